@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -78,7 +77,6 @@ class Arrived:
         left_behind: the record of an earlier run.
         scope: owns the node's background tasks.
         hello: answers Hello until the service does.
-        map_another: has the router map a further TCP port while the node runs; gives `host:port`, or None.
     """
 
     registry: Registry
@@ -86,7 +84,6 @@ class Arrived:
     left_behind: NodeRecord | None
     scope: TaskScope
     hello: HelloOnly | None
-    map_another: Callable[[int], Awaitable[str | None]]
 
 
 class Arrival:
@@ -153,7 +150,7 @@ class Arrival:
             stack.push_async_callback(bound.server.stop, None)
             reached = await self._climb_first()
         await self._join_for(reached, is_client=is_client)
-        return Arrived(self.registry, Whereabouts(reached), left_behind, self._scope, hello, self._map_another)
+        return Arrived(self.registry, Whereabouts(reached), left_behind, self._scope, hello)
 
     def senses(self) -> Senses:
         """What the watch asks, for a node that has arrived; who announces is left out."""
@@ -249,12 +246,6 @@ class Arrival:
             self._mapper = self._new_mapper(self._bound.port)
         mapping = await self._mapper.open()
         return mapping.address, mapping.protocol
-
-    async def _map_another(self, port: int) -> str | None:
-        try:
-            return (await self._new_mapper(port).open()).address
-        except NoMapping:
-            return None
 
     async def _unmap(self) -> None:
         if self._mapper is not None:

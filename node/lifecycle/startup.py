@@ -33,7 +33,7 @@ from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, compute_of, fitting_layers, free_bytes, pick_device
 from node.model.span import dissect
 from node.reach.hello import HelloOnly
-from node.reach.lend import Lender
+from node.reach.lend import Lender, MapPort
 from node.reach.watch import Watch
 from node.reach.ways_out import node_ways
 from node.telemetry.counters import NodeCounters
@@ -114,9 +114,10 @@ class StartUp:
         certificate = None if config.insecure else ServerCertificate.fresh(registry.peer_id)
         server, port = bind(config.host, config.port, certificate)
         metrics_socket = self._stack.enter_context(listening(config.metrics_host, config.metrics_port))
-        arrival = Arrival(config, self._say, self._stack, BoundServer(server, port, certificate))
+        bound = BoundServer(server, port, certificate)
+        arrival = Arrival(config, self._say, self._stack, bound)
         arrived = await arrival.run(registry)
-        resources = await self._gather(arrived, port, certificate)
+        resources = await self._gather(arrived, bound, arrival.map_other_port)
         host = SpanHost(resources)
         announcer = Announcer(resources, host)
         self._stack.push_async_callback(host.stop_server)
@@ -127,21 +128,20 @@ class StartUp:
             await announcer.withdraw()
             raise
 
-    async def _gather(self, arrived: Arrived, port: int, certificate: ServerCertificate | None) -> NodeResources:
+    async def _gather(self, arrived: Arrived, bound: BoundServer, map_port: MapPort) -> NodeResources:
         """Find the model, and open what all spans need."""
         config, stack, registry = self._config, self._stack, arrived.registry
         checkpoint, identity = await self._find_model(registry)
         ways = None
-        if certificate is not None:
-            out = node_ways(config.host, arrived.whereabouts, arrived.map_another)
-            ways = await stack.enter_async_context(out)
+        if bound.certificate is not None:
+            ways = await stack.enter_async_context(node_ways(config.host, arrived.whereabouts, map_port))
         return NodeResources(
             config=config,
             say=self._say,
             registry=registry,
             whereabouts=arrived.whereabouts,
-            port=port,
-            certificate=certificate,
+            port=bound.port,
+            certificate=bound.certificate,
             identity=identity,
             left_behind=arrived.left_behind,
             checkpoint=checkpoint,

@@ -17,7 +17,7 @@ from swarm.errors import SwarmError
 from swarm.relay.openings import TOKEN_BYTES
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit
-from swarm.ways.hole import Hole, Tokens
+from swarm.ways.hole import Hole, HoleTokens
 from swarm.ways.own_addresses import OwnAddresses, own_addresses
 from swarm.ways.punch import AGREE_S, hear_addresses, told
 from swarm.ways.streams import Streams, connect
@@ -99,6 +99,6 @@ class PunchAnswerer:
                 if circuit is not None:
                     circuit.close()
             targets = allowed_targets([*addresses, *theirs.addresses], hole.place, same_home=same_home)
-            streams, path = await hole.meet(targets, Tokens(waits=mine, chooses=theirs.token), chooses=False)
+            streams, path = await hole.meet(targets, HoleTokens(waits=mine, chooses=theirs.token), chooses=False)
             logger.debug("opened to %s: %s", addresses[0], path.value)
             return streams

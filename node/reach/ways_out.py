@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from ipaddress import ip_address
 
+from node.reach.ladder import NoMapping
+from node.reach.lend import MapPort
 from node.reach.reached import Whereabouts
 from swarm.discovery.node_record import Reach, bracketed, split_address
 from swarm.runtime.counted_log import describe
 from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
 from swarm.ways.local_dialler import LocalDialler, open_ways
-
-MapPort = Callable[[int], Awaitable[str | None]]
-"""Has the router map a TCP port; gives `host:port`, or None where it does not."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,10 @@ async def node_ways(host: str, whereabouts: Whereabouts, map_port: MapPort) -> A
             except OSError as error:
                 logger.debug("nobody will call this machine: %s", describe(error))
             else:
-                mapped = await map_port(port) if whereabouts.now.reach is Reach.MAPPED else None
+                mapped = None
+                if whereabouts.now.reach is Reach.MAPPED:
+                    with suppress(NoMapping):
+                        mapped = await map_port(port)
                 ways.choice.add(CallBackWay(calls, lambda: call_address(whereabouts, port, mapped)))
         yield ways
 

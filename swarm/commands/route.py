@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,13 +17,16 @@ from swarm.discovery.listing import name_models
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, UnknownModel
-from swarm.ids import ModelIdentity
+from swarm.ids import ModelIdentity, PeerId
 from swarm.routing.latency import chain_ends, measure_delays
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.routing.served import ServedModels
 from swarm.runtime.cli import fit
 from swarm.runtime.cli_types import Count, Fingerprint, Insecure, Model, Peer
+from swarm.ways.local_dialler import open_ways
+
+MeasureDelays = Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]]
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
@@ -67,13 +70,18 @@ async def route(command: ShowRoute, console: Console) -> None:
 
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
-    served = ServedModels(registry, partial(measure_delays, insecure=command.insecure))
+    async with open_ways() as ways:
+        await _show(command, registry, console, partial(measure_delays, insecure=command.insecure, ways=ways))
+
+
+async def _show(command: ShowRoute, registry: Registry, console: Console, measure: MeasureDelays) -> None:
+    served = ServedModels(registry, measure)
     model = await select_model(served, command.model, command.fingerprint)
     records = plausible(await registry.records(model.fingerprint, model.num_layers, within_s=0.0))
     avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
     measured = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
     query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)
-    query = replace(query, delays_ms=await measure_delays(measured, insecure=command.insecure))
+    query = replace(query, delays_ms=await measure(measured))
     best = best_route(records, query)
     console.print(Text(f"{model.name} · {model.num_layers} layers · tree of {command.nodes} nodes"))
     table = _table(best, model.num_layers)

@@ -24,7 +24,7 @@ from swarm.runtime.tasks import TaskScope
 from swarm.transport.way import LinkPath
 from swarm.ways.own_addresses import MAX_GLOBAL_V6, MAX_LAN, OwnAddresses, own_addresses
 from swarm.ways.streams import CHUNK_BYTES, Streams, tuned
-from swarm.ways.targets import Place, Targets
+from swarm.ways.targets import Targets, Vantage
 
 SEEN_S: Final = 3.0
 """How long a relay may take to say what it sees."""
@@ -45,7 +45,7 @@ IS_SUPPORTED: Final = hasattr(socket, "SO_REUSEPORT")
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class HoleTokens:
     """How the two ends know each other: 32 hex digits each, made for one attempt.
 
     Attributes:
@@ -65,7 +65,7 @@ class Hole:
         relay: `host:port` of the relay, with the IP address that was reached.
     """
 
-    def __init__(self, asking: Streams, place: Place) -> None:
+    def __init__(self, asking: Streams, place: Vantage) -> None:
         self.place = place
         self.relay = asking.remote
         self._port = int(asking.writer.get_extra_info("sockname")[1])
@@ -97,7 +97,7 @@ class Hole:
                     case _:
                         raise RemoteProtocolError("SEEN", f"the relay at {relay} does not say what it sees")
             mine = own().first(str(asking.writer.get_extra_info("sockname")[0]))
-            yield cls(asking, Place(seen, asking.remote_host, mine))
+            yield cls(asking, Vantage(seen, asking.remote_host, mine))
         finally:
             if asking is not None:
                 asking.abort()
@@ -113,7 +113,7 @@ class Hole:
         """`host:port` under which it may be found in its own network."""
         return tuple(f"{one.ip}:{self._port}" for one in self.place.own.lan[:MAX_LAN])
 
-    async def meet(self, targets: Targets, tokens: Tokens, *, chooses: bool) -> tuple[Streams, LinkPath]:
+    async def meet(self, targets: Targets, tokens: HoleTokens, *, chooses: bool) -> tuple[Streams, LinkPath]:
         """Knock at all targets, and listen.
 
         Args:
@@ -176,7 +176,7 @@ class Hole:
 class _Greeting:
     """Finds the machine of the circuit among those who connect."""
 
-    def __init__(self, tokens: Tokens, chooses: bool, found: asyncio.Future[Streams]) -> None:
+    def __init__(self, tokens: HoleTokens, chooses: bool, found: asyncio.Future[Streams]) -> None:
         self._tokens = tokens
         self._chooses = chooses
         self._found = found

@@ -21,7 +21,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.openings import MAX_ADDRESSES, TOKEN_BYTES, check_token, parse_addresses
 from swarm.runtime.plain_text import plain_line
-from swarm.ways.hole import Hole, Tokens
+from swarm.ways.hole import Hole, HoleTokens
 from swarm.ways.own_addresses import OwnAddresses, own_addresses
 from swarm.ways.streams import Streams, connect
 from swarm.ways.targets import allowed_targets
@@ -70,7 +70,7 @@ class Agreement:
     """
 
     addresses: tuple[str, ...]
-    tokens: Tokens
+    tokens: HoleTokens
     same_home: bool
 
 
@@ -92,7 +92,7 @@ async def _agree(hole: Hole, peer: PeerId) -> Agreement:
     finally:
         if circuit is not None:
             circuit.close()
-    return Agreement(theirs.addresses, Tokens(waits=theirs.token, chooses=mine), same_home)
+    return Agreement(theirs.addresses, HoleTokens(waits=theirs.token, chooses=mine), same_home)
 
 
 @dataclass(frozen=True, slots=True)

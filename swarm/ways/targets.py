@@ -19,7 +19,7 @@ MIN_PORT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Vantage:
     """Where a machine is, as far as another one may be told to knock there.
 
     Attributes:
@@ -64,7 +64,7 @@ class Targets:
         return bool(self.lan or self.far)
 
 
-def allowed_targets(named: Sequence[str], place: Place, *, same_home: bool) -> Targets:
+def allowed_targets(named: Sequence[str], place: Vantage, *, same_home: bool) -> Targets:
     """The addresses among those named at which this machine may knock.
 
     Args:

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
+import grpc.aio
 import pytest
 
 from node.reach.circuits import Circuits, LocalServer
+from node.reach.ladder import NoMapping
 from node.reach.punch import PunchAnswerer
 from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import PunchRequest, Standing, StandingOptions
@@ -79,8 +81,8 @@ async def home(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Home]:
 
 
 async def path(dialer: Dialer, endpoint: Endpoint) -> LinkPath | None:
-    answer = await dialer.channel(endpoint).unary_unary(HELLO_METHOD)(NONCE, timeout=10)
-    assert check_hello(endpoint.peer, NONCE, endpoint.digest, answer)
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = dialer.channel(endpoint).unary_unary(HELLO_METHOD)
+    assert check_hello(endpoint.peer, NONCE, endpoint.digest, await call(NONCE, timeout=10))
     return dialer.path(endpoint)
 
 
@@ -124,8 +126,8 @@ async def test_where_no_hole_opens_the_relay_serves(monkeypatch: pytest.MonkeyPa
         assert ways.choice.is_hopeless(far.endpoint.peer), "and is not tried again soon"
 
 
-async def no_router(_port: int) -> str | None:
-    return None
+async def no_router(_port: int) -> str:
+    raise NoMapping
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ import pytest
 from swarm.errors import RemoteProtocolError
 from swarm.transport.way import LinkPath
 from swarm.ways import hole as hole_module
-from swarm.ways.hole import Hole, Tokens
+from swarm.ways.hole import Hole, HoleTokens
 from swarm.ways.own_addresses import OwnAddresses
 from swarm.ways.streams import Streams, connect
 from swarm.ways.targets import Targets
 from tests.net.relayed_machine import relaying
 
 NOWHERE = OwnAddresses()
-TOKENS = Tokens(waits="1" * 32, chooses="2" * 32)
+TOKENS = HoleTokens(waits="1" * 32, chooses="2" * 32)
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ async def test_strangers_in_the_way_do_not_keep_the_right_one_out() -> None:
 async def test_a_wrong_token_of_the_machine_is_no_hole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hole_module, "MEET_S", 0.3)
     async with two_holes() as (chooses, waits):
-        wrong = Tokens(waits="3" * 32, chooses=TOKENS.chooses)
+        wrong = HoleTokens(waits="3" * 32, chooses=TOKENS.chooses)
         results = await asyncio.gather(
             chooses.meet(far(waits.place.seen), TOKENS, chooses=True),
             waits.meet(far(chooses.place.seen), wrong, chooses=False),

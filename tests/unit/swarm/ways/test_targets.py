@@ -7,11 +7,11 @@ from ipaddress import IPv4Interface
 import pytest
 
 from swarm.ways.own_addresses import OwnAddresses
-from swarm.ways.targets import Place, Targets, allowed_targets
+from swarm.ways.targets import Targets, Vantage, allowed_targets
 
 HOME = OwnAddresses((IPv4Interface("192.168.1.7/24"),))
-AT_HOME = Place("8.8.4.4:40000", "9.9.9.9", HOME)
-IN_A_LAB = Place("10.7.0.2:40000", "10.7.0.1", OwnAddresses((IPv4Interface("10.7.0.2/24"),)))
+AT_HOME = Vantage("8.8.4.4:40000", "9.9.9.9", HOME)
+IN_A_LAB = Vantage("10.7.0.2:40000", "10.7.0.1", OwnAddresses((IPv4Interface("10.7.0.2/24"),)))
 PRIVATE = ("192.168.1.9:41000", "10.0.0.1:41000", "127.0.0.1:41000", "[fd00::1]:41000", "[::ffff:10.0.0.1]:41000")
 
 
@@ -44,7 +44,7 @@ def test_a_private_swarm_knocks_at_private_addresses() -> None:
 
 
 def test_a_relay_on_the_internet_that_claims_to_see_a_private_address_is_not_believed() -> None:
-    liar = Place("10.7.0.2:40000", "9.9.9.9", HOME)
+    liar = Vantage("10.7.0.2:40000", "9.9.9.9", HOME)
     assert not allowed_targets(PRIVATE, liar, same_home=False)
 
 
@@ -64,4 +64,4 @@ def test_few_are_taken_and_each_once() -> None:
     ],
 )
 def test_one_home_has_one_public_address(mine: str, theirs: str, is_shared: bool) -> None:
-    assert Place(mine, "9.9.9.9", HOME).shares_home(theirs) is is_shared
+    assert Vantage(mine, "9.9.9.9", HOME).shares_home(theirs) is is_shared
