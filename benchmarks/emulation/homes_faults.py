@@ -238,7 +238,7 @@ async def _run(options: Options, console: Console) -> dict[HomesFault, FaultFind
 
 def main() -> None:
     """Entry point; fails if a text is another one."""
-    options = tyro.cli(Options)
+    options = tyro.cli(Options, config=(tyro.conf.EnumChoicesFromValues,))
     console = make_console()
     if (missing := obstacle()) is not None:
         raise SystemExit(f"homes: {missing}")

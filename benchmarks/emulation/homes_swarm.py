@@ -97,16 +97,23 @@ class HomesSwarm:
         settings = [f"XDG_CONFIG_HOME={home / 'config'}", f"XDG_CACHE_HOME={self.folder / 'cache'}"]
         return self.world.command(machine, ["env", *settings])
 
-    async def bootstrap(self, machine: str, *options: str, join: Sequence[str] = ()) -> str:
+    async def bootstrap(self, machine: str, *options: str, join: Sequence[str] = (), ipv6: bool = False) -> str:
         """Run `swarm bootstrap` on a public host; its multiaddress.
+
+        Args:
+            machine: the host.
+            options: further options.
+            join: multiaddresses of other bootstrap peers.
+            ipv6: whether it is reached by IPv6.
 
         Raises:
             RegistryError: it did not start.
         """
-        arguments = ["swarm.cli", "bootstrap", "--host", self.world.address(machine), "--port", str(DHT_PORT), *options]
+        host = self.world.address6(machine) if ipv6 else self.world.address(machine)
+        arguments = ["swarm.cli", "bootstrap", "--host", host, "--port", str(DHT_PORT), *options]
         arguments += [word for peer in join for word in ("--join", peer)]
         program = await self._start(machine, arguments)
-        return await program.wait_for(r"/ip4/\S+")
+        return await program.wait_for(r"/ip[46]/\S+")
 
     async def serve(self, machine: str, layers: str, peers: Sequence[str], *options: str) -> RunningProgram:
         """Run `node serve` with no options of the network; returns at once."""

@@ -139,8 +139,8 @@ def main() -> None:
             asyncio.run(be_relay(host))
         case ["machine", relay, *more]:
             asyncio.run(be_machine(relay, maps=more == ["map"]))
-        case ["dialler", *more]:
-            asyncio.run(be_dialler(*more))
+        case ["dialler", *hosts]:
+            asyncio.run(be_dialler(hosts[0] if hosts else None))
         case _:
             sys.exit(f"no such part: {sys.argv[1:]}")
 

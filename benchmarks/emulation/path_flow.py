@@ -18,7 +18,7 @@ from swarm.transport.dial import SERVER_OPTIONS, bind_port
 
 SERVICE, METHOD = "benchmarks.Paths", "Flow"
 SMALL, LARGE = 8 << 10, 512 << 10
-COLD, WARM, LARGES = 4, 20, 8
+COLD_COUNT, WARM_COUNT, LARGE_COUNT = 4, 20, 8
 """Messages of each kind; cold ones are the first on their connection."""
 IN_FLIGHT: Final = 4
 STAMP_BYTES: Final = 8
@@ -66,10 +66,10 @@ async def measure_flow(channel: grpc.aio.Channel, seconds: float) -> FlowTimes:
     connected_ms = (time.monotonic() - began_s) * 1e3
     call: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")
     stream = call()
-    cold = await _one_way_ms(stream, SMALL, COLD)
-    large = await _one_way_ms(stream, LARGE, LARGES)
+    cold = await _one_way_ms(stream, SMALL, COLD_COUNT)
+    large = await _one_way_ms(stream, LARGE, LARGE_COUNT)
     rate = await _rate(stream, seconds)
-    warm = await _one_way_ms(stream, SMALL, WARM)
+    warm = await _one_way_ms(stream, SMALL, WARM_COUNT)
     await stream.done_writing()
     return FlowTimes(connected_ms, cold, warm, large, rate)
 
