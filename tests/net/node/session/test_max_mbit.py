@@ -24,6 +24,7 @@ async def test_a_prompt_leaves_no_faster_than_the_limit_and_the_chain_holds() ->
         plain = await swarm.generate(tokens, max_new_tokens=4, nodes=0)
     async with in_process_swarm(TARGET, SPANS, max_mbit=MBIT) as here, here.client() as swarm:
         first = here.nodes[0]
+        assert first.serving().uplink_mbit_per_s == MBIT, "routes know it"
         started = time.monotonic()
         result = await swarm.generate(tokens, max_new_tokens=4, nodes=0)
         passed_s = time.monotonic() - started
