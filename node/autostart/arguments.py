@@ -18,7 +18,8 @@ from node.config import ServeConfig
 CARRIED: Final = (
     *("CUDA_VISIBLE_DEVICES", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-    *("CANOPY_LOG", "SSL_CERT_FILE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
+    *("CANOPY_JOIN", "CANOPY_LOG", "CANOPY_MODEL", "CANOPY_NETWORK_KEY", "CANOPY_SWARMS"),
+    *("SSL_CERT_FILE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
 )
 """Variables that decide what `node serve` does: where they are set, the service has them too."""
 PROGRAM: Final = "swarm-node"
@@ -64,11 +65,16 @@ def service_program(config: ServeConfig, environment: Mapping[str, str]) -> Serv
 
 def arguments(config: ServeConfig) -> list[str]:
     """The arguments from which the command line would be read as this."""
-    options = [one for one in dataclasses.fields(config) if one.name != "model"]
+    options = [one for one in option_fields() if one.name != "model"]
     return [*([config.model] if config.model else []), *(word for one in options for word in _of(config, one))]
 
 
-def _of(config: ServeConfig, one: dataclasses.Field[object]) -> Iterator[str]:
+def option_fields() -> list[dataclasses.Field[Any]]:
+    """The fields of `node serve` that its command line sets; one of a type `Found[…]` it does not."""
+    return [one for one in dataclasses.fields(ServeConfig) if not str(one.type).startswith("Found[")]
+
+
+def _of(config: ServeConfig, one: dataclasses.Field[Any]) -> Iterator[str]:
     value, option = getattr(config, one.name), f"--{one.name.replace('_', '-')}"
     if value is None or value == one.default:
         return

@@ -23,6 +23,7 @@ from swarm.discovery.registry import RECORD_TTL_S
 from swarm.errors import IdentityError, RegistryError
 from swarm.layers import Span
 from swarm.protocol.limits import SWEEP_MS
+from swarm.routing.costs import DEFAULT_LINK_MBIT_PER_S
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.version import VERSION
 from swarm.telemetry.messages import MessageKind
@@ -164,7 +165,11 @@ class Announcer:
         if host.service is None:
             return record  # nothing is loaded
         kv_free, kv_total = host.sessions.kv_tokens_free, host.sessions.kv_tokens
-        return host.service.peer_delays.describe(replace(record, kv_tokens_free=kv_free, kv_tokens_total=kv_total))
+        record = host.service.peer_delays.describe(replace(record, kv_tokens_free=kv_free, kv_tokens_total=kv_total))
+        limit = resources.uplink.mbit_per_s
+        if record.uplink_mbit_per_s is None and limit is not None and limit < DEFAULT_LINK_MBIT_PER_S:
+            return replace(record, uplink_mbit_per_s=limit)  # what is not measured yet would be taken for more
+        return record
 
     def snapshot(self) -> NodeSnapshot:
         """How this node is now, for telemetry."""

@@ -86,7 +86,8 @@ async def test_sessions_move_away_and_the_node_comes_back_by_itself() -> None:
             assert node.facts().given.sweeps == facts.given.sweeps, "it takes nothing meanwhile"
         plug.is_pulled = False
         await until(until_state(here, node, NodeState.SERVING))
-        assert (await swarm.generate(prompt(1), max_new_tokens=60)).tokens == plain.tokens
+        again = await swarm.generate(prompt(1), max_new_tokens=3)
+        assert again.tokens == plain.tokens[:3]
 
 
 async def test_the_weights_are_given_back_and_loaded_again() -> None:
@@ -95,20 +96,19 @@ async def test_the_weights_are_given_back_and_loaded_again() -> None:
         address = node.address
         async with here.client() as swarm:
             plain = await swarm.generate(prompt(2), max_new_tokens=5)
-            for _ in range(2):
-                plug.is_pulled = True
-                await until_stage(node, Stage.PAUSED)
-                await until(until_state(here, node, NodeState.DRAINING))
+            plug.is_pulled = True
+            await until_stage(node, Stage.PAUSED)
 
-                async def is_free() -> bool:
-                    return node.running.host._model is None
+            async def is_free() -> bool:
+                return node.running.host._model is None
 
-                await until(is_free)
-                plug.is_pulled = False
-                await until_stage(node, Stage.SERVING)
-                assert node.address == address
-                again = await swarm.generate(prompt(2), max_new_tokens=5)
-                assert again.tokens == plain.tokens
+            await until(is_free)
+            assert await state_of(here, node) is NodeState.DRAINING
+            plug.is_pulled = False
+            await until_stage(node, Stage.SERVING)
+            assert node.address == address
+            again = await swarm.generate(prompt(2), max_new_tokens=5)
+            assert again.tokens == plain.tokens
 
 
 async def test_a_node_may_be_stopped_while_it_pauses_or_waits() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 import tyro
 
-from node.autostart.arguments import CARRIED, PROGRAM, arguments, service_program
+from node.autostart.arguments import CARRIED, PROGRAM, arguments, option_fields, service_program
 from node.config import ServeConfig
 from swarm.runtime.cli import plain_words
 
@@ -37,7 +37,7 @@ def another(field: dataclasses.Field[object]) -> object:
     return "a 'b' \"c\" $HOME %h \\ ü"
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(ServeConfig), ids=lambda field: field.name)
+@pytest.mark.parametrize("field", option_fields(), ids=lambda field: field.name)
 def test_every_option_comes_back(field: dataclasses.Field[object]) -> None:
     try:
         changed: dict[str, Any] = {field.name: another(field)}

@@ -30,7 +30,7 @@ from node.autostart.systemd import GROWING_RESTARTS, quoted, unit_text
 from node.config import ServeConfig
 from swarm.errors import ConfigError, SwarmError
 
-SERVE = ServeConfig(layers="auto", pause_when_busy=True, pause_on_battery=True, quiet_hours="22:00-07:00")
+SERVE = ServeConfig(layers="0-4", pause_when_busy=True, pause_on_battery=True, quiet_hours="22:00-07:00")
 PROGRAM = ServiceProgram(
     ("/opt/a b/bin/swarm-node", "serve", "--name", '50% "$HOME" \\'), {"A": "b % c"}, 30.0, "node …"
 )
@@ -292,7 +292,7 @@ def test_a_windows_task_says_that_it_is_untested(tmp_path: Path) -> None:
     task = ElementTree.fromstring(path.read_bytes())
     texts = {element.tag.rpartition("}")[2]: element.text for element in task.iter()}
     assert UNTESTED in str(texts["Description"])
-    assert '"--layers" "auto"' in str(texts["Arguments"]) or "--layers auto" in str(texts["Arguments"])
+    assert "serve --layers 0-4 " in str(texts["Arguments"])
     assert texts["ExecutionTimeLimit"] == "PT0S"
     assert computer.changes[0].startswith("schtasks /Create /F /TN canopy-node /XML ")
     assert computer.uninstall()
@@ -334,14 +334,14 @@ def test_a_user_installs_and_uninstalls(
         assert isinstance(end.value.code, int)
         return end.value.code, said.out, said.err
 
-    status, out, err = type_in("install", "org/model", "--max-mbit", "20", "--no-pause-on-battery")
+    status, out, err = type_in("install", "org/model", "--layers", "0-4", "--max-mbit", "20", "--no-pause-on-battery")
     assert (status, err) == (0, "")
     assert len(out.splitlines()) == 4
     unit = tmp_path / "config/systemd/user/canopy-node.service"
     (start,) = directives(unit.read_text())["Service"]["ExecStart"]
     words = unquoted(start)
     assert words[words.index("serve") :] == [
-        *("serve", "org/model", "--layers", "auto", "--pause-when-busy", "--max-mbit", "20"),
+        *("serve", "org/model", "--layers", "0-4", "--pause-when-busy", "--max-mbit", "20"),
     ]
     assert '"CANOPY_MQTT=mqtt://user:secret@broker:1883"' in unit.read_text()
     assert "secret" not in out
