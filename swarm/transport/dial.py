@@ -1,12 +1,14 @@
 """The one place that opens gRPC connections to other machines, with every limit and deadline of the transport.
 
 Every connection is encrypted, and only the machine whose record was read can answer: its certificate is the one that is
-trusted, and its name the one that is expected. There is no falling back to plain text.
+trusted, and its name the one that is expected. There is no falling back to plain text. In a private swarm the dialler
+shows a member's certificate too, and who shows none is not heard.
 Channels are kept per endpoint, so that links stay warm. Knows no session and sends nothing itself.
 """
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from collections import OrderedDict, deque
@@ -21,6 +23,7 @@ from grpc import ChannelConnectivity
 from swarm.errors import SwarmError
 from swarm.transport.certificate import ServerCertificate, server_name
 from swarm.transport.endpoint import Endpoint
+from swarm.transport.network_key import RENEW_S, NetworkKey
 
 ChannelOptions = list[tuple[str, int | str]]
 
@@ -79,13 +82,16 @@ MAX_CHANNELS = 256
 """Channels that are kept for the next use. One beyond them stays open for as long as somebody uses it."""
 
 
-def open_channel(endpoint: Endpoint, options: ChannelOptions, *, insecure: bool = False) -> grpc.aio.Channel:
+def open_channel(
+    endpoint: Endpoint, options: ChannelOptions, *, insecure: bool = False, network: NetworkKey | None = None
+) -> grpc.aio.Channel:
     """A new channel, on which only the machine with the endpoint's certificate can answer.
 
     Args:
         endpoint: whom to dial.
         options: of gRPC.
         insecure: whether a machine without a certificate is dialled in plain text, if it is on this machine.
+        network: the private swarm's key, if it is one: the dialler shows that it is a member.
 
     Raises:
         SwarmError: it announces no certificate.
@@ -93,7 +99,7 @@ def open_channel(endpoint: Endpoint, options: ChannelOptions, *, insecure: bool 
     if not endpoint.certificate:
         _check_plain(endpoint, insecure)
         return grpc.aio.insecure_channel(endpoint.address, options=options)
-    credentials, pinned = pin(endpoint.certificate, server_name(endpoint.peer))
+    credentials, pinned = pin(endpoint.certificate, server_name(endpoint.peer), network)
     if endpoint.relay is None:
         return grpc.aio.secure_channel(endpoint.address, credentials, options=[*options, *pinned])
     replaced = {name for name, _ in _RELAYED}
@@ -103,14 +109,34 @@ def open_channel(endpoint: Endpoint, options: ChannelOptions, *, insecure: bool 
     return grpc.aio.secure_channel(f"{endpoint.peer}:1", credentials, options=[*kept, *through, *pinned])
 
 
-def pin(der: bytes, name: str) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
-    """What a channel needs so that only this certificate is accepted, and only under this name."""
+def pin(
+    der: bytes, name: str, network: NetworkKey | None = None
+) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
+    """What a channel needs so that only this certificate is accepted, and only under this name.
+
+    Args:
+        der: the certificate.
+        name: the DNS name in it.
+        network: of a private swarm, whose machines hear nobody but its members.
+    """
     root = ssl.DER_cert_to_PEM_cert(der).encode()
-    return grpc.ssl_channel_credentials(root_certificates=root), [("grpc.ssl_target_name_override", name)]
+    options: ChannelOptions = [("grpc.ssl_target_name_override", name)]
+    if network is None:
+        return grpc.ssl_channel_credentials(root_certificates=root), options
+    own = network.member()
+    return grpc.ssl_channel_credentials(root, own.key_pem, own.pem), options
 
 
-def bind_port(server: grpc.aio.Server, address: str, certificate: ServerCertificate | None) -> int:
+def bind_port(
+    server: grpc.aio.Server, address: str, certificate: ServerCertificate | None, network: NetworkKey | None = None
+) -> int:
     """Let a server listen at `host:port` and answer with a certificate; in plain text where there is none.
+
+    Args:
+        server: not started yet.
+        address: where to listen.
+        certificate: with which it answers.
+        network: of a private swarm: whoever shows no certificate of its members gets no further than the handshake.
 
     Returns:
         The TCP port.
@@ -120,13 +146,23 @@ def bind_port(server: grpc.aio.Server, address: str, certificate: ServerCertific
     """
     if certificate is None:
         return server.add_insecure_port(address)
-    return server.add_secure_port(address, grpc.ssl_server_credentials([(certificate.key_pem, certificate.pem)]))
+    own = [(certificate.key_pem, certificate.pem)]
+    if network is None:
+        return server.add_secure_port(address, grpc.ssl_server_credentials(own))
+    members_only = grpc.ssl_server_credentials(own, network.authority_pem, require_client_auth=True)
+    return server.add_secure_port(address, members_only)
 
 
 def plain_reason(error: grpc.aio.AioRpcError) -> str:
     """What a failed call says, in plain words where the connection could not be made secure."""
     details = error.details() or error.code().name.lower()
+    if _CLOSED_AT_ONCE.search(details):
+        return "it hung up during the handshake; members of a private swarm do so without its network key"
     return next((plain for sign, plain in _REASONS.items() if sign in details), details)
+
+
+_CLOSED_AT_ONCE: Final = re.compile(r"failed to connect to all addresses.*Socket closed")
+"""TLS 1.3 tells a client only so that its certificate was refused: it counts the handshake as done before."""
 
 
 _REASONS: Final = {
@@ -169,24 +205,29 @@ class _Kept:
     Attributes:
         channel: connects when first used.
         last_use: monotonic seconds.
+        opened: monotonic seconds; in a private swarm an older channel would reconnect with a certificate that has run
+            out.
         warm_until: monotonic seconds; None before its connection was warmed up.
     """
 
     channel: grpc.aio.Channel
     last_use: float
+    opened: float
     warm_until: float | None = None
 
 
 class Dialer:
     """Keeps one channel per endpoint; `async with` closes them all."""
 
-    def __init__(self, *, insecure: bool = False) -> None:
+    def __init__(self, *, insecure: bool = False, network: NetworkKey | None = None) -> None:
         """Dial nobody yet.
 
         Args:
             insecure: whether machines on this machine that announce no certificate are dialled in plain text.
+            network: the private swarm's key, if it is one.
         """
         self._insecure = insecure
+        self._network = network
         self._kept: OrderedDict[Endpoint, _Kept] = OrderedDict()  # the least recently used one first
         self._dropped: WeakValueDictionary[Endpoint, grpc.aio.Channel] = WeakValueDictionary()
         self._abandoned: deque[grpc.aio.Channel] = deque()
@@ -207,9 +248,12 @@ class Dialer:
         if kept is not None and kept.channel is stuck and len(self._abandoned) < MAX_ABANDONED:
             self._abandoned.append(kept.channel)
             kept = None
+        if kept is not None and self._network is not None and now - kept.opened > RENEW_S:
+            self._dropped[endpoint] = kept.channel  # whoever has a stream on it keeps it open
+            kept = _Kept(self._open(endpoint), now, now)
         if kept is None:
-            used = self._dropped.pop(endpoint, None)
-            kept = _Kept(used if used is not None and used is not stuck else self._open(endpoint), now)
+            used = None if self._network is not None else self._dropped.pop(endpoint, None)
+            kept = _Kept(used if used is not None and used is not stuck else self._open(endpoint), now, now)
         kept.last_use = now
         self._kept[endpoint] = kept
         if len(self._kept) > MAX_CHANNELS:
@@ -246,7 +290,7 @@ class Dialer:
             await channel.close(grace=None)
 
     def _open(self, endpoint: Endpoint) -> grpc.aio.Channel:
-        return open_channel(endpoint, CHANNEL_OPTIONS, insecure=self._insecure)
+        return open_channel(endpoint, CHANNEL_OPTIONS, insecure=self._insecure, network=self._network)
 
     async def __aenter__(self) -> Dialer:
         """Nothing is dialled yet."""

@@ -16,13 +16,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 import msgpack
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from swarm.discovery.dht.addresses import ListenAddresses, host_and_port
-from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, DialBack, pack_request
+from swarm.discovery.dht.addresses import ListenAddresses, check_join_address, host_and_port
+from swarm.discovery.dht.admission import STRANGER, NetworkAdmission, seal_for, unseal_from
+from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, DialBack, call_hello, pack_request
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
     P2PContext,
@@ -30,13 +32,17 @@ from swarm.discovery.dht.hivemind_node import (
     P2PHandlerError,
     PeerID,
     ValidationError,
+    dht_pb2,
     start_daemon,
 )
+from swarm.discovery.dht.protocol import DirectoryProtocol
 from swarm.discovery.dht.search import DirectoryPeer
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.record_store import open_item
 from swarm.discovery.registry import storage_key
+from swarm.errors import ConfigError
 from swarm.ids import PeerId
+from swarm.transport.network_key import NetworkKey
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_RUNNING = 40
@@ -45,6 +51,10 @@ JOIN_S = 18.0
 CALL_S = 15.0
 _LEAVE_S = 4
 _PEERS_ASKED = 3  # peers asked to dial back: one alone could veto
+MAX_NAMED = 16
+"""Peers whose addresses are told to the parent, at most."""
+NAMING_S = 1.5
+"""How long their addresses are looked up."""
 
 
 Request = tuple[int, str, dict[str, Any]]
@@ -64,48 +74,78 @@ class RequestRefused(Exception):
 
 @dataclass(slots=True)
 class DhtPeer:
-    """One running DHT node and its daemon."""
+    """One running DHT node and its daemon.
+
+    Attributes:
+        daemon: libp2p.
+        directory: what it knows and holds.
+        admission: of a private swarm.
+    """
 
     daemon: Daemon
     directory: DirectoryPeer
+    admission: NetworkAdmission | None = None
 
     @classmethod
-    async def join(cls, listen: ListenAddresses, identity_path: str) -> DhtPeer:
+    async def join(cls, listen: ListenAddresses, identity_path: str, network: NetworkKey | None = None) -> DhtPeer:
         """Start both.
 
         Args:
             listen: where to listen and whom to join.
             identity_path: the key file.
+            network: of a private swarm.
 
         Raises:
             RequestRefused: no peer answers, the clocks differ, or the daemon did not start.
         """
+        daemon = None
         try:
             async with asyncio.timeout(JOIN_S):
                 daemon = await start_daemon(listen, identity_path)
-                peer = cls(daemon, await DirectoryPeer.join(daemon, listen))
+                own_id = PeerId(daemon.peer_id.to_base58())
+                admission = None if network is None else NetworkAdmission(network, own_id)
+                peer = cls(daemon, await DirectoryPeer.join(daemon, listen, admission), admission)
                 if not listen.client:
                     own = listen.announce or [str(one) for one in await daemon.get_visible_maddrs(latest=True)]
                     allow_private = listen.allow_private
                     policy = await DialPolicy.of(*map(host_and_port, own), allow_private=allow_private)
-                    service = DialBack(policy)
+                    service = DialBack(policy, partial(call_hello, network=network))
 
                     async def dial_back(request: BytesValue, context: P2PContext) -> BytesValue:
                         requester = PeerId(context.remote_id.to_base58())
-                        return BytesValue(value=await service.answer(requester, request.value))
+                        asked = unseal_from(admission, context.remote_id, request.value)
+                        return BytesValue(value=await service.answer(requester, asked))
 
                     await daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
                 return peer
         except TimeoutError as error:
             raise RequestRefused(f"no peer answers at {_listed(listen)} (waited {JOIN_S:.0f} s)") from error
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
-            raise RequestRefused(_explain(str(error), listen)) from error
+            told = None if daemon is None else await _told_apart(daemon, listen, network)
+            raise RequestRefused(told or _explain(str(error), listen)) from error
 
     async def describe(self) -> dict[str, Any]:
         """This peer's id, and the multiaddresses under which it listens."""
         listens = not self.directory.node.protocol.client_mode
         addresses = [str(address) for address in await self.daemon.get_visible_maddrs(latest=True)] if listens else []
         return {"peer_id": self.daemon.peer_id.to_base58(), "addresses": addresses}
+
+    async def peers(self) -> list[str]:
+        """Multiaddresses of other peers of the swarm that can be joined through, at most `MAX_NAMED`."""
+        known: list[PeerID] = list(self.directory.node.protocol.routing_table.uid_to_peer_id.values())
+        chosen = random.sample(known, min(MAX_NAMED, len(known)))
+        found: dict[PeerID, list[str]] = {}
+
+        async def look_up(peer: PeerID) -> None:
+            with suppress(P2PDaemonError, OSError, ValueError, asyncio.IncompleteReadError):
+                found[peer] = await self.daemon.addresses_of(peer)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NAMING_S), asyncio.TaskGroup() as tasks:
+                for peer in chosen:
+                    tasks.create_task(look_up(peer))
+        named = [f"{address}/p2p/{peer.to_base58()}" for peer, own in found.items() for address in own]
+        return [address for address in named if _is_joinable(address)]
 
     async def dial_back(self, address: str, nonce: bytes, certificate: bytes) -> bool | None:
         """Ask up to three peers to call this machine; one that got through is enough."""
@@ -114,7 +154,8 @@ class DhtPeer:
         for peer in random.sample(known, min(_PEERS_ASKED, len(known))):
             try:
                 async with asyncio.timeout(DEADLINE_S + 1):
-                    request = BytesValue(value=pack_request(address, nonce, certificate))
+                    asked = seal_for(self.admission, pack_request(address, nonce, certificate))
+                    request = BytesValue(value=asked)
                     answer = await self.daemon.call_protobuf_handler(peer, HANDLER, request, BytesValue)
                     reached = msgpack.unpackb(answer.value)
             except (TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
@@ -139,6 +180,8 @@ class DhtPeer:
                 return await self.store(**arguments)
             case "fetch":
                 return await self.directory.fetch(**arguments)
+            case "peers":
+                return await self.peers()
             case "dial_back":
                 return await self.dial_back(**arguments)
             case _:
@@ -152,6 +195,36 @@ class DhtPeer:
 
 def _listed(listen: ListenAddresses) -> str:
     return ", ".join(listen.join) or "no address"
+
+
+def _is_joinable(address: str) -> bool:
+    try:
+        check_join_address(address)
+    except ConfigError:
+        return False
+    return True
+
+
+async def _told_apart(daemon: Daemon, listen: ListenAddresses, network: NetworkKey | None) -> str | None:
+    """Why peers that are connected do not take this machine in: their swarm is private, or this machine's is."""
+    wanted = {address.rpartition("/")[2] for address in listen.join}
+    with suppress(P2PDaemonError, OSError, TimeoutError):
+        async with asyncio.timeout(DEADLINE_S):
+            for peer in [one.peer_id for one in await daemon.list_peers() if one.peer_id.to_base58() in wanted]:
+                try:
+                    await daemon.call_protobuf_handler(peer, _PING, dht_pb2.PingRequest(), dht_pb2.PingResponse)
+                except P2PHandlerError as error:
+                    return _PRIVATE if STRANGER in str(error) else None
+                return None if network is None else _OPEN
+    return None
+
+
+_PING = f"{DirectoryProtocol.__name__}.rpc_ping"
+_PRIVATE = (
+    "the peers there hear members of their private swarm only, and this machine has not their network key: "
+    "get an invite from a member, or give --network-key FILE"
+)
+_OPEN = "the peers there are of an open swarm, and this machine has a private one's network key: join without it"
 
 
 def _explain(reason: str, listen: ListenAddresses) -> str:
@@ -224,7 +297,9 @@ async def _answer_all(peer: DhtPeer, parent: ParentPipe, requests: AsyncIterator
 
 async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any]) -> DhtPeer | None:
     try:
-        peer = await DhtPeer.join(ListenAddresses(**arguments["listen"]), arguments["identity_path"])
+        secret = arguments["network_key"]
+        network = None if secret is None else NetworkKey(secret)
+        peer = await DhtPeer.join(ListenAddresses(**arguments["listen"]), arguments["identity_path"], network)
     except RequestRefused as error:
         parent.reply(number, error.message)
         return None
