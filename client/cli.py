@@ -23,6 +23,8 @@ from client.terminal.commands import Bench, ChatCommand, ConnectionOptions, Gene
 from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
+from swarm.joining.remembered import SwarmMemory
+from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
@@ -58,6 +60,7 @@ def run(command: ClientCommand) -> int:
     """Carry out a command; returns the exit code. An error is printed as one line."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are raised as exceptions too
     try:
+        command = _with_swarm(command)
         match command:
             case Generate():
                 generate(command)
@@ -84,6 +87,16 @@ def run(command: ClientCommand) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _with_swarm(command: ClientCommand) -> ClientCommand:
+    """The command with the swarm that it means; the demo has its own, and who trains may do without."""
+    if isinstance(command, Demo) or (isinstance(command, TrainDraft) and not command.join):
+        return command
+    found, note = with_swarm(command, SwarmFinder(SwarmMemory.of_user(), os.environ))
+    if note and sys.stderr.isatty():
+        print(f"client: {note}", file=sys.stderr)  # noqa: T201 - the command line's own output
+    return found
 
 
 def generate(command: Generate) -> None:
@@ -253,9 +266,9 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
     Raises:
         ConfigError: no model is named.
     """
-    model = command.model or os.environ.get("CANOPY_MODEL")
+    model = command.model
     if model is None:
-        raise ConfigError("which model? name a hub id or folder, or set CANOPY_MODEL")
+        raise ConfigError("which model? name a hub id or folder, use an invite, or set CANOPY_MODEL")
     return model, {
         "peers": command.join,
         "draft": tuple(draft for draft in command.draft if draft != "none"),
@@ -267,6 +280,7 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
         "wait": command.wait,
         "hedge": command.hedge,
         "insecure": command.insecure,
+        "membership": command.membership,
         "lookup": command.lookup,
         "siblings": command.siblings,
         "recycle": command.recycle,

@@ -6,14 +6,16 @@ import asyncio
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import tyro
 
 from node import nodejs
 from node.config import ServeConfig
+from swarm.discovery.identity import Identity, default_identity_path
 from swarm.errors import RegistryError, SwarmError
+from swarm.joining.remembered import SwarmMemory
+from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.file_limit import raise_file_limit
@@ -45,14 +47,20 @@ def serve(config: ServeConfig) -> int:
     set_up_logging(os.environ.get("CANOPY_LOG", "WARNING"), OneLineFormatter("%(asctime)s %(name)s: %(message)s"))
     raise_file_limit()
     try:
-        model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
-        asyncio.run(_run(replace(config, model=model, mqtt=mqtt)))
+        config, note = with_swarm(config, SwarmFinder(SwarmMemory.of_user(), os.environ, _own_peers(config)))
+        asyncio.run(_run(config, note))
     except SwarmError as error:
         return _fail(f"node: {plain_line(str(error))}", 1)
     return 0
 
 
-async def _run(config: ServeConfig) -> None:
+def _own_peers(config: ServeConfig) -> list[str]:
+    """This node's own peer id, if it has one yet: a swarm of which it is the only peer cannot be joined."""
+    path = config.identity or default_identity_path()
+    return [Identity.load_or_create(path).peer_id] if path.exists() else []
+
+
+async def _run(config: ServeConfig, note: str) -> None:
     config.check()
     from node.serve import Node  # torch and transformers take seconds to import: bad options are reported before
     from swarm.runtime.gc_freeze import freeze_imports
@@ -61,6 +69,8 @@ async def _run(config: ServeConfig) -> None:
     quiet_libraries()
     freeze_imports()
     console = make_console(soft_wrap=True)
+    if note:
+        console.print(note)
     _cancel_on_signals()
     try:
         async with Node(config, console.print) as node:

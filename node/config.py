@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from swarm.discovery.dht.addresses import DhtConfig, listen_addresses
+from swarm.discovery.dht.addresses import OPEN_SWARM, DhtConfig, Membership, listen_addresses
 from swarm.discovery.identity import default_identity_path
 from swarm.discovery.node_record import MAX_NAME_CHARACTERS, split_address
 from swarm.discovery.record_fields import RecordError
@@ -19,6 +19,7 @@ from swarm.runtime.cli_types import (
     DeviceName,
     File,
     Folder,
+    Found,
     Host,
     HostPort,
     Insecure,
@@ -26,6 +27,7 @@ from swarm.runtime.cli_types import (
     MegabytesPerSecond,
     Model,
     Name,
+    NetworkKeyFile,
     Peer,
     Port,
     Revision,
@@ -46,7 +48,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 @headed(
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
-    swarm=("join", "identity", "name", "drain"),
+    swarm=("join", "new", "network_key", "identity", "name", "drain"),
     network=("host", "port", "dht_port", "announce_address", "allow_private", "insecure"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
@@ -57,9 +59,17 @@ class ServeConfig:
     layers: Layers
     """Half-open range: 0-20 is layers 0…19; "auto" serves what the swarm needs most, and moves when that changes."""
     model: Annotated[Model | None, tyro.conf.Positional] = None
-    """Hub id or folder (default: CANOPY_MODEL, else the only model of the joined swarm)."""
+    """Hub id or folder, or an invite (default: the invite's, CANOPY_MODEL, else the only model of the joined swarm)."""
     join: Annotated[tuple[Peer, ...], tyro.conf.UseAppendAction] = ()
-    """Multiaddress of a peer of the swarm; may be repeated (default: none, a new swarm begins)."""
+    """Multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm joined
+    last; if there is none, a new one begins)."""
+    new: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Begin a new swarm, although one was joined before."""
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM
+    """Of the swarm; not an option."""
+    fingerprint: Found[str | None] = None
+    """How that of the model begins, where whoever invites said so; not an option."""
     revision: Revision | None = None
     """Branch, tag or commit of a hub model (default: its main branch)."""
     num_layers: Count | None = None
@@ -100,7 +110,7 @@ class ServeConfig:
     """A name shown to others (default: none)."""
     mqtt: Url | None = None
     """MQTT broker for the swarm's health page: mqtt://host:port, or mqtts://user:password@host:port for TLS
-    (default: CANOPY_MQTT, else nothing is told)."""
+    (default: the invite's, CANOPY_MQTT, else nothing is told)."""
     mqtt_prefix: Text = DEFAULT_PREFIX
     """What the topics begin with."""
     mqtt_ca: File | None = None
@@ -161,6 +171,8 @@ class ServeConfig:
     def _check_insecure(self) -> None:
         if not self.insecure:
             return
+        if self.membership.network is not None:
+            raise ConfigError("--insecure: a private swarm keeps strangers out by TLS; leave it out")
         if not is_loopback(self.host):
             raise ConfigError(f"--insecure goes with --host 127.0.0.1, not with {self.host}: links would be readable")
         if not is_loopback(_host(self.announce_address) or self.host):
@@ -193,6 +205,7 @@ class ServeConfig:
             announce_host=_host(self.announce_address),
             identity_path=self.identity or default_identity_path(),
             allow_private=self.allow_private,
+            membership=self.membership,
         )
 
 

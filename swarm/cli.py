@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 from rich.console import Console
@@ -19,6 +19,7 @@ from swarm.commands.plan import ShowPlan, plan
 from swarm.commands.private_swarm import Private, private
 from swarm.commands.route import ShowRoute, route, short
 from swarm.discovery.coverage import Coverage, cover, fill_lines, serve_line
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import default_identity_path
 from swarm.discovery.listing import name_models, read_models
@@ -27,8 +28,19 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
+from swarm.joining.command import (
+    ForgetSwarm,
+    ListSwarms,
+    MakeInvite,
+    bootstrap_membership,
+    forget,
+    invite,
+    list_swarms,
+)
+from swarm.joining.remembered import SwarmMemory
+from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.runtime.cli import fit, plain_words
-from swarm.runtime.cli_types import File, Host, Model, Peer, Port
+from swarm.runtime.cli_types import File, Found, Host, Model, NetworkKeyFile, Peer, Port
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.file_limit import raise_file_limit
@@ -58,7 +70,10 @@ class Bootstrap:
         identity: file with this peer's key, made if missing (default: bootstrap.key beside the machine's identity).
         announce_address: IP address or name under which others reach this machine, where that differs
             (default: as found).
-        join: multiaddress of another peer to join, e.g. a second bootstrap peer; may be repeated (default: none).
+        join: multiaddress of another peer to join, such as a second bootstrap peer, or an invite; may be repeated
+            (default: none).
+        network_key: file of a private swarm's network key, made if missing (default: an invite's; without one the swarm
+            is open to everybody).
         allow_private: check whether nodes at private addresses can be reached also where this machine has a public
             address.
     """
@@ -68,6 +83,7 @@ class Bootstrap:
     identity: File | None = None
     announce_address: Host | None = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    network_key: File | None = None
     allow_private: bool = False
 
 
@@ -77,11 +93,14 @@ class ShowStatus:
 
     Attributes:
         model: name or fingerprint of one model (default: all of them).
-        join: multiaddress of a peer of the swarm; may be repeated.
+        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
+        membership: of the swarm; not an option.
     """
 
-    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     model: tyro.conf.Positional[Model | None] = None
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM
 
 
 ABOUT = "Start, watch and plan a swarm: the machines that run a large language model together, layer by layer."
@@ -94,7 +113,14 @@ Command = (
     | Annotated[Health, tyro.conf.subcommand("health")]
     | Annotated[Private, tyro.conf.subcommand("private")]
     | Annotated[Top, tyro.conf.subcommand("top")]
+    | Annotated[MakeInvite, tyro.conf.subcommand("invite")]
+    | Annotated[ListSwarms, tyro.conf.subcommand("list")]
+    | Annotated[ForgetSwarm, tyro.conf.subcommand("forget")]
 )
+AnyCommand = (
+    Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top | MakeInvite | ListSwarms | ForgetSwarm
+)
+_Looking = TypeVar("_Looking", ShowStatus, ShowRoute, ShowPlan, Health, Top)
 
 
 def main() -> None:
@@ -105,27 +131,11 @@ def main() -> None:
     sys.exit(run(command))
 
 
-def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top) -> int:
+def run(command: AnyCommand) -> int:
     """Run a command; returns the exit code."""
     console = make_console(soft_wrap=True)
     try:
-        match command:
-            case Bootstrap():
-                asyncio.run(bootstrap(command, console))
-            case ShowStatus():
-                asyncio.run(status(command, console))
-            case ShowRoute():
-                asyncio.run(route(command, console))
-            case ShowPlan():
-                asyncio.run(plan(command, console))
-            case Health():
-                require("health", "swarm health")
-                asyncio.run(_health(command, console))
-            case Private():
-                private(command, console)
-            case Top():
-                require("top", "swarm top")
-                asyncio.run(_top(command, console))
+        _run(command, console)
     except SwarmError as error:
         make_console(stderr=True, soft_wrap=True).print(Text(f"swarm: {plain_line(str(error))}"))
         return 1
@@ -134,18 +144,57 @@ def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Privat
     return 0
 
 
-async def bootstrap(command: Bootstrap, console: Console) -> None:
+def _run(command: AnyCommand, console: Console) -> None:  # noqa: C901 - a table of commands
+    memory = SwarmMemory.of_user()
+    match command:
+        case Bootstrap():
+            asyncio.run(bootstrap(command, console, memory))
+        case ShowStatus():
+            asyncio.run(status(_meant(command, memory), console))
+        case ShowRoute():
+            asyncio.run(route(_meant(command, memory), console))
+        case ShowPlan():
+            asyncio.run(plan(_meant(command, memory), console))
+        case Health():
+            require("health", "swarm health")
+            found = command if command.url is not None else _meant(command, memory)
+            asyncio.run(_health(replace(found, mqtt=command.mqtt) if command.embedded_broker else found, console))
+        case Private():
+            private(command, console)
+        case Top():
+            require("top", "swarm top")
+            asyncio.run(_top(_meant(command, memory) if command.join else command, console))
+        case MakeInvite():
+            invite(command, memory, os.environ, console)
+        case ListSwarms():
+            list_swarms(memory, console)
+        case ForgetSwarm():
+            forget(command, memory, console)
+
+
+def _meant(command: _Looking, memory: SwarmMemory) -> _Looking:
+    """The command with the swarm that it looks at."""
+    finder = SwarmFinder(memory, os.environ, is_look=True)
+    found, note = with_swarm(command, finder, wants_model=False)
+    if note and sys.stderr.isatty():
+        make_console(stderr=True, soft_wrap=True).print(Text(f"swarm: {note}"))
+    return found
+
+
+async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -> None:
     """Stay in the DHT until SIGINT or SIGTERM."""
+    join, membership = bootstrap_membership(command.join, command.network_key, memory)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     config = DhtConfig(
-        join=command.join,
+        join=join,
         host=command.host,
         port=command.port,
         announce_host=command.announce_address,
         identity_path=command.identity or default_identity_path().with_name("bootstrap.key"),
         allow_private=command.allow_private,
+        membership=membership,
     )
     async with DhtRegistry.open(config) as registry:
         addresses = registry.join_addresses()
@@ -153,6 +202,8 @@ async def bootstrap(command: Bootstrap, console: Console) -> None:
         console.print(Text(serve_line("MODEL", "0-20", addresses)))
         for address in addresses[1:]:
             console.print(Text(f"also at {address}"))
+        if membership.network is not None:
+            console.print(Text("the swarm is private: members need its network key, which `swarm invite` passes on"))
         await _until(stop, registry)
         console.print(Text("leaving"))
 
@@ -160,11 +211,10 @@ async def bootstrap(command: Bootstrap, console: Console) -> None:
 async def _health(command: Health, console: Console) -> None:
     from swarm.health.service import health  # brings a web server and a broker's client, which nothing else here needs
 
-    mqtt = None if command.embedded_broker else os.environ.get("CANOPY_MQTT")
     webhooks = (*command.webhook, *os.environ.get("CANOPY_WEBHOOK", "").split())
     secret = os.environ.get("CANOPY_WEBHOOK_SECRET") or None
     await health(
-        replace(command, mqtt=command.mqtt or mqtt, webhook=webhooks, webhook_secret=secret),
+        replace(command, webhook=webhooks, webhook_secret=secret),
         console,
     )
 
@@ -191,8 +241,8 @@ async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:
 async def status(command: ShowStatus, console: Console) -> None:
     """Print one table per model and the commands that fill its gaps."""
     if not command.join:
-        raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
-    config = DhtConfig(join=command.join, client_mode=True)
+        raise ConfigError("which swarm? use an invite, or give a peer's address with --join")
+    config = DhtConfig(join=command.join, client_mode=True, membership=command.membership)
     async with DhtRegistry.open(config) as registry:
         await show_status(registry, command, console)
 

@@ -8,13 +8,16 @@ from typing import Annotated, Literal
 import tyro
 
 from client.options import CodecChoice, Options
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.runtime.cli_types import (
     Count,
     DeviceName,
     File,
     Fingerprint,
+    Found,
     Insecure,
     Model,
+    NetworkKeyFile,
     Peer,
     Revision,
     Seconds,
@@ -24,7 +27,7 @@ from swarm.runtime.cli_types import (
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
-_SWARM = ("join", "revision", "fingerprint", "wait", "codec", "hedge", "insecure")
+_SWARM = ("join", "network_key", "revision", "fingerprint", "wait", "codec", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
 
@@ -33,8 +36,10 @@ class ConnectionOptions:
     """Which model, in which swarm.
 
     Attributes:
-        model: hub id or folder of the target; only its config and tokenizer are read (default: CANOPY_MODEL).
-        join: multiaddress of a peer of the swarm; may be repeated.
+        model: hub id or folder of the target, of which only config and tokenizer are read, or an invite (default:
+            the invite's, CANOPY_MODEL, else the one used last).
+        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm
+            joined last).
         draft: hub id or folder of a draft model with the same tokenizer, or of a head trained for this target; may be
             repeated, and then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1 (default: the first CUDA card, or the CPU).
@@ -49,6 +54,7 @@ class ConnectionOptions:
         adapt: let draft models learn from the target's picks while a text grows.
         hedge: send every sweep to a second machine with one span of layers too, mostly the slowest, now and then
             any; the first answer counts and the other is compared.
+        membership: of the swarm; not an option.
     """
 
     model: tyro.conf.Positional[Model | None] = None
@@ -66,6 +72,8 @@ class ConnectionOptions:
     adapt: bool = True
     hedge: bool = False
     insecure: Insecure = False
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM
 
 
 @headed(

@@ -96,7 +96,8 @@ def _sampler(command: TrainDraft, target: Target, model: PreTrainedModel) -> Ite
     if not command.join:
         yield LocalSampler(model, target.tokenizer)
         return
-    with open_sampler(command.model, peers=command.join, insecure=command.insecure) as sampler:
+    swarm = {"peers": command.join, "insecure": command.insecure, "membership": command.membership}
+    with open_sampler(command.model, **swarm) as sampler:
         yield sampler
 
 

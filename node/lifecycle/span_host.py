@@ -35,6 +35,7 @@ from swarm.routing.latency import measure_delays, measure_rate
 from swarm.runtime.file_limit import file_limit
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import SERVER_OPTIONS, bind_port
+from swarm.transport.network_key import NetworkKey
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
@@ -141,8 +142,11 @@ class SpanHost:
         digest = b"" if resources.certificate is None else resources.certificate.digest
         server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
         await server.start()
-        insecure = config.insecure
-        probes = Probes(partial(measure_delays, insecure=insecure), partial(measure_rate, insecure=insecure))
+        insecure, network = config.insecure, config.membership.network
+        probes = Probes(
+            partial(measure_delays, insecure=insecure, network=network),
+            partial(measure_rate, insecure=insecure, network=network),
+        )
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy)
 
@@ -181,7 +185,9 @@ class SpanHost:
         resources = self._resources
         layout = await asyncio.to_thread(dissect, resources.checkpoint.config)
         await self.load(span, shared_parts(self.model, layout, span))
-        await self.open(bind(resources.config.host, resources.port, resources.certificate)[0])
+        config = resources.config
+        server, _ = bind(config.host, resources.port, resources.certificate, config.membership.network)
+        await self.open(server)
 
 
 def max_connections(files: int) -> int:
@@ -189,13 +195,16 @@ def max_connections(files: int) -> int:
     return min(MAX_CONNECTIONS, max(files - FILES_KEPT, files // 2))
 
 
-def bind(host: str, port: int, certificate: ServerCertificate | None) -> tuple[grpc.aio.Server, int]:
+def bind(
+    host: str, port: int, certificate: ServerCertificate | None, network: NetworkKey | None = None
+) -> tuple[grpc.aio.Server, int]:
     """A server that has a port, and the port: taken before anything slow, so that a taken one is reported at once.
 
     Args:
         host: IP address to listen on.
         port: 0 takes a free one.
         certificate: with which it answers; None: it speaks plain text.
+        network: of a private swarm, whose members alone are heard.
 
     Raises:
         ConfigError: the port or the address cannot be had.
@@ -203,7 +212,7 @@ def bind(host: str, port: int, certificate: ServerCertificate | None) -> tuple[g
     options = [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections(file_limit()))]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_STREAMS)
     try:
-        return server, bind_port(server, f"{bracketed(host)}:{port}", certificate)
+        return server, bind_port(server, f"{bracketed(host)}:{port}", certificate, network)
     except RuntimeError:
         check_own_address(host)
         raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None

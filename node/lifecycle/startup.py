@@ -24,7 +24,7 @@ from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
 from node.membership.duplicate_identity import check_alone
 from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.model_mismatch import check_same_model, swarms_model
+from node.membership.model_mismatch import check_invited_model, check_same_model, swarms_model
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint, open_named
 from node.model.device import Device
@@ -106,7 +106,7 @@ class StartUp:
         check_compute(config)
         registry = self._registry or DhtRegistry.open(config.dht())
         certificate = None if config.insecure else ServerCertificate.fresh(registry.peer_id)
-        server, port = bind(config.host, config.port, certificate)
+        server, port = bind(config.host, config.port, certificate, config.membership.network)
         metrics_socket = self._stack.enter_context(listening(config.metrics_host, config.metrics_port))
         resources = await self._gather(registry, port, certificate)
         host = SpanHost(resources)
@@ -123,7 +123,8 @@ class StartUp:
         config, stack = self._config, self._stack
         registry = await stack.enter_async_context(opened)
         address = config.announce_address or f"{_reachable_host(config, registry)}:{port}"
-        left_behind = await check_alone(registry, address, insecure=config.insecure)
+        network = config.membership.network
+        left_behind = await check_alone(registry, address, insecure=config.insecure, network=network)
         checkpoint, identity = await self._find_model(registry)
         return NodeResources(
             config=config,
@@ -139,7 +140,7 @@ class StartUp:
             counters=NodeCounters(),
             outbox=Outbox(),
             loaded=stack.enter_context(ExitStack()),
-            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure)),
+            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, network=network)),
             scope=await stack.enter_async_context(TaskScope()),
         )
 
@@ -147,7 +148,8 @@ class StartUp:
         """The model asked for, or the joined swarm's only one."""
         config = self._config
         known = await registry.models() if config.join else []
-        served = ServedModels(registry, partial(measure_delays, insecure=config.insecure))
+        network = config.membership.network
+        served = ServedModels(registry, partial(measure_delays, insecure=config.insecure, network=network))
         name = config.model or await swarms_model(served, known)
         self._say(f"model: {name}")
         checkpoint = await asyncio.to_thread(open_named, name, config)
@@ -156,6 +158,9 @@ class StartUp:
         note = check_same_model(identity, known, must_match=config.model is None)
         if note is not None:
             self._say(note)
+        check_invited_model(identity, config.fingerprint)
+        if config.membership.note_model is not None:
+            config.membership.note_model(identity.fingerprint)
         return checkpoint, identity
 
     async def _serve(self, starting: Starting) -> RunningNode:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.listing import name_models
 from swarm.discovery.node_record import NodeRecord
@@ -23,7 +24,7 @@ from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.routing.served import ServedModels
 from swarm.runtime.cli import fit
-from swarm.runtime.cli_types import Count, Fingerprint, Insecure, Model, Peer
+from swarm.runtime.cli_types import Count, Fingerprint, Found, Insecure, Model, NetworkKeyFile, Peer
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
@@ -38,17 +39,20 @@ class ShowRoute:
     Attributes:
         model: name or fingerprint of one model (default: the only one of the swarm).
         fingerprint: how its fingerprint begins, where models of one name differ (default: the one that is served best).
-        join: multiaddress of a peer of the swarm; may be repeated.
+        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
         nodes: tree nodes per sweep (K); 0 is plain decoding.
         avoid: a peer to do without, its id or how that ends; may be repeated (default: none).
+        membership: of the swarm; not an option.
     """
 
-    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     model: tyro.conf.Positional[Model | None] = None
     fingerprint: Fingerprint | None = None
     nodes: Count = 16
     avoid: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     insecure: Insecure = False
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM
 
 
 async def route(command: ShowRoute, console: Console) -> None:
@@ -58,22 +62,24 @@ async def route(command: ShowRoute, console: Console) -> None:
         SwarmError: no such model or peer, or no chain.
     """
     if not command.join:
-        raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
+        raise ConfigError("which swarm? use an invite, or give a peer's address with --join")
     if command.nodes < 0:
         raise ConfigError(f"--nodes {command.nodes}: 0 is plain decoding, a tree has more")
-    async with DhtRegistry.open(DhtConfig(join=command.join, client_mode=True)) as registry:
+    config = DhtConfig(join=command.join, client_mode=True, membership=command.membership)
+    async with DhtRegistry.open(config) as registry:
         await show_route(command, registry, console)
 
 
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
-    served = ServedModels(registry, partial(measure_delays, insecure=command.insecure))
+    measure = partial(measure_delays, insecure=command.insecure, network=command.membership.network)
+    served = ServedModels(registry, measure)
     model = await select_model(served, command.model, command.fingerprint)
     records = plausible(await registry.records(model.fingerprint, model.num_layers, within_s=0.0))
     avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
     measured = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
     query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)
-    query = replace(query, delays_ms=await measure_delays(measured, insecure=command.insecure))
+    query = replace(query, delays_ms=await measure(measured))
     best = best_route(records, query)
     console.print(Text(f"{model.name} · {model.num_layers} layers · tree of {command.nodes} nodes"))
     table = _table(best, model.num_layers)

@@ -17,6 +17,7 @@ from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
 from swarm.transport.dial import Dialer
+from swarm.transport.network_key import NetworkKey
 
 MAX_MEASURED = 16
 """Machines that are measured at a time."""
@@ -30,7 +31,11 @@ InfoCall = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
 async def measure_delays(
-    records: Sequence[NodeRecord], limit_s: float = TIMEOUT_S, *, insecure: bool = False
+    records: Sequence[NodeRecord],
+    limit_s: float = TIMEOUT_S,
+    *,
+    insecure: bool = False,
+    network: NetworkKey | None = None,
 ) -> dict[PeerId, float]:
     """One-way delays to machines, all measured at once. Connections that were opened here are closed again.
 
@@ -38,12 +43,13 @@ async def measure_delays(
         records: the machines; the first `MAX_MEASURED` are measured.
         limit_s: a machine that does not answer within it is left out.
         insecure: whether machines of this machine's loopback are dialled that announce no certificate.
+        network: the private swarm's key, if it is one.
 
     Returns:
         Milliseconds by peer: half of each one's shortest round trip.
     """
     found: dict[PeerId, float] = {}
-    async with Dialer(insecure=insecure) as dialer:
+    async with Dialer(insecure=insecure, network=network) as dialer:
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as pings:
                 for record in records[:MAX_MEASURED]:
@@ -53,20 +59,27 @@ async def measure_delays(
     return found
 
 
-async def measure_rate(record: NodeRecord, limit_s: float = 4 * TIMEOUT_S, *, insecure: bool = False) -> float | None:
+async def measure_rate(
+    record: NodeRecord,
+    limit_s: float = 4 * TIMEOUT_S,
+    *,
+    insecure: bool = False,
+    network: NetworkKey | None = None,
+) -> float | None:
     """The rate of this machine's uplink, measured towards another machine.
 
     Args:
         record: the other machine; its downlink bounds what is measured.
         limit_s: where the payload takes longer, the rate that this time allows is returned.
         insecure: as in `measure_delays`.
+        network: as there.
 
     Returns:
         Mbit/s; None when the machine does not answer.
     """
     short_s = None
     try:
-        async with Dialer(insecure=insecure) as dialer, asyncio.timeout(limit_s):
+        async with Dialer(insecure=insecure, network=network) as dialer, asyncio.timeout(limit_s):
             call = _info(dialer, record)
             await call(b"")  # connects
             short_s = min([await _round_trip_s(call, b"") for _ in range(ROUND_TRIPS)])

@@ -109,9 +109,7 @@ def open_channel(
     return grpc.aio.secure_channel(f"{endpoint.peer}:1", credentials, options=[*kept, *through, *pinned])
 
 
-def pin(
-    der: bytes, name: str, network: NetworkKey | None = None
-) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
+def pin(der: bytes, name: str, network: NetworkKey | None = None) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
     """What a channel needs so that only this certificate is accepted, and only under this name.
 
     Args:

@@ -25,11 +25,13 @@ class Membership:
     Attributes:
         network: the key of a private swarm; None in a swarm that is open to everybody.
         note_peers: takes the multiaddresses of peers of the swarm, once when it was joined and now and then afterwards.
+        note_model: takes the fingerprint of the model that is served or used.
         nobody: what to say, and what to do, where no peer answers; empty says only who was asked.
     """
 
     network: NetworkKey | None = None
     note_peers: Callable[[Sequence[str]], None] | None = field(default=None, compare=False, repr=False)
+    note_model: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
     nobody: str = ""
 
 
