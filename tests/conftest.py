@@ -1,4 +1,4 @@
-"""Rules for every test: one thread, no network, a time limit, nothing left behind, no silent skips."""
+"""Rules for every test: one thread, no network, no user's folder, a time limit, nothing left behind, no silent skips."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -16,6 +17,11 @@ MARK = "CANOPY_TEST_RUN"
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 os.environ[MARK] = uuid.uuid4().hex
+HOME = tempfile.TemporaryDirectory(prefix="canopy-home-")
+"""Where programs keep identities, swarms and histories, in place of the user's folders."""
+os.environ.update(XDG_CONFIG_HOME=f"{HOME.name}/config", XDG_DATA_HOME=f"{HOME.name}/data", CANOPY_SWARMS="none")
+for _name in ("CANOPY_JOIN", "CANOPY_MODEL", "CANOPY_MQTT", "CANOPY_NETWORK_KEY"):
+    os.environ.pop(_name, None)  # a user's own
 if "CANOPY_TEST_DEVICE" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # programs that the tests start choose the CPU too
 

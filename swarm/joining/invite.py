@@ -238,9 +238,12 @@ def _packed(address: str) -> str | list[object]:
     if found is None:
         return address
     kind, host, port, peer = found.groups()
-    place = host if kind == "dns" else ipaddress.ip_address(host).packed
-    packed: list[object] = [place, int(port), base58.b58decode(peer)[len(_DIGEST) :]]
-    return packed if _unpacked(packed) == address else address
+    try:
+        place = host if kind == "dns" else ipaddress.ip_address(host).packed
+        packed: list[object] = [place, int(port), base58.b58decode(peer)[len(_DIGEST) :]]
+        return packed if _unpacked(packed) == address else address
+    except ValueError:
+        return address  # no good one, which whoever reads it says
 
 
 def _unpacked(value: object) -> str:

@@ -3,22 +3,25 @@
     join:   --join and MODEL (addresses, or an invite)  →  CANOPY_JOIN  →  the swarm remembered
     model:  MODEL  →  a typed invite's  →  CANOPY_MODEL  →  an invite's of CANOPY_JOIN  →  the remembered swarm's
     broker: --mqtt →  a typed invite's  →  CANOPY_MQTT   →  an invite's of CANOPY_JOIN  →  the remembered swarm's
-    key:    --network-key  →  an invite's  →  the remembered swarm's with these peers
+    key:    --network-key  →  an invite's  →  CANOPY_NETWORK_KEY  →  the remembered swarm's with these peers
 
+`--join -` asks for the word, so that an invite with a network key stands on no command line.
 All commands ask here, so all take the same. Joins nothing; remembers what was joined.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership, check_join_address
 from swarm.errors import ConfigError
-from swarm.joining.invite import Invite, is_invite, open_invite
+from swarm.joining.invite import MAX_CHARACTERS, Invite, is_invite, open_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
 from swarm.transport.network_key import NetworkKey
 
@@ -80,6 +83,7 @@ class SwarmFinder:
         own_peers: Iterable[str] = (),
         *,
         is_look: bool = False,
+        ask: Callable[[], str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepare to look.
@@ -89,12 +93,14 @@ class SwarmFinder:
             environment: of the program.
             own_peers: peer ids of this machine, which cannot join through themselves.
             is_look: whether the command only looks at a swarm, so that it does not become the one joined last.
+            ask: gives the word that stands for `-` (default: read from the terminal, unseen, or from standard input).
             clock: Unix seconds.
         """
         self._memory = memory
         self._environment = environment
         self._own = frozenset(own_peers)
         self._is_look = is_look
+        self._ask = ask or _ask
         self._clock = clock
 
     def find(self, request: SwarmRequest) -> SwarmChoice:
@@ -111,11 +117,13 @@ class SwarmFinder:
             if words:
                 raise ConfigError("--new begins a swarm, and --join (or an invite, or CANOPY_JOIN) joins one: choose")
             words = []
-        given = expand(words, self._clock())
+        given = expand([self._ask() if word == "-" else word for word in words], self._clock())
         known = None
         if not given.join and not request.is_new:
             known = self._last(model)
         choice = self._chosen(replace(request, model=model), given, known, is_typed=bool(typed))
+        if given.network is not None and any(map(is_invite, typed)):
+            choice = replace(choice, note=f"{choice.note}; {_READABLE}")
         return replace(choice, membership=self._membership(request, given, known, choice))
 
     def _last(self, model: str | None) -> RememberedSwarm | None:
@@ -157,6 +165,8 @@ class SwarmFinder:
             if network is not None and own != network:
                 raise ConfigError(f"--network-key {request.network_key} and the invite are of different swarms")
             network = own
+        if network is None and self._environment.get("CANOPY_NETWORK_KEY"):
+            network = NetworkKey.load(Path(self._environment["CANOPY_NETWORK_KEY"]))
         if network is None:
             network = self._known_key(known, choice.join)
         nobody = ""
@@ -286,6 +296,16 @@ def with_swarm(command: _Command, finder: SwarmFinder, *, wants_model: bool = Tr
     elif said.get("model") is not None and is_invite(said["model"]):
         found["model"] = None
     return replace(command, **{name: value for name, value in found.items() if name in has}), choice.note
+
+
+_READABLE: Final = "others on this machine could read its network key on the command line, which `--join -` avoids"
+
+
+def _ask() -> str:
+    """A word that is not shown while it is typed or pasted."""
+    if sys.stdin.isatty():
+        return getpass("invite: ")
+    return sys.stdin.readline(2 * MAX_CHARACTERS).strip()
 
 
 def _counted(peers: int) -> str:
