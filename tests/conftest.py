@@ -1,4 +1,4 @@
-"""Rules for every test: one thread, no network, no user's folder, a time limit, nothing left behind, no silent skips."""
+"""Rules for every test: one thread, no network, no user's files, a time limit, nothing left behind, no silent skips."""
 
 from __future__ import annotations
 

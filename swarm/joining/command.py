@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path, PurePath
@@ -83,13 +83,7 @@ class ForgetSwarm:
     which: tyro.conf.Positional[Name | None] = None
 
 
-def invite(
-    command: MakeInvite,
-    memory: SwarmMemory,
-    environment: Mapping[str, str],
-    console: Console,
-    clock: Callable[[], float] = time.time,
-) -> None:
+def invite(command: MakeInvite, memory: SwarmMemory, environment: Mapping[str, str], console: Console) -> None:
     """Make an invite and print it.
 
     Raises:
@@ -102,13 +96,14 @@ def invite(
         console.print(Text(f"network key made: {key_path}; begin the private swarm with it, then invite:"))
         console.print(Text(f"  swarm bootstrap --network-key {shlex.quote(str(key_path))}\n  swarm invite"))
         return
-    finder = SwarmFinder(memory, environment, clock=clock)
+    finder = SwarmFinder(memory, environment)
     choice = finder.find(SwarmRequest(command.join, command.model, command.mqtt, key_path))
     if not choice.join:
         raise ConfigError("an invite to which swarm? start or join one, or give a peer's address with --join")
+    now = memory.clock()
     said = Invite(
         peers=_chosen(choice.join),
-        expires_at=int(clock()) + command.days * _DAY_S,
+        expires_at=int(now) + command.days * _DAY_S,
         model=_named(choice.model),
         fingerprint=choice.fingerprint or _known_fingerprint(choice, memory),
         broker=choice.mqtt if command.with_password or choice.mqtt is None else without_password(choice.mqtt),
@@ -117,7 +112,7 @@ def invite(
     word = seal_invite(said, Identity.load_or_create(command.identity or default_identity_path()))
     console.print(Text(word))
     if console.is_terminal:
-        _explain(open_invite(word, clock()), choice, console, clock())
+        _explain(open_invite(word, now), choice, console)
         if command.qr:
             _draw(word, console)
 
@@ -174,7 +169,7 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def _explain(said: Invite, choice: SwarmChoice, console: Console, now: float) -> None:
+def _explain(said: Invite, choice: SwarmChoice, console: Console) -> None:
     model = said.model or "whatever model is served"
     peers = f"{len(said.peers)} {'peer' if len(said.peers) == 1 else 'peers'}"
     until = time.strftime("%Y-%m-%d", time.localtime(said.expires_at))

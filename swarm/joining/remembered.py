@@ -94,7 +94,12 @@ def peer_of(address: str) -> str:
 
 
 class SwarmMemory:
-    """The file of remembered swarms; every method reads it anew, since other programs write it too."""
+    """The file of remembered swarms; every method reads it anew, since other programs write it too.
+
+    Attributes:
+        path: of the file; None remembers nothing.
+        clock: Unix seconds.
+    """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         """Use a file, which need not be there.
@@ -104,7 +109,7 @@ class SwarmMemory:
             clock: Unix seconds.
         """
         self.path = path
-        self._clock = clock
+        self.clock = clock
         self._has_complained = False
 
     @classmethod
@@ -137,7 +142,7 @@ class SwarmMemory:
         try:
             with self._locked() as known:
                 same = [one for one in known if one.is_same(swarm)]
-                merged = replace(swarm, peers=swarm.peers[:MAX_PEERS], joined_at=round(self._clock()))
+                merged = replace(swarm, peers=swarm.peers[:MAX_PEERS], joined_at=round(self.clock()))
                 for one in same:
                     merged = merged.merged(one)
                 others = [one for one in known if one not in same]

@@ -12,7 +12,6 @@ All commands ask here, so all take the same. Joins nothing; remembers what was j
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from getpass import getpass
@@ -84,24 +83,21 @@ class SwarmFinder:
         *,
         is_look: bool = False,
         ask: Callable[[], str] | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepare to look.
 
         Args:
-            memory: swarms that were joined before.
+            memory: swarms that were joined before; its clock says whether an invite has expired.
             environment: of the program.
             own_peers: peer ids of this machine, which cannot join through themselves.
             is_look: whether the command only looks at a swarm, so that it does not become the one joined last.
             ask: gives the word that stands for `-` (default: read from the terminal, unseen, or from standard input).
-            clock: Unix seconds.
         """
         self._memory = memory
         self._environment = environment
         self._own = frozenset(own_peers)
         self._is_look = is_look
         self._ask = ask or _ask
-        self._clock = clock
 
     def find(self, request: SwarmRequest) -> SwarmChoice:
         """The swarm that is meant.
@@ -117,7 +113,7 @@ class SwarmFinder:
             if words:
                 raise ConfigError("--new begins a swarm, and --join (or an invite, or CANOPY_JOIN) joins one: choose")
             words = []
-        given = expand([self._ask() if word == "-" else word for word in words], self._clock())
+        given = expand([self._ask() if word == "-" else word for word in words], self._memory.clock())
         known = None
         if not given.join and not request.is_new:
             known = self._last(model)
