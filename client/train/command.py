@@ -96,8 +96,9 @@ def _sampler(command: TrainDraft, target: Target, model: PreTrainedModel) -> Ite
     if not command.join:
         yield LocalSampler(model, target.tokenizer)
         return
-    swarm = {"peers": command.join, "insecure": command.insecure, "membership": command.membership}
-    with open_sampler(command.model, **swarm) as sampler:
+    with open_sampler(
+        command.model, peers=command.join, insecure=command.insecure, membership=command.membership
+    ) as sampler:
         yield sampler
 
 

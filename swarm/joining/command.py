@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import segno
@@ -20,7 +20,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from swarm.discovery.dht.addresses import Membership
+from swarm.discovery.dht.addresses import Membership, check_join_address
 from swarm.discovery.dialable import is_public
 from swarm.discovery.identity import Identity, default_identity_path
 from swarm.errors import ConfigError
@@ -28,7 +28,7 @@ from swarm.ids import is_model_name
 from swarm.joining.invite import MAX_DAYS, Invite, inviter_name, open_invite, seal_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
 from swarm.joining.resolve import SwarmChoice, SwarmFinder, SwarmRequest
-from swarm.runtime.cli_types import Count, File, Model, Name, Peer, Url
+from swarm.runtime.cli_types import Count, File, Model, Name, Peer, Url, headed
 from swarm.transport.network_key import NetworkKey
 
 PEERS_INVITED: Final = 3
@@ -38,6 +38,11 @@ _QUIET: Final = (4, 2)
 """Modules of white around a QR code: as its standard asks, and as scanners need."""
 
 
+@headed(
+    swarm=("join", "network_key", "private"),
+    invite=("model", "days", "mqtt", "with_password", "identity"),
+    output=("qr",),
+)
 @dataclass(frozen=True, slots=True)
 class MakeInvite:
     """Print an invite: one word with which other machines join this swarm, and a QR code of it.
@@ -60,9 +65,9 @@ class MakeInvite:
     model: Model | None = None
     days: Count = 30
     mqtt: Url | None = None
-    with_password: bool = False
+    with_password: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     network_key: File | None = None
-    private: bool = False
+    private: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     identity: File | None = None
     qr: bool = True
 
@@ -100,6 +105,8 @@ def invite(command: MakeInvite, memory: SwarmMemory, environment: Mapping[str, s
     choice = finder.find(SwarmRequest(command.join, command.model, command.mqtt, key_path))
     if not choice.join:
         raise ConfigError("an invite to which swarm? start or join one, or give a peer's address with --join")
+    for address in choice.join:
+        check_join_address(address)
     now = memory.clock()
     said = Invite(
         peers=_chosen(choice.join),

@@ -18,7 +18,7 @@ from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership, check_join_address
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.errors import ConfigError
 from swarm.joining.invite import MAX_CHARACTERS, Invite, is_invite, open_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_JOIN: Final = 32
 """Addresses of one command, those of its invites included."""
-_Command = TypeVar("_Command", bound="DataclassInstance")
+_Filled = TypeVar("_Filled", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +244,11 @@ def expand(words: Sequence[str], now: float) -> ExpandedJoin:
     """Take addresses and invites apart.
 
     Args:
-        words: of `--join`.
+        words: of `--join`; whoever joins checks the addresses.
         now: Unix seconds.
 
     Raises:
-        ConfigError: one is neither, cannot be used, or they are of different private swarms.
+        ConfigError: an invite cannot be used, or they are of different private swarms.
     """
     join: list[str] = []
     invites: list[Invite] = []
@@ -257,7 +257,6 @@ def expand(words: Sequence[str], now: float) -> ExpandedJoin:
             invites.append(open_invite(word, now))
             join += invites[-1].peers
         else:
-            check_join_address(word)
             join.append(word)
     if len(join) > MAX_JOIN:
         raise ConfigError(f"--join: {len(join)} addresses; {MAX_JOIN} are enough")
@@ -267,7 +266,7 @@ def expand(words: Sequence[str], now: float) -> ExpandedJoin:
     return ExpandedJoin(tuple(dict.fromkeys(join)), next(iter(invites), None), next(iter(networks), None))
 
 
-def with_swarm(command: _Command, finder: SwarmFinder, *, wants_model: bool = True) -> tuple[_Command, str]:
+def with_swarm(command: _Filled, finder: SwarmFinder, *, wants_model: bool = True) -> tuple[_Filled, str]:
     """A command with the swarm that it means in place of what was typed.
 
     Args:

@@ -14,11 +14,10 @@ from swarm import alive
 from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello, hello_response
 from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.identity import Identity
-from swarm.transport import dial
 from swarm.transport.certificate import ServerCertificate
-from swarm.transport.dial import CHANNEL_OPTIONS, RENEW_S, SERVER_OPTIONS, Dialer, bind_port, plain_reason
+from swarm.transport.dial import CHANNEL_OPTIONS, SERVER_OPTIONS, Dialer, bind_port, plain_reason
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.network_key import NetworkKey, _member
+from swarm.transport.network_key import RENEW_S, NetworkKey, _member
 
 ME = Identity.ephemeral()
 CERTIFICATE = ServerCertificate.fresh(ME.peer_id)
@@ -101,7 +100,7 @@ async def test_a_member_still_refuses_whoever_answers_in_anothers_place() -> Non
 
 async def test_a_channel_is_opened_anew_before_its_certificate_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
-    monkeypatch.setattr(dial.time, "monotonic", lambda: now)
+    monkeypatch.setattr("swarm.transport.dial.time.monotonic", lambda: now)
     there = Endpoint(ME.peer_id, "127.0.0.1:1", CERTIFICATE.der)
     async with Dialer(network=KEY) as dialer, Dialer() as open_dialer:
         first, kept = dialer.channel(there), open_dialer.channel(there)

@@ -113,7 +113,6 @@ def test_without_any_nothing_is_meant(memory: SwarmMemory) -> None:
 
 def test_wrong_words_are_one_line(memory: SwarmMemory) -> None:
     for join, says in (
-        (("203.0.113.1:31337",), "is no peer address"),
         (("canopy://zzzz",), "damaged"),
         ((invited(network=KEY), invited(network=OTHER_KEY)), "different private swarms"),
         (tuple(peer(A, f"203.0.113.{number}") for number in range(40)), "32 are enough"),
