@@ -155,7 +155,7 @@ def plain_reason(error: grpc.aio.AioRpcError) -> str:
     """What a failed call says, in plain words where the connection could not be made secure."""
     details = error.details() or error.code().name.lower()
     if _CLOSED_AT_ONCE.search(details):
-        return "it hung up during the handshake; members of a private swarm do so without its network key"
+        return "it hung up at once (Socket closed), as a private swarm does to whoever has not its network key"
     return next((plain for sign, plain in _REASONS.items() if sign in details), details)
 
 

@@ -114,14 +114,13 @@ class NetworkKey:
         Raises:
             ConfigError: it cannot be written, or is there and holds another key.
         """
-        line = f"{_FILE_HEAD}{base64.b64encode(self.secret).decode()}\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
             temporary = Path(name)
             try:
-                with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                    file.write(line)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(self.file_line)
                 path.hardlink_to(temporary)  # atomic, and fails where the file exists
             except FileExistsError:
                 if self.load(path) != self:
@@ -130,6 +129,11 @@ class NetworkKey:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(f"network key {path}: {error.strerror}") from error
+
+    @property
+    def file_line(self) -> bytes:
+        """What a file of it holds."""
+        return f"{_FILE_HEAD}{base64.b64encode(self.secret).decode()}\n".encode()
 
     @property
     def name(self) -> str:

@@ -133,7 +133,9 @@ def test_every_option_says_what_to_give_and_what_it_does(
 def test_every_command_is_walked(screen: Callable[..., Screen]) -> None:
     assert screen("node").subcommands == ["serve"]
     assert {"generate", "chat", "bench", "train-draft"} <= set(screen("client").subcommands)
-    assert {"bootstrap", "status", "route", "plan", "health", "private", "top", "invite", "list", "forget"} <= set(screen("swarm").subcommands)
+    assert {"bootstrap", "status", "route", "plan", "health", "private", "top", "invite", "list", "forget"} <= set(
+        screen("swarm").subcommands
+    )
 
 
 @pytest.mark.parametrize("line", HEADINGS)

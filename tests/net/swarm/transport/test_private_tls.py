@@ -64,7 +64,7 @@ async def test_others_get_no_call_and_one_line(network: NetworkKey | None) -> No
             await call_hello(there, NONCE, network=network)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert plain_reason(error.value) == (
-            "it hung up during the handshake; members of a private swarm do so without its network key"
+            "it hung up at once (Socket closed), as a private swarm does to whoever has not its network key"
         )
     assert calls == []
 
