@@ -63,7 +63,7 @@ def test_every_field_of_the_history_is_in_the_reference(tmp_path: Path) -> None:
 
 JOINING = ("resolve", "remembered")
 """Modules that read the environment for all commands."""
-_VARIABLE = re.compile(r"environ(?:ment)?\.get\(\"(CANOPY_\w+)\"")
+_VARIABLE = re.compile(r"environ\w*\.get\(\"(CANOPY_\w+)\"")
 
 
 def test_every_environment_variable_is_on_its_commands_page() -> None:

@@ -88,7 +88,7 @@ async def test_a_certificate_that_has_run_out_gets_no_call(monkeypatch: pytest.M
     assert calls == []
 
 
-async def test_a_member_still_refuses_whoever_answers_in_anothers_place() -> None:
+async def test_a_member_still_refuses_who_answers_in_place_of_another() -> None:
     calls: list[bytes] = []
     async with private_machine(calls) as there:
         other = Endpoint(ME.peer_id, there.address, ServerCertificate.fresh(ME.peer_id).der)
