@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from client.stats import Stats
     from swarm.discovery.identity import Identity
     from swarm.discovery.node_record import NodeRecord
-    from swarm.discovery.registry import Registry
+    from swarm.discovery.registry import Registry, RelayOffer
     from swarm.ids import ModelIdentity, PeerId
     from swarm.routing.route import Route
     from swarm.transport.endpoint import Endpoint
@@ -146,6 +146,18 @@ class FilteredRegistry:
     async def dial_back(self, endpoint: Endpoint, nonce: bytes) -> bool | None:
         """None: a probe does not listen."""
         return None
+
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """None: a probe lends nothing."""
+        return None
+
+    async def relays(self) -> list[RelayOffer]:
+        """Empty: a probe dials those that are listed, and needs no relay of its own."""
+        return []
+
+    async def offer_relay(self, address: str | None) -> None:
+        """A probe lends nothing."""
+        raise NotImplementedError
 
     async def wait_closed(self) -> None:
         """Return when the directory behind it has ended."""

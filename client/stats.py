@@ -192,6 +192,8 @@ class Stats:
         replicas: second machines of hops (hedging), likewise.
         repairs: changes of route meanwhile.
         differences: reports of two machines of a hop that did not compute the same.
+        paths: how the client reaches the first machine and the last at the end, such as `direct`, `punched` or
+            `relayed`; empty where it is not known.
     """
 
     tokens: int
@@ -208,6 +210,7 @@ class Stats:
     replicas: tuple[str, ...] = ()
     repairs: tuple[Repair, ...] = ()
     differences: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
     @property
     def acceptance_length(self) -> float:

@@ -13,7 +13,9 @@ from swarm.discovery.identity import default_identity_path
 from swarm.discovery.node_record import MAX_NAME_CHARACTERS, split_address
 from swarm.discovery.record_fields import RecordError
 from swarm.errors import ConfigError
+from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.relay.lending import lent_settings
 from swarm.runtime.cli_types import (
     Count,
     DeviceName,
@@ -24,12 +26,14 @@ from swarm.runtime.cli_types import (
     HostPort,
     Insecure,
     Layers,
+    MegabitsPerSecond,
     MegabytesPerSecond,
     Model,
     Name,
     NetworkKeyFile,
     Peer,
     Port,
+    Relay,
     Revision,
     Seconds,
     Text,
@@ -49,7 +53,18 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "new", "network_key", "identity", "name", "drain"),
-    network=("host", "port", "dht_port", "announce_address", "allow_private", "insecure"),
+    network=(
+        "host",
+        "port",
+        "dht_port",
+        "announce_address",
+        "relay",
+        "no_port_mapping",
+        "relay_port",
+        "relay_mbit",
+        "allow_private",
+        "insecure",
+    ),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,16 @@ class ServeConfig:
     """TCP port of the DHT; 0 takes a free one."""
     announce_address: HostPort | None = None
     """Under which other machines reach this node, where that differs, as with port forwarding (default: as found)."""
+    relay: Relay = "auto"
+    """Where nobody can call this machine: be reached through relays that the swarm's peers lend (auto), through the one
+    at HOST:PORT, or not at all (off)."""
+    no_port_mapping: bool = False
+    """Do not ask the home router to forward a port (PCP, NAT-PMP, UPnP)."""
+    relay_port: Port = 0
+    """TCP port of the relay that this node lends to others, where it is reached without one; 0 takes a free one."""
+    relay_mbit: MegabitsPerSecond | None = None
+    """Mbit/s that this relay carries at most, both ways counted; 0 lends none (default: a quarter of the measured
+    uplink, 10 until it is measured)."""
     insecure: Insecure = False
     """Speak plain text and announce no certificate: for a swarm on this machine's loopback addresses only."""
     allow_private: bool = False
@@ -141,6 +166,7 @@ class ServeConfig:
         for option, port in ports:
             if not 0 <= port < 65_536:
                 raise ConfigError(f"{option} {port}: a TCP port is 1 to 65535, or 0 for a free one")
+        lent_settings(PeerId(""), self.relay_mbit or 0.0, host=self.host, port=self.relay_port)
         check_threads(self.threads, "--threads")
         counts = (("--kv-tokens", self.kv_tokens), ("--num-layers", self.num_layers))
         for option, count in counts:
@@ -152,6 +178,7 @@ class ServeConfig:
         if not 0 <= self.drain <= 3_600:
             raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")
         self._check_insecure()
+        self._check_relay()
         check_prefix(self.mqtt_prefix)
         self.broker()
         listen_addresses(self.dht())
@@ -177,6 +204,14 @@ class ServeConfig:
             raise ConfigError(f"--insecure goes with --host 127.0.0.1, not with {self.host}: links would be readable")
         if not is_loopback(_host(self.announce_address) or self.host):
             raise ConfigError(f"--insecure is for this machine alone: {self.announce_address} is for others")
+
+    def _check_relay(self) -> None:
+        if self.relay in ("auto", "off"):
+            return
+        try:
+            split_address(self.relay)
+        except RecordError:
+            raise ConfigError(f"--relay {self.relay!r}: write auto, off, or a relay's host:port") from None
 
     def _check_offload(self) -> None:
         rate, folder = self.offload_mb_per_s, self.offload_folder

@@ -112,7 +112,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """`host:port` under which others reach the gRPC service."""
+        """Under which others reach the gRPC service now."""
         return self.running.resources.address
 
     @property
@@ -125,7 +125,8 @@ class Node:
         """The exact line with which the next machine joins: the layers after this span, or all of them."""
         end, last = self.running.announcer.span.end, self.identity.num_layers
         layers = f"{end}-{last}" if end < last else f"0-{last}"
-        return serve_line(self._config.model or self.identity.name, layers, self.registry.join_addresses())
+        peers = self.registry.join_addresses() or list(self._config.join)  # nobody can join through a client
+        return serve_line(self._config.model or self.identity.name, layers, peers)
 
     async def wait_failed(self) -> None:
         """Return when the node cannot go on, because its part of the DHT died."""

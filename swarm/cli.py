@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, TypeVar
 
 import tyro
@@ -39,8 +41,9 @@ from swarm.joining.command import (
 )
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
+from swarm.relay.lending import lend, lent_settings, offered_host
 from swarm.runtime.cli import fit, plain_words
-from swarm.runtime.cli_types import File, Found, Host, Model, NetworkKeyFile, Peer, Port
+from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.file_limit import raise_file_limit
@@ -49,6 +52,7 @@ from swarm.runtime.plain_text import plain_line
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
+RELAY_PORT = 31_338
 MODELS_LOOKED_UP = 64
 """Models whose records `swarm status` reads, at most; those known for longest come first."""
 MODELS_SHOWN = 20
@@ -60,6 +64,11 @@ _SHAREABLE = frozenset(map(_TITLES.index, ("class", "version")))
 """Columns that are printed once, above the table, where a terminal is narrow and all nodes agree."""
 
 
+@headed(
+    swarm=("join", "network_key", "identity"),
+    network=("host", "port", "announce_address", "allow_private"),
+    relay=("relay_port", "relay_mbit"),
+)
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """Run a bare DHT peer, through which nodes and clients find each other.
@@ -76,6 +85,9 @@ class Bootstrap:
             is open to everybody).
         allow_private: check whether nodes at private addresses can be reached also where this machine has a public
             address.
+        relay_port: TCP port of the relay that is lent to nodes which nobody can dial; 0 takes any free one
+            (default: 31338, or a free one where that is taken).
+        relay_mbit: Mbit/s that the relay carries at most, both ways counted; 0 lends none.
     """
 
     host: Host = "0.0.0.0"
@@ -85,6 +97,8 @@ class Bootstrap:
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     network_key: File | None = None
     allow_private: bool = False
+    relay_port: Port | None = None
+    relay_mbit: MegabitsPerSecond = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +210,13 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
         allow_private=command.allow_private,
         membership=membership,
     )
-    async with DhtRegistry.open(config) as registry:
+    async with AsyncExitStack() as stack:
+        opened = DhtRegistry.open(config)
+        port, mbit = command.relay_port, command.relay_mbit
+        lent = lent_settings(opened.peer_id, mbit, host=command.host, port=port, usual_port=RELAY_PORT)
+        if lent is not None and membership.network is not None:
+            lent = replace(lent, members=membership.network.presence.hex())
+        registry = await stack.enter_async_context(opened)
         addresses = registry.join_addresses()
         console.print(Text(f"DHT peer {registry.peer_id}; a node joins with:"))
         console.print(Text(serve_line("MODEL", "0-20", addresses)))
@@ -204,8 +224,16 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
             console.print(Text(f"also at {address}"))
         if membership.network is not None:
             console.print(Text("the swarm is private: members need its network key, which `swarm invite` passes on"))
+        if lent is not None:
+            relay = await stack.enter_async_context(lend(registry, lent, partial(_beside, registry)))
+            console.print(Text(f"lends a relay on port {relay.port}: up to {mbit:g} Mbit/s"))
         await _until(stop, registry)
         console.print(Text("leaving"))
+
+
+async def _beside(registry: Registry, port: int) -> str:
+    """Under which address others reach another port of this machine: as they reach its DHT peer."""
+    return f"{offered_host(registry.join_addresses())}:{port}"
 
 
 async def _health(command: Health, console: Console) -> None:

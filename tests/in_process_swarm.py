@@ -42,9 +42,14 @@ class InProcessSwarm:
 
 
 @asynccontextmanager
-async def in_process_swarm(model: Path, spans: Sequence[str], **options: Any) -> AsyncIterator[InProcessSwarm]:  # noqa: ANN401
+async def in_process_swarm(
+    model: Path,
+    spans: Sequence[str],
+    network: MemoryNetwork | None = None,
+    **options: Any,  # noqa: ANN401
+) -> AsyncIterator[InProcessSwarm]:
     """Serve `model` with one node per span; `options` are fields of `ServeConfig`."""
-    network = MemoryNetwork()
+    network = network or MemoryNetwork()
     async with AsyncExitStack() as stack:
         nodes = []
         for span in spans:

@@ -77,6 +77,7 @@ from swarm.transport.hedged_link import follow
 from swarm.transport.introduction import introduce
 from swarm.transport.liveness import pause
 from swarm.transport.successor import SessionLink, SuccessorLink
+from swarm.transport.way import LinkPath
 
 REPLY_TIMEOUT_S = 120.0
 OPEN_S, OPEN_PER_HOP_S = 10.0, 3.0
@@ -437,6 +438,12 @@ class Chain:
 
     async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
         return self._connection(hop, stuck)
+
+    @property
+    def paths(self) -> tuple[LinkPath | None, LinkPath | None]:
+        """How the first machine and the last are reached; None for one that is not connected."""
+        first, last = (self.route.endpoint(hop.peer) for hop in (self.route.hops[0], self.route.hops[-1]))
+        return self._dialer.path(first), self._dialer.path(last)
 
     def _connection(self, hop: RouteHop, stuck: grpc.aio.Channel | None = None) -> Connection:
         endpoint = self.route.endpoint(hop.peer)

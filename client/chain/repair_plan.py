@@ -225,7 +225,7 @@ class RepairPlan:
             case TroubleReported(HopLeaving() as error):
                 self._leaving.add(error.peer)
             case TroubleReported(HopError() as error):
-                self._suspicion.add(error, now_s)
+                self._suspicion.add(error, now_s, self.route.relay_of(error.peer))
                 if isinstance(error, HopRefused):
                     route = _peers((*self.route.hops, *self.route.replicas))
                     self._is_settled |= self._verdicts.add(error, route, now_s)
@@ -362,6 +362,8 @@ class RepairPlan:
             yield self._around(avoid | heard)
         elif isinstance(trouble, HopError) and trouble.is_even and trouble.other is not None:
             yield self._around(avoid | {trouble.other})
+        if relays := suspicion.relays(now_s):
+            yield self._around(avoid | relays)
         yield self._around(avoid)
         for other in () if is_move else others:
             yield self._around(other | self._leaving)

@@ -9,6 +9,8 @@ and both ends carry it.
   accuser is gone around instead.
 - A machine that stands at the other end of troubles with two different machines is what they have in common: it is
   avoided, and twice as long with each further one.
+- A machine that is reached through a relay may be gone because the relay is: others behind that relay are not taken in
+  its place at first.
 - A machine that says that the session itself cannot be (`HopRefused`) is gone around like any other. It is believed
   when two routes that share no machine said so, or when nobody else has its layers.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from swarm.errors import HopError, HopMisbehaved, HopRefused, SwarmError
+from swarm.errors import HopError, HopMisbehaved, HopRefused, HopTimeout, SwarmError, Unreachable
 
 SUSPECT_S = 30.0
 """How long a machine that was lost is avoided while others can take its place."""
@@ -26,7 +28,7 @@ MAX_DOUBLINGS = 5
 """How often that is doubled, at most: sixteen minutes."""
 VERDICT_S = 120.0
 """How long it is remembered that a machine said the session cannot be."""
-MAX_MARKS, MAX_VERDICTS, MAX_NAMES = 1_024, 64, 16
+MAX_MARKS, MAX_VERDICTS, MAX_NAMES, MAX_RELAYS = 1_024, 64, 16, 64
 
 
 @dataclass(slots=True)
@@ -82,9 +84,21 @@ class Suspicion:
 
     def __init__(self) -> None:
         self._marks: dict[str, _Mark] = {}
+        self._relays: dict[str, float] = {}
 
-    def add(self, error: HopError, now_s: float) -> None:
-        """Note one more trouble."""
+    def add(self, error: HopError, now_s: float, relay: str | None = None) -> None:
+        """Note one more trouble.
+
+        Args:
+            error: what is known of it.
+            now_s: when.
+            relay: `host:port` of the relay through which the machine that it names is reached; None: it is dialled.
+        """
+        if relay is not None and isinstance(error, Unreachable | HopTimeout):
+            self._relays.pop(relay, None)
+            self._relays[relay] = now_s
+            if len(self._relays) > MAX_RELAYS:
+                del self._relays[next(iter(self._relays))]
         mark = self._mark(error.peer, now_s)
         mark.error = error
         if error.other is None:
@@ -102,6 +116,10 @@ class Suspicion:
         return frozenset(
             peer for peer, mark in self._marks.items() if mark.is_suspect(now_s) or mark.is_offender(now_s)
         )
+
+    def relays(self, now_s: float) -> frozenset[str]:
+        """Relays, as `host:port`, behind which a machine was lost lately."""
+        return frozenset(relay for relay, at_s in self._relays.items() if now_s - at_s < SUSPECT_S)
 
     def in_turn(self, now_s: float) -> tuple[frozenset[str], ...]:
         """Whom to go around at first; then, where that leaves no route, whom instead.

@@ -39,6 +39,7 @@ from swarm.runtime.cpu_threads import check_threads
 from swarm.runtime.library_logging import bars_hidden
 from swarm.runtime.tasks import TaskScope, relay
 from swarm.transport.dial import Dialer
+from swarm.ways.local_dialler import open_ways
 
 __all__ = ["AsyncSwarm", "Piece"]
 
@@ -114,9 +115,14 @@ class AsyncSwarm:
         opened = registry or DhtRegistry.open(config)
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
         insecure, network = options.get("insecure", False), membership.network
-        nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, network=network))
-        search = ModelSearch(peers, fingerprint, nearby.probe)
-        async with opened, Dialer(insecure=insecure, network=network) as dialer, TaskScope() as scope:
+        async with (
+            opened,
+            open_ways() as ways,
+            Dialer(insecure=insecure, ways=ways, network=network) as dialer,
+            TaskScope() as scope,
+        ):
+            nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, ways=ways, network=network))
+            search = ModelSearch(peers, fingerprint, nearby.probe)
             identity = await find_in_swarm(target, opened, search)
             if membership.note_model is not None:
                 membership.note_model(identity.fingerprint)

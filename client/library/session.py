@@ -148,6 +148,7 @@ class Session:
             replicas=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.replicas),
             repairs=tuple(self.chain.repairs[repaired:]),
             differences=tuple(self.chain.differences),
+            paths=tuple("" if path is None else path.value for path in self.chain.paths),
         )
 
 

@@ -45,14 +45,21 @@ def waterfall(stats: Stats) -> Table:
         table.add_column(title, justify="left" if title == "part" else "right")
     sweeps = stats.sweeps
     table.add_row("draft", "", "", _median([sweep.draft_ms for sweep in sweeps]), "")
-    table.add_row("client → hop 0", _median([sweep.first_link_ms for sweep in sweeps]), "", "", "")
+    to_first, from_last = map(_path, stats.paths or ("", ""))
+    table.add_row(f"client → hop 0{to_first}", _median([sweep.first_link_ms for sweep in sweeps]), "", "", "")
     for index, name in enumerate(stats.hops):
-        table.add_row(f"hop {index}: {name}", *_hop_cells(sweeps, index))
+        path = from_last if index == len(stats.hops) - 1 else ""
+        table.add_row(f"hop {index}: {name}{path}", *_hop_cells(sweeps, index))
     for name in stats.replicas:
         table.add_row(f"replica: {name}", "", "", "", "")
     table.add_row(*_rest([sweep.other_ms for sweep in sweeps]), "", "", "")
     table.add_row("whole sweep", _median([sweep.total_ms for sweep in sweeps]), "", "", "", style="bold")
     return table
+
+
+def _path(path: str) -> str:
+    """How a link goes, where that is worth a word."""
+    return "" if path in ("", "direct") else f" ({path})"
 
 
 def explanation(stats: Stats) -> Table:

@@ -92,6 +92,11 @@ class Announcer:
             await self._try(self._measure_delays)
             await self._try(lambda: self.announce(self._state))
 
+    async def say_again(self) -> None:
+        """Write the record at once, as others reach the node otherwise now; nothing where it was not announced yet."""
+        if self.announced is not None:
+            await self._try(lambda: self.announce(self._state))
+
     async def _try(self, step: Callable[[], Awaitable[object]]) -> None:
         """Take a step of a loop that must not end, whatever fails: without it, the node would not be listed.
 
@@ -131,6 +136,7 @@ class Announcer:
             model=resources.identity,
             span=self.span,
             address=resources.address,
+            reach=resources.whereabouts.now.reach,
             state=state,
             numeric_class=host.numeric_class,
             version=VERSION,

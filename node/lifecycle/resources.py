@@ -12,6 +12,7 @@ from node.config import ServeConfig
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint
 from node.model.loading import Say
+from node.reach.reached import Whereabouts
 from node.telemetry.counters import NodeCounters
 from node.telemetry.outbox import Outbox
 from swarm.discovery.node_record import NodeRecord
@@ -20,6 +21,7 @@ from swarm.ids import ModelIdentity
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
+from swarm.transport.way import Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class NodeResources:
     say: Say
     """Takes lines for the user."""
     registry: Registry
-    address: str
-    """`host:port` under which others reach the gRPC service."""
+    whereabouts: Whereabouts
+    """How others reach the gRPC service, now."""
     port: int
     """The TCP port that is bound for it."""
     certificate: ServerCertificate | None
@@ -47,5 +49,12 @@ class NodeResources:
     loaded: ExitStack
     """Ends the loaded layers, after everything that computes with them."""
     dialer: Dialer
+    ways: Ways | None
+    """Lead past relays; None where the system has not what they need."""
     scope: TaskScope
     """Owns the node's background tasks."""
+
+    @property
+    def address(self) -> str:
+        """Under which others reach the gRPC service now, as the record has it."""
+        return self.whereabouts.now.address

@@ -142,10 +142,10 @@ class SpanHost:
         digest = b"" if resources.certificate is None else resources.certificate.digest
         server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
         await server.start()
-        insecure, network = config.insecure, config.membership.network
+        insecure, ways, network = config.insecure, resources.ways, config.membership.network
         probes = Probes(
-            partial(measure_delays, insecure=insecure, network=network),
-            partial(measure_rate, insecure=insecure, network=network),
+            partial(measure_delays, insecure=insecure, ways=ways, network=network),
+            partial(measure_rate, insecure=insecure, ways=ways, network=network),
         )
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy)

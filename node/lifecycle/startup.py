@@ -1,6 +1,8 @@
 """From a configuration to a running node, step by step.
 
-    bind ports → join the directory → find the model → choose layers → load → open the service → be dialled back → list
+    bind ports → join the directory → be reached → find the model → choose layers → load → open the service → list
+
+How a node comes to be reached is proven before anything large is loaded (`node.lifecycle.arrival`).
 
 Whatever is opened is entered on the node's exit stack, so that the node closes it, also when a later step fails.
 """
@@ -9,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
+import time
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from socket import socket
 
@@ -19,10 +21,10 @@ import grpc.aio
 
 from node.config import ServeConfig
 from node.lifecycle.announcer import Announcer
+from node.lifecycle.arrival import Arrival, Arrived, BoundServer
 from node.lifecycle.connection_guard import keep_connections_bounded
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
-from node.membership.duplicate_identity import check_alone
 from node.membership.joining import SpanReservation, joiners_choice
 from node.membership.model_mismatch import check_invited_model, check_same_model, swarms_model
 from node.membership.rebalance import Rebalance
@@ -30,26 +32,28 @@ from node.model.checkpoint import Checkpoint, open_named
 from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, compute_of, fitting_layers, free_bytes, pick_device
 from node.model.span import dissect
+from node.reach.hello import HelloOnly
+from node.reach.lend import Lender
+from node.reach.watch import Watch
+from node.reach.ways_out import node_ways
 from node.telemetry.counters import NodeCounters
 from node.telemetry.metrics import NodeFigures, listening, serving_metrics
 from node.telemetry.outbox import Outbox
 from node.telemetry.publisher import Address, TelemetryPublisher
 from node.telemetry.report import NodeDescription, NodeReport
-from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.dht.registry import DhtRegistry
-from swarm.discovery.node_record import NodeState, bracketed
+from swarm.discovery.node_record import NodeState
 from swarm.discovery.registry import Registry
-from swarm.errors import LayersError, Unreachable
+from swarm.errors import LayersError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.models.fingerprint import model_identity
 from swarm.routing.latency import measure_delays
 from swarm.routing.served import ServedModels
-from swarm.runtime.tasks import TaskScope
+from swarm.runtime.tasks import unending
 from swarm.telemetry.messages import EventKind
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
-from swarm.transport.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,9 @@ class Starting:
     host: SpanHost
     announcer: Announcer
     server: grpc.aio.Server
-    """Has its port, and answers no call yet."""
+    """Has its port, and answers Hello alone until the service does."""
+    arrival: Arrival
+    hello: HelloOnly | None
     metrics_socket: socket | None
     """Listens for scrapes; None without `--metrics-port`."""
 
@@ -108,40 +114,45 @@ class StartUp:
         certificate = None if config.insecure else ServerCertificate.fresh(registry.peer_id)
         server, port = bind(config.host, config.port, certificate, config.membership.network)
         metrics_socket = self._stack.enter_context(listening(config.metrics_host, config.metrics_port))
-        resources = await self._gather(registry, port, certificate)
+        arrival = Arrival(config, self._say, self._stack, BoundServer(server, port, certificate))
+        arrived = await arrival.run(registry)
+        resources = await self._gather(arrived, port, certificate)
         host = SpanHost(resources)
         announcer = Announcer(resources, host)
         self._stack.push_async_callback(host.stop_server)
         try:
-            return await self._serve(Starting(resources, host, announcer, server, metrics_socket))
+            starting = Starting(resources, host, announcer, server, arrival, arrived.hello, metrics_socket)
+            return await self._serve(starting)
         except BaseException:
             await announcer.withdraw()
             raise
 
-    async def _gather(self, opened: Registry, port: int, certificate: ServerCertificate | None) -> NodeResources:
-        """Join the directory, find the model, and open what all spans need."""
-        config, stack = self._config, self._stack
-        registry = await stack.enter_async_context(opened)
-        address = config.announce_address or f"{_reachable_host(config, registry)}:{port}"
+    async def _gather(self, arrived: Arrived, port: int, certificate: ServerCertificate | None) -> NodeResources:
+        """Find the model, and open what all spans need."""
+        config, stack, registry = self._config, self._stack, arrived.registry
         network = config.membership.network
-        left_behind = await check_alone(registry, address, insecure=config.insecure, network=network)
         checkpoint, identity = await self._find_model(registry)
+        ways = None
+        if certificate is not None:
+            out = node_ways(config.host, arrived.whereabouts, arrived.map_another)
+            ways = await stack.enter_async_context(out)
         return NodeResources(
             config=config,
             say=self._say,
             registry=registry,
-            address=address,
+            whereabouts=arrived.whereabouts,
             port=port,
             certificate=certificate,
             identity=identity,
-            left_behind=left_behind,
+            left_behind=arrived.left_behind,
             checkpoint=checkpoint,
             rebalance=Rebalance(random.Random()),
             counters=NodeCounters(),
             outbox=Outbox(),
             loaded=stack.enter_context(ExitStack()),
-            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, network=network)),
-            scope=await stack.enter_async_context(TaskScope()),
+            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, ways=ways, network=network)),
+            ways=ways,
+            scope=arrived.scope,
         )
 
     async def _find_model(self, registry: Registry) -> tuple[Checkpoint, ModelIdentity]:
@@ -177,13 +188,36 @@ class StartUp:
         await host.load(announcer.span)
         check_kv(host.model, config.kv_tokens)
         await host.open(starting.server)
+        if starting.hello is not None:
+            starting.hello.close()
         scope.spawn(keep_connections_bounded(resources.port))
-        await self._be_dialled_back(starting)
         resources.rebalance.arrived()
         await announcer.announce(NodeState.SERVING)
         resources.outbox.add_event(EventKind.JOINED, f"serves {announcer.span.describe(resources.identity.num_layers)}")
         announcing = announcing or scope.spawn(announcer.keep_announcing())
+        self._keep_reached(starting)
         return RunningNode(resources, host, announcer, announcing, reservation)
+
+    def _keep_reached(self, starting: Starting) -> None:
+        """Look from now on whether others still reach the node, and say so when they reach it otherwise."""
+        if starting.hello is None:
+            return  # a swarm on this machine alone
+        senses = replace(starting.arrival.senses(), announce=starting.announcer.say_again)
+        watch = Watch(starting.resources.whereabouts, senses, time.monotonic)
+        scope = starting.resources.scope
+        scope.spawn(unending(watch.run, "watching how this machine is reached"))
+        if self._config.relay_mbit != 0 and isinstance(starting.resources.registry, DhtRegistry):
+            scope.spawn(unending(partial(self._lend, starting), "lending a relay"))
+
+    async def _lend(self, starting: Starting) -> None:
+        """Lend a relay while this machine needs none itself."""
+        resources, announcer = starting.resources, starting.announcer
+
+        def uplink_mbit_per_s() -> float | None:
+            return None if announcer.announced is None else announcer.announced.uplink_mbit_per_s
+
+        lender = Lender(resources.registry, self._config, resources.whereabouts, starting.arrival.map_other_port)
+        await lender.run(uplink_mbit_per_s)
 
     async def _reserve_span(self, starting: Starting) -> SpanReservation:
         """Reserve the span that the swarm needs most."""
@@ -217,30 +251,3 @@ class StartUp:
             address = Address(broker, config.mqtt_prefix, resources.identity.fingerprint, registry.identity)
             publisher = TelemetryPublisher(address, NodeReport(description, outbox), outbox, self._say)
             await self._stack.enter_async_context(publisher)
-
-    async def _be_dialled_back(self, starting: Starting) -> None:
-        """Let a peer call the announced address.
-
-        Raises:
-            Unreachable: peers cannot reach it.
-        """
-        resources = starting.resources
-        registry, address = resources.registry, resources.address
-        if resources.certificate is None:
-            self._say("insecure: links are plain text, and nobody but this machine is to use them")
-            return
-        endpoint = Endpoint(registry.peer_id, address, resources.certificate.der)
-        reachable = await registry.dial_back(endpoint, secrets.token_bytes(NONCE_BYTES))
-        if reachable is None:
-            self._say("no peer yet that could dial back: this is the first machine of the swarm")
-        elif not reachable:
-            reason = f"peers cannot reach {address}: open or forward the port, or give --announce-address"
-            raise Unreachable(registry.peer_id, str(starting.announcer.span), reason)
-
-
-def _reachable_host(config: ServeConfig, registry: Registry) -> str:
-    """The host of the first address under which the DHT peer is reachable, or the listening one."""
-    host = config.host
-    if host in ("0.0.0.0", "::"):
-        host = (registry.join_addresses() or ["/ip4/127.0.0.1"])[0].split("/")[2]
-    return bracketed(host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,13 +18,16 @@ from swarm.discovery.listing import name_models
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, UnknownModel
-from swarm.ids import ModelIdentity
+from swarm.ids import ModelIdentity, PeerId
 from swarm.routing.latency import chain_ends, measure_delays
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.routing.served import ServedModels
 from swarm.runtime.cli import fit
 from swarm.runtime.cli_types import Count, Fingerprint, Found, Insecure, Model, NetworkKeyFile, Peer
+from swarm.ways.local_dialler import open_ways
+
+MeasureDelays = Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]]
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
@@ -72,7 +75,13 @@ async def route(command: ShowRoute, console: Console) -> None:
 
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
-    measure = partial(measure_delays, insecure=command.insecure, network=command.membership.network)
+    network = command.membership.network
+    async with open_ways() as ways:
+        measure = partial(measure_delays, insecure=command.insecure, ways=ways, network=network)
+        await _show(command, registry, console, measure)
+
+
+async def _show(command: ShowRoute, registry: Registry, console: Console, measure: MeasureDelays) -> None:
     served = ServedModels(registry, measure)
     model = await select_model(served, command.model, command.fingerprint)
     records = plausible(await registry.records(model.fingerprint, model.num_layers, within_s=0.0))

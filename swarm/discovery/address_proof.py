@@ -1,11 +1,14 @@
-"""The proof that a machine answers at an address: its signature over a nonce and the certificate of the connection.
+"""The proofs that a machine answers at an address: its signature over a nonce and the certificate of the connection.
 
-A machine in between cannot pass it on: the caller's connection would end at another certificate.
+A machine in between cannot pass that one on: the caller's connection would end at another certificate. A relay has no
+certificate; it proves whose it is, and whoever passes that on has carried bytes as a relay does.
 Pure; used by dial-back and by nodes.
 """
 
 from __future__ import annotations
 
+import binascii
+from base64 import b64decode, b64encode
 from typing import Any
 
 import msgpack
@@ -16,7 +19,9 @@ from swarm.ids import PeerId
 HELLO_METHOD = "/swarm.wire.v1.Node/Hello"
 NONCE_BYTES = 16
 MAX_HELLO_BYTES = 4_096
+MAX_WHO_BYTES = 2_048
 _DOMAIN = b"canopy-hello-2\n"
+_WHO_DOMAIN = b"canopy-relay-who-1\n"
 
 
 def hello_response(identity: Identity, nonce: bytes, digest: bytes) -> bytes:
@@ -59,5 +64,40 @@ def check_hello(peer_id: PeerId, nonce: bytes, digest: bytes, response: bytes) -
     match answer:
         case {"peer_id": str(claimed), "public_key": bytes(key), "signature": bytes(signature)}:
             return claimed == peer_id and verify(peer_id, key, _DOMAIN + nonce + digest, signature)
+        case _:
+            return False
+
+
+def who_question(nonce: bytes) -> bytes:
+    """The line that asks a relay whose it is."""
+    return f"WHO {nonce.hex()}\n".encode()
+
+
+def who_answer(identity: Identity, nonce: bytes) -> bytes:
+    """The line with which a relay answers: its owner's public key and signature, in base 64.
+
+    Args:
+        identity: whose relay it is.
+        nonce: the caller's, 16 bytes.
+    """
+    key, signature = b64encode(identity.public_key), b64encode(identity.sign(_WHO_DOMAIN + nonce))
+    return b"WHO %b %b\n" % (key, signature)
+
+
+def check_who(peer_id: PeerId, nonce: bytes, line: bytes) -> bool:
+    """Whether a line was signed by this peer, over this nonce; never raises.
+
+    Args:
+        peer_id: whose relay it should be.
+        nonce: what was sent.
+        line: any bytes.
+    """
+    match line.split():
+        case [b"WHO", key, signature] if len(line) <= MAX_WHO_BYTES:
+            try:
+                public_key, signed = b64decode(key, validate=True), b64decode(signature, validate=True)
+            except (binascii.Error, ValueError):
+                return False
+            return verify(peer_id, public_key, _WHO_DOMAIN + nonce, signed)
         case _:
             return False

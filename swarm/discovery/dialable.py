@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
@@ -14,6 +15,10 @@ from swarm.transport.relayed import first_stop, parse_relayed
 
 RESOLVE_S = 2.0
 """How long a host name may take."""
+MAX_TRIED = 4
+"""Addresses of one name that are tried."""
+NEXT_S, ANSWER_S = 0.25, 2.0
+"""The next one is tried after so long; all of them together take at most the second number."""
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 IpAddress = IPv4Address | IPv6Address
@@ -78,15 +83,44 @@ class DialPolicy:
     async def resolve(self, address: str) -> str | None:
         """The address with an IP for its host, which is the one to dial; None where it may not, or cannot, be dialled.
 
-        A name is resolved once, here: asked again, it might name another machine.
+        A name is resolved once, here: asked again, it might name another machine. Of several addresses, such as one of
+        each family, it is the first that answers.
         """
         relayed = parse_relayed(address)
         stop = first_stop(address)
-        for ip in await _resolve(stop):
-            if is_dialable(ip, own_is_public=self.only_public):
-                found = f"{bracketed(str(ip))}:{split_address(stop)[1]}"
-                return found if relayed is None else str(replace(relayed, relay=found))
-        return None
+        allowed = [ip for ip in await _resolve(stop) if is_dialable(ip, own_is_public=self.only_public)]
+        distinct = list(dict.fromkeys(allowed))[:MAX_TRIED]
+        if not distinct:
+            return None
+        port = split_address(stop)[1]
+        ip = distinct[0] if len(distinct) == 1 else await _first_to_answer(distinct, port)
+        found = f"{bracketed(str(ip))}:{port}"
+        return found if relayed is None else str(replace(relayed, relay=found))
+
+
+async def _first_to_answer(ips: Sequence[IpAddress], port: int) -> IpAddress:
+    """The address of several that takes a connection first, a little apart; the first one where none does."""
+    answered: list[IpAddress] = []
+
+    async def knock(place: int, ip: IpAddress) -> None:
+        await asyncio.sleep(place * NEXT_S)
+        try:
+            await _connect(str(ip), port)
+        except OSError:
+            return
+        answered.append(ip)
+        for other in knocking:
+            other.cancel()
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ANSWER_S), asyncio.TaskGroup() as tasks:
+            knocking = [tasks.create_task(knock(place, ip)) for place, ip in enumerate(ips)]
+    return answered[0] if answered else ips[0]
+
+
+async def _connect(ip: str, port: int) -> None:
+    _, writer = await asyncio.open_connection(ip, port)
+    writer.close()
 
 
 async def _look_up(host: str, port: int) -> Sequence[tuple[object, object, object, str, tuple[object, ...]]]:

@@ -13,13 +13,15 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import NodeRecord, live_records, tombstone
 from swarm.discovery.record_store import RecordStore, open_item
-from swarm.discovery.registry import MODELS_KEYS, RECENT_S, block_keys, peer_key, storage_key
+from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key, storage_key
 from swarm.errors import RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.transport.endpoint import Endpoint
 
 DialBackCall = Callable[[Endpoint, bytes], Awaitable[bool]]
 """Calls a peer with a nonce; whether it answered with its signature."""
+RelayCall = Callable[[PeerId, str], Awaitable[bool]]
+"""Calls a relay at an address; whether it proved that it is this peer's."""
 
 
 class MemoryNetwork:
@@ -28,11 +30,15 @@ class MemoryNetwork:
     Attributes:
         clock: DHT time in seconds.
         dial: carries out dial-backs; None means that nobody can be asked for one.
+        dial_relay: the same for relays.
+        relays: `host:port` of the relay that a peer lends.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, dial: DialBackCall | None = None) -> None:
         self.clock = clock
         self.dial = dial
+        self.dial_relay: RelayCall | None = None
+        self.relays: dict[PeerId, str] = {}
         self._store = RecordStore()
 
     def store(self, name: str, subkey: str, data: bytes, expires_at: float) -> bool:
@@ -119,8 +125,27 @@ class MemoryRegistry:
         self._check_open()
         return None if self._network.dial is None else await self._network.dial(endpoint, nonce)
 
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """What the network's `dial_relay` returns; None without one."""
+        self._check_open()
+        call = self._network.dial_relay
+        return None if call is None else await call(self.peer_id, address)
+
+    async def relays(self) -> list[RelayOffer]:
+        """The relays that the others lend."""
+        self._check_open()
+        return [RelayOffer(peer, at) for peer, at in self._network.relays.items() if peer != self.peer_id]
+
+    async def offer_relay(self, address: str | None) -> None:
+        """Lend a relay there; None: no more."""
+        self._check_open()
+        self._network.relays.pop(self.peer_id, None)
+        if address is not None:
+            self._network.relays[self.peer_id] = address
+
     async def aclose(self) -> None:
-        """Leave; later calls fail."""
+        """Leave; later calls fail. What was lent is lent no more."""
+        self._network.relays.pop(self.peer_id, None)
         self._closed.set()
 
     async def wait_closed(self) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NewType, Protocol, Self
 
@@ -38,6 +39,19 @@ ROOT = "canopy/v2"
 
 StorageKey = NewType("StorageKey", bytes)
 """20 bytes: where in the DHT something lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOffer:
+    """A relay that a peer lends, by that peer's own word; nobody has tried it yet.
+
+    Attributes:
+        peer: whose it is, and the name that it signs for.
+        address: `host:port`, IPv6 in brackets; the host may be a name.
+    """
+
+    peer: PeerId
+    address: str
 
 
 class Registry(Protocol):
@@ -100,6 +114,32 @@ class Registry(Protocol):
 
         Returns:
             Whether this machine answered there; None if no peer could be asked.
+        """
+        ...
+
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """Ask a peer to call the relay that this machine lends.
+
+        Args:
+            address: `host:port` under which others should reach it.
+
+        Returns:
+            Whether a relay answered there and proved that it is this machine's; None if no peer could be asked.
+        """
+        ...
+
+    async def relays(self) -> list[RelayOffer]:
+        """The relays that known peers lend, of each peer one; those of the peers joined through come first.
+
+        A few peers are asked at a time, and not always the same. Empty where none of them answers in time.
+        """
+        ...
+
+    async def offer_relay(self, address: str | None) -> None:
+        """Say to whoever asks that this machine lends a relay.
+
+        Args:
+            address: `host:port` under which others reach it; None: it lends none any more.
         """
         ...
 

@@ -9,17 +9,32 @@ Whoever connects says one line, which ends with a line feed and may have a carri
     PUNCH PEER ADDRESSES             a dialler that wants a hole: the circuit carries what both ends must agree on
     CALL PEER HOST:PORT TOKEN        a dialler that can be dialled itself, and wants to be
     LOAD                             asks what the relay carries
+    WHO NONCE                        asks whose relay this is: 16 bytes in hex, to be signed
 
 To HERE the relay answers `PROVE RELAY-PEER NONCE`; the machine answers `PROOF KEY SIGNATURE` (`swarm.relay.presence`),
 and the relay `OK HOST:PORT`, the address that the machine comes from, or `NO REASON`. From then on the relay says
 
-    OPEN TOKEN                       somebody connects: open a connection here with TAKE TOKEN
+    OPEN TOKEN ADDRESS               somebody connects from there: open a connection here with TAKE TOKEN
     PUNCH TOKEN ADDRESSES            somebody wants a hole and knocks from these addresses: TAKE TOKEN first
     CALL TOKEN HOST:PORT             somebody wants to be called: open a connection there with TAKE TOKEN
-    PING                             the machine answers PONG
+    PING                             every 5 s: the machine answers PONG; who is silent for 15 s is gone, on either side
 
-To SEEN it answers `SEEN HOST:PORT`, to LOAD `LOAD CIRCUITS LIMIT MBIT LENT-MBIT`, to CONNECT an HTTP status line. After
-`200` and after PUNCH and TAKE the connection carries the circuit's bytes and nothing else.
+A machine that says HERE again replaces its older connection, which is closed. Circuits outlive both.
+
+The ADDRESS of OPEN is a hint, for the machine's quotas: a relay that lies can say any. The others are answered:
+
+    SEEN            SEEN HOST:PORT, and the connection stays open for 30 s, so that a router keeps its mapping
+    LOAD            LOAD CIRCUITS LIMIT MBIT LENT-MBIT: circuits now and at most, Mbit/s carried and lent
+    WHO             WHO KEY SIGNATURE (`swarm.discovery.address_proof`)
+    CONNECT         an HTTP status line and an empty line: 200 once the machine has taken it, 404 where nobody of that
+                    name is here, 429 where somebody has too many, 504 where the machine does not take it in 10 s
+    PUNCH           OK HOST:PORT once the machine has taken it, whence that comes, or NO REASON
+    CALL            OK once it was passed on, or NO REASON
+
+Of PUNCH and CALL the first HOST must be the one that the dialler comes from: so each end knows whence the other comes.
+
+After 200, after OK to PUNCH and after TAKE the connection carries the circuit's bytes and nothing else. A circuit of
+PUNCH ends after 30 s or 64 KiB. Whatever a relay refuses otherwise it closes.
 """
 
 from __future__ import annotations
@@ -44,6 +59,19 @@ MAX_HEADER_BYTES: Final = 4_096
 OPENING_S: Final = 5.0
 """How long an opening may take, its headers included."""
 TOKEN_BYTES: Final = 16
+NONCE_BYTES: Final = 16
+PING_S: Final = 5.0
+"""How often a relay says PING."""
+DEAD_S: Final = 15.0
+"""How long either side of a standing connection may be silent."""
+TAKE_S: Final = 10.0
+"""How long a machine has to take a circuit."""
+MEETING_S: Final = 30.0
+"""How long the circuit of a PUNCH lives."""
+MEETING_BYTES: Final = 65_536
+"""What it may carry, in both directions together."""
+SEEN_S: Final = 30.0
+"""How long a connection stays open that asked for its address."""
 MAX_ADDRESSES: Final = 6
 """Addresses in one PUNCH, at most."""
 
@@ -58,6 +86,7 @@ class Verb(enum.Enum):
     PUNCH = "PUNCH"
     CALL = "CALL"
     LOAD = "LOAD"
+    WHO = "WHO"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +95,17 @@ class Opening:
 
     Attributes:
         verb: what is wanted.
-        peer: whom it is about; None for TAKE, SEEN and LOAD.
+        peer: whom it is about; None for TAKE, SEEN, LOAD and WHO.
         token: of TAKE and CALL, 32 lower-case hex digits; else empty.
         addresses: of PUNCH and CALL: `host:port`, with IP addresses; else empty.
+        nonce: of WHO; else empty.
     """
 
     verb: Verb
     peer: PeerId | None = None
     token: str = ""
     addresses: tuple[str, ...] = ()
+    nonce: bytes = b""
 
 
 def parse_opening(line: bytes) -> Opening:
@@ -101,6 +132,8 @@ def parse_opening(line: bytes) -> Opening:
             return Opening(Verb.CALL, _peer(peer), check_token(token), parse_addresses(address, limit=1))
         case ["LOAD"]:
             return Opening(Verb.LOAD)
+        case ["WHO", nonce]:
+            return Opening(Verb.WHO, nonce=_nonce(nonce))
         case _:
             raise RemoteProtocolError("opening", "no opening of a relay")
 
@@ -149,6 +182,12 @@ def check_token(token: str) -> str:
     return token
 
 
+def _nonce(word: str) -> bytes:
+    if len(word) != 2 * NONCE_BYTES or _HEX.fullmatch(word) is None:
+        raise RemoteProtocolError("opening", f"a nonce has {2 * NONCE_BYTES} lower-case hex digits")
+    return bytes.fromhex(word)
+
+
 def _peer(word: str) -> PeerId:
     if not is_peer_id(word):
         raise RemoteProtocolError("opening", f"{word[:80]!r} is no peer id")
@@ -156,4 +195,5 @@ def _peer(word: str) -> PeerId:
 
 
 _TOKEN = re.compile(rf"[0-9a-f]{{{2 * TOKEN_BYTES}}}")
+_HEX = re.compile(r"[0-9a-f]+")
 _IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}", re.ASCII)

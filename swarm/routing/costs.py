@@ -3,7 +3,9 @@
     client → hop 0 · per hop: queue + its layers + messages · hop → next hop: delay + hidden rows / rate · tail → client
 
 An unmeasured delay between two machines is taken to be the larger of their delays to the client: the true one lies
-between the difference and the sum of the two, and the larger is the middle. Ids and picks are too small to count.
+between the difference and the sum of the two, and the larger is the middle. Between two machines that are reached
+through relays it is the sum: what one sends to the other goes out of its own network and round by the other's relay.
+Ids and picks are too small to count.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.node_record import NodeRecord, NodeState, Reach
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
 
 DEFAULT_DELAY_MS = 30.0
 """One-way delay between the client and a machine that it has not measured: a home link's."""
+RELAYED_DELAY_MS = 2 * DEFAULT_DELAY_MS
+"""The same to a machine that is reached through a relay: there and on."""
+RELAYED_MS = 5.0
+"""What a relay is worth: of chains that are as fast, the one that spares lenders is taken. No sweep takes it."""
 DEFAULT_LAYER_MS = 10.0
 """One layer's time on a machine that announces none: slower than most, so that machines that do are preferred."""
 HOP_OVERHEAD_MS = 1.5
@@ -95,7 +101,7 @@ class RouteQuery:
         kv_tokens: what the session reserves on every hop.
         row_bytes: size of a hidden row on the wire, None for what the records have.
         delays_ms: one-way delays to machines, by peer, as the client measured them.
-        avoid: peers that must not be used.
+        avoid: peers that must not be used, and relays (`host:port`) behind which no hop may begin.
         failures: (peer, time in seconds) of machines that failed.
         now: the present, in seconds of the same clock.
         keep: hops that hold the session already; such a hop computes exactly its layers. Their records must be given.
@@ -202,13 +208,22 @@ def delay_ms(sender: NodeRecord, receiver: NodeRecord, query: RouteQuery) -> tup
     known = dict(sender.delays_ms).get(receiver.peer)
     if known is not None:
         return known, True
-    return max(client_delay_ms(sender, query)[0], client_delay_ms(receiver, query)[0]), False
+    delays_ms = client_delay_ms(sender, query)[0], client_delay_ms(receiver, query)[0]
+    are_relayed = is_relayed(sender) and is_relayed(receiver)
+    return sum(delays_ms) if are_relayed else max(delays_ms), False
 
 
 def client_delay_ms(record: NodeRecord, query: RouteQuery) -> tuple[float, bool]:
     """One-way delay between a machine and the client, and whether it was measured."""
     known = query.delays_ms.get(record.peer)
-    return (DEFAULT_DELAY_MS, False) if known is None else (known, True)
+    if known is not None:
+        return known, True
+    return RELAYED_DELAY_MS if is_relayed(record) else DEFAULT_DELAY_MS, False
+
+
+def is_relayed(record: NodeRecord) -> bool:
+    """Whether a machine is reached through a relay."""
+    return record.reach is Reach.RELAYED
 
 
 def can_join(record: NodeRecord, query: RouteQuery) -> bool:
@@ -240,7 +255,7 @@ class CostTable:
         end: [n] the layer after the last one.
         kept: [n] whether it holds the session with exactly these layers.
         layer_ms: [n] per layer that is used.
-        fixed_ms: [n] per use: queue, overhead and failures.
+        fixed_ms: [n] per use: queue, overhead, failures and relays.
         send_ms: [n] hidden rows to a next hop.
         client_ms: [n] delay to the client.
         links_ms: [n, n] delays from row to column; infinite between candidates of one machine.
@@ -270,8 +285,9 @@ def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> CostTable:
     failed = {peer for peer, _ in query.failures}
     penalties_ms = [penalty_ms(record.peer, query) if record.peer in failed else 0.0 for record in records]
     replay_ms = [0.0 if one.kept else query.replay_layer_ms for one in candidates]
-    client_ms = np.array([query.delays_ms.get(record.peer, DEFAULT_DELAY_MS) for record in records])
-    links_ms = _links_ms(records, client_ms)
+    client_ms = np.array([client_delay_ms(record, query)[0] for record in records])
+    relayed = np.array([is_relayed(record) for record in records], np.bool_)
+    links_ms = _links_ms(records, client_ms, relayed)
     jitter = np.ones(len(number))  # a factor per machine
     if query.seed is not None:
         jitter += SPEED_JITTER * np.random.default_rng(query.seed).random(len(number))
@@ -283,7 +299,7 @@ def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> CostTable:
         end=np.array([one.span.end for one in candidates], np.intp),
         kept=np.array([one.kept for one in candidates], np.bool_),
         layer_ms=jitter * whole_ms / [len(record.span) for record in records] + replay_ms,
-        fixed_ms=jitter * (queue_ms + HOP_OVERHEAD_MS) + penalties_ms,
+        fixed_ms=jitter * (queue_ms + HOP_OVERHEAD_MS + RELAYED_MS * relayed) + penalties_ms,
         send_ms=jitter * [transfer_ms(record, query) for record in records],
         client_ms=jitter * client_ms,
         links_ms=links_ms,
@@ -321,9 +337,13 @@ def claims_ms(records: Sequence[NodeRecord], rows: int) -> Floats:
     return found
 
 
-def _links_ms(records: Sequence[NodeRecord], client_ms: Floats) -> Floats:
+def _links_ms(records: Sequence[NodeRecord], client_ms: Floats, relayed: Bools) -> Floats:
     """[n, n] `delay_ms` of all pairs, as float32: 1,000 machines have a million pairs."""
     table: Floats = np.maximum.outer(client_ms.astype(np.float32), client_ms.astype(np.float32))
+    behind = np.flatnonzero(relayed)
+    if len(behind):
+        sums: Floats = np.add.outer(client_ms[behind], client_ms[behind]).astype(np.float32)
+        table[np.ix_(behind, behind)] = sums
     senders = np.repeat(np.arange(len(records)), [len(record.delays_ms) for record in records])
     pairs = list(chain.from_iterable(record.delays_ms for record in records))
     peers, delays_ms = zip(*pairs, strict=True) if pairs else ((), ())

@@ -18,10 +18,13 @@ from swarm.errors import SwarmError
 from swarm.ids import PeerId
 from swarm.transport.dial import Dialer
 from swarm.transport.network_key import NetworkKey
+from swarm.transport.way import Ways
 
 MAX_MEASURED = 16
 """Machines that are measured at a time."""
 TIMEOUT_S = 1.0
+RELAYED_TIMEOUT_S = 2.5
+"""The same where a machine is reached through a relay: connecting takes longer, and a better way gets a head start."""
 ROUND_TRIPS = 3
 """Round trips per machine, of which the shortest counts."""
 RATE_PROBE_BYTES = 256 << 10
@@ -32,24 +35,29 @@ InfoCall = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 async def measure_delays(
     records: Sequence[NodeRecord],
-    limit_s: float = TIMEOUT_S,
+    limit_s: float | None = None,
     *,
     insecure: bool = False,
+    ways: Ways | None = None,
     network: NetworkKey | None = None,
 ) -> dict[PeerId, float]:
     """One-way delays to machines, all measured at once. Connections that were opened here are closed again.
 
     Args:
         records: the machines; the first `MAX_MEASURED` are measured.
-        limit_s: a machine that does not answer within it is left out.
+        limit_s: a machine that does not answer within it is left out; by default a second, or what relays need.
         insecure: whether machines of this machine's loopback are dialled that announce no certificate.
+        ways: lead past relays, as those of the connections that will be used.
         network: the private swarm's key, if it is one.
 
     Returns:
         Milliseconds by peer: half of each one's shortest round trip.
     """
     found: dict[PeerId, float] = {}
-    async with Dialer(insecure=insecure, network=network) as dialer:
+    if limit_s is None:
+        is_direct = all(record.endpoint.relay is None for record in records[:MAX_MEASURED])
+        limit_s = TIMEOUT_S if is_direct else RELAYED_TIMEOUT_S
+    async with Dialer(insecure=insecure, ways=ways, network=network) as dialer:
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as pings:
                 for record in records[:MAX_MEASURED]:
@@ -64,6 +72,7 @@ async def measure_rate(
     limit_s: float = 4 * TIMEOUT_S,
     *,
     insecure: bool = False,
+    ways: Ways | None = None,
     network: NetworkKey | None = None,
 ) -> float | None:
     """The rate of this machine's uplink, measured towards another machine.
@@ -72,14 +81,15 @@ async def measure_rate(
         record: the other machine; its downlink bounds what is measured.
         limit_s: where the payload takes longer, the rate that this time allows is returned.
         insecure: as in `measure_delays`.
-        network: as there.
+        ways: likewise.
+        network: likewise.
 
     Returns:
         Mbit/s; None when the machine does not answer.
     """
     short_s = None
     try:
-        async with Dialer(insecure=insecure, network=network) as dialer, asyncio.timeout(limit_s):
+        async with Dialer(insecure=insecure, ways=ways, network=network) as dialer, asyncio.timeout(limit_s):
             call = _info(dialer, record)
             await call(b"")  # connects
             short_s = min([await _round_trip_s(call, b"") for _ in range(ROUND_TRIPS)])

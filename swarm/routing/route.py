@@ -18,6 +18,7 @@ from swarm.protocol.limits import RECORDS_BYTES
 from swarm.protocol.messages import Hedge, RouteHop
 from swarm.routing.costs import (
     HOP_OVERHEAD_MS,
+    RELAYED_MS,
     Candidate,
     HopCost,
     RouteForecast,
@@ -26,6 +27,7 @@ from swarm.routing.costs import (
     client_delay_ms,
     delay_ms,
     expected_ms,
+    is_relayed,
     penalty_ms,
     tabulate,
     transfer_ms,
@@ -79,6 +81,10 @@ class Route:
     def endpoint(self, peer: PeerId) -> Endpoint:
         """How to reach a machine of the chain, or the replica, from its signed record."""
         return next(record.endpoint for record in self._all_records if record.peer == peer)
+
+    def relay_of(self, peer: str) -> str | None:
+        """`host:port` of the relay through which a machine of the chain is reached; None where there is none."""
+        return next((record.endpoint.relay for record in self._all_records if record.peer == peer), None)
 
     @property
     def _all_records(self) -> tuple[NodeRecord, ...]:
@@ -153,8 +159,8 @@ def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery, first
 
         def cost_ms(record: NodeRecord, hop: RouteHop = hop, sender: NodeRecord | None = sender) -> float:
             replay_ms = 0.0 if RouteHop(record.peer, hop.span) in held else query.replay_layer_ms * len(hop.span)
-            failed_ms = penalty_ms(record.peer, query)
-            return _hop_cost(sender, record, hop.span, query).total_ms + replay_ms + failed_ms
+            price_ms = penalty_ms(record.peer, query) + RELAYED_MS * is_relayed(record)
+            return _hop_cost(sender, record, hop.span, query).total_ms + replay_ms + price_ms
 
         fitting = [
             one
@@ -178,7 +184,7 @@ def _classes(records: Iterable[NodeRecord], query: RouteQuery) -> list[list[Cand
         span = kept.get(record.peer)
         if span is not None and record.span.contains(span):
             offers.append(Candidate(record, span, kept=True))
-        if can_join(record, query):
+        if can_join(record, query) and not (query.avoid and record.endpoint.relay in query.avoid):
             offers.append(Candidate(record, record.span))
     return [classes[kind] for kind in sorted(classes) if classes[kind]]
 

@@ -45,6 +45,7 @@ Peer = Annotated[str, Word("PEER")]
 """A multiaddress, an invite or a peer id, as the option says."""
 Host = Annotated[str, Word("HOST")]
 HostPort = Annotated[str, Word("HOST:PORT")]
+Relay = Annotated[str, Word("auto|off|HOST:PORT")]
 Url = Annotated[str, Word("URL")]
 File = Annotated[Path, Word("FILE")]
 Folder = Annotated[Path, Word("FOLDER")]
@@ -66,6 +67,7 @@ NetworkKeyFile = Annotated[
     tyro.conf.arg(help="file of a private swarm's network key; an invite brings it along, and it is remembered"),
 ]
 """Which members of a private swarm have, and nobody else."""
+MegabitsPerSecond = Annotated[float, Word("MBIT")]
 MegabytesPerSecond = Annotated[float, Word("MB")]
 
 

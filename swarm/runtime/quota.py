@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from hashlib import sha256
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote
 
 from swarm.errors import SwarmError
@@ -21,6 +22,8 @@ IPV6_PREFIX = 64
 """Bits of an IPv6 address that name its holder: whoever has one address of a /64 has all of it."""
 NEAR_WEIGHT = 16
 """How many clients a private address may stand for: strangers come from there only by way of a proxy, all of them."""
+STAND_INS = IPv4Network("127.64.0.0/10")
+"""Loopback addresses that stand for strangers who come by way of a relay (`stand_in`)."""
 UNKNOWN = "unknown"
 """The key of whatever has no IP address, such as a Unix socket: all of it together."""
 
@@ -156,10 +159,9 @@ class Quota:
             amount: how much more.
             allowance: what this key may hold beyond its limit, for a reason of its own.
         """
-        limit = self._holdings[kind]
-        if self.held(kind, key) + amount > limit.per_key * self._weight(key) + allowance:
+        if self.held(kind, key) + amount > self.limit(kind, key) + allowance:
             return False
-        if self._totals[kind] + amount > limit.total:
+        if self._totals[kind] + amount > self._holdings[kind].total:
             return False
         account = self._account(key)
         if account is None:
@@ -203,6 +205,10 @@ class Quota:
         """How much of `kind` this key holds."""
         account = self._holders.get(key)
         return 0 if account is None else account.held.get(kind, 0)
+
+    def limit(self, kind: str, key: str) -> int:
+        """How much of `kind` this key may hold."""
+        return self._holdings[kind].per_key * self._weight(key)
 
     def total(self, kind: str) -> int:
         """How much of `kind` all keys hold together."""
@@ -310,12 +316,29 @@ def address_key(peer: str) -> str:
     return str(IPv6Network((int(found), IPV6_PREFIX), strict=False))
 
 
+def stand_in(way: str, peer: str) -> str:
+    """The loopback address that stands for somebody who comes by way of a relay.
+
+    A relay may lie about who comes, so its name is in it: what it makes up costs nobody who comes another way.
+
+    Args:
+        way: the relay's name, or another one's who says who comes.
+        peer: who comes, as for `address_key`.
+    """
+    digest = sha256(f"{way} {address_key(peer)}".encode()).digest()
+    return str(STAND_INS[1 + int.from_bytes(digest[:8], "big") % (STAND_INS.num_addresses - 2)])
+
+
 def is_private(key: str) -> bool:
-    """Whether the address that a key names is this machine's or its private network's; `UNKNOWN` names none."""
+    """Whether the address that a key names is this machine's or its private network's; `UNKNOWN` names none.
+
+    What stands for a stranger is not: it stands for one, as a public address does.
+    """
     try:
-        return not ip_network(key).network_address.is_global
+        address = ip_network(key).network_address
     except ValueError:
         return False
+    return not address.is_global and address not in STAND_INS
 
 
 def parse_ip(peer: str) -> IPv4Address | IPv6Address | None:

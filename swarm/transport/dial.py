@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, finalize
 
 import grpc
 import grpc.aio
@@ -24,6 +24,7 @@ from swarm.errors import SwarmError
 from swarm.transport.certificate import ServerCertificate, server_name
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.network_key import RENEW_S, NetworkKey
+from swarm.transport.way import Door, LinkPath, Ways
 
 ChannelOptions = list[tuple[str, int | str]]
 
@@ -53,11 +54,9 @@ CHANNEL_OPTIONS: ChannelOptions = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-_RELAYED: ChannelOptions = [
-    ("grpc.enable_http_proxy", 1),
-    # To connect takes sixteen one-way delays of both legs together.
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-]
+# To connect takes sixteen one-way delays of both legs together, and a better way gets a head start.
+_PATIENT: ChannelOptions = [("grpc.min_reconnect_backoff_ms", 5_000)]
+_RELAYED: ChannelOptions = [("grpc.enable_http_proxy", 1), *_PATIENT]
 
 SERVER_OPTIONS: ChannelOptions = [
     *_BOTH_SIDES,
@@ -83,7 +82,12 @@ MAX_CHANNELS = 256
 
 
 def open_channel(
-    endpoint: Endpoint, options: ChannelOptions, *, insecure: bool = False, network: NetworkKey | None = None
+    endpoint: Endpoint,
+    options: ChannelOptions,
+    *,
+    insecure: bool = False,
+    door: Door | None = None,
+    network: NetworkKey | None = None,
 ) -> grpc.aio.Channel:
     """A new channel, on which only the machine with the endpoint's certificate can answer.
 
@@ -91,6 +95,7 @@ def open_channel(
         endpoint: whom to dial.
         options: of gRPC.
         insecure: whether a machine without a certificate is dialled in plain text, if it is on this machine.
+        door: leads to a relayed machine; without one gRPC asks the relay.
         network: the private swarm's key, if it is one: the dialler shows that it is a member.
 
     Raises:
@@ -102,11 +107,17 @@ def open_channel(
     credentials, pinned = pin(endpoint.certificate, server_name(endpoint.peer), network)
     if endpoint.relay is None:
         return grpc.aio.secure_channel(endpoint.address, credentials, options=[*options, *pinned])
-    replaced = {name for name, _ in _RELAYED}
-    kept = [option for option in options if option[0] not in replaced]
-    through: ChannelOptions = [*_RELAYED, ("grpc.http_proxy", f"http://{endpoint.relay}")]
+    if door is not None:
+        return grpc.aio.secure_channel(door.address, credentials, options=[*_with(options, _PATIENT), *pinned])
+    through: ChannelOptions = [("grpc.http_proxy", f"http://{endpoint.relay}"), *pinned]
     # gRPC says `CONNECT PEER:1` to the relay, which knows its machines by name; nobody looks a name up here.
-    return grpc.aio.secure_channel(f"{endpoint.peer}:1", credentials, options=[*kept, *through, *pinned])
+    return grpc.aio.secure_channel(f"{endpoint.peer}:1", credentials, options=[*_with(options, _RELAYED), *through])
+
+
+def _with(options: ChannelOptions, others: ChannelOptions) -> ChannelOptions:
+    """Options, of which some are replaced."""
+    replaced = {name for name, _ in others}
+    return [*(option for option in options if option[0] not in replaced), *others]
 
 
 def pin(der: bytes, name: str, network: NetworkKey | None = None) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
@@ -217,15 +228,19 @@ class _Kept:
 class Dialer:
     """Keeps one channel per endpoint; `async with` closes them all."""
 
-    def __init__(self, *, insecure: bool = False, network: NetworkKey | None = None) -> None:
+    def __init__(self, *, insecure: bool = False, ways: Ways | None = None, network: NetworkKey | None = None) -> None:
         """Dial nobody yet.
 
         Args:
             insecure: whether machines on this machine that announce no certificate are dialled in plain text.
+            ways: lead past relays; without them relayed machines are dialled through their relays alone.
             network: the private swarm's key, if it is one.
         """
         self._insecure = insecure
         self._network = network
+        self._ways = ways
+        self._doors: WeakKeyDictionary[grpc.aio.Channel, Door] = WeakKeyDictionary()
+        self._outdone: WeakSet[grpc.aio.Channel] = WeakSet()  # there is a better way; open while somebody uses them
         self._kept: OrderedDict[Endpoint, _Kept] = OrderedDict()  # the least recently used one first
         self._dropped: WeakValueDictionary[Endpoint, grpc.aio.Channel] = WeakValueDictionary()
         self._abandoned: deque[grpc.aio.Channel] = deque()
@@ -246,9 +261,9 @@ class Dialer:
         if kept is not None and kept.channel is stuck and len(self._abandoned) < MAX_ABANDONED:
             self._abandoned.append(kept.channel)
             kept = None
-        if kept is not None and self._network is not None and now - kept.opened > RENEW_S:
-            self._dropped[endpoint] = kept.channel  # whoever has a stream on it keeps it open
-            kept = _Kept(self._open(endpoint), now, now)
+        if kept is not None and (self._can_improve(kept.channel) or self._runs_out(kept, now)):
+            self._outdone.add(kept.channel)
+            kept = None
         if kept is None:
             used = None if self._network is not None else self._dropped.pop(endpoint, None)
             kept = _Kept(used if used is not None and used is not stuck else self._open(endpoint), now, now)
@@ -258,6 +273,18 @@ class Dialer:
             oldest, left = self._kept.popitem(last=False)
             self._dropped[oldest] = left.channel  # closes when nobody uses it
         return kept.channel
+
+    def path(self, endpoint: Endpoint) -> LinkPath | None:
+        """How the channel for the next use reaches a machine; None before it has connected, or without a channel."""
+        kept = self._kept.get(endpoint)
+        return None if kept is None else self.path_of(kept.channel, endpoint)
+
+    def path_of(self, channel: grpc.aio.Channel, endpoint: Endpoint) -> LinkPath | None:
+        """How a channel of this dialer reaches its machine; None before it has connected."""
+        door = self._doors.get(channel)
+        if door is not None:
+            return door.path
+        return LinkPath.DIRECT if endpoint.relay is None else LinkPath.RELAYED
 
     def was_cold(self, endpoint: Endpoint) -> bool:
         """Whether the connection needs warming up. The caller does that now, and it counts as warm for a while."""
@@ -288,7 +315,22 @@ class Dialer:
             await channel.close(grace=None)
 
     def _open(self, endpoint: Endpoint) -> grpc.aio.Channel:
-        return open_channel(endpoint, CHANNEL_OPTIONS, insecure=self._insecure, network=self._network)
+        door = None
+        if self._ways is not None and endpoint.relay is not None and endpoint.certificate:
+            door = self._ways.open_door(endpoint)
+        channel = open_channel(endpoint, CHANNEL_OPTIONS, insecure=self._insecure, door=door, network=self._network)
+        if door is not None:
+            self._doors[channel] = door
+            finalize(channel, door.release).atexit = False
+        return channel
+
+    def _runs_out(self, kept: _Kept, now: float) -> bool:
+        """Whether it would reconnect with a member's certificate that has run out."""
+        return self._network is not None and now - kept.opened > RENEW_S
+
+    def _can_improve(self, channel: grpc.aio.Channel) -> bool:
+        door = self._doors.get(channel)
+        return door is not None and door.can_improve
 
     async def __aenter__(self) -> Dialer:
         """Nothing is dialled yet."""
@@ -297,8 +339,10 @@ class Dialer:
     async def __aexit__(self, *exc: object) -> None:
         """Close every channel."""
         kept = [one.channel for one in self._kept.values()]
-        for channel in (*kept, *self._dropped.values(), *self._abandoned):
+        for channel in (*kept, *self._dropped.values(), *self._abandoned, *self._outdone):
             await channel.close(grace=None)
+        for door in self._doors.values():
+            door.release()
         self._kept.clear()
         self._dropped.clear()
         self._abandoned.clear()

@@ -15,7 +15,9 @@ from swarm.transport.endpoint import Endpoint
 
 
 @asynccontextmanager
-async def answering(identity: Identity, certificate: ServerCertificate | None = None) -> AsyncIterator[Endpoint]:
+async def answering(
+    identity: Identity, certificate: ServerCertificate | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[Endpoint]:
     """Answer as `identity` until left; the certificate is a fresh one of its own unless one is given."""
     shown = certificate or ServerCertificate.fresh(identity.peer_id)
 
@@ -26,9 +28,9 @@ async def answering(identity: Identity, certificate: ServerCertificate | None = 
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(hello)}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    port = bind_port(server, "127.0.0.1:0", shown)
+    port = bind_port(server, f"{host}:0", shown)
     await server.start()
     try:
-        yield Endpoint(identity.peer_id, f"127.0.0.1:{port}", shown.der)
+        yield Endpoint(identity.peer_id, f"{host}:{port}", shown.der)
     finally:
         await server.stop(None)

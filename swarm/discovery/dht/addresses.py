@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm.discovery.identity import is_peer_id
+from swarm.discovery.interfaces import interface_addresses, is_reached_by_ipv6
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.transport.network_key import NetworkKey
@@ -38,6 +39,8 @@ class Membership:
 OPEN_SWARM = Membership()
 """Of a swarm that everybody may join, and nothing is remembered."""
 
+_EVERYWHERE = ipaddress.IPv4Address("0.0.0.0")
+
 
 @dataclass(frozen=True, slots=True)
 class DhtConfig:
@@ -45,11 +48,12 @@ class DhtConfig:
 
     Attributes:
         join: multiaddresses of peers; empty for the first peer of a swarm.
-        host: IP address to listen on.
+        host: IP address to listen on; 0.0.0.0 is every address, of IPv6 too where it leads here.
         port: port to listen on; 0 is any free one.
         announce_host: IP address or name under which others reach this machine, where it differs from `host`.
+        announce_port: port under which they do, where it differs from `port`, as behind a router.
         identity_path: of the key file; None for an identity in memory.
-        client_mode: read only: nothing listens here, and nothing is stored here.
+        client_mode: nothing listens here, and nothing is stored here for others; own records are filed as by any peer.
         allow_private: others that ask for it are dialled back at private addresses also where this machine has a
             public one.
         membership: of the swarm.
@@ -59,6 +63,7 @@ class DhtConfig:
     host: str = "0.0.0.0"
     port: int = 0
     announce_host: str | None = None
+    announce_port: int | None = None
     identity_path: Path | None = None
     client_mode: bool = False
     allow_private: bool = False
@@ -98,10 +103,12 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
         raise ConfigError(f"--host {config.host!r} is not an IP address; 0.0.0.0 listens everywhere") from error
     port, announce = config.port, None
     if config.announce_host is not None:
-        port = port or _free_port(host.version)
-        announce = (f"{_host_part(config.announce_host)}/tcp/{port}",)
-    listened = (f"/ip{host.version}/{host}/tcp/{port}",)
-    return ListenAddresses(config.join, listened, announce, config.client_mode, config.allow_private)
+        port = port or free_port(host.version)
+        announce = (f"{_host_part(config.announce_host)}/tcp/{config.announce_port or port}",)
+    listened = [f"/ip{host.version}/{host}/tcp/{port}"]
+    if host == _EVERYWHERE and not config.client_mode and is_reached_by_ipv6(interface_addresses()):
+        listened.append(f"/ip6/::/tcp/{port}")  # libp2p listens to one family at a time
+    return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, config.allow_private)
 
 
 def host_and_port(multiaddress: str) -> str:
@@ -175,7 +182,8 @@ def _host_part(host: str) -> str:
     return f"/ip{address.version}/{address}"
 
 
-def _free_port(version: int) -> int:
+def free_port(version: int) -> int:
+    """A TCP port of this machine on which nothing listens now, for IP version 4 or 6."""
     with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

@@ -1,12 +1,14 @@
 """Dial-back: one DHT peer calls another's gRPC address to see whether others can reach it (as AutoNAT does).
 
-It must be of no use for anything else: only the requester's own signature counts as an answer, the reply is one bit,
-each requester and the whole service are rate-limited, and a public machine calls no private address.
+It calls a relay that the other one lends as well. It must be of no use for anything else: only the requester's own
+signature counts as an answer, the reply is one bit, each requester and the whole service are rate-limited, and a public
+machine calls no private address.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -14,7 +16,16 @@ from typing import Any
 
 import msgpack
 
-from swarm.discovery.address_proof import HELLO_METHOD, MAX_HELLO_BYTES, NONCE_BYTES, check_hello
+from swarm.discovery.address_proof import (
+    HELLO_METHOD,
+    MAX_HELLO_BYTES,
+    MAX_WHO_BYTES,
+    NONCE_BYTES,
+    check_hello,
+    check_who,
+    who_question,
+)
+from swarm.discovery.dht.relay_offers import parse_offer
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
@@ -25,6 +36,8 @@ from swarm.transport.network_key import NetworkKey
 from swarm.transport.relayed import first_stop, parse_relayed
 
 HANDLER = "canopy/v1/dial-back"
+RELAY_HANDLER = "canopy/v1/dial-back-relay"
+"""Of a name of its own: a peer that does not know it cannot be asked, and says nothing about the relay."""
 DEADLINE_S = 5.0
 _WINDOW_S = 60.0
 _MAX_PER_PEER = 6  # in the window
@@ -33,6 +46,7 @@ _MAX_RUNNING = 4  # at a time
 
 MAX_REQUEST_BYTES = 1_024
 
+WhoCall = Callable[[str, bytes], Awaitable[bytes]]
 HelloCall = Callable[[Endpoint, bytes], Awaitable[bytes]]
 
 
@@ -64,11 +78,36 @@ async def call_hello(
         return answer
 
 
+async def call_who(address: str, nonce: bytes) -> bytes:
+    """Ask the relay at `host:port` whose it is; the line that it answers, at most `MAX_WHO_BYTES` and one.
+
+    Raises:
+        OSError: nothing answers there.
+    """
+    host, port = split_address(address)
+    reader, writer = await asyncio.open_connection(host.strip("[]"), port, limit=MAX_WHO_BYTES)
+    try:
+        writer.write(who_question(nonce))
+        line = b""
+        while not line.endswith(b"\n") and len(line) <= MAX_WHO_BYTES:
+            piece = await reader.read(MAX_WHO_BYTES + 1 - len(line))
+            if not piece:
+                break
+            line += piece
+        return line
+    finally:
+        writer.transport.abort()
+
+
 class DialBack:
     """Answers dial-back requests of other peers."""
 
     def __init__(
-        self, policy: DialPolicy, call: HelloCall = call_hello, clock: Callable[[], float] = time.monotonic
+        self,
+        policy: DialPolicy,
+        call: HelloCall = call_hello,
+        clock: Callable[[], float] = time.monotonic,
+        call_relay: WhoCall = call_who,
     ) -> None:
         """Answer for one machine.
 
@@ -76,11 +115,13 @@ class DialBack:
             policy: which addresses this machine calls on a stranger's word.
             call: sends a Hello.
             clock: a monotonic one, in seconds.
+            call_relay: asks a relay whose it is.
         """
         self._policy = policy
         self._call = call
+        self._call_relay = call_relay
         self._clock = clock
-        self._recent: deque[tuple[float, PeerId]] = deque()
+        self._recent: deque[tuple[float, str]] = deque()
         self._running = 0
 
     async def answer(self, peer: PeerId, request: bytes) -> bytes:
@@ -102,34 +143,52 @@ class DialBack:
         parsed = parse_request(request)
         if parsed is None:
             return False
-        if not self._admit(peer):
-            return None
         address, nonce, certificate = parsed
         relayed = parse_relayed(address)
         if relayed is not None and relayed.peer != peer:
             return False
+
+        async def hello(dialled: str) -> bool:
+            check_certificate(certificate, peer)
+            endpoint = Endpoint(peer, dialled, certificate)
+            return check_hello(peer, nonce, endpoint.digest, await self._call(endpoint, nonce))
+
+        return await self._try(peer, address, hello)
+
+    async def answer_relay(self, peer: PeerId, request: bytes) -> bytes:
+        """The same for a relay that the peer lends, given as `host:port` in msgpack."""
+        address = parse_offer(request)
+
+        async def who(dialled: str) -> bool:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            return check_who(peer, nonce, await self._call_relay(dialled, nonce))
+
+        verdict = False if address is None else await self._try(f"relay of {peer}", address, who)
+        packed: bytes = msgpack.packb(verdict)
+        return packed
+
+    async def _try(self, key: str, address: str, ask: Callable[[str], Awaitable[bool]]) -> bool | None:
+        """Call an address on a stranger's word, if it may be called; None where too much was called lately."""
+        if not self._admit(key):
+            return None
         self._running += 1
         try:
-            check_certificate(certificate, peer)
             async with asyncio.timeout(DEADLINE_S):
                 dialled = await self._policy.resolve(address)
-                if dialled is None:
-                    return False
-                endpoint = Endpoint(peer, dialled, certificate)
-                return check_hello(peer, nonce, endpoint.digest, await self._call(endpoint, nonce))
+                return dialled is not None and await ask(dialled)
         except Exception:  # noqa: BLE001  (whatever an unknown address makes gRPC raise means: not reachable)
             return False
         finally:
             self._running -= 1
 
-    def _admit(self, peer: PeerId) -> bool:
+    def _admit(self, key: str) -> bool:
         now = self._clock()
         while self._recent and self._recent[0][0] <= now - _WINDOW_S:
             self._recent.popleft()
-        own = sum(1 for _, requester in self._recent if requester == peer)
+        own = sum(1 for _, requester in self._recent if requester == key)
         if self._running >= _MAX_RUNNING or own >= _MAX_PER_PEER or len(self._recent) >= _MAX_REQUESTS:
             return False
-        self._recent.append((now, peer))
+        self._recent.append((now, key))
         return True
 
 

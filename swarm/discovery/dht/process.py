@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -24,7 +24,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 
 from swarm.discovery.dht.addresses import ListenAddresses, check_join_address, host_and_port
 from swarm.discovery.dht.admission import STRANGER, NetworkAdmission, seal_for, unseal_from
-from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, DialBack, call_hello, pack_request
+from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, call_hello, pack_request
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
     P2PContext,
@@ -36,6 +36,8 @@ from swarm.discovery.dht.hivemind_node import (
     start_daemon,
 )
 from swarm.discovery.dht.protocol import DirectoryProtocol
+from swarm.discovery.dht.relay_offers import ASK_S, PEERS_ASKED, RelayDesk, parse_offer
+from swarm.discovery.dht.relay_offers import HANDLER as OFFER_HANDLER
 from swarm.discovery.dht.search import DirectoryPeer
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.record_store import open_item
@@ -51,6 +53,7 @@ JOIN_S = 18.0
 CALL_S = 15.0
 _LEAVE_S = 4
 _PEERS_ASKED = 3  # peers asked to dial back: one alone could veto
+_NEXT_S = 1.5  # until the next one is asked; most answer sooner, and a call that nobody takes costs one seconds
 MAX_NAMED = 16
 """Peers whose addresses are told to the parent, at most."""
 NAMING_S = 1.5
@@ -85,6 +88,7 @@ class DhtPeer:
     daemon: Daemon
     directory: DirectoryPeer
     admission: NetworkAdmission | None = None
+    desk: RelayDesk = field(default_factory=RelayDesk)
 
     @classmethod
     async def join(cls, listen: ListenAddresses, identity_path: str, network: NetworkKey | None = None) -> DhtPeer:
@@ -106,23 +110,36 @@ class DhtPeer:
                 admission = None if network is None else NetworkAdmission(network, own_id)
                 peer = cls(daemon, await DirectoryPeer.join(daemon, listen, admission), admission)
                 if not listen.client:
-                    own = listen.announce or [str(one) for one in await daemon.get_visible_maddrs(latest=True)]
-                    allow_private = listen.allow_private
-                    policy = await DialPolicy.of(*map(host_and_port, own), allow_private=allow_private)
-                    service = DialBack(policy, partial(call_hello, network=network))
-
-                    async def dial_back(request: BytesValue, context: P2PContext) -> BytesValue:
-                        requester = PeerId(context.remote_id.to_base58())
-                        asked = unseal_from(admission, context.remote_id, request.value)
-                        return BytesValue(value=await service.answer(requester, asked))
-
-                    await daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
+                    await peer._answer_others(listen, network)
                 return peer
         except TimeoutError as error:
             raise RequestRefused(f"no peer answers at {_listed(listen)} (waited {JOIN_S:.0f} s)") from error
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
             told = None if daemon is None else await _told_apart(daemon, listen, network)
             raise RequestRefused(told or _explain(str(error), listen)) from error
+
+    async def _answer_others(self, listen: ListenAddresses, network: NetworkKey | None) -> None:
+        """Answer what other peers ask beside the DHT; in a private swarm its members alone."""
+        own = listen.announce or [str(one) for one in await self.daemon.get_visible_maddrs(latest=True)]
+        policy = await DialPolicy.of(*map(host_and_port, own), allow_private=listen.allow_private)
+        service = DialBack(policy, partial(call_hello, network=network))
+
+        def heard(request: BytesValue, context: P2PContext) -> tuple[PeerId, bytes]:
+            asked = unseal_from(self.admission, context.remote_id, request.value)
+            return PeerId(context.remote_id.to_base58()), asked
+
+        async def dial_back(request: BytesValue, context: P2PContext) -> BytesValue:
+            return BytesValue(value=await service.answer(*heard(request, context)))
+
+        async def dial_back_relay(request: BytesValue, context: P2PContext) -> BytesValue:
+            return BytesValue(value=await service.answer_relay(*heard(request, context)))
+
+        async def offer(request: BytesValue, context: P2PContext) -> BytesValue:
+            return BytesValue(value=self.desk.answer(heard(request, context)[0]))
+
+        await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
+        await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
+        await self.daemon.add_protobuf_handler(OFFER_HANDLER, offer, BytesValue)
 
     async def describe(self) -> dict[str, Any]:
         """This peer's id, and the multiaddresses under which it listens."""
@@ -149,21 +166,54 @@ class DhtPeer:
 
     async def dial_back(self, address: str, nonce: bytes, certificate: bytes) -> bool | None:
         """Ask up to three peers to call this machine; one that got through is enough."""
+        return await self._called_by_others(HANDLER, pack_request(address, nonce, certificate))
+
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """The same for the relay that this machine lends."""
+        return await self._called_by_others(RELAY_HANDLER, msgpack.packb(address))
+
+    async def _called_by_others(self, handler: str, request: bytes) -> bool | None:
+        """Ask one after another, a little apart, until one got through; None where none of them tried."""
         known: list[PeerID] = list(self.directory.node.protocol.routing_table.uid_to_peer_id.values())
-        verdict: bool | None = None
-        for peer in random.sample(known, min(_PEERS_ASKED, len(known))):
-            try:
+        verdicts: list[object] = []
+
+        async def ask(place: int, peer: PeerID) -> None:
+            await asyncio.sleep(place * _NEXT_S)
+            with suppress(TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
                 async with asyncio.timeout(DEADLINE_S + 1):
-                    asked = seal_for(self.admission, pack_request(address, nonce, certificate))
-                    request = BytesValue(value=asked)
-                    answer = await self.daemon.call_protobuf_handler(peer, HANDLER, request, BytesValue)
-                    reached = msgpack.unpackb(answer.value)
-            except (TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
-                continue
-            if reached is True:
-                return True
-            verdict = False if reached is False else verdict
-        return verdict
+                    asked = BytesValue(value=seal_for(self.admission, request))
+                    answer = await self.daemon.call_protobuf_handler(peer, handler, asked, BytesValue)
+                    verdicts.append(msgpack.unpackb(answer.value))
+            if True in verdicts:
+                for other in asking:
+                    other.cancel()
+
+        async with asyncio.TaskGroup() as tasks:
+            chosen = enumerate(random.sample(known, min(_PEERS_ASKED, len(known))))
+            asking = [tasks.create_task(ask(place, peer)) for place, peer in chosen]
+        said = [verdict for verdict in verdicts if isinstance(verdict, bool)]
+        return any(said) if said else None
+
+    async def relays(self) -> list[tuple[str, str]]:
+        """Who of a few known peers lends a relay, and where; in the order in which they were asked."""
+        offers: dict[PeerID, str] = {}
+        question = BytesValue(value=seal_for(self.admission, b""))
+
+        async def ask(peer: PeerID) -> None:
+            try:
+                answer = await self.daemon.call_protobuf_handler(peer, OFFER_HANDLER, question, BytesValue)
+            except Exception:  # noqa: BLE001  (hivemind and strangers raise anything: that peer lends nothing)
+                return
+            address = parse_offer(answer.value)
+            if address is not None:
+                offers[peer] = address
+
+        asked = self.directory.known(PEERS_ASKED)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_S), asyncio.TaskGroup() as tasks:
+                for peer in asked:
+                    tasks.create_task(ask(peer))
+        return [(peer.to_base58(), offers[peer]) for peer in asked if peer in offers]
 
     async def store(self, filings: list[tuple[str, str, bytes]], expires_at: float) -> dict[str, Any]:
         """File this machine's own items, given as key, subkey and sealed bytes; what became of them."""
@@ -184,6 +234,13 @@ class DhtPeer:
                 return await self.peers()
             case "dial_back":
                 return await self.dial_back(**arguments)
+            case "dial_back_relay":
+                return await self.dial_back_relay(**arguments)
+            case "relays":
+                return await self.relays()
+            case "offer_relay":
+                self.desk.address = arguments["address"]
+                return None
             case _:
                 raise RequestRefused(f"no method {method}")
 

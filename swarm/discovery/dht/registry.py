@@ -31,7 +31,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
 from swarm.discovery.record_fields import RecordError
-from swarm.discovery.registry import MODELS_KEYS, RECENT_S, block_keys, peer_key
+from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key
 from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.protocol.limits import MAX_LAYERS
@@ -149,7 +149,7 @@ class DhtRegistry:
             raise
         if described["peer_id"] != self.peer_id:
             raise RegistryError(f"the p2p daemon runs as {described['peer_id']}, not as {self.peer_id}")
-        self._addresses = sorted(described["addresses"], key=_is_loopback)
+        self._addresses = sorted(described["addresses"], key=lambda one: (_is_loopback(one), one.startswith("/ip6/")))
 
     def _check_join(self) -> None:
         """Refuse to join this machine through itself: libp2p would report only that nobody answers."""
@@ -254,6 +254,24 @@ class DhtRegistry:
         arguments = {"address": endpoint.address, "nonce": nonce, "certificate": endpoint.certificate}
         verdict: bool | None = await self._call("dial_back", arguments, DIAL_BACK_DEADLINE_S)
         return verdict
+
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """Whether this machine's relay answers there: up to three peers call it; None if none could be asked."""
+        verdict: bool | None = await self._call("dial_back_relay", {"address": address}, DIAL_BACK_DEADLINE_S)
+        return verdict
+
+    async def relays(self) -> list[RelayOffer]:
+        """The relays that up to 16 known peers lend; those of the peers joined through come first.
+
+        Raises:
+            RegistryError: the DHT process did not answer.
+        """
+        found = await self._call("relays", {})
+        return [RelayOffer(PeerId(peer), address) for peer, address in found]
+
+    async def offer_relay(self, address: str | None) -> None:
+        """Say to whoever asks that this machine lends a relay there; None: no more. Nobody asks a client."""
+        await self._call("offer_relay", {"address": address}, is_urgent=True)
 
     async def _call(
         self, method: str, arguments: dict[str, Any], deadline_s: float = CALL_DEADLINE_S, *, is_urgent: bool = False

@@ -11,6 +11,7 @@ What a machine files counts when peers give it back.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -117,6 +118,12 @@ class DirectoryPeer:
             reuse_get_requests=False,
         )
         return cls(node, [PeerID.from_base58(Multiaddr(address)["p2p"]) for address in listen.join])
+
+    def known(self, most: int) -> list[PeerID]:
+        """Peers that can be asked something: those joined through, then others by lot; at most so many."""
+        others = set(self._protocol.routing_table.uid_to_peer_id.values()) - set(self._anchors.values())
+        drawn = random.sample(list(others), min(most, len(others)))
+        return [*self._anchors.values(), *drawn][:most]
 
     async def fetch(self, names: Sequence[str], keys_per_question: int = 2) -> list[list[bytes]]:
         """What lies under these keys.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -20,6 +20,7 @@ from client.chain.repair_plan import (
     NoRouteFound,
     Pause,
     RepairPlan,
+    RepairStep,
     RouteAttached,
     RouteFound,
     RouteSearch,
@@ -29,6 +30,7 @@ from client.chain.repair_plan import (
 )
 from client.chain.suspicion import SUSPECT_S
 from client.stats import Repair
+from swarm.discovery.node_record import Reach
 from swarm.errors import (
     ContextFull,
     HopError,
@@ -38,6 +40,7 @@ from swarm.errors import (
 )
 from swarm.protocol.messages import RouteHop
 from tests.planned_session import MISSING, PlannedSession, full, gone, leaves, route, silent
+from tests.sample_records import sample_record
 
 KNOWN, KNOWN_AND_ASK, ASKED = Freshness
 WAIT_S = 60.0
@@ -175,6 +178,27 @@ def test_both_ends_of_a_link_carry_its_trouble(
 ) -> None:
     session.report(*reported)
     assert searches_of_a_round(session) == searches
+
+
+def test_behind_the_relay_of_a_lost_machine_no_other_hop_begins_at_first() -> None:
+    """The relay may be what is gone; where nobody else is left, those behind it are tried all the same."""
+    relay = "198.51.100.1:7"
+    records = tuple(
+        sample_record(hop.peer, address=f"{hop.peer}.via.{relay}", reach=Reach.RELAYED) for hop in route("ABC").hops
+    )
+    session = PlannedSession(RepairPlan(replace(route("ABC"), records=records), WAIT_S))
+    session.report(RouteAttached(0))
+    assert session.step() == Wait(None)
+    session.report(gone("B"))
+    keep = tuple(hop for hop in route("ABC").hops if hop.peer != "B")
+    found: list[RepairStep] = [session.until(RouteSearch)]
+    while isinstance(found[-1], RouteSearch):
+        session.report(NoRouteFound(MISSING))
+        found.append(session.step())
+    assert found[:2] == [
+        RouteSearch(KNOWN, frozenset({"B", relay}), keep),
+        RouteSearch(KNOWN, frozenset("B"), keep),
+    ]
 
 
 def test_who_accuses_a_machine_that_nobody_can_replace_is_replaced(session: PlannedSession) -> None:

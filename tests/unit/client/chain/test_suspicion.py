@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from client.chain.suspicion import (
     MAX_MARKS,
+    MAX_RELAYS,
     SUSPECT_S,
     VERDICT_S,
     Suspicion,
@@ -29,6 +30,17 @@ def test_what_another_says_counts_half() -> None:
     assert suspicion.in_turn(1.0) == (frozenset("BC"), frozenset("SC"))
     assert suspicion.avoided(SUSPECT_S / 2) == {"C"}
     assert suspicion.avoided(SUSPECT_S) == frozenset()
+
+
+def test_a_relay_behind_which_a_machine_was_lost_is_gone_around_for_a_while() -> None:
+    suspicion = Suspicion()
+    suspicion.add(Unreachable("B", "4-8", "gone"), 0.0, "198.51.100.1:7")
+    suspicion.add(HopMisbehaved("C", "8-12", "lies"), 0.0, "198.51.100.2:7")
+    assert suspicion.relays(SUSPECT_S - 1) == {"198.51.100.1:7"}, "who misbehaves does so behind any relay"
+    assert suspicion.relays(SUSPECT_S) == frozenset()
+    for number in range(3 * MAX_RELAYS):
+        suspicion.add(Unreachable("B", "4-8", "gone"), 1.0, f"198.51.100.1:{number + 1}")
+    assert len(suspicion.relays(1.0)) == MAX_RELAYS
 
 
 def test_two_accusers_are_as_good_as_having_seen_it() -> None:

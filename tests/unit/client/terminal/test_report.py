@@ -42,3 +42,17 @@ def test_the_median_decides_and_no_sweep_gives_a_dash() -> None:
     assert "not accounted for 2.0" in rows_of(sweep(25.0), sweep(32.0), sweep(40.0))
     assert "links were faster than pings by 5.0" in rows_of(sweep(25.0), sweep(25.0), sweep(40.0))
     assert "not accounted for –" in rows_of()
+
+
+def test_links_that_are_not_direct_say_how_they_go() -> None:
+    console = Console(width=120)
+    with console.capture() as capture:
+        for paths in (("direct", "direct"), ("LAN", "punched"), ("", "relayed")):
+            console.print(waterfall(replace(STATS, hops=("Qm 0-6", "Rn 6-12"), paths=paths)))
+    plain, better, relayed = capture.get().split("where a sweep")[1:]
+    assert "(" not in plain.partition("whole")[0].partition("ms")[2]
+    assert "client → hop 0 (LAN)" in better
+    assert "hop 1: Rn 6-12 (punched)" in better
+    assert "hop 0: Qm 0-6 " in better
+    assert "client → hop 0 " in relayed
+    assert "hop 1: Rn 6-12 (relayed)" in relayed

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from ipaddress import ip_address
 from typing import Any
 
 import pytest
 
+import swarm.discovery.dialable
 from swarm.discovery.dialable import DialPolicy, is_dialable, is_public
 
 PUBLIC = ("8.8.8.8", "2a00:1450:4001:80b::200e", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1")
@@ -87,6 +89,29 @@ async def test_the_address_that_was_checked_is_the_one_that_is_dialled(names: di
     assert await policy.resolve("[::ffff:10.0.0.1]:80") is None
     assert await policy.resolve("no address") is None
     assert await DialPolicy(only_public=False).resolve("127.0.0.1:80") == "127.0.0.1:80"
+
+
+@pytest.mark.parametrize("dead", [["2a00:1450::1"], ["8.8.8.8"], ["2a00:1450::1", "8.8.8.8"]])
+async def test_of_a_name_with_addresses_of_both_families_the_one_that_answers_is_dialled(
+    dead: list[str], names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within seconds, also where packets to one of them vanish."""
+    both = names["both.example"] = ["2a00:1450::1", "8.8.8.8", "10.0.0.1"]
+    tried: list[str] = []
+
+    async def connect(ip: str, port: int) -> None:
+        tried.append(ip)
+        assert port == 80
+        if ip in dead:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(swarm.discovery.dialable, "_connect", connect)
+    monkeypatch.setattr(swarm.discovery.dialable, "NEXT_S", 0.01)
+    monkeypatch.setattr(swarm.discovery.dialable, "ANSWER_S", 0.2)
+    alive = [ip for ip in both[:2] if ip not in dead] or both[:1]
+    expected = "8.8.8.8:80" if alive == ["8.8.8.8"] else "[2a00:1450::1]:80"
+    assert await DialPolicy(only_public=True).resolve("both.example:80") == expected
+    assert "10.0.0.1" not in tried, "what may not be dialled is not even tried"
 
 
 def test_what_needs_no_question_is_known_at_once() -> None:

@@ -31,6 +31,7 @@ PEER, TOKEN = ME.peer_id, "0f" * 16
         ),
         (f"CALL {PEER} 192.0.2.1:5 {TOKEN}\n", Opening(Verb.CALL, PEER, TOKEN, ("192.0.2.1:5",))),
         ("LOAD", Opening(Verb.LOAD)),
+        (f"WHO {TOKEN}\n", Opening(Verb.WHO, nonce=bytes([15] * 16))),
     ],
 )
 def test_an_opening_is_read(line: str, opening: Opening) -> None:
@@ -57,6 +58,9 @@ def test_an_opening_is_read(line: str, opening: Opening) -> None:
         f"CALL {PEER} 192.0.2.1:5,192.0.2.2:5 {TOKEN}\n",
         f"HERE {PEER}\x1b[2J\n",
         "GET / HTTP/1.1\r\n",
+        "WHO\n",
+        f"WHO {TOKEN.upper()}\n",
+        f"WHO {TOKEN}00\n",
         f"SEEN{' ' * 600}\n",
     ],
 )

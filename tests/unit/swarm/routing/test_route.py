@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 import swarm.routing.search
-from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.node_record import NodeRecord, NodeState, Reach
 from swarm.errors import RouteError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
@@ -24,6 +24,7 @@ from swarm.routing.costs import (
     FAILURE_HALF_LIFE_S,
     FAILURE_PENALTY_MS,
     HOP_OVERHEAD_MS,
+    RELAYED_MS,
     SPEED_JITTER,
     penalty_ms,
     sweep_ms,
@@ -55,6 +56,13 @@ def record(name: str, start: int, end: int, ms: float = 10.0, kind: str = "cpu-f
     )
 
 
+RELAYS = ("198.51.100.1:7", "198.51.100.2:7")
+
+
+def behind(node: NodeRecord, relay: str) -> NodeRecord:
+    return replace(node, address=f"{node.peer}.via.{relay}", reach=Reach.RELAYED)
+
+
 @dataclass(frozen=True, slots=True)
 class Swarm:
     """A small random swarm and a query; what things cost is said here once more, in the plainest way."""
@@ -63,10 +71,12 @@ class Swarm:
     query: RouteQuery
 
     def client_ms(self, node: NodeRecord) -> float:
-        return self.query.delays_ms.get(node.peer, DEFAULT_DELAY_MS)
+        return self.query.delays_ms.get(node.peer, DEFAULT_DELAY_MS * (2 if node.reach is Reach.RELAYED else 1))
 
     def link_ms(self, sender: NodeRecord, receiver: NodeRecord) -> float:
-        delay_ms = dict(sender.delays_ms).get(receiver.peer, max(self.client_ms(sender), self.client_ms(receiver)))
+        ends_ms = self.client_ms(sender), self.client_ms(receiver)
+        are_relayed = sender.reach is receiver.reach is Reach.RELAYED
+        delay_ms = dict(sender.delays_ms).get(receiver.peer, sum(ends_ms) if are_relayed else max(ends_ms))
         rate = sender.uplink_mbit_per_s or DEFAULT_LINK_MBIT_PER_S
         return delay_ms + (self.query.nodes + 1) * (sender.row_bytes or DEFAULT_ROW_BYTES) * 8e-3 / rate
 
@@ -83,6 +93,9 @@ class Swarm:
             for peer, at in self.query.failures
             if peer == node.peer
         )
+        if not kept and node.endpoint.relay is not None and node.endpoint.relay in self.query.avoid:
+            return None
+        failed_ms += RELAYED_MS * (node.reach is Reach.RELAYED)
         wait = whole_ms * node.busy / (2 - 2 * node.busy)
         return whole_ms * len(span) / len(node.span) + HOP_OVERHEAD_MS + wait + once_ms + failed_ms
 
@@ -131,7 +144,7 @@ def random_swarm(rng: random.Random) -> Swarm:
             uplink_mbit_per_s=rng.choice([None, 1.0, 100.0]),
             row_bytes=rng.choice([None, 1_000, 20_000]),
         )
-        records.append(made)
+        records.append(behind(made, rng.choice(RELAYS)) if rng.random() < 0.4 else made)
     keep = []
     for node in rng.sample(records, rng.choice([0, 0, 1, 2])):
         start = rng.randrange(node.span.start, node.span.end)
@@ -140,7 +153,7 @@ def random_swarm(rng: random.Random) -> Swarm:
         QUERY,
         kv_tokens=rng.choice([0, 50]),
         delays_ms={PeerId(name): rng.choice(delays) for name in names if rng.random() < 0.5},
-        avoid=frozenset(rng.sample(names, rng.choice([0, 0, 1]))),
+        avoid=frozenset(rng.sample([*names, *RELAYS], rng.choice([0, 0, 1]))),
         failures=tuple((name, rng.uniform(0, 500)) for name in rng.sample(names, rng.choice([0, 0, 1, 2]))),
         now=500.0,
         keep=tuple(keep),
@@ -181,7 +194,8 @@ def test_a_route_says_what_it_predicts() -> None:
             continue
         said += 1
         chain = tuple(zip(route.records, (hop.span for hop in route.hops), strict=True))
-        assert route.sweep_ms == pytest.approx(plain.cost_ms(chain))
+        price_ms = RELAYED_MS * sum(node.reach is Reach.RELAYED for node in route.records)  # no sweep takes it
+        assert route.sweep_ms + price_ms == pytest.approx(plain.cost_ms(chain))
         assert route.costs[0].is_measured == (route.hops[0].peer in plain.query.delays_ms)
     assert said > 50
 
@@ -201,6 +215,24 @@ def test_a_route_says_what_sweeps_should_take_by_their_size() -> None:
         (20.0 + HOP_OVERHEAD_MS) / (forecast.compute_ms + forecast.waiting_ms)
     )
     assert forecast.waiting_ms == pytest.approx(wait_ms(last, 8.0)), "behind sweeps as small as it is"
+
+
+def test_a_relay_is_spared_where_another_chain_is_as_fast() -> None:
+    """At the same measured delay the open machine is taken; a faster one behind a relay is taken all the same."""
+    open_one, home = record("a", 0, 6), behind(record("b", 0, 6), RELAYS[0])
+    query = replace(QUERY, delays_ms={PeerId("a"): 20.0, PeerId("b"): 20.0})
+    assert best_route([open_one, home], query).records == (open_one,)
+    nearer = replace(query, delays_ms={PeerId("a"): 20.0, PeerId("b"): 17.0})
+    assert best_route([open_one, home], nearer).records == (home,)
+    assert best_route([open_one, home], QUERY).records == (open_one,), "unmeasured, it is taken to be twice as far"
+
+
+def test_behind_a_relay_that_is_gone_around_no_hop_begins_but_one_that_holds_the_session_stays() -> None:
+    first, second = (behind(record(name, 0, 6), relay) for name, relay in zip("ab", RELAYS, strict=True))
+    query = replace(QUERY, avoid=frozenset({RELAYS[0]}), delays_ms={PeerId("a"): 1.0, PeerId("b"): 90.0})
+    assert best_route([first, second], query).records == (second,)
+    kept = replace(query, keep=(RouteHop(first.peer, first.span),), replay_layer_ms=10.0)
+    assert best_route([first, second], kept).records == (first,)
 
 
 @pytest.mark.parametrize(("saved_ms", "chain"), [(2.0, ["a", "c"]), (3.0, ["b", "a", "c"])])

@@ -6,7 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.runtime.quota import UNKNOWN, HoldingLimit, OverQuota, Quota, QuotaLimits, RateLimit, StrikeRule, address_key
+from swarm.runtime.quota import (
+    UNKNOWN,
+    HoldingLimit,
+    OverQuota,
+    Quota,
+    QuotaLimits,
+    RateLimit,
+    StrikeRule,
+    address_key,
+    is_private,
+    stand_in,
+)
 
 
 class Clock:
@@ -149,3 +160,16 @@ def test_new_keys_get_nothing_while_every_place_is_held() -> None:
 )
 def test_an_address_pays_whole_or_by_its_prefix(peer: str, key: str) -> None:
     assert address_key(peer) == key
+
+
+def test_who_comes_by_way_of_a_relay_counts_as_a_stranger_of_his_own() -> None:
+    keys = {
+        stand_in(way, peer) for way in ("198.51.100.1:7", "198.51.100.2:7") for peer in ("192.0.2.1:5", "192.0.2.2:5")
+    }
+    assert len(keys) == 4, "a relay that lies about who comes uses up nothing of another's"
+    assert stand_in("r:1", "192.0.2.1:5") == stand_in("r:1", "192.0.2.1:6"), "a port is nobody"
+    for key in keys:
+        assert address_key(f"ipv4:{key}:5") == key
+        assert not is_private(key)
+    assert is_private("127.0.0.1")
+    assert is_private("127.128.0.1")

@@ -14,9 +14,10 @@ from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
+import msgpack
 import pytest
 
-from swarm.discovery.address_proof import hello_response
+from swarm.discovery.address_proof import hello_response, who_answer
 from swarm.discovery.dht import addresses
 from swarm.discovery.dht.child import DhtPipe, start_pipe
 from swarm.discovery.dht.dialback import DialBack, pack_request
@@ -26,7 +27,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState, seal, split_address
 from swarm.discovery.record_fields import RecordError
-from swarm.discovery.registry import RECORD_TTL_S, Registry
+from swarm.discovery.registry import RECORD_TTL_S, Registry, RelayOffer
 from swarm.errors import ConfigError, IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
@@ -101,6 +102,65 @@ async def test_announce_replace_and_withdraw(pair: Callable[[], object]) -> None
         await one.withdraw(first)
         assert await two.records(MODEL.fingerprint, 40, within_s=0.0) == []
         assert await two.models() == []
+
+
+@pytest.mark.parametrize("pair", [memory_pair, dht_pair])
+async def test_a_lent_relay_is_found_until_it_is_lent_no_more(pair: Callable[[], object]) -> None:
+    async with pair() as (one, two):  # type: ignore[attr-defined]
+        assert await two.relays() == []
+        await one.offer_relay("192.0.2.7:31338")
+        assert await two.relays() == [RelayOffer(one.peer_id, "192.0.2.7:31338")]
+        assert await one.relays() == [], "nobody is told of its own"
+        await one.offer_relay(None)
+        assert await two.relays() == []
+
+
+async def test_a_client_finds_relays_and_a_peer_that_offers_nonsense_lends_none() -> None:
+    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
+        await two.offer_relay("[2001:db8::7]:31338")
+        async with DhtRegistry.open(joining(one, two, client_mode=True)) as client:
+            assert await client.relays() == [RelayOffer(two.peer_id, "[2001:db8::7]:31338")]
+            await one.offer_relay("http://192.0.2.7/")
+            assert await client.relays() == [RelayOffer(two.peer_id, "[2001:db8::7]:31338")]
+
+
+async def test_a_relay_counts_as_reached_where_it_proves_whose_it_is() -> None:
+    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked = (await reader.readline()).split()
+            writer.write(who_answer(two.identity, bytes.fromhex(asked[1].decode())))
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as relay:
+            address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
+            assert await two.dial_back_relay(address) is True
+            assert await one.dial_back_relay(address) is False, "a relay answers there, but not the asker's"
+        assert await two.dial_back_relay(address) is False, "nothing answers any more"
+        assert await two.dial_back_relay("not an address") is False
+
+
+async def test_a_relay_of_a_private_address_is_not_called_and_counts_as_a_dial_back() -> None:
+    identity, called = Identity.ephemeral(), list[str]()
+
+    async def call(address: str, nonce: bytes) -> bytes:
+        called.append(address)
+        return who_answer(identity, nonce)
+
+    request = msgpack.packb("10.0.0.1:22")
+    public = DialBack(DialPolicy(only_public=True), call_relay=call)
+    assert await public.answer_relay(identity.peer_id, request) == b"\xc2"
+    assert not called
+    own = DialBack(DialPolicy(only_public=False), call_relay=call)
+    assert [await own.answer_relay(identity.peer_id, request) for _ in range(7)] == [b"\xc3"] * 6 + [b"\xc0"]
+    assert await own.answer_relay(identity.peer_id, b"\xff") == b"\xc2"
+    for line in (b"", b"WHO\n", b"WHO x y\n", b"\xff" * 9_000, who_answer(Identity.ephemeral(), NONCE)):
+
+        async def lie(address: str, nonce: bytes, line: bytes = line) -> bytes:
+            return line
+
+        liar = DialBack(DialPolicy(only_public=False), call_relay=lie)
+        assert await liar.answer_relay(identity.peer_id, request) == b"\xc2"
 
 
 async def test_memory_forgets_what_expired_and_what_is_closed() -> None:
@@ -244,7 +304,7 @@ async def test_one_identity_and_one_port_per_running_program(tmp_path: Path) -> 
 
 async def test_a_chosen_port_that_somebody_takes_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """An announced port is chosen before the daemon listens on it; one that never is free is an error after all."""
-    find, tried = addresses._free_port, list[int]()
+    find, tried = addresses.free_port, list[int]()
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         taken: int = somebody.getsockname()[1]
 
@@ -252,13 +312,13 @@ async def test_a_chosen_port_that_somebody_takes_meanwhile_is_replaced(monkeypat
             tried.append(find(version) if tried else taken)
             return tried[-1]
 
-        monkeypatch.setattr(addresses, "_free_port", late)
+        monkeypatch.setattr(addresses, "free_port", late)
         async with DhtRegistry.open(replace(LOCAL, announce_host="127.0.0.1")) as one:
             assert len(tried) == 2
             assert [int(address.split("/")[4]) for address in one.join_addresses()] == [tried[-1]]
             async with DhtRegistry.open(joining(one, client_mode=True)) as other:
                 assert await other.models() == []
-        monkeypatch.setattr(addresses, "_free_port", lambda _: taken)
+        monkeypatch.setattr(addresses, "free_port", lambda _: taken)
         with pytest.raises(RegistryError, match=f"{taken}.*address already in use"):
             await DhtRegistry.open(replace(LOCAL, announce_host="127.0.0.1"))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 import pytest
 
+import swarm.discovery.dht.addresses
 from swarm.discovery.dht.addresses import DhtConfig, host_and_port, listen_addresses
 
 
@@ -16,3 +19,27 @@ def test_an_announced_address_is_one_that_can_be_dialled(host: str, expected: st
     assert announced is not None
     assert [host_and_port(address) for address in announced] == [expected]
     assert host_and_port(f"{announced[0]}/p2p/QmNobody") == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "host", "listened"),
+    [
+        (["203.0.114.5"], "0.0.0.0", ["/ip4/0.0.0.0/tcp/7"]),
+        (["203.0.114.5", "2a00:1450::1"], "0.0.0.0", ["/ip4/0.0.0.0/tcp/7", "/ip6/::/tcp/7"]),
+        (["2a00:1450::1"], "0.0.0.0", ["/ip4/0.0.0.0/tcp/7", "/ip6/::/tcp/7"]),
+        (["fd00::2"], "0.0.0.0", ["/ip4/0.0.0.0/tcp/7", "/ip6/::/tcp/7"]),
+        (["192.168.1.7", "2a00:1450::1"], "0.0.0.0", ["/ip4/0.0.0.0/tcp/7"]),
+        (["203.0.114.5", "fd00::2"], "0.0.0.0", ["/ip4/0.0.0.0/tcp/7"]),
+        (["203.0.114.5", "2a00:1450::1"], "127.0.0.1", ["/ip4/127.0.0.1/tcp/7"]),
+        (["203.0.114.5", "2a00:1450::1"], "::", ["/ip6/::/tcp/7"]),
+        ([], "0.0.0.0", ["/ip4/0.0.0.0/tcp/7"]),
+    ],
+)
+def test_it_listens_to_ipv6_too_where_that_leads_here(
+    own: list[str], host: str, listened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind an IPv4 router it does not: a machine of a private network would count as a public one."""
+    monkeypatch.setattr(
+        swarm.discovery.dht.addresses, "interface_addresses", lambda: tuple(ip_address(one) for one in own)
+    )
+    assert list(listen_addresses(DhtConfig(host=host, port=7)).host) == listened

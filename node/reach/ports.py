@@ -1,0 +1,368 @@
+"""A port of the home router that leads to this machine: asked for, renewed, watched and given back.
+
+Three protocols, tried one shortly after the other: PCP, NAT-PMP, and UPnP where its library is installed. The router's
+word proves nothing: whether peers come through is found by dial-back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final, Protocol
+
+from node.reach import gateway_messages as messages
+from node.reach.gateway_messages import EpochAnswer, MapAnswer, MapRequest
+from node.reach.ladder import NoMapping
+from swarm.discovery.node_record import bracketed
+from swarm.errors import RemoteProtocolError
+from swarm.runtime.tasks import TaskScope
+
+LIFETIME_S: Final = 3_600
+"""What is asked for; a router may give less."""
+SHORTEST_S: Final = 20.0
+"""A mapping that the router gives for less time is renewed after half of this all the same."""
+MAPPING_S: Final = 3.0
+"""Time for all protocols together."""
+STAGGER_S: Final = 0.4
+"""The next protocol is tried when the one before failed, or gave no answer for so long."""
+WAITS_S: Final = (0.25, 0.5, 1.0)
+"""For the answer to a datagram, which is then sent again."""
+CHECK_S: Final = 10.0
+"""How often the router is asked whether it still has the mapping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A port of the router.
+
+    Attributes:
+        host: its external IP address.
+        port: its external TCP port.
+        lifetime_s: for how long it holds.
+        protocol: PCP, NAT-PMP or UPnP.
+    """
+
+    host: str
+    port: int
+    lifetime_s: float
+    protocol: str
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return f"{bracketed(self.host)}:{self.port}"
+
+
+class Router(Protocol):
+    """One protocol of one router, for one port of this machine."""
+
+    @property
+    def name(self) -> str:
+        """The protocol's."""
+        ...
+
+    async def map(self, external_port: int, lifetime_s: int) -> Mapping:
+        """Ask for the mapping, or renew it.
+
+        Raises:
+            OSError: nobody answers.
+            TimeoutError: the same.
+            RemoteProtocolError: the router refuses, or says what is none.
+            NoMapping: it has nothing to give.
+        """
+        ...
+
+    async def holds(self) -> bool:
+        """Whether the router still has it; raises as `map`."""
+        ...
+
+    async def unmap(self) -> None:
+        """Give it back; raises as `map`."""
+        ...
+
+
+FAILURES = (OSError, TimeoutError, RemoteProtocolError, NoMapping)
+
+
+async def ask(gateway: str, port: int, request: Callable[[IPv4Address], bytes]) -> tuple[bytes, IPv4Address]:
+    """Send a datagram to a router until it answers.
+
+    Args:
+        gateway: its IPv4 address.
+        port: its UDP port.
+        request: the datagram, given this machine's address towards the router.
+
+    Returns:
+        The first answer, and this machine's address.
+
+    Raises:
+        OSError: nobody listens there.
+        TimeoutError: nobody answers.
+    """
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.connect((gateway, port))  # only this address is heard
+        client = IPv4Address(sock.getsockname()[0])
+        for wait_s in WAITS_S:
+            await loop.sock_sendall(sock, request(client))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    return await loop.sock_recv(sock, messages.MAX_DATAGRAM + 1), client
+    raise TimeoutError
+
+
+class _Epoch:
+    """Whether a router began anew since its last answer."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: tuple[float, float] | None = None  # (its epoch, when)
+
+    def note(self, epoch_s: float) -> bool:
+        """Take the epoch of an answer; whether the router has forgotten its mappings."""
+        now, before = self._clock(), self._last
+        self._last = epoch_s, now
+        return before is not None and messages.has_forgotten(before[0], now - before[1], epoch_s)
+
+
+class PcpRouter:
+    """PCP."""
+
+    name = "PCP"
+
+    def __init__(
+        self,
+        gateway: str,
+        internal_port: int,
+        nonce: bytes,
+        port: int = messages.PORT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            gateway: the router's IPv4 address.
+            internal_port: TCP port of this machine.
+            nonce: 12 bytes that nobody else knows: who knows them may delete the mapping.
+            port: the router's UDP port.
+            clock: a monotonic one, in seconds.
+        """
+        self._gateway, self._port, self._internal = gateway, port, internal_port
+        self._nonce = nonce
+        self._epoch = _Epoch(clock)
+
+    async def map(self, external_port: int, lifetime_s: int) -> Mapping:
+        """Ask for the mapping, or renew it."""
+        answer = await self._ask(external_port, lifetime_s)
+        self._epoch.note(answer.epoch_s)
+        return _given(answer, answer.address, self.name)
+
+    async def holds(self) -> bool:
+        """Ask for the epoch."""
+        data, _ = await ask(self._gateway, self._port, messages.pcp_announce)
+        try:
+            return not self._epoch.note(messages.read_pcp_announce(data).epoch_s)
+        except RemoteProtocolError as refused:
+            if refused.field == "result":
+                return True  # it maps, and tells its epoch when the mapping is renewed
+            raise
+
+    async def unmap(self) -> None:
+        """Delete the mapping."""
+        await self._ask(0, 0)
+
+    async def _ask(self, external_port: int, lifetime_s: int) -> MapAnswer:
+        def request(client: IPv4Address) -> bytes:
+            return messages.pcp_map(MapRequest(self._internal, external_port, lifetime_s, client, self._nonce))
+
+        data, _ = await ask(self._gateway, self._port, request)
+        return _own(messages.read_pcp_map(data, self._nonce), self._internal)
+
+
+class PmpRouter:
+    """NAT-PMP."""
+
+    name = "NAT-PMP"
+
+    def __init__(
+        self,
+        gateway: str,
+        internal_port: int,
+        port: int = messages.PORT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask nothing yet; as `PcpRouter`."""
+        self._gateway, self._port, self._internal = gateway, port, internal_port
+        self._epoch = _Epoch(clock)
+        self._address: IPv4Address | None = None
+
+    async def map(self, external_port: int, lifetime_s: int) -> Mapping:
+        """Ask for the mapping, or renew it."""
+        answer = await self._ask(external_port, lifetime_s)
+        told = await self._ask_address()
+        self._epoch.note(told.epoch_s)
+        self._address = told.address
+        return _given(answer, told.address, self.name)
+
+    async def holds(self) -> bool:
+        """Ask for the external address and the epoch."""
+        told = await self._ask_address()
+        return not self._epoch.note(told.epoch_s) and told.address == self._address
+
+    async def unmap(self) -> None:
+        """Delete the mapping."""
+        await self._ask(0, 0)
+
+    async def _ask(self, external_port: int, lifetime_s: int) -> MapAnswer:
+        def request(client: IPv4Address) -> bytes:
+            return messages.pmp_map(MapRequest(self._internal, external_port, lifetime_s, client, b""))
+
+        data, _ = await ask(self._gateway, self._port, request)
+        return _own(messages.read_pmp_map(data), self._internal)
+
+    async def _ask_address(self) -> EpochAnswer:
+        data, _ = await ask(self._gateway, self._port, lambda _: messages.pmp_address())
+        return messages.read_pmp_address(data)
+
+
+def _own(answer: MapAnswer, internal_port: int) -> MapAnswer:
+    if answer.internal_port != internal_port:
+        raise RemoteProtocolError("answer", "is about another port")
+    return answer
+
+
+def _given(answer: MapAnswer, address: IPv4Address | IPv6Address | None, protocol: str) -> Mapping:
+    """What an answer gives.
+
+    Raises:
+        NoMapping: nothing that anybody could dial.
+    """
+    if address is None or address.is_unspecified or not answer.port or not answer.lifetime_s:
+        raise NoMapping("the router gives no address")
+    return Mapping(str(address), answer.port, answer.lifetime_s, protocol)
+
+
+class PortMapper:
+    """Keeps one port of this machine mapped.
+
+    Attributes:
+        mapping: what the router gave; None while it maps nothing.
+        is_silent: whether the router did not answer when it was asked last.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        routers: Callable[[], Sequence[Router]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            port: this machine's TCP port.
+            routers: the protocols to try, best first.
+            clock: a monotonic one, in seconds.
+        """
+        self.mapping: Mapping | None = None
+        self.is_silent = False
+        self._port = port
+        self._find = routers
+        self._clock = clock
+        self._router: Router | None = None
+        self._mapped_at = 0.0
+
+    async def open(self) -> Mapping:
+        """Have the port mapped, by whichever protocol gets it first.
+
+        Raises:
+            NoMapping: none does within `MAPPING_S`.
+        """
+        routers = self._find()
+        tried: list[str] = []
+        found: asyncio.Future[tuple[Router, Mapping] | None] = asyncio.get_running_loop().create_future()
+        async with TaskScope() as scope:
+            scope.spawn(self._try_all(routers, tried, found))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MAPPING_S):
+                    await asyncio.shield(found)
+        given = found.result() if found.done() else None
+        if given is None:
+            silent = ", ".join(router.name for router in routers) or "no protocol"
+            raise NoMapping("; ".join(tried) or f"no router answers ({silent})")
+        (self._router, self.mapping), self.is_silent = given, False
+        self._mapped_at = self._clock()
+        return self.mapping
+
+    async def _try_all(
+        self, routers: Sequence[Router], tried: list[str], found: asyncio.Future[tuple[Router, Mapping] | None]
+    ) -> None:
+        """Try all, one shortly after the other; `found` gets the first mapping, or None where all failed."""
+        failed = [asyncio.Event() for _ in routers]
+
+        async def attempt(number: int, router: Router) -> None:
+            for before in failed[:number]:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STAGGER_S):
+                        await before.wait()
+            if found.done():
+                return
+            try:
+                mapping = await router.map(self._port, LIFETIME_S)
+            except FAILURES as error:
+                tried.append(f"{router.name}: {_plainly(error)}")
+                failed[number].set()
+                return
+            if not found.done():
+                found.set_result((router, mapping))
+
+        async with asyncio.TaskGroup() as group:
+            for number, router in enumerate(routers):
+                group.create_task(attempt(number, router))
+        if not found.done():
+            found.set_result(None)
+
+    async def keep(self) -> None:
+        """Renew the mapping at half of its lifetime, and look every `CHECK_S` whether the router has it; for ever."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once."""
+        if self._router is None or self.mapping is None:
+            return
+        before, self.is_silent = self.mapping, False
+        age_s = self._clock() - self._mapped_at
+        is_due = age_s >= max(before.lifetime_s, SHORTEST_S) / 2
+        try:
+            if is_due or not await self._router.holds():
+                self.mapping = await self._router.map(before.port, LIFETIME_S)
+                self._mapped_at = self._clock()
+        except FAILURES as error:
+            if age_s < before.lifetime_s and not isinstance(error, RemoteProtocolError | NoMapping):
+                self.is_silent = True
+                return  # it may be starting: what it mapped may hold yet, and a dial-back tells
+            self.mapping = None
+
+    async def close(self) -> None:
+        """Give the mapping back, if there is one; harmless the second time."""
+        router, self._router = self._router, None
+        was_mapped, self.mapping = self.mapping is not None, None
+        if router is not None and was_mapped:
+            with suppress(*FAILURES):
+                async with asyncio.timeout(1.0):
+                    await router.unmap()
+
+
+def _plainly(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    if isinstance(error, OSError):
+        return "nobody listens"
+    return str(error)

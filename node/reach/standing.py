@@ -1,0 +1,374 @@
+"""Standing connections to relays: by them a machine that nobody can dial is called.
+
+Two are kept, at different relays. The record names one; when it dies, the other one is named at once. Whatever carries
+bytes is a connection of its own (`node.reach.circuits`), so a lost standing connection ends no circuit by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from node.reach import relay_choice
+from node.reach.circuits import CONNECT_S, Circuits, Ends, connect
+from node.reach.relay_choice import RelayProbe
+from swarm.discovery.dialable import DialPolicy, is_public
+from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import split_address
+from swarm.discovery.registry import RelayOffer
+from swarm.errors import RegistryError, RemoteProtocolError
+from swarm.ids import PeerId
+from swarm.relay.openings import DEAD_S, MAX_LINE_BYTES, check_token, parse_addresses, words
+from swarm.relay.presence import NONCE_BYTES, prove_presence
+from swarm.runtime.counted_log import CountedLog
+from swarm.runtime.plain_text import plain_line
+from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, parse_ip
+from swarm.runtime.tasks import TaskScope, unending
+
+WANTED: Final = 2
+"""Relays at which a machine stands."""
+STEADY_S: Final = 60.0
+"""Who stood for so long has not failed before."""
+RETRY_S: Final = (1.0, 60.0)
+"""How long a relay that was lost or refused is left alone: doubled each time, up to the second number."""
+LOOK_S: Final = 15.0
+"""How often relays are looked for again while one is missing."""
+MAX_OFFERS: Final = 16
+"""Relays that are measured at a time."""
+MAX_REMEMBERED: Final = 256
+"""Relays whose failures are remembered."""
+_ASKED: Final = "requests to dial"
+_LIMITS: Final = QuotaLimits(rates={_ASKED: RateLimit(per_key=0.5, burst=20, total=2, total_burst=60)})
+
+logger = logging.getLogger(__name__)
+
+
+class RelayLost(Exception):
+    """A standing connection ended, or never stood; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PunchRequest:
+    """A dialler wants a hole.
+
+    Attributes:
+        relay: `host:port`; TAKE is said there first.
+        token: of the circuit.
+        addresses: `host:port` from which the dialler knocks.
+        seen: this machine's own address as that relay sees it.
+    """
+
+    relay: str
+    token: str
+    addresses: tuple[str, ...]
+    seen: str
+
+
+OnPunch = Callable[[PunchRequest], Awaitable[None]]
+FindRelays = Callable[[], Awaitable[Sequence[RelayOffer]]]
+Probe = Callable[[str, PeerId | None], Awaitable[RelayProbe | None]]
+
+
+@dataclass(slots=True)
+class _Failures:
+    """What is remembered of a relay that was lost.
+
+    Attributes:
+        count: in a row.
+        until: when it is tried again, by the loop's clock.
+        why: the last reason.
+    """
+
+    count: int
+    until: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StandingOptions:
+    """What differs between machines.
+
+    Attributes:
+        policy: which relays are dialled.
+        only: the one relay to stand at, `host:port`; None: those that the directory knows.
+        on_punch: makes holes; None: diallers stay with the relay.
+        members: secret of a private swarm, whose relays carry nobody else.
+    """
+
+    policy: DialPolicy
+    only: str | None = None
+    on_punch: OnPunch | None = None
+    members: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stand:
+    """A connection that stands.
+
+    Attributes:
+        relay: `host:port`.
+        seen: this machine's `host:port` as the relay sees it.
+    """
+
+    relay: str
+    seen: str
+
+
+class Standing:
+    """Keeps the connections; `run` never ends.
+
+    Attributes:
+        changed: set when a connection stands or is lost; whoever looks clears it.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        circuits: Circuits,
+        find: FindRelays,
+        options: StandingOptions,
+        probe: Probe = relay_choice.ask,
+    ) -> None:
+        """Stand nowhere yet.
+
+        Args:
+            identity: this machine's.
+            circuits: opens what relays ask for.
+            find: the relays that are lent.
+            options: what differs between machines.
+            probe: measures a relay.
+        """
+        self.changed = asyncio.Event()
+        self._identity = identity
+        self._circuits = circuits
+        self._find = find
+        self._options = options
+        self._probe = probe
+        self._stands: list[_Stand] = []  # the one that is announced first
+        self._failures: dict[str, _Failures] = {}
+        self._quota = Quota(_LIMITS, lambda: asyncio.get_running_loop().time())
+        self._log = CountedLog(logger)
+        self._dialling = asyncio.Lock()
+        self._taken: set[str] = set()
+
+    @property
+    def relays(self) -> tuple[str, ...]:
+        """`host:port` of the relays at which this machine stands; the first one is to be announced."""
+        return tuple(stand.relay for stand in self._stands)
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """The IP addresses from which this machine comes, as its relays see it."""
+        return frozenset(split_address(stand.seen)[0] for stand in self._stands)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Why relays were lost that were not reached again; one line each."""
+        return tuple(f"{relay}: {one.why}" for relay, one in self._failures.items() if relay not in self.relays)
+
+    def prefer_other(self) -> None:
+        """Announce another relay first: peers do not come through the one that is announced now."""
+        self._stands = [*self._stands[1:], *self._stands[:1]]
+
+    async def stands(self, limit_s: float) -> bool:
+        """Wait until this machine stands at a relay; False where that takes too long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not self._stands:
+                    self.changed.clear()
+                    await self.changed.wait()
+        return bool(self._stands)
+
+    async def run(self) -> None:
+        """Keep the connections for ever."""
+        async with TaskScope() as scope:
+            for number in range(WANTED):
+                scope.spawn(unending(self._keep_one, f"standing connection {number + 1}", pause_s=0.0))
+            await asyncio.Event().wait()
+
+    async def _keep_one(self) -> None:
+        """Stand at one relay until it is lost; where there is none, wait a little."""
+        async with self._dialling:  # the two choose one after the other
+            probe = await self._choose()
+            if probe is not None:
+                self._taken.add(probe.address)
+        if probe is None:
+            await asyncio.sleep(self._pause_s())
+            return
+        began = asyncio.get_running_loop().time()
+        try:
+            await self._stand(probe)
+        except RelayLost as lost:
+            if asyncio.get_running_loop().time() - began >= STEADY_S:
+                self._failures.pop(probe.address, None)
+            self._note_failure(probe.address, str(lost))
+        finally:
+            self._taken.discard(probe.address)
+
+    def _pause_s(self) -> float:
+        """Until relays are looked for again: when one that failed is due, or others may have come."""
+        now = asyncio.get_running_loop().time()
+        due = [one.until - now for one in self._failures.values() if one.until > now]
+        longest_s = LOOK_S if self._stands else RETRY_S[0]
+        return max(min([longest_s, *due]), RETRY_S[0] / 2) * random.uniform(1.0, 1.5)
+
+    async def _choose(self) -> RelayProbe | None:
+        """The best relay that is not taken and did not fail lately."""
+        now = asyncio.get_running_loop().time()
+        offers: Sequence[RelayOffer | str]
+        if self._options.only is not None:
+            offers = [self._options.only]
+        else:
+            try:
+                offers = await self._find()
+            except RegistryError as error:
+                self._log.say("finding", f"cannot ask for relays: {error}")
+                return None
+        wanted = {}
+        for offer in offers[:MAX_OFFERS]:
+            address, peer = (offer, None) if isinstance(offer, str) else (offer.address, offer.peer)
+            failed = self._failures.get(address)
+            is_due = failed is None or failed.until <= now
+            is_other = address not in self._taken and peer != self._identity.peer_id
+            if is_due and is_other and await self._options.policy.resolve(address) is not None:
+                wanted[address] = peer
+        probes = await asyncio.gather(*(self._probe(address, peer) for address, peer in wanted.items()))
+        for address, probe in zip(wanted, probes, strict=True):
+            if probe is None:
+                self._note_failure(address, "does not answer")
+        found = [probe for probe in probes if probe is not None]
+        return next(iter(relay_choice.in_order(found, self._identity.peer_id)), None)
+
+    def _note_failure(self, relay: str, why: str) -> None:
+        known = self._failures.pop(relay, None)
+        count = 1 if known is None else known.count + 1
+        wait_s = min(RETRY_S[0] * 2.0 ** min(count - 1, 16), RETRY_S[1]) * random.uniform(0.5, 1.5)
+        while len(self._failures) >= MAX_REMEMBERED:
+            self._failures.pop(next(iter(self._failures)))
+        self._failures[relay] = _Failures(count, asyncio.get_running_loop().time() + wait_s, why)
+        self._log.say(relay, f"relay {plain_line(relay)}: {plain_line(why)}")
+
+    async def _stand(self, probe: RelayProbe) -> None:
+        """Stand at a relay.
+
+        Raises:
+            RelayLost: it ended, or never stood.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                ends = await connect(probe.address)
+        except (OSError, TimeoutError) as error:
+            raise RelayLost("cannot be dialled") from error
+        stand = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                stand = _Stand(probe.address, await self._introduce(ends, probe))
+            self._stands.append(stand)
+            self.changed.set()
+            await self._listen(ends, stand)
+        except TimeoutError:
+            raise RelayLost("is silent") from None
+        except (OSError, RemoteProtocolError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            raise RelayLost(str(error) if isinstance(error, RemoteProtocolError) else "ended the connection") from error
+        finally:
+            ends[1].transport.abort()
+            if stand in self._stands:
+                self._stands.remove(stand)
+                self.changed.set()
+
+    async def _introduce(self, ends: Ends, probe: RelayProbe) -> str:
+        """Say HERE and prove it; this machine's address as the relay sees it."""
+        reader, writer = ends
+        own = self._identity
+        writer.write(f"HERE {own.peer_id}\n".encode())
+        match await _line(reader):
+            case ["PROVE", relay, nonce]:
+                if probe.peer is not None and relay != probe.peer:
+                    raise RemoteProtocolError("prove", "answers under another name than the directory has")
+                key, signature = prove_presence(own, PeerId(relay), _nonce(nonce) + self._options.members)
+            case said:
+                raise RemoteProtocolError("prove", _refusal(said))
+        writer.write(f"PROOF {key} {signature}\n".encode())
+        match await _line(reader):
+            case ["OK", seen]:
+                (address,) = parse_addresses(seen, limit=1)
+                return address
+            case said:
+                raise RemoteProtocolError("ok", _refusal(said))
+
+    async def _listen(self, ends: Ends, stand: _Stand) -> None:
+        """Do what a relay asks for, until it is silent or ends."""
+        reader, writer = ends
+        async with TaskScope() as punches:
+            while True:
+                async with asyncio.timeout(DEAD_S):
+                    said = await _line(reader)
+                if said == ["PING"]:
+                    writer.write(b"PONG\n")
+                    continue
+                self._answer(said, stand, punches)
+
+    def _answer(self, said: list[str], stand: _Stand, punches: TaskScope) -> None:
+        match said:
+            case ["OPEN", token, *hint]:
+                dialler = parse_addresses(hint[0], limit=1)[0] if len(hint) == 1 else ""
+                self._circuits.take(stand.relay, stand.relay, check_token(token), dialler)
+            case ["CALL", token, address]:
+                (called,) = parse_addresses(address, limit=1)
+                if self._may_dial(called, stand):
+                    self._circuits.take(stand.relay, called, check_token(token), called)
+            case ["PUNCH", token, listed]:
+                request = PunchRequest(stand.relay, check_token(token), parse_addresses(listed), stand.seen)
+                if self._options.on_punch is not None and self._quota.spend(_ASKED, stand.relay):
+                    punches.spawn(self._punch(self._options.on_punch, request))
+            case _:
+                raise RemoteProtocolError("relay", "says what no relay says")
+
+    def _may_dial(self, address: str, stand: _Stand) -> bool:
+        """Whether to dial an address that a stranger named: where this machine's own is public, only public ones."""
+        seen, relay = parse_ip(stand.seen), parse_ip(stand.relay)
+        # A relay on the Internet that claims to see a private address is not believed.
+        is_public_here = seen is None or is_public(seen) or (relay is not None and is_public(relay))
+        policy = DialPolicy(only_public=is_public_here)
+        if not policy.allows(address):
+            self._log.say("calls", "was asked to call a private address, and does not")
+            return False
+        return self._quota.spend(_ASKED, stand.relay)
+
+    async def _punch(self, on_punch: OnPunch, request: PunchRequest) -> None:
+        try:
+            await on_punch(request)
+        except (OSError, TimeoutError, RemoteProtocolError) as error:
+            logger.debug("no hole", exc_info=error)
+
+
+async def _line(reader: asyncio.StreamReader) -> list[str]:
+    """The words of one line that a relay said.
+
+    Raises:
+        RemoteProtocolError: it is malformed or too long.
+        asyncio.IncompleteReadError: the connection ended.
+    """
+    line = await reader.readuntil(b"\n")
+    if len(line) > MAX_LINE_BYTES:
+        raise RemoteProtocolError("relay", f"says a line of more than {MAX_LINE_BYTES} bytes")
+    return words(line)
+
+
+def _nonce(word: str) -> bytes:
+    try:
+        nonce = bytes.fromhex(word)
+    except ValueError:
+        nonce = b""
+    if len(nonce) != NONCE_BYTES:
+        raise RemoteProtocolError("prove", f"a nonce has {NONCE_BYTES} bytes")
+    return nonce
+
+
+def _refusal(said: list[str]) -> str:
+    return "refuses: " + " ".join(said[1:])[:200] if said[:1] == ["NO"] else "does not answer as a relay does"

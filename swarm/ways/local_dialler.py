@@ -1,0 +1,338 @@
+"""The local end of links to relayed machines: gRPC connects to a socket on this machine, and a way is chosen behind it.
+
+One door per channel, so that every channel has a connection of its own. A better way gets a head start, and the relay
+is taken at once after it; the attempt goes on and serves the next connection. Owns no encryption: bytes pass unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from swarm.errors import SwarmError
+from swarm.ids import PeerId
+from swarm.runtime.counted_log import describe
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.endpoint import Endpoint
+from swarm.transport.way import LinkPath
+from swarm.ways.hole import IS_SUPPORTED
+from swarm.ways.memory import WayMemory
+from swarm.ways.punch import PunchWay
+from swarm.ways.relay_circuit import RelayCircuit
+from swarm.ways.streams import CHUNK_BYTES, Streams, splice
+from swarm.ways.way import SOON_S, NoWay, OpenedWay, Way
+
+HEAD_START_S: Final = 0.7
+"""What a better way gets before the relay is taken, where nobody knows whether it works."""
+KNOWN_S: Final = 2.5
+"""The same where it worked the last time. gRPC waits for 5 s in all."""
+SPARE_S: Final = 4.0
+"""How long a connection is kept that came too late for whoever wanted it; a server waits a little longer for words."""
+MAX_DOORS: Final = 512
+"""Channels at a time; one beyond them asks the relay by itself."""
+MAX_CARRIED: Final = 4
+"""Connections of one channel at a time; it has one, and another while that one ends."""
+MAX_ATTEMPTS: Final = 8
+"""Peers to which better ways are tried at a time; the relay serves the others meanwhile."""
+MAX_TURNS: Final = 3
+"""Attempts that one connection waits for: another connection may take what one brings."""
+MAX_SOCKET_PATH: Final = 100
+"""Bytes of a socket's path; systems take 103 to 107."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Better ways to one peer are tried.
+
+    Attributes:
+        done: it succeeded or failed.
+    """
+
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class PathChoice:
+    """Chooses a way for each connection."""
+
+    def __init__(self, better: Sequence[Way], scope: TaskScope, memory: WayMemory, relayed: Way | None = None) -> None:
+        """Know nothing yet.
+
+        Args:
+            better: ways past the relay, the best first.
+            scope: owns attempts that go on while the relay serves.
+            memory: of what failed and what worked.
+            relayed: the way that is always there.
+        """
+        self._better = list(better)
+        self._scope = scope
+        self._memory = memory
+        self._relayed: Way = relayed or RelayCircuit()
+        self._attempts: dict[PeerId, _Attempt] = {}
+        self._spares: dict[PeerId, OpenedWay] = {}
+
+    @property
+    def memory(self) -> WayMemory:
+        """What failed, and what worked."""
+        return self._memory
+
+    def add(self, way: Way) -> None:
+        """Try another way from now on, before those that are known."""
+        self._better.insert(0, way)
+
+    def is_hopeless(self, peer: PeerId) -> bool:
+        """Whether only the relay is left."""
+        return not self._memory.worth_trying(peer, self._better)
+
+    async def open(self, peer: PeerId, relay: str) -> OpenedWay:
+        """The best connection that can be had soon; errors as of every way."""
+        head_start_s = KNOWN_S if self._memory.works(peer) else HEAD_START_S
+        opened = None
+        try:
+            async with asyncio.timeout(head_start_s):
+                opened = await self._better_one(peer, relay)
+        except TimeoutError:
+            pass
+        return opened or await self._relayed.open(peer, relay)
+
+    async def _better_one(self, peer: PeerId, relay: str) -> OpenedWay | None:
+        """A connection by a better way, as soon as there is one; None where there will be none."""
+        for _ in range(MAX_TURNS):
+            spare = self._spares.pop(peer, None)
+            if spare is not None:
+                return spare
+            attempt = self._attempts.get(peer) or self._start(peer, relay)
+            if attempt is None:
+                return None
+            await attempt.done.wait()
+        return self._spares.pop(peer, None)
+
+    def _start(self, peer: PeerId, relay: str) -> _Attempt | None:
+        ways = self._memory.worth_trying(peer, self._better)
+        if not ways or len(self._attempts) >= MAX_ATTEMPTS:
+            return None
+        attempt = self._attempts[peer] = _Attempt()
+        self._scope.spawn(self._run(attempt, ways, peer, relay))
+        return attempt
+
+    async def _run(self, attempt: _Attempt, ways: Sequence[Way], peer: PeerId, relay: str) -> None:
+        """Try; what comes of it lies there for a while, for whoever wants it."""
+        opened = None
+        try:
+            try:
+                opened = await self._first_open(ways, peer, relay)
+                if opened is not None:
+                    self._put(peer, opened)
+            finally:
+                del self._attempts[peer]
+                attempt.done.set()
+            if opened is not None:
+                await asyncio.sleep(SPARE_S)
+        finally:
+            if opened is not None and self._spares.get(peer) is opened:
+                del self._spares[peer]
+                opened.streams.abort()
+
+    def _put(self, peer: PeerId, opened: OpenedWay) -> None:
+        older = self._spares.get(peer)
+        if older is not None:
+            older.streams.abort()
+        self._spares[peer] = opened
+
+    async def _first_open(self, ways: Sequence[Way], peer: PeerId, relay: str) -> OpenedWay | None:
+        """Try ways one after another."""
+        for way in ways:
+            try:
+                opened = await way.open(peer, relay)
+            except NoWay as error:
+                self._memory.failed(peer, way, error.again_s)
+                logger.debug("%s to %s: %s", way.name, peer, error)
+            except (OSError, TimeoutError, SwarmError) as error:
+                self._memory.failed(peer, way, SOON_S)
+                logger.debug("%s to %s: %s", way.name, peer, describe(error))
+            except Exception as error:  # a fault of ours must not end the program: the relay is there
+                self._memory.failed(peer, way, SOON_S)
+                logger.warning("%s to %s failed", way.name, peer, exc_info=error)
+            else:
+                self._memory.worked(peer, way)
+                return opened
+        return None
+
+
+class _LocalDoor:
+    """A socket on this machine that leads to one peer."""
+
+    def __init__(self, endpoint: Endpoint, path: Path, choice: PathChoice) -> None:
+        """Listen; gRPC may connect from now on.
+
+        Raises:
+            OSError: the socket cannot be had.
+        """
+        assert endpoint.relay is not None, "only relayed machines need a door"
+        self._peer, self._relay = endpoint.peer, endpoint.relay
+        self._file = path
+        self._choice = choice
+        self._carried = 0
+        self._released = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.path: LinkPath | None = None
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.socket.setblocking(False)
+            self.socket.bind(str(path))
+            self.socket.listen(MAX_CARRIED)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        """What gRPC dials."""
+        return f"unix:{self._file}"
+
+    @property
+    def can_improve(self) -> bool:
+        """Whether it went through the relay, and a better way has been found since."""
+        return self.path is LinkPath.RELAYED and self._choice.memory.works(self._peer)
+
+    def release(self) -> None:
+        """Close soon; from any thread."""
+        with suppress(RuntimeError):  # the loop has ended, and the door with it
+            self._loop.call_soon_threadsafe(self._released.set)
+
+    def close(self) -> None:
+        """Close now."""
+        self.socket.close()
+        self._file.unlink(missing_ok=True)
+
+    async def serve(self) -> None:
+        """Carry what comes until the door is released: with its channel, all that it carried has ended."""
+        try:
+            async with TaskScope() as scope:
+                server = await asyncio.start_unix_server(
+                    lambda *ends: self._accept(scope, Streams(*ends)), sock=self.socket, limit=CHUNK_BYTES
+                )
+                try:
+                    await self._released.wait()
+                finally:
+                    server.close()
+        finally:
+            self.close()
+
+    def _accept(self, scope: TaskScope, local: Streams) -> None:
+        if self._carried >= MAX_CARRIED:
+            local.abort()
+        else:
+            self._carried += 1
+            scope.spawn(self._carry(local))
+
+    async def _carry(self, local: Streams) -> None:
+        try:
+            opened = await self._choice.open(self._peer, self._relay)
+            self.path = opened.path
+            logger.debug("%s: %s", self._peer, opened.path.value)
+            await splice(local, opened.streams)
+        except (OSError, TimeoutError, SwarmError) as error:
+            logger.debug("no way to %s: %s", self._peer, describe(error))
+        finally:
+            self._carried -= 1
+            if not local.writer.is_closing():
+                local.abort()
+
+
+class LocalDialler:
+    """Opens doors; made by `open_ways`.
+
+    Attributes:
+        choice: of ways.
+    """
+
+    def __init__(self, choice: PathChoice, scope: TaskScope) -> None:
+        self.choice = choice
+        self._scope = scope
+        self._folder: Path | None = None
+        self._is_broken = False
+        self._doors: set[_LocalDoor] = set()
+
+    def open_door(self, endpoint: Endpoint) -> _LocalDoor | None:
+        """A door to a relayed machine; None where only the relay is left, or too many doors are open."""
+        if endpoint.relay is None or self._is_broken or len(self._doors) >= MAX_DOORS:
+            return None
+        if self.choice.is_hopeless(endpoint.peer):
+            return None
+        try:
+            door = _LocalDoor(endpoint, self._private_folder() / f"{secrets.token_hex(4)}", self.choice)
+        except OSError as error:
+            self._is_broken = True
+            logger.debug("no local sockets here: %s", describe(error))
+            return None
+        self._doors.add(door)
+        self._scope.spawn(self._serve(door))
+        return door
+
+    async def _serve(self, door: _LocalDoor) -> None:
+        try:
+            await door.serve()
+        except OSError as error:
+            logger.debug("a local socket failed: %s", describe(error))
+        finally:
+            self._doors.discard(door)
+
+    def _private_folder(self) -> Path:
+        """For this user alone; made when it is first needed."""
+        if self._folder is None:
+            folder = tempfile.mkdtemp(prefix="canopy-")
+            if len(folder) > MAX_SOCKET_PATH - 10:
+                shutil.rmtree(folder)
+                folder = tempfile.mkdtemp(prefix="canopy-", dir="/tmp")
+            self._folder = Path(folder)
+        return self._folder
+
+    def clean_up(self) -> None:
+        """Remove the folder, after the doors' tasks have ended; a task that never began leaves its door to this."""
+        for door in self._doors:
+            door.close()
+        self._doors.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def are_supported() -> bool:
+    """Whether this system has what better ways need: local sockets, and ports that several connections share."""
+    return IS_SUPPORTED and hasattr(socket, "AF_UNIX") and sys.platform != "win32"
+
+
+@asynccontextmanager
+async def open_ways(
+    better: Sequence[Way] | None = None, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[LocalDialler | None]:
+    """Better ways for the dialers of one program, while the block runs; None where the system has not what they need.
+
+    Args:
+        better: the ways, the best first; holes by default.
+        clock: seconds that never go back.
+    """
+    if not are_supported():
+        yield None
+        return
+    dialler = None
+    try:
+        async with TaskScope() as scope:
+            choice = PathChoice([PunchWay()] if better is None else better, scope, WayMemory(clock))
+            dialler = LocalDialler(choice, scope)
+            yield dialler
+    finally:
+        if dialler is not None:
+            dialler.clean_up()

@@ -1,0 +1,59 @@
+"""The addresses of this machine that another one might reach: in its own network, and global ones of IPv6."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv6Address
+from typing import Final
+
+import psutil
+
+from swarm.discovery.dialable import IpAddress, is_public
+
+MAX_LAN: Final = 3
+"""Addresses in own networks that are told."""
+MAX_GLOBAL_V6: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAddresses:
+    """What this machine is called.
+
+    Attributes:
+        lan: private IPv4 addresses with their networks, as 192.168.1.7/24.
+        global_v6: global IPv6 addresses.
+    """
+
+    lan: tuple[IPv4Interface, ...] = ()
+    global_v6: tuple[IPv6Address, ...] = ()
+
+    def is_in_lan(self, ip: IpAddress) -> bool:
+        """Whether an address is in one of this machine's own private networks."""
+        return any(ip in one.network for one in self.lan)
+
+    def first(self, host: str) -> OwnAddresses:
+        """The same with this address before the others: it is the one that leads out."""
+        return OwnAddresses(tuple(sorted(self.lan, key=lambda one: str(one.ip) != host)), self.global_v6)
+
+
+def own_addresses() -> OwnAddresses:
+    """Those of the interfaces that are up; virtual networks of this machine may be among them."""
+    stats = psutil.net_if_stats()
+    lan: list[IPv4Interface] = []
+    global_v6: list[IPv6Address] = []
+    for name, addresses in psutil.net_if_addrs().items():
+        if name not in stats or not stats[name].isup:
+            continue
+        for one in addresses:
+            match one.family:
+                case socket.AF_INET if one.netmask:
+                    interface = IPv4Interface(f"{one.address}/{one.netmask}")
+                    if interface.is_private and not (interface.is_loopback or interface.is_link_local):
+                        lan.append(interface)
+                case socket.AF_INET6:
+                    ip = ipaddress.IPv6Address(one.address.partition("%")[0])
+                    if is_public(ip):
+                        global_v6.append(ip)
+    return OwnAddresses(tuple(lan), tuple(global_v6))

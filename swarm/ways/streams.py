@@ -1,0 +1,126 @@
+"""A connection's two directions, opened, read by bounded lines and passed on without holding more than a little."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.discovery.node_record import bracketed, split_address
+from swarm.errors import RemoteProtocolError
+from swarm.relay.openings import MAX_LINE_BYTES, words
+from swarm.runtime.tasks import TaskScope
+
+CHUNK_BYTES: Final = 1 << 16
+"""Read at a time; a stream holds twice as much at most before its source waits."""
+LINGER_S: Final = 10.0
+"""How long one direction may go on after the other has ended."""
+FAMILY_DELAY_S: Final = 0.25
+"""After so long a name's next address is tried beside the first: half of a name's addresses may be dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Both directions of one connection.
+
+    Attributes:
+        reader: what comes.
+        writer: what goes.
+    """
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @property
+    def remote_host(self) -> str:
+        """The other end's IP address without brackets; empty where it has none."""
+        name = self.writer.get_extra_info("peername")
+        return str(name[0]).partition("%")[0] if isinstance(name, tuple) else ""
+
+    @property
+    def remote(self) -> str:
+        """`host:port` of the other end, an IPv6 host in brackets; empty where it has none."""
+        name = self.writer.get_extra_info("peername")
+        return f"{bracketed(self.remote_host)}:{name[1]}" if isinstance(name, tuple) else ""
+
+    async def say(self, *line: str) -> None:
+        """Send one line of words.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        self.writer.write(" ".join(line).encode() + b"\n")
+        await self.writer.drain()
+
+    async def hear(self) -> list[str]:
+        """The words of the next line; none at the end.
+
+        Raises:
+            RemoteProtocolError: it is no line of words, or longer than `MAX_LINE_BYTES`.
+            OSError: the connection is gone.
+        """
+        try:
+            line = await self.reader.readline()
+        except ValueError as error:
+            raise RemoteProtocolError("line", f"longer than {MAX_LINE_BYTES} bytes") from error
+        return words(line) if line.endswith(b"\n") else []
+
+    def close(self) -> None:
+        """Close after what was written has left."""
+        self.writer.close()
+
+    def abort(self) -> None:
+        """Close now."""
+        self.writer.transport.abort()
+
+
+async def connect(address: str) -> Streams:
+    """Connect to `host:port`. A name's addresses are tried beside each other, so one dead family does no harm.
+
+    Raises:
+        OSError: nothing answers there.
+        RecordError: it is no address.
+    """
+    host, port = split_address(address)
+    ends = await asyncio.open_connection(host.strip("[]"), port, limit=CHUNK_BYTES, happy_eyeballs_delay=FAMILY_DELAY_S)
+    return tuned(*ends)
+
+
+def tuned(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Streams:
+    """The streams of a new connection, on which small messages leave at once."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Streams(reader, writer)
+
+
+async def splice(one: Streams, other: Streams) -> None:
+    """Join two connections until both directions have ended, or either breaks; both are closed then.
+
+    An end of one direction is passed on as such. A slow reader slows the other side's writer.
+    """
+    try:
+        async with TaskScope() as scope:
+            pours = [scope.spawn(_pour(one, other)), scope.spawn(_pour(other, one))]
+            await asyncio.wait(pours, return_when=asyncio.FIRST_COMPLETED)
+            _, running = await asyncio.wait(pours, timeout=LINGER_S)
+        if not running:
+            one.close()
+            other.close()
+    except OSError:  # a reset is passed on as one
+        pass
+    finally:
+        for ends in (one, other):
+            if not ends.writer.is_closing():
+                ends.abort()
+
+
+async def _pour(source: Streams, sink: Streams) -> None:
+    while data := await source.reader.read(CHUNK_BYTES):
+        sink.writer.write(data)
+        await sink.writer.drain()
+    with suppress(OSError, RuntimeError):
+        if sink.writer.can_write_eof():
+            sink.writer.write_eof()
