@@ -23,6 +23,7 @@ from client.terminal.commands import Bench, ChatCommand, ConnectionOptions, Gene
 from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
+from swarm.joining.lan_choice import with_lan
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.runtime.cli import plain_words
@@ -96,7 +97,9 @@ def _with_swarm(command: ClientCommand) -> ClientCommand:
     found, note = with_swarm(command, SwarmFinder(SwarmMemory.of_user(), os.environ))
     if note and sys.stderr.isatty():
         print(f"client: {note}", file=sys.stderr)  # noqa: T201 - the command line's own output
-    return found
+    if not isinstance(found, ConnectionOptions):
+        return found
+    return with_lan(found, found.lan, make_console(stderr=True, soft_wrap=True).print, wants_model=True)
 
 
 def generate(command: Generate) -> None:

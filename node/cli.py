@@ -6,14 +6,18 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import tyro
+from rich.console import Console
 
 from node import nodejs
 from node.config import ServeConfig
 from swarm.discovery.identity import Identity, default_identity_path
 from swarm.errors import RegistryError, SwarmError
+from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.runtime.cli import plain_words
@@ -48,7 +52,12 @@ def serve(config: ServeConfig) -> int:
     raise_file_limit()
     try:
         config, note = with_swarm(config, SwarmFinder(SwarmMemory.of_user(), os.environ, _own_peers(config)))
-        asyncio.run(_run(config, note))
+        config.check()
+        if note:
+            make_console(soft_wrap=True).print(note)
+        if not config.insecure:
+            config = with_lan(config, config.lan, make_console(soft_wrap=True).print)
+        asyncio.run(_run(config))
     except SwarmError as error:
         return _fail(f"node: {plain_line(str(error))}", 1)
     return 0
@@ -60,8 +69,7 @@ def _own_peers(config: ServeConfig) -> list[str]:
     return [Identity.load_or_create(path).peer_id] if path.exists() else []
 
 
-async def _run(config: ServeConfig, note: str) -> None:
-    config.check()
+async def _run(config: ServeConfig) -> None:
     from node.serve import Node  # torch and transformers take seconds to import: bad options are reported before
     from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
@@ -69,18 +77,30 @@ async def _run(config: ServeConfig, note: str) -> None:
     quiet_libraries()
     freeze_imports()
     console = make_console(soft_wrap=True)
-    if note:
-        console.print(note)
     _cancel_on_signals()
     try:
-        async with Node(config, console.print) as node:
+        async with _speaking(console) as say, Node(config, say) as node:
             console.print(f"serving at {node.address} as {node.peer_id}")
             console.print(f"the next machine joins with:\n  {node.join_line()}")
+            if not config.join and config.lan == "ask" and not config.insecure and not can_ask():
+                console.print(NOT_ASKED)
             await node.wait_failed()
     except asyncio.CancelledError:
         sys.stdout.flush()
         os._exit(0)  # all is closed; but a thread that loads or downloads would be waited for
     raise RegistryError("this node's part of the DHT ended, so nobody can find it any more; start it again")
+
+
+@asynccontextmanager
+async def _speaking(console: Console) -> AsyncIterator[Callable[[str], None]]:
+    """How the node speaks while it starts and runs: with bars on a terminal, in plain lines elsewhere."""
+    from node.lifecycle.progress import TerminalSay
+
+    if not console.is_terminal:
+        yield console.print
+        return
+    with TerminalSay(console) as say:
+        yield say
 
 
 def _cancel_on_signals() -> None:

@@ -25,6 +25,7 @@ from swarm.runtime.cli_types import (
     Host,
     HostPort,
     Insecure,
+    LanMode,
     Layers,
     MegabitsPerSecond,
     MegabytesPerSecond,
@@ -52,32 +53,25 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 @headed(
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
-    swarm=("join", "new", "network_key", "identity", "name", "drain"),
-    network=(
-        "host",
-        "port",
-        "dht_port",
-        "announce_address",
-        "relay",
-        "no_port_mapping",
-        "relay_port",
-        "relay_mbit",
-        "allow_private",
-        "insecure",
-    ),
+    swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
+    network=("host", "port", "dht_port", "announce_address", "allow_private", "insecure"),
+    relay=("relay", "no_port_mapping", "relay_port", "relay_mbit"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Serve some layers of a model to the swarm."""
 
-    layers: Layers
+    layers: Layers = "auto"
     """Half-open range: 0-20 is layers 0…19; "auto" serves what the swarm needs most, and moves when that changes."""
     model: Annotated[Model | None, tyro.conf.Positional] = None
     """Hub id or folder, or an invite (default: the invite's, CANOPY_MODEL, else the only model of the joined swarm)."""
     join: Annotated[tuple[Peer, ...], tyro.conf.UseAppendAction] = ()
     """Multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm joined
     last; if there is none, a new one begins)."""
+    lan: LanMode = "ask"
+    """Without any of these: whether a swarm that machines of the local network announce is joined; ask asks once, at a
+    terminal. With no, this node is not announced there either."""
     new: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Begin a new swarm, although one was joined before."""
     network_key: NetworkKeyFile = None
@@ -88,11 +82,12 @@ class ServeConfig:
     revision: Revision | None = None
     """Branch, tag or commit of a hub model (default: its main branch)."""
     num_layers: Count | None = None
-    """With --layers auto: how many layers to hold (default: as many as fit the device's memory)."""
+    """With --layers auto: how many layers to hold (default: as many as fit the device's memory, and no more than keep
+    up with the swarm's other machines)."""
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
     dtype: Dtype = "auto"
-    """Compute type; auto is float32 on a CPU and the checkpoint's own on a GPU."""
+    """Compute type; auto is the swarm's, else float32 on a CPU and the checkpoint's own on a GPU."""
     threads: Count | None = None
     """CPU threads for computing; give each of several nodes on one machine its share (default: all cores)."""
     kv_tokens: Count | None = None

@@ -49,6 +49,7 @@ from swarm.runtime.extras import require
 from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_line
+from swarm.runtime.tasks import TaskScope
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
@@ -66,7 +67,7 @@ _SHAREABLE = frozenset(map(_TITLES.index, ("class", "version")))
 
 @headed(
     swarm=("join", "network_key", "identity"),
-    network=("host", "port", "announce_address", "allow_private"),
+    network=("host", "port", "announce_address", "allow_private", "lan"),
     relay=("relay_port", "relay_mbit"),
 )
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Bootstrap:
         relay_port: TCP port of the relay that is lent to nodes which nobody can dial; 0 takes any free one
             (default: 31338, or a free one where that is taken).
         relay_mbit: Mbit/s that the relay carries at most, both ways counted; 0 lends none.
+        lan: whether the swarm is announced in the local network, so that machines there find it.
     """
 
     host: Host = "0.0.0.0"
@@ -99,6 +101,7 @@ class Bootstrap:
     allow_private: bool = False
     relay_port: Port | None = None
     relay_mbit: MegabitsPerSecond = 20.0
+    lan: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,8 @@ def _meant(command: _Looking, memory: SwarmMemory) -> _Looking:
 
 async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -> None:
     """Stay in the DHT until SIGINT or SIGTERM."""
+    from swarm.joining.lan import announced, keep_announced  # brings mDNS, which nothing else here needs
+
     join, membership = bootstrap_membership(command.join, command.network_key, memory)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -227,7 +232,12 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
         if lent is not None:
             relay = await stack.enter_async_context(lend(registry, lent, partial(_beside, registry)))
             console.print(Text(f"lends a relay on port {relay.port}: up to {mbit:g} Mbit/s"))
-        await _until(stop, registry)
+        async with TaskScope() as scope:
+            is_told = command.lan and membership.network is None  # strangers could not join a private one
+            said = announced(addresses, command.join) if is_told else None
+            if said is not None:
+                scope.spawn(keep_announced(said))
+            await _until(stop, registry)
         console.print(Text("leaving"))
 
 

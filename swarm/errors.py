@@ -9,6 +9,7 @@ SwarmError
 │  ├─ IncompatibleDraft            draft and target do not map token ids to the same tokens
 │  ├─ ModelMismatch                two machines hold different weights, configs or tokenizers
 │  ├─ NotEnoughSpace               memory or disk: needs / has / how many layers would fit
+│  ├─ TooSlow                      this machine would slow down every chain that it joins
 │  └─ IdentityError                the identity file is unreadable or in use
 ├─ ProtocolError(field)
 │  ├─ LocalProtocolError           this program broke the protocol: a bug here, always loud
@@ -71,6 +72,10 @@ class ModelMismatch(ConfigError):
 
 class NotEnoughSpace(ConfigError):
     """Memory or disk is too small; the message says needs, has and how many layers would fit."""
+
+
+class TooSlow(ConfigError):
+    """This machine would slow down every chain that it joins; the message says how much, and what would help."""
 
 
 class IdentityError(ConfigError):

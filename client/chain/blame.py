@@ -7,11 +7,12 @@ A fault that nobody signed is the doing of whoever passed it on: an honest hop p
 from __future__ import annotations
 
 from swarm.discovery.signed_faults import is_signed
-from swarm.errors import HopError, HopMisbehaved
+from swarm.errors import HopError, HopMisbehaved, HopRefused, RemoteProtocolError
 from swarm.ids import SessionId
 from swarm.protocol.faults import error_of
 from swarm.protocol.messages import Fault, FaultKind, RouteHop
 from swarm.routing.route import Route
+from swarm.runtime.version import which_side
 
 OF_OTHERS = {FaultKind.UNREACHABLE, FaultKind.TIMEOUT, FaultKind.CLOSED}
 """What a hop may say of the one that comes next."""
@@ -50,3 +51,24 @@ def blamed(fault: Fault, via: RouteHop, session: SessionId, route: Route) -> Hop
     if accused is None or fault.kind not in may_say:
         return HopMisbehaved(reporter, span, f"says what it cannot know: {fault.kind.value} at {fault.peer}")
     return error_of(fault, str(route.hops[accused].span)).on_link(reporter)
+
+
+def advised(error: HopError, route: Route) -> HopError:
+    """The trouble, and which side is to be updated where two releases may not understand each other.
+
+    Args:
+        error: what a machine of the route said, or did.
+        route: whose records say which release each machine runs.
+    """
+    records = route.records if route.replica is None else (*route.records, route.replica)
+    release = next((record.version for record in records if record.peer == error.peer), None)
+    advice = None if release is None else which_side(release)
+    match error:
+        case HopRefused(cause=RemoteProtocolError() as cause) if advice is not None:
+            said = RemoteProtocolError(cause.field, f"{cause.reason}; {advice}")
+            return HopRefused(error.peer, error.span, said).on_link(error.other, is_even=error.is_even)
+        case HopMisbehaved() if advice is not None:
+            told = HopMisbehaved(error.peer, error.span, f"{error.reason}; {advice}")
+            return told.on_link(error.other, is_even=error.is_even)
+        case _:
+            return error

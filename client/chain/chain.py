@@ -18,7 +18,7 @@ from typing import assert_never
 import grpc.aio
 
 from client.chain.answers import Answer, Answers
-from client.chain.blame import blamed
+from client.chain.blame import advised, blamed
 from client.chain.progress import DueProgress, ProgressWatch, merged
 from client.chain.repair_plan import (
     Finish,
@@ -247,6 +247,7 @@ class Chain:
                 logger.warning("%s", error)
                 self.differences = [*self.differences, str(error)][-MAX_DIFFERENCES:]
             return
+        error = advised(error, self.route) if isinstance(error, HopError) else error
         logger.info("generation %d: %s", self.generation, error)
         match error:
             case HopError():

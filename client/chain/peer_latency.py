@@ -16,7 +16,7 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.errors import HopError
 from swarm.ids import PeerId
 from swarm.routing.costs import FAILURE_HALF_LIFE_S
-from swarm.routing.latency import TIMEOUT_S, chain_ends, measure_delays
+from swarm.routing.latency import TIMEOUT_S, measure_delays, worth_measuring
 from swarm.routing.route import Route, RouteQuery
 
 KEPT_S = 60.0
@@ -50,16 +50,21 @@ class PeerLatency:
         self._seed = self.rng.getrandbits(32)
 
     async def measure(self, records: Sequence[NodeRecord], num_layers: int) -> None:
-        """Measure machines that a chain may begin or end with, for at most a second, at most once in `KEPT_S`.
+        """Measure machines, those first that a chain may begin or end with: for a second, once in `KEPT_S`, at most.
 
-        A machine that does not answer counts as that second away: it is passed over while another one answers.
+        A machine that does not answer counts as that second away, and as one that failed, as another machine says: it
+        is passed over while others answer, also where the hop before has measured it while it lived.
         """
         now = self.clock()
         if self._measured_at is not None and now - self._measured_at < KEPT_S:
             return
         self._measured_at = now
-        asked = chain_ends(records, num_layers, self.rng)
-        self.delays_ms = dict.fromkeys([record.peer for record in asked], TIMEOUT_S * 1e3) | await self.probe(asked)
+        asked = worth_measuring(records, num_layers, self.rng)
+        answered = await self.probe(asked)
+        self.delays_ms = dict.fromkeys([record.peer for record in asked], TIMEOUT_S * 1e3) | answered
+        for record in asked:
+            if record.peer not in answered:
+                self.failed(record.peer, is_hearsay=True)
 
     def failed(self, peer: str, *, is_hearsay: bool = False) -> None:
         """A machine failed: others are preferred for a while; half as much where another machine says so."""

@@ -16,6 +16,7 @@ from swarm.runtime.cli_types import (
     Fingerprint,
     Found,
     Insecure,
+    LanMode,
     Model,
     NetworkKeyFile,
     Peer,
@@ -27,7 +28,8 @@ from swarm.runtime.cli_types import (
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
-_SWARM = ("join", "network_key", "revision", "fingerprint", "wait", "codec", "hedge", "insecure")
+_SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "wait")
+_LINKS = ("codec", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
 
@@ -40,6 +42,8 @@ class ConnectionOptions:
             the invite's, CANOPY_MODEL, else the one used last).
         join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm
             joined last).
+        lan: without either: whether a swarm that machines of the local network announce is joined; ask asks once, at
+            a terminal.
         draft: hub id or folder of a draft model with the same tokenizer, or of a head trained for this target; may be
             repeated, and then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1 (default: the first CUDA card, or the CPU).
@@ -59,6 +63,7 @@ class ConnectionOptions:
 
     model: tyro.conf.Positional[Model | None] = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    lan: LanMode = "ask"
     draft: tyro.conf.UseAppendAction[tuple[Model, ...]] = ()
     draft_device: DeviceName | None = None
     revision: Revision | None = None
@@ -77,7 +82,12 @@ class ConnectionOptions:
 
 
 @headed(
-    text=("prompt", "resume"), swarm=_SWARM, drafting=_DRAFTING, generation=("options",), output=("stats", "explain")
+    text=("prompt", "resume"),
+    swarm=_SWARM,
+    links=_LINKS,
+    drafting=_DRAFTING,
+    generation=("options",),
+    output=("stats", "explain"),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate(ConnectionOptions):
@@ -99,7 +109,7 @@ class Generate(ConnectionOptions):
     options: GenerationOptions = field(default_factory=Options)
 
 
-@headed(text=("system",), swarm=_SWARM, drafting=_DRAFTING, generation=("options",))
+@headed(text=("system",), swarm=_SWARM, links=_LINKS, drafting=_DRAFTING, generation=("options",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCommand(ConnectionOptions):
     """Talk with a model of a swarm; the conversation stays in the nodes' memory, so only new tokens are sent.
@@ -116,6 +126,7 @@ class ChatCommand(ConnectionOptions):
 @headed(
     text=("prompts", "limit", "prompt_tokens"),
     swarm=_SWARM,
+    links=_LINKS,
     drafting=_DRAFTING,
     generation=("options",),
     output=("compare", "json", "plot"),

@@ -15,6 +15,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.sampling import pick
+from swarm.layers import Span
 from swarm.protocol.messages import Sampling
 
 TREE_NODES = (1, 8, 64)
@@ -33,7 +34,7 @@ def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_coun
     """
     if model.device.type == "cuda":
         warm_up(model)
-    rounds = [[_forward_ms(model, nodes, clock) for nodes in TREE_NODES] for _ in range(REPEATS + 1)][1:]
+    rounds = [[forward_ms(model, nodes, clock) for nodes in TREE_NODES] for _ in range(REPEATS + 1)][1:]
     medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
     return tuple((nodes, min(medians[place:])) for place, nodes in enumerate(TREE_NODES))
 
@@ -66,11 +67,19 @@ def step_cost(sweep_ms: tuple[tuple[int, float], ...], *, offloaded: bool = Fals
     return StepCost(max(few_ms - per_row * few, 0.0), per_row, OFFLOADED_ROWS if offloaded else MIN_ROWS)
 
 
-def _forward_ms(model: SpanModel, nodes: int, clock: Callable[[], float]) -> float:
+def forward_ms(model: SpanModel, nodes: int, clock: Callable[[], float], sub: Span | None = None) -> float:
+    """Milliseconds of one forward of a chain of tree nodes, head included at the tail.
+
+    Args:
+        model: the layers.
+        nodes: of the sweep.
+        clock: seconds.
+        sub: which of the layers; None for all.
+    """
     kv_cache = KvCache(model.layout, nodes)
     started = clock()
-    hidden = model.forward([_chain(model, kv_cache, nodes)])
-    if model.span.end == model.num_layers:
+    hidden = model.forward([_chain(model, kv_cache, nodes)], sub)
+    if (sub or model.span).end == model.num_layers:
         hidden = model.logits(hidden)
     hidden[-1, -1].item()  # waits for the device
     return (clock() - started) * 1e3

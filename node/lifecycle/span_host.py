@@ -64,6 +64,7 @@ class SpanHost:
     """The loaded layers of a node and their service.
 
     Attributes:
+        order: how to compute: the user's options, with device and type as chosen.
         service: None while no layers are served.
         numeric_class: of the loaded layers, or of those that are about to be loaded.
         sweep_ms: (tree nodes, milliseconds of a sweep) as measured; empty until layers are loaded.
@@ -73,6 +74,7 @@ class SpanHost:
         self.service: SpanService | None = None
         self.numeric_class = ""
         self.sweep_ms: tuple[tuple[int, float], ...] = ()
+        self.order = resources.config
         self._resources = resources
         self._model: SpanModel | None = None
 
@@ -105,7 +107,7 @@ class SpanHost:
             SwarmError: it cannot be loaded.
         """
         resources = self._resources
-        order = replace(resources.config, layers=str(span))
+        order = replace(self.order, layers=str(span))
         self._model = model = await asyncio.to_thread(load, resources.checkpoint, order, resources.say, held)
         resources.loaded.close()
         resources.loaded.callback(model.close)

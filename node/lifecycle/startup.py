@@ -1,6 +1,6 @@
 """From a configuration to a running node, step by step.
 
-    bind ports → join the directory → be reached → find the model → choose layers → load → open the service → list
+    bind ports → join the directory → be reached → find the model → plan, and say so → load → serve → list
 
 How a node comes to be reached is proven before anything large is loaded (`node.lifecycle.arrival`).
 
@@ -23,15 +23,16 @@ from node.config import ServeConfig
 from node.lifecycle.announcer import Announcer
 from node.lifecycle.arrival import Arrival, Arrived, BoundServer
 from node.lifecycle.connection_guard import keep_connections_bounded
+from node.lifecycle.planning import ServingPlan, make_plan
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
+from node.lifecycle.summary import ServingSummary
 from node.membership.joining import SpanReservation, joiners_choice
 from node.membership.model_mismatch import check_invited_model, check_same_model, swarms_model
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint, open_named
 from node.model.device import Device
-from node.model.loading import Say, check_compute, check_kv, compute_of, fitting_layers, free_bytes, pick_device
-from node.model.span import dissect
+from node.model.loading import Say, check_compute, check_kv, pick_device
 from node.reach.hello import HelloOnly
 from node.reach.lend import Lender
 from node.reach.watch import Watch
@@ -44,8 +45,9 @@ from node.telemetry.report import NodeDescription, NodeReport
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.node_record import NodeState
 from swarm.discovery.registry import Registry
-from swarm.errors import LayersError
+from swarm.errors import UnknownModel
 from swarm.ids import ModelIdentity
+from swarm.joining.lan import announced, keep_announced
 from swarm.layers import Span
 from swarm.models.fingerprint import model_identity
 from swarm.routing.latency import measure_delays
@@ -158,11 +160,15 @@ class StartUp:
     async def _find_model(self, registry: Registry) -> tuple[Checkpoint, ModelIdentity]:
         """The model asked for, or the joined swarm's only one."""
         config = self._config
+        if config.model is None and not config.join:
+            raise UnknownModel(
+                "no swarm was named or found: say which MODEL one is to begin with here, or join one with --join (an "
+                "address that its machines print)"
+            )
         known = await registry.models() if config.join else []
         network = config.membership.network
         served = ServedModels(registry, partial(measure_delays, insecure=config.insecure, network=network))
         name = config.model or await swarms_model(served, known)
-        self._say(f"model: {name}")
         checkpoint = await asyncio.to_thread(open_named, name, config)
         commit = checkpoint.hub.commit if checkpoint.hub else None
         identity = await asyncio.to_thread(model_identity, checkpoint.folder, checkpoint.name, commit)
@@ -179,11 +185,14 @@ class StartUp:
         config, resources = self._config, starting.resources
         host, announcer, scope = starting.host, starting.announcer, starting.resources.scope
         reservation = announcing = None
+        plan = await make_plan(resources)
+        host.order, host.numeric_class = plan.order, plan.kind.numeric_class
         if config.is_auto:
-            reservation = await self._reserve_span(starting)
+            reservation = await self._reserve_span(starting, plan)
             announcing = scope.spawn(announcer.keep_announcing())  # keeps the reservation alive
         else:
-            announcer.choose(Span.parse(config.layers))
+            announcer.choose(Span.parse(config.layers).within(resources.identity.num_layers))
+        self._explain(starting, plan)
         await self._start_telemetry(starting)
         await host.load(announcer.span)
         check_kv(host.model, config.kv_tokens)
@@ -196,6 +205,7 @@ class StartUp:
         resources.outbox.add_event(EventKind.JOINED, f"serves {announcer.span.describe(resources.identity.num_layers)}")
         announcing = announcing or scope.spawn(announcer.keep_announcing())
         self._keep_reached(starting)
+        self._tell_neighbours(resources)
         return RunningNode(resources, host, announcer, announcing, reservation)
 
     def _keep_reached(self, starting: Starting) -> None:
@@ -219,28 +229,38 @@ class StartUp:
         lender = Lender(resources.registry, self._config, resources.whereabouts, starting.arrival.map_other_port)
         await lender.run(uplink_mbit_per_s)
 
-    async def _reserve_span(self, starting: Starting) -> SpanReservation:
+    def _tell_neighbours(self, resources: NodeResources) -> None:
+        """Announce the swarm in the local network from now on, so that machines there find it without an address.
+
+        A private one is not announced: strangers would learn its model, and could not join.
+        """
+        config, model = self._config, resources.identity
+        if config.membership.network is not None:
+            return
+        said = announced(resources.registry.join_addresses(), config.join, (model.name, model.fingerprint))
+        if said is not None and config.lan != "no" and not config.insecure:
+            resources.scope.spawn(keep_announced(said))
+
+    def _explain(self, starting: Starting, plan: ServingPlan) -> None:
+        """Say what this node does and why."""
+        resources, asked, join = starting.resources, self._config.model, self._config.join
+        reached = f"at {resources.whereabouts.now.address}, where a peer has called it"
+        for line in ServingSummary(resources.identity, asked, join, plan, starting.announcer.span, reached).lines():
+            self._say(line)
+
+    async def _reserve_span(self, starting: Starting, plan: ServingPlan) -> SpanReservation:
         """Reserve the span that the swarm needs most."""
-        config, resources = self._config, starting.resources
-        device, dtype = await asyncio.to_thread(compute_of, resources.checkpoint, config)
-        layout = await asyncio.to_thread(dissect, resources.checkpoint.config)
-        count = config.num_layers
-        if count is None:
-            count = fitting_layers(layout, dtype, free_bytes(device), config.kv_tokens)
-        if count > layout.num_layers:
-            raise LayersError(f"--num-layers {count}: the model has {layout.num_layers} layers")
-        starting.host.numeric_class = f"{device.type}-{str(dtype).removeprefix('torch.')}"
-        announcer, registry = starting.announcer, resources.registry
-        reservation = SpanReservation(registry, resources.identity, announcer.reserve)
-        await reservation.reserve(joiners_choice(registry.peer_id, count, resources.identity))
-        self._say(f"the swarm needs {announcer.span.describe(layout.num_layers)} most")
+        resources, announcer = starting.resources, starting.announcer
+        registry, identity = resources.registry, resources.identity
+        reservation = SpanReservation(registry, identity, announcer.reserve)
+        await reservation.reserve(joiners_choice(registry.peer_id, plan.count.count, identity, plan.joiner))
         return reservation
 
     async def _start_telemetry(self, starting: Starting) -> None:
         """Answer scrapes and publish to MQTT from now on, where the user asks for it; neither delays the start."""
         config, resources = self._config, starting.resources
         registry, outbox = resources.registry, resources.outbox
-        device = Device(pick_device(config.device))
+        device = Device(pick_device(starting.host.order.device))
         description = NodeDescription(
             resources.identity, config.name, device, resources.counters, starting.announcer.snapshot
         )

@@ -26,6 +26,21 @@ Choose = Callable[[Sequence[NodeRecord]], Span | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Joiner:
+    """What a newcomer knows of itself.
+
+    Attributes:
+        numeric_class: of what it will compute.
+        capacity: layers per second in plain decoding; None while it is not measured.
+        ghosts: machines that do not answer it; they hold nothing.
+    """
+
+    numeric_class: str
+    capacity: float | None = None
+    ghosts: frozenset[PeerId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class SpanReservation:
     """Where spans of a model are reserved."""
 
@@ -70,22 +85,39 @@ class SpanReservation:
         return span
 
 
-def joiners_choice(peer: PeerId, num_layers: int, model: ModelIdentity) -> Choose:
-    """The span that a newcomer takes; until it has measured itself it counts as a typical machine."""
+def joiners_choice(peer: PeerId, num_layers: int, model: ModelIdentity, own: Joiner | None = None) -> Choose:
+    """The span that a newcomer takes.
+
+    Args:
+        peer: the newcomer.
+        num_layers: how many layers it takes.
+        model: of which.
+        own: what it knows of itself; None: it counts as a typical machine, among all that there are.
+    """
 
     def choose(records: Sequence[NodeRecord]) -> Span:
-        capacity = typical_capacity(records)
-        layout = layout_of(records, model.num_layers, capacity)
+        others = list(records)
+        if own is not None:
+            others = [one for one in of_class(records, own.numeric_class) if one.peer not in own.ghosts]
+        typical = typical_capacity(others)
+        layout = layout_of(others, model.num_layers, typical)
+        capacity = typical if own is None or own.capacity is None else own.capacity
         return plan_join(layout, Newcomer(peer, num_layers, capacity)).span
 
     return choose
+
+
+def of_class(records: Sequence[NodeRecord], numeric_class: str) -> list[NodeRecord]:
+    """Those with which a machine of this numeric class can be in one chain: a chain never mixes classes."""
+    return [record for record in records if record.numeric_class == numeric_class]
 
 
 def movers_choice(own: NodeRecord) -> Choose:
     """The span that a node with the record `own` moves to now, if it is its turn."""
 
     def choose(records: Sequence[NodeRecord]) -> Span | None:
-        layout = layout_of((*records, own), own.model.num_layers, typical_capacity((*records, own)))
+        alike = (*of_class(records, own.numeric_class), own)
+        layout = layout_of(alike, own.model.num_layers, typical_capacity(alike))
         move = own_move(layout, own.peer)
         return None if move is None else move.new
 

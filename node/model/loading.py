@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
 
 import psutil
 import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from node.config import ServeConfig
+from node.config import Dtype, ServeConfig
 from node.model.checkpoint import Checkpoint, check_disk, check_memory
 from node.model.offload import Offload, held_weights, load_offloaded
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
@@ -19,7 +21,11 @@ from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.layers import Span
 from swarm.models.hub import Progress
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 BF16_CAPABILITY = (8, 0)
 """The first CUDA devices that compute in bfloat16; older ones imitate it."""
 MAX_DEFAULT_KV_TOKENS = 262_144
@@ -33,6 +39,17 @@ KV_RESERVE_TOKENS = 8_192
 """KV that `--layers auto` allows for: two sessions of 4,096 tokens."""
 
 Say = Callable[[str], None]
+
+
+@runtime_checkable
+class ShowsProgress(Protocol):
+    """A `Say` that can also draw what takes long, as a terminal can."""
+
+    def fetching(self, file: str, here: int, total: int) -> None:
+        """A download goes on: so many of all bytes are here."""
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """Something goes on until the context is left."""
 
 
 def load(
@@ -62,7 +79,8 @@ def load(
     check_memory(span, needs_bytes, _layer_bytes(layout, span, dtype), device)
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
-    model = load_span(checkpoint, span, dtype, device, held)
+    with _working(say, f"loading {needs_bytes / 2**20:,.0f} MiB of weights"):
+        model = load_span(checkpoint, span, dtype, device, held)
     say(f"loaded {model.weight_bytes / 2**20:.1f} MiB of weights in {time.perf_counter() - started:.1f} s")
     return model
 
@@ -124,9 +142,12 @@ def fitting_layers(layout: ModelLayout, dtype: torch.dtype, free_bytes: int, kv_
 
     fit = next((layers for layers in range(count, 0, -1) if needs_bytes(layers) <= free_bytes * AUTO_SHARE), 0)
     if not fit:
+        lacks = needs_bytes(1) / AUTO_SHARE - free_bytes
         raise NotEnoughSpace(
-            f"not one layer fits: it needs {needs_bytes(1) / 2**30:.1f} GiB with its KV, and --layers auto takes "
-            f"{AUTO_SHARE:.0%} of the {free_bytes / 2**30:.1f} GiB that are free; --num-layers 1 tries it all the same"
+            f"this machine is too small: not one layer fits. One needs {needs_bytes(1) / 2**30:.1f} GiB with its KV, "
+            f"and a node takes {AUTO_SHARE:.0%} of the {free_bytes / 2**30:.1f} GiB that are free, so "
+            f"{lacks / 2**30:.1f} GiB are missing. End other programs, add memory or serve a smaller model; "
+            "--num-layers 1 tries it all the same"
         )
     return fit
 
@@ -138,7 +159,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def progress_lines(say: Say) -> Progress:
-    """Report a download in lines: one when a file begins, and one for each twentieth of all the bytes."""
+    """Report a download in a bar, or in lines: one when a file begins, and one for each twentieth of all the bytes."""
+    if isinstance(say, ShowsProgress):
+        return say.fetching
     last = ("", 0)
 
     def report(file: str, here: int, total: int) -> None:
@@ -149,6 +172,10 @@ def progress_lines(say: Say) -> Progress:
             say(f"fetching {file}: {here / 2**20:,.0f} of {total / 2**20:,.0f} MiB are here")
 
     return report
+
+
+def _working(say: Say, what: str) -> AbstractContextManager[None]:
+    return say.working(what) if isinstance(say, ShowsProgress) else nullcontext()
 
 
 def check_compute(config: ServeConfig) -> None:
@@ -181,7 +208,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def pick_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
+def pick_dtype(name: Dtype, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
     """The compute type of that name; auto is exact on a CPU and the checkpoint's own type elsewhere.
 
     Raises:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from node.model.checkpoint import Checkpoint
     from swarm.layers import Span
 
+SYNTHETIC = 0.01
+"""The value of every synthetic weight: an ordinary number, neither tiny nor large, so that it computes as others do."""
+
 
 class SpanModel(RaggedModel):
     """The layers of a span, ready for several sessions' nodes at a time; with the head when the span ends the model."""
@@ -186,6 +189,30 @@ def load_span(
     """
     check_family(checkpoint)
     return _load(checkpoint, span, dtype, device, held or {})
+
+
+def synthetic_span(
+    layout: ModelLayout, span: Span, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> SpanModel:
+    """A span of the right shape whose weights mean nothing: what the real one would take can be measured with it.
+
+    Args:
+        layout: of the model class.
+        span: layers within the model, neither the first one nor the last.
+        dtype: to compute in.
+        device: where.
+
+    Raises:
+        UnsupportedModel: the class does not take its own tensors.
+    """
+    config = copy.deepcopy(layout.config)
+    config.tie_word_embeddings = False
+    use_canopy(config)
+    with torch.device("meta"):
+        shapes = _class_without(layout, span, ())(config).state_dict()
+    tensors = {name: torch.full(meta.shape, SYNTHETIC, dtype=dtype) for name, meta in shapes.items()}
+    model: Any = fill_span(layout, span, tensors, dtype)
+    return SpanModel(model.to(device), span)
 
 
 def check_family(checkpoint: Checkpoint) -> None:

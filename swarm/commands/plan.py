@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +19,7 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span, missing_layers
-from swarm.routing.latency import measure_delays
+from swarm.routing.latency import ghosts, measure_delays
 from swarm.routing.placement import JoinPlan, Layout, Newcomer, layout_of, plan_join, typical_capacity
 from swarm.routing.served import ServedModels
 from swarm.runtime.cli_types import Count, Found, Milliseconds, Model, NetworkKeyFile, Peer
@@ -76,7 +77,9 @@ async def show_plan(command: ShowPlan, registry: Registry, console: Console) -> 
     """The same through an open registry."""
     measure = partial(measure_delays, network=command.membership.network)
     model = await select_model(ServedModels(registry, measure), command.model)
-    records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
+    listed = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
+    gone = await ghosts(listed, measure, random.SystemRandom())
+    records = [record for record in listed if record.peer not in gone]
     Span(0, command.num_layers).within(model.num_layers)
     capacity = typical_capacity(records) if command.ms is None else 1e3 / command.ms
     layout = layout_of(records, model.num_layers, capacity)

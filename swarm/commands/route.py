@@ -19,7 +19,7 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, UnknownModel
 from swarm.ids import ModelIdentity, PeerId
-from swarm.routing.latency import chain_ends, measure_delays
+from swarm.routing.latency import measure_delays, worth_measuring
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.routing.served import ServedModels
@@ -86,7 +86,8 @@ async def _show(command: ShowRoute, registry: Registry, console: Console, measur
     model = await select_model(served, command.model, command.fingerprint)
     records = plausible(await registry.records(model.fingerprint, model.num_layers, within_s=0.0))
     avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
-    measured = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
+    candidates = [one for one in records if one.peer not in avoid]
+    measured = worth_measuring(candidates, model.num_layers, random.SystemRandom())
     query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)
     query = replace(query, delays_ms=await measure(measured))
     best = best_route(records, query)

@@ -24,7 +24,7 @@ from swarm.discovery.node_record import (
     seal,
     write_model,
 )
-from swarm.discovery.record_fields import RecordError, unpack_list
+from swarm.discovery.record_fields import RecordError, another_format, unpack_list
 from swarm.discovery.registry import MODELS_LISTED, models_key, record_keys
 from swarm.ids import ModelIdentity, PeerId
 
@@ -96,15 +96,17 @@ def _open_signed(data: bytes) -> ModelPointer:
     public_key, body, signature = unpack_list(data, 3)
     if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
         raise RecordError("data", "not a sealed pointer")
-    pointer = _decode(unpack_list(body, _FIELDS))
+    pointer = _decode(unpack_list(body, _FIELDS, or_more=True))
     check_signature(pointer.peer, public_key, _DOMAIN + body, signature)
     return pointer
 
 
 def _decode(values: list[Any]) -> ModelPointer:
-    version, left, peer, model, expires_at = values
-    if version != _FORMAT or type(left) is not bool or type(expires_at) is not float:
-        raise RecordError("data", "a pointer of another format")
+    version, left, peer, model, expires_at = values[:_FIELDS]  # a later release may have more
+    if version != _FORMAT:
+        raise RecordError("data", another_format("a pointer", version, _FORMAT))
+    if type(left) is not bool or type(expires_at) is not float:
+        raise RecordError("data", "malformed")
     return ModelPointer(PeerId(str(peer)), read_model(model), expires_at, left)
 
 

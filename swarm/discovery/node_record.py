@@ -24,6 +24,7 @@ from swarm.errors import LayersError
 from swarm.ids import MAX_MODEL_NAME, ModelIdentity, PeerId, is_model_name
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_RECORD_BYTES, MAX_SWEEP_ROWS, SWEEP_MS
+from swarm.runtime.version import unknown_here
 from swarm.transport.certificate import check_certificate
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.relayed import first_stop, parse_relayed
@@ -328,7 +329,9 @@ _FIELDS = (
     "delays_ms", "busy", "uplink_mbit_per_s", "row_bytes",
     "movable", "certificate", "reach",
 )  # fmt: skip
-_FORMAT: Final = 2
+FORMAT: Final = 2
+"""Of records. It grows when an older release cannot go on without what is new; until then, fields are only added."""
+MODEL_FIELDS: Final = 6
 _DELAY_MS: Final = (0.0, 60_000.0)
 _UNIX_S: Final = (0.0, 1e11)
 _MBIT_PER_S: Final = (0.001, 1e6)
@@ -337,7 +340,7 @@ _MBIT_PER_S: Final = (0.001, 1e6)
 def _encode(record: NodeRecord, left: bool) -> list[Any]:
     model = record.model
     return [
-        _FORMAT,
+        FORMAT,
         left,
         record.peer,
         write_model(model),
@@ -364,8 +367,9 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
 
 def _decode(values: list[Any], data: bytes) -> Sealed:
     raw = dict(zip(_FIELDS, values, strict=False))  # a later release may have more
-    if raw["version_of_format"] != _FORMAT or type(raw["left"]) is not bool:
-        raise RecordError("data", "a record of another format")
+    if raw["version_of_format"] != FORMAT:
+        raise RecordError("data", fields.another_format("a record", raw["version_of_format"], FORMAT))
+    left = fields.flag("left", raw["left"])
     model = read_model(raw["model"])
     total = fields.whole("kv_tokens_total", raw["kv_tokens_total"], (0, MAX_KV_TOKENS))
     peer = fields.peer_id(raw["peer"])
@@ -395,7 +399,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         reach=reach,
         sealed=data,
     )
-    return Sealed(record, raw["left"])
+    return Sealed(record, left)
 
 
 def _layer(field: str, value: object) -> int:
@@ -426,7 +430,7 @@ def _reach(value: object) -> Reach:
     try:
         return Reach(value)
     except ValueError as error:
-        raise RecordError("reach", "unknown") from error
+        raise RecordError("reach", unknown_here(fields.quoted(value))) from error
 
 
 def write_model(model: ModelIdentity) -> list[Any]:
@@ -441,9 +445,9 @@ def read_model(value: object) -> ModelIdentity:
     Raises:
         RecordError: it breaks its bounds.
     """
-    if not isinstance(value, list) or len(value) != 6:
+    if not isinstance(value, list) or len(value) < MODEL_FIELDS:
         raise RecordError("model", "malformed")
-    name, *digests, layers = value
+    name, *digests, layers = value[:MODEL_FIELDS]  # a later release may have more
     if not all(isinstance(digest, str) and _DIGEST.fullmatch(digest) for digest in digests):
         raise RecordError("model", "digests are 64 lower-case hex digits")
     num_layers = fields.whole("model", layers, (1, MAX_LAYERS))
@@ -467,7 +471,7 @@ def _state(value: object) -> NodeState:
     try:
         return NodeState(value)
     except ValueError as error:
-        raise RecordError("state", "unknown") from error
+        raise RecordError("state", unknown_here(fields.quoted(value))) from error
 
 
 def _sweep_ms(value: object) -> tuple[tuple[int, float], ...]:

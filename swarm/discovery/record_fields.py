@@ -15,6 +15,7 @@ import msgpack
 from swarm.discovery.identity import is_peer_id
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
+from swarm.runtime.version import UPDATE, VERSION
 
 
 class RecordError(RemoteProtocolError):
@@ -34,6 +35,19 @@ def unpack_list(data: bytes, length: int, *, or_more: bool = False) -> list[Any]
     if not isinstance(values, list) or len(values) < length or (len(values) > length and not or_more):
         raise RecordError("data", "malformed")
     return values
+
+
+def quoted(value: object) -> str:
+    """A value that nobody here knows, as a message may show it."""
+    return repr(value[:32] if isinstance(value, str) else type(value).__name__)
+
+
+def another_format(what: str, found: object, own: int) -> str:
+    """Why what was signed in another format is not read, and which side is to be updated."""
+    if type(found) is not int:
+        return f"{what} of no format"
+    side = f"update this machine ({UPDATE})" if found > own else "its machine is to be updated"
+    return f"{what} of format {found}; release {VERSION} reads format {own}: {side}"
 
 
 def text(field: str, value: object, limit: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc.aio
 
@@ -30,6 +30,8 @@ ROUND_TRIPS = 3
 RATE_PROBE_BYTES = 256 << 10
 """Payload of a rate measurement: enough to open TCP's congestion window as hidden rows would."""
 
+DelayProbe = Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]]
+"""Measures one-way delays in milliseconds; machines that do not answer are left out."""
 InfoCall = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
@@ -118,6 +120,33 @@ def chain_ends(records: Sequence[NodeRecord], num_layers: int, rng: random.Rando
     lasts = [record for record in serving if record.span.end == num_layers and record.span.start > 0]
     num_firsts = min(len(firsts), max(MAX_MEASURED // 2, MAX_MEASURED - len(lasts)))
     return firsts[:num_firsts] + lasts[: MAX_MEASURED - num_firsts]
+
+
+def worth_measuring(records: Sequence[NodeRecord], num_layers: int, rng: random.Random) -> list[NodeRecord]:
+    """The machines that a client asks before it chooses a chain: its ends first, then others while there is room.
+
+    Of a machine that died a moment ago its record says nothing, and a hop that dials it waits for seconds.
+    """
+    ends = chain_ends(records, num_layers, rng)
+    known = {record.peer for record in ends}
+    others = [one for one in records if one.state is NodeState.SERVING and one.peer not in known]
+    return ends + rng.sample(others, min(len(others), MAX_MEASURED - len(ends)))
+
+
+async def ghosts(records: Sequence[NodeRecord], probe: DelayProbe, rng: random.Random) -> frozenset[PeerId]:
+    """Machines that are listed as serving and do not answer: killed a moment ago, their records live on for a minute.
+
+    Where nobody at all answers, it is this machine that reaches nobody, and none of them is a ghost.
+
+    Args:
+        records: of one model; `MAX_MEASURED` of them are asked, all at once.
+        probe: measures delays; those that do not answer are left out.
+        rng: chooses whom to ask.
+    """
+    serving = [record for record in records if record.state is NodeState.SERVING]
+    asked = rng.sample(serving, min(len(serving), MAX_MEASURED))
+    answered = await probe(asked) if asked else {}
+    return frozenset(record.peer for record in asked if answered and record.peer not in answered)
 
 
 def _info(dialer: Dialer, record: NodeRecord) -> InfoCall:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import tyro
 
@@ -68,6 +68,8 @@ NetworkKeyFile = Annotated[
 ]
 """Which members of a private swarm have, and nobody else."""
 MegabitsPerSecond = Annotated[float, Word("MBIT")]
+LanMode = Literal["yes", "no", "ask"]
+"""Whether a swarm that the local network announces is joined."""
 MegabytesPerSecond = Annotated[float, Word("MB")]
 
 

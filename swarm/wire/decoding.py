@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
@@ -61,6 +62,7 @@ from swarm.protocol.messages import (
     Want,
 )
 from swarm.protocol.node_info import Counters, NodeInfo
+from swarm.runtime.version import unknown_here
 from swarm.wire import checks, encoding
 from swarm.wire.counts import check_counts
 from swarm.wire.v1 import node_pb2 as pb
@@ -117,7 +119,7 @@ def decode_frame(data: bytes | bytearray, limits: HeadLimits | None = None) -> F
             return Ping(frame.ping.nonce)
         case "fault":
             return _fault(frame.fault)
-    raise RemoteProtocolError("kind", "a frame of no known kind")
+    raise _no_known_kind(frame)
 
 
 def decode_upstream(data: bytes) -> Upstream:
@@ -156,7 +158,7 @@ def decode_upstream(data: bytes) -> Upstream:
             return Pong(upstream.pong.nonce)
         case "fault":
             return _fault(upstream.fault)
-    raise RemoteProtocolError("kind", "an upstream message of no known kind")
+    raise _no_known_kind(upstream)
 
 
 def decode_replies_up(data: bytes) -> RepliesUp:
@@ -176,7 +178,7 @@ def decode_replies_up(data: bytes) -> RepliesUp:
             )
         case "pong":
             return Pong(message.pong.nonce)
-    raise RemoteProtocolError("kind", "a message of no known kind on a reply stream")
+    raise _no_known_kind(message)
 
 
 def decode_hold(data: bytes) -> Hold:
@@ -260,6 +262,16 @@ def _parsed(message: M, data: bytes | bytearray) -> M:
     return message
 
 
+def _no_known_kind(message: Message) -> RemoteProtocolError:
+    """Names what a later release put in the place of a kind; the number, since only that one knows its name."""
+    unknown: Any = UnknownFieldSet(message)  # its stubs do not say that it is a sequence
+    numbers = sorted({field.field_number for field in unknown})
+    name = message.DESCRIPTOR.name
+    if not numbers:
+        return RemoteProtocolError("kind", f"{name} of no kind")
+    return RemoteProtocolError("kind", unknown_here(f"{name} of kind {numbers[0]}"))
+
+
 def _text(value: str, field: str) -> str:
     return checks.at_most(value, TEXT_CHARACTERS, field)
 
@@ -267,7 +279,7 @@ def _text(value: str, field: str) -> str:
 def _codec(value: int) -> Codec:
     if value not in CODECS:
         known = ", ".join(codec.value for codec in Codec)
-        raise RemoteProtocolError("codec", f"{value} is unknown to this version, which has {known}")
+        raise RemoteProtocolError("codec", f"{unknown_here(f'codec {value}')}; it has {known}")
     return CODECS[value]
 
 
@@ -469,7 +481,7 @@ def _snapshot(snapshot: pb.Snapshot) -> Snapshot:
 
 def _fault(fault: pb.Fault) -> Fault:
     if fault.kind not in FAULT_KINDS:
-        raise RemoteProtocolError("kind", f"unknown kind of fault {int(fault.kind)}")
+        raise RemoteProtocolError("kind", unknown_here(f"kind of fault {int(fault.kind)}"))
     return Fault(
         generation=checks.number(fault.generation, "generation"),
         peer=checks.peer_id(fault.peer, "peer"),

@@ -27,11 +27,11 @@ MAINS: dict[str, Callable[[], None]] = {
     "client.probe": client.probe.main,
 }
 HEADINGS = {
-    "client generate": ["text", "swarm", "drafting", "sampling", "output"],
-    "client chat": ["text", "swarm", "drafting", "sampling"],
-    "client bench": ["text", "swarm", "drafting", "sampling", "output"],
+    "client generate": ["text", "swarm", "links", "drafting", "sampling", "output"],
+    "client chat": ["text", "swarm", "links", "drafting", "sampling"],
+    "client bench": ["text", "swarm", "links", "drafting", "sampling", "output"],
     "client train-draft": ["draft", "text", "training"],
-    "node serve": ["model", "machine", "swarm", "network", "monitoring"],
+    "node serve": ["model", "machine", "swarm", "network", "relay", "monitoring"],
     "swarm health": ["swarm", "broker", "page", "probe", "alert"],
 }
 MANY = 8

@@ -5,6 +5,7 @@ It must stay a light import: the DHT process reads it too.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import socket
@@ -40,6 +41,13 @@ OPEN_SWARM = Membership()
 """Of a swarm that everybody may join, and nothing is remembered."""
 
 _EVERYWHERE = ipaddress.IPv4Address("0.0.0.0")
+
+ANSWER_S = 2.0
+"""How long a peer's TCP port may take to answer."""
+MAX_TRIED = 8
+"""Peers whose port is tried, at most."""
+SLOW = "this machine is too busy: the p2p daemon did not start"
+"""With which a refusal begins that another try may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,24 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
     if host == _EVERYWHERE and not config.client_mode and is_reached_by_ipv6(interface_addresses()):
         listened.append(f"/ip6/::/tcp/{port}")  # libp2p listens to one family at a time
     return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, config.allow_private)
+
+
+async def answers(join: Sequence[str], limit_s: float = ANSWER_S) -> bool:
+    """Whether a TCP port of one of these peers answers: then it is no peer that is missing, but time."""
+
+    async def ask(address: str) -> bool:
+        _, _, host, transport, port, *_ = address.split("/")
+        if transport != "tcp":
+            return False
+        try:
+            async with asyncio.timeout(limit_s):
+                _, writer = await asyncio.open_connection(host, int(port))
+        except (OSError, TimeoutError, UnicodeError):
+            return False
+        writer.close()
+        return True
+
+    return any(await asyncio.gather(*map(ask, join[:MAX_TRIED])))
 
 
 def host_and_port(multiaddress: str) -> str:

@@ -26,6 +26,7 @@ NOBODY_ANSWERS = "no peer answers"
 """How the DHT process's refusal begins where none of the peers that were named could be asked."""
 REFUSED = "refused a stranger"
 """How a line of the DHT process begins that its user wants to know of."""
+NO_ANSWER = "the DHT process did not answer"
 _LEAVE_S = 6.0  # for the process to end by itself
 
 
@@ -73,7 +74,7 @@ class DhtPipe(asyncio.SubprocessProtocol):
                 finally:
                     del self._waiting[number]
         except TimeoutError as error:
-            raise RegistryError(f"the DHT process did not answer within {deadline_s:.0f} s ({method})") from error
+            raise RegistryError(f"{NO_ANSWER} within {deadline_s:.0f} s ({method})") from error
         finally:
             self._turns -= not is_urgent
 

@@ -205,7 +205,7 @@ def parse_request(request: bytes) -> tuple[str, bytes, bytes] | None:
     try:
         values: Any = msgpack.unpackb(request)
         match values:
-            case [str(address), bytes(nonce), bytes(certificate)] if len(nonce) == NONCE_BYTES:
+            case [str(address), bytes(nonce), bytes(certificate), *_] if len(nonce) == NONCE_BYTES:  # later ones: more
                 split_address(first_stop(address))
                 return address, nonce, certificate
             case _:

@@ -114,8 +114,8 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind is untyped
         return [str(Multiaddr(raw)) for raw in response.dht.peer.addrs]
 
 
-async def start_daemon(listen: ListenAddresses, identity_path: str) -> Daemon:
-    """Start libp2p under this identity."""
+async def start_daemon(listen: ListenAddresses, identity_path: str, start_s: float = 15.0) -> Daemon:
+    """Start libp2p under this identity; `start_s` is for how long it may take."""
     options: dict[str, Any] = {"no_listen": True, "dht_mode": "client"} if listen.client else {"dht_mode": "server"}
     daemon: Daemon = await Daemon.create(
         initial_peers=list(listen.join) or None,
@@ -126,6 +126,7 @@ async def start_daemon(listen: ListenAddresses, identity_path: str) -> Daemon:
         auto_nat=False,
         nat_port_map=False,
         use_relay=False,
+        startup_timeout=start_s,
         **options,
     )
     return daemon

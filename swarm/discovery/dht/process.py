@@ -20,9 +20,11 @@ from functools import partial
 from typing import Any, BinaryIO
 
 import msgpack
+from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from swarm.discovery.dht.addresses import ListenAddresses, check_join_address, host_and_port
+from swarm.discovery.dht import about
+from swarm.discovery.dht.addresses import SLOW, ListenAddresses, answers, check_join_address, host_and_port
 from swarm.discovery.dht.admission import STRANGER, NetworkAdmission, seal_for, unseal_from
 from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, call_hello, pack_request
 from swarm.discovery.dht.hivemind_node import (
@@ -49,7 +51,8 @@ from swarm.transport.network_key import NetworkKey
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_RUNNING = 40
 """More than the parent has unanswered at a time, so that no request waits behind others here."""
-JOIN_S = 18.0
+DIRECTORY_S = 3.0
+"""For the directory, beside the time that the p2p daemon may take to start and to reach a peer."""
 CALL_S = 15.0
 _LEAVE_S = 4
 _PEERS_ASKED = 3  # peers asked to dial back: one alone could veto
@@ -91,32 +94,59 @@ class DhtPeer:
     desk: RelayDesk = field(default_factory=RelayDesk)
 
     @classmethod
-    async def join(cls, listen: ListenAddresses, identity_path: str, network: NetworkKey | None = None) -> DhtPeer:
+    async def join(
+        cls, listen: ListenAddresses, identity_path: str, start_s: float, network: NetworkKey | None = None
+    ) -> DhtPeer:
         """Start both.
 
         Args:
             listen: where to listen and whom to join.
             identity_path: the key file.
+            start_s: how long the daemon may take to start.
             network: of a private swarm.
 
         Raises:
-            RequestRefused: no peer answers, the clocks differ, or the daemon did not start.
+            RequestRefused: no peer answers, the clocks differ, or the daemon did not start; it begins with `SLOW`
+                where only time was missing.
         """
         daemon = None
         try:
-            async with asyncio.timeout(JOIN_S):
-                daemon = await start_daemon(listen, identity_path)
+            async with asyncio.timeout(start_s + DIRECTORY_S):
+                daemon = await start_daemon(listen, identity_path, start_s)
                 own_id = PeerId(daemon.peer_id.to_base58())
                 admission = None if network is None else NetworkAdmission(network, own_id)
                 peer = cls(daemon, await DirectoryPeer.join(daemon, listen, admission), admission)
                 if not listen.client:
                     await peer._answer_others(listen, network)
+                await peer.check_releases()
                 return peer
         except TimeoutError as error:
-            raise RequestRefused(f"no peer answers at {_listed(listen)} (waited {JOIN_S:.0f} s)") from error
+            raise RequestRefused(await _late(start_s, listen)) from error
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
+            is_late = "start in" in str(error)
             told = None if daemon is None else await _told_apart(daemon, listen, network)
-            raise RequestRefused(told or _explain(str(error), listen)) from error
+            reason = await _late(start_s, listen) if is_late else told or _explain(str(error), listen)
+            raise RequestRefused(reason) from error
+
+    async def check_releases(self) -> None:
+        """Ask peers that this machine joined through what they speak.
+
+        Raises:
+            RequestRefused: none of them understands this program.
+        """
+        asked = self.directory.joined[: about.MAX_ASKED]
+        answers = await asyncio.gather(*map(self._about, asked))
+        refused = about.refusal([answer for answer in answers if answer is not None])
+        if refused is not None:
+            raise RequestRefused(refused)
+
+    async def _about(self, peer: PeerID) -> about.About | None:
+        try:
+            async with asyncio.timeout(about.ASK_S):
+                answer = await self.daemon.call_protobuf_handler(peer, about.HANDLER, BytesValue(), BytesValue)
+        except (TimeoutError, P2PHandlerError, P2PDaemonError, DecodeError, OSError):
+            return None  # an older release does not know the question
+        return about.parse_about(answer.value)
 
     async def _answer_others(self, listen: ListenAddresses, network: NetworkKey | None) -> None:
         """Answer what other peers ask beside the DHT; in a private swarm its members alone."""
@@ -140,6 +170,7 @@ class DhtPeer:
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
         await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
         await self.daemon.add_protobuf_handler(OFFER_HANDLER, offer, BytesValue)
+        await self.daemon.add_protobuf_handler(about.HANDLER, _say_about, BytesValue)
 
     async def describe(self) -> dict[str, Any]:
         """This peer's id, and the multiaddresses under which it listens."""
@@ -250,6 +281,10 @@ class DhtPeer:
         await self.daemon.shutdown()
 
 
+async def _say_about(_request: BytesValue, _context: P2PContext) -> BytesValue:
+    return BytesValue(value=about.pack_about())
+
+
 def _listed(listen: ListenAddresses) -> str:
     return ", ".join(listen.join) or "no address"
 
@@ -284,13 +319,20 @@ _PRIVATE = (
 _OPEN = "the peers there are of an open swarm, and this machine has a private one's network key: join without it"
 
 
+async def _late(start_s: float, listen: ListenAddresses) -> str:
+    """Why nothing had started in time: peers that are not there, or a machine with too much to do."""
+    if listen.join and not await answers(listen.join):
+        return f"no peer answers at {_listed(listen)} (waited {start_s:.0f} s)"
+    return f"{SLOW} within {start_s:.0f} s"
+
+
 def _explain(reason: str, listen: ListenAddresses) -> str:
     text = " ".join(reason.split())
     if "local time must be within" in text:
         return f"this machine's clock differs by more than 3 s from the swarm's: set it (NTP) and try again ({text})"
     if "can't access this node" in text:
         return f"the swarm's peers cannot reach this machine: open its DHT port or set --announce-address ({text})"
-    if listen.join and ("bootstrap" in text or "start in" in text):
+    if listen.join and "bootstrap" in text:
         return f"no peer answers at {_listed(listen)}"
     return f"the p2p daemon did not start: {text[:300]}"
 
@@ -354,9 +396,9 @@ async def _answer_all(peer: DhtPeer, parent: ParentPipe, requests: AsyncIterator
 
 async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any]) -> DhtPeer | None:
     try:
-        secret = arguments["network_key"]
+        listen, secret = ListenAddresses(**arguments["listen"]), arguments["network_key"]
         network = None if secret is None else NetworkKey(secret)
-        peer = await DhtPeer.join(ListenAddresses(**arguments["listen"]), arguments["identity_path"], network)
+        peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"], network)
     except RequestRefused as error:
         parent.reply(number, error.message)
         return None

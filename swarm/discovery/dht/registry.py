@@ -21,12 +21,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from swarm.discovery.dht.addresses import (
+    SLOW,
     DhtConfig,
     check_port_free,
     chooses_port,
     listen_addresses,
 )
-from swarm.discovery.dht.child import NOBODY_ANSWERS, DhtPipe, start_pipe
+from swarm.discovery.dht.child import NO_ANSWER, NOBODY_ANSWERS, DhtPipe, start_pipe
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
@@ -41,7 +42,10 @@ _log = logging.getLogger(__name__)
 
 __all__ = ["DhtConfig", "DhtRegistry"]
 
-JOIN_DEADLINE_S = 22.0
+START_S = (15.0, 60.0)
+"""How long the p2p daemon may take to start, at each try: a machine that has much to do takes long."""
+JOIN_SLACK_S = 8.0
+"""How much later the answer comes, at most."""
 CALL_DEADLINE_S = 18.0
 DIAL_BACK_DEADLINE_S = 25.0
 PORTS_TRIED = 3
@@ -109,14 +113,33 @@ class DhtRegistry:
         self._check_join()
         try:
             self._held.enter_context(self.identity.lock())
-            await self._start_on_free_port()
+            await self._start_in_time()
         except OSError as error:  # no process, file or socket to be had
             raise RegistryError(f"the DHT process cannot be started: {error.strerror or error}") from error
 
-    async def _start_on_free_port(self) -> None:
+    async def _start_in_time(self) -> None:
+        """Start, with more time at a second try where this machine was too busy.
+
+        Raises:
+            RegistryError: it did not start.
+        """
+        for start_s, longer_s in zip(START_S, (*START_S[1:], None), strict=True):
+            try:
+                await self._start_on_free_port(start_s)
+            except RegistryError as error:
+                if longer_s is None or not _is_late(error):
+                    raise
+                _log.warning(
+                    "this machine is busy: joining took %.0f s; tried once more, for %.0f s", start_s, longer_s
+                )
+                await self._end()
+            else:
+                return
+
+    async def _start_on_free_port(self, start_s: float) -> None:
         for tries_left in reversed(range(PORTS_TRIED)):
             try:
-                await self._start()
+                await self._start(start_s)
             except RegistryError as error:
                 if not tries_left or not chooses_port(self._config) or _TAKEN not in str(error):
                     raise
@@ -125,7 +148,7 @@ class DhtRegistry:
             else:
                 return
 
-    async def _start(self) -> None:
+    async def _start(self, start_s: float) -> None:
         is_short = len(tempfile.gettempdir()) <= 50  # a socket's whole path has at most 104 bytes
         folder = Path(tempfile.mkdtemp(prefix="canopy-", dir=None if is_short else "/tmp"))
         self._held.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -139,10 +162,11 @@ class DhtRegistry:
             "folder": str(folder),
             "identity_path": str(path),
             "listen": asdict(self._listen),
+            "start_s": start_s,
             "network_key": None if network is None else network.secret,
         }
         try:
-            described = await self._pipe.call("join", arguments, JOIN_DEADLINE_S)
+            described = await self._pipe.call("join", arguments, start_s + JOIN_SLACK_S)
         except RegistryError as error:
             if self._config.membership.nobody and str(error).startswith(NOBODY_ANSWERS):
                 raise RegistryError(self._config.membership.nobody) from error
@@ -308,6 +332,11 @@ class DhtRegistry:
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             await pipe.aclose()
+
+
+def _is_late(error: RegistryError) -> bool:
+    """Whether time was all that was missing: for the daemon, or before that for the process that starts it."""
+    return str(error).startswith((SLOW, NO_ANSWER))
 
 
 def _is_loopback(address: str) -> bool:

@@ -94,6 +94,11 @@ class DirectoryPeer:
         admission = self._protocol.authorizer
         self._anchors = {kademlia_id(peer, admission): peer for peer in joined if peer != node.peer_id}
 
+    @property
+    def joined(self) -> list[PeerID]:
+        """The peers that this machine joined through, but itself."""
+        return list(self._anchors.values())
+
     @classmethod
     async def join(
         cls, daemon: Daemon, listen: ListenAddresses, admission: NetworkAdmission | None = None

@@ -213,7 +213,7 @@ async def test_a_codec_of_another_version_is_refused_by_a_node(here: InProcessSw
         await link.send_bytes(wire.encode_part(len(head), 0, (head,)))
         fault = await refusal(link)
     assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "codec")
-    assert "9 is unknown to this version" in fault.reason
+    assert "codec 9 is unknown to release" in fault.reason
 
 
 def route(here: InProcessSwarm) -> tuple[RouteHop, ...]:

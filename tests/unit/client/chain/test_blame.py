@@ -7,7 +7,9 @@ from typing import cast
 
 import pytest
 
-from client.chain.blame import blamed
+from client.chain.blame import advised, blamed
+from client.chain.chain import Chain, ChainOwner
+from client.chain.reroutes import FindRoute
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, seal
 from swarm.discovery.signed_faults import sign_fault
@@ -20,14 +22,17 @@ from swarm.errors import (
     HopMisbehaved,
     HopRefused,
     HopTimeout,
+    RemoteProtocolError,
     ReplicasDiffer,
     Unreachable,
 )
 from swarm.ids import SessionId
 from swarm.layers import Span
-from swarm.protocol.messages import Fault, FaultKind, Hedge, RouteHop
+from swarm.protocol.messages import Codec, Fault, FaultKind, Hedge, Open, RouteHop
 from swarm.routing.costs import RouteForecast
 from swarm.routing.route import Route
+from swarm.runtime.version import VERSION
+from swarm.transport.dial import Dialer
 from tests.sample_records import sample_record
 
 SESSION = SessionId(b"s" * 16)
@@ -122,3 +127,41 @@ def test_what_nobody_of_the_route_signed_counts_against_who_passed_it_on(fault: 
 def test_what_the_first_hop_says_of_itself_needs_no_signature() -> None:
     error = blamed(Fault(0, HOPS[0].peer, FaultKind.BUSY, "", "full"), HOPS[0], SESSION, PLAIN)
     assert (error.peer, type(error)) == (HOPS[0].peer, Busy)
+
+
+@pytest.mark.parametrize(
+    ("release", "says"),
+    [("9.0.0", "update this machine"), ("0.0.1", "that one is to be updated"), (VERSION, None), ("odd", None)],
+)
+def test_trouble_with_another_release_says_which_side_to_update(release: str, says: str | None) -> None:
+    route = replace(PLAIN, records=(replace(RECORDS[0], version=release), *RECORDS[1:3]))
+    peer, other = RECORDS[0].peer, RECORDS[1].peer
+    cause = RemoteProtocolError("kind", "Frame of kind 9 is unknown")
+    refused = advised(HopRefused(peer, "0-4", cause).on_link(other, is_even=True), route)
+    broke = advised(HopMisbehaved(peer, "0-4", "a message of no kind"), route)
+    for error, was in ((refused, "kind 9 is unknown"), (broke, "a message of no kind")):
+        assert was in str(error)
+        assert ("it runs release" in str(error)) == (says is not None)
+        assert says is None or says in str(error)
+    assert (refused.other, refused.is_even) == (other, True)
+    assert isinstance(refused, HopRefused)
+    assert says is None or says in str(refused.cause), "the user is told the cause"
+
+
+def test_other_trouble_and_unknown_machines_get_no_such_advice() -> None:
+    route = replace(PLAIN, records=(replace(RECORDS[0], version="9.0.0"), *RECORDS[1:3]))
+    for error in (
+        Busy(RECORDS[0].peer, "0-4", "full"),
+        HopRefused(RECORDS[0].peer, "0-4", ContextFull("too long")),
+        HopMisbehaved(STRANGER.peer_id, "0-4", "odd"),
+    ):
+        assert advised(error, route) is error
+
+
+async def test_a_chain_adds_the_advice_to_whatever_troubles_it() -> None:
+    heard: list[HopError] = []
+    route = replace(PLAIN, records=(replace(RECORDS[0], version="9.0.0"), *RECORDS[1:3]))
+    owner = ChainOwner(cast("FindRoute", None), heard.append, lambda _: None)
+    chain = Chain(cast("Dialer", None), route, Open("f", 64, 4, 64, Codec.FP32), owner)
+    chain.on_trouble(HopMisbehaved(RECORDS[0].peer, "0-4", "a message of no kind"))
+    assert "update this machine" in str(heard[0])

@@ -15,8 +15,9 @@ from node.membership.peer_latency import DELAY_KEPT_S, RATE_KEPT_S, PeerDelays, 
 from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.routing.latency import MAX_MEASURED, chain_ends
-from swarm.routing.route import RouteQuery
+from swarm.routing.costs import FAILURE_HALF_LIFE_S
+from swarm.routing.latency import MAX_MEASURED, chain_ends, ghosts, worth_measuring
+from swarm.routing.route import RouteQuery, best_route
 from tests.unit.swarm.routing.test_route import record
 
 
@@ -136,8 +137,45 @@ async def test_a_client_asks_once_a_minute_and_passes_over_the_silent() -> None:
     assert len(network.asked) == 1
     query = nearby.query(RouteQuery("big", 6))
     assert dict(query.delays_ms) == {"a": 7.0, "dead": 1_000.0}
-    assert (query.failures, query.now) == ((("b", KEPT_S - 1),), KEPT_S - 1)
+    hearsay = ("dead", -FAILURE_HALF_LIFE_S)
+    assert (query.failures, query.now) == ((hearsay, ("b", KEPT_S - 1)), KEPT_S - 1)
     assert query.seed == nearby.query(query).seed
     network.now = KEPT_S
     await nearby.measure(records, 6)
     assert len(network.asked) == 2
+
+
+def test_others_are_asked_where_the_ends_leave_room() -> None:
+    ends = [record("f", 0, 3), record("l", 3, 6)]
+    middle = [record(f"m{number:02}", 1, 5) for number in range(30)]
+    joining = replace(record("j", 1, 5), state=NodeState.JOINING)
+    asked = [one.peer for one in worth_measuring([*ends, *middle, joining], 6, random.Random(1))]
+    assert asked[:2] == ["f", "l"]
+    assert len(set(asked)) == MAX_MEASURED
+    assert "j" not in asked
+
+
+async def test_a_ghost_in_the_middle_of_a_chain_is_passed_over_before_anybody_dials_it() -> None:
+    """The hop before it has measured it while it lived, and it was the fastest."""
+    first, last = record("a", 0, 2), record("z", 4, 6)
+    first = replace(first, delays_ms=((PeerId("ghost"), 0.1), (PeerId("slow"), 80.0)))
+    ghost, slow = record("ghost", 2, 4), replace(record("slow", 2, 4), sweep_ms=((1, 50.0), (8, 50.0), (64, 50.0)))
+    records = [first, ghost, slow, last]
+    network = Network({"a": 1.0, "z": 1.0, "slow": 80.0})
+    nearby = PeerLatency(random.Random(1), network.measure, lambda: network.now)
+    before = best_route(records, nearby.query(RouteQuery("big", 6)))
+    assert [hop.peer for hop in before.hops] == ["a", "ghost", "z"]
+    await nearby.measure(records, 6)
+    after = best_route(records, nearby.query(RouteQuery("big", 6)))
+    assert [hop.peer for hop in after.hops] == ["a", "slow", "z"]
+
+
+async def test_ghosts_are_those_that_do_not_answer_while_others_do() -> None:
+    records = [record("a", 0, 6), record("dead", 0, 6), replace(record("j", 0, 6), state=NodeState.JOINING)]
+    network = Network({"a": 1.0})
+    assert await ghosts(records, network.measure, random.Random(1)) == {"dead"}
+    assert await ghosts(records[1:], network.measure, random.Random(1)) == frozenset()
+    assert await ghosts([], network.measure, random.Random(1)) == frozenset()
+    many = [record(f"m{number}", 0, 6) for number in range(40)]
+    await ghosts(many, network.measure, random.Random(1))
+    assert len(network.asked[-1]) == MAX_MEASURED

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from swarm.commands.plan import ShowPlan, show_plan
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, LayersError, UnknownModel
+from swarm.ids import PeerId
 from swarm.runtime.console import make_console
 from tests.unit.swarm.discovery.test_coverage import JOIN, record
 
@@ -68,3 +71,13 @@ async def test_mistakes_are_told() -> None:
         await shown(replace(good, num_layers=13), (0, 4))
     with pytest.raises(UnknownModel):
         await shown(good)
+
+
+async def test_a_machine_that_was_killed_a_moment_ago_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def probe(records: Sequence[NodeRecord]) -> dict[PeerId, float]:
+        return {one.peer: 1.0 for one in records if one.span.start == 0}
+
+    monkeypatch.setattr("swarm.commands.plan.measure_delays", probe)
+    text = await shown(ShowPlan(4, tuple(JOIN), ms=2.0), (0, 8), (8, 12))
+    assert "chosen: layers 8…11 of 12" in text
+    assert cells(text, "layers that nobody holds") == ["8-12", "none"]

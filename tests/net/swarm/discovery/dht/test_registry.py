@@ -336,3 +336,66 @@ async def test_a_wrong_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("swarm.discovery.dht.registry.start_pipe", start_late)
         with pytest.raises(RegistryError, match="clock"):
             await DhtRegistry.open(joining(one))
+
+
+START = (
+    "import runpy, sys, {imports}\n{change}\n"
+    "runpy.run_module('swarm.discovery.dht.process', run_name='__main__', alter_sys=True)"
+)
+"""A DHT process in which something is otherwise."""
+
+
+def starting(monkeypatch: pytest.MonkeyPatch, *programs: str) -> list[str]:
+    """Start one of these programs after another as the DHT process; those that are left."""
+    left = list(programs)
+
+    async def start() -> DhtPipe:
+        return await start_pipe([sys.executable, "-c", left.pop(0)])
+
+    monkeypatch.setattr("swarm.discovery.dht.registry.start_pipe", start)
+    return left
+
+
+BUSY = START.format(
+    imports="swarm.discovery.dht.hivemind_node as node",
+    change="async def late(*args): raise node.P2PDaemonError('Daemon failed to start in 15.0 seconds')\n"
+    "node.start_daemon = late",
+)
+SOUND = START.format(imports="os", change="")
+
+
+async def test_a_busy_machine_gets_more_time_once_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with DhtRegistry.open(LOCAL) as one:
+        left = starting(monkeypatch, BUSY, SOUND)
+        async with DhtRegistry.open(joining(one, client_mode=True)) as other:
+            assert await other.models() == []
+        assert not left
+        assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+            "this machine is busy: joining took 15 s; tried once more, for 60 s"
+        ]
+        starting(monkeypatch, BUSY, BUSY)
+        with pytest.raises(RegistryError, match="too busy: the p2p daemon did not start within 60 s"):
+            await DhtRegistry.open(joining(one, client_mode=True))
+
+
+async def test_where_no_peer_answers_no_time_is_wasted_on_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.ephemeral().peer_id}"
+    starting(monkeypatch, BUSY)
+    with pytest.raises(RegistryError, match=f"no peer answers at {address} .waited 15 s.$"):
+        await DhtRegistry.open(DhtConfig(join=(address,), client_mode=True))
+
+
+async def test_two_releases_that_cannot_meet_say_which_is_to_be_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = START.format(
+        imports="swarm.discovery.dht.about as about", change="about.OURS = about.About('9.0.0', (3,), (1,))"
+    )
+    async with DhtRegistry.open(LOCAL) as one:
+        starting(monkeypatch, later)
+        with pytest.raises(RegistryError, match=r"runs 9\.0\.0, with format 3: its machines are to be updated"):
+            await DhtRegistry.open(joining(one))
+    starting(monkeypatch, later, SOUND)
+    async with DhtRegistry.open(LOCAL) as one:
+        with pytest.raises(RegistryError, match=r"runs release 9\.0\.0, with records of format 3.*update this machine"):
+            await DhtRegistry.open(joining(one, client_mode=True))

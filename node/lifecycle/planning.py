@@ -1,0 +1,164 @@
+"""What a node decides by itself once the model is known: in which type it computes, how many layers it holds, which.
+
+    records ──▶ device and type ──▶ self-benchmark ──▶ how many layers ──▶ reserve them ──▶ six lines for the user
+
+Everything that can stop this machine from helping is found here, before anything large is downloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, cast
+
+import torch
+
+from node.config import Dtype, ServeConfig
+from node.engine.benchmark import LayerSpeed, benchmark
+from node.lifecycle.resources import NodeResources
+from node.membership.choice import ClassChoice, LayerCount, choose_class, choose_count
+from node.membership.joining import Joiner
+from node.model.checkpoint import Checkpoint
+from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, free_bytes, pick_device, pick_dtype
+from node.model.span import ModelLayout, dissect
+from swarm.discovery.dialable import DialPolicy
+from swarm.discovery.node_record import NodeRecord
+from swarm.errors import ConfigError, LayersError, RegistryError, TooSlow
+from swarm.ids import PeerId
+from swarm.routing.latency import ghosts, measure_delays
+
+READ_S: Final = 20.0
+"""How long the swarm's records may take to come; without them a machine decides alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """What this machine will do.
+
+    Attributes:
+        order: the configuration with device and type as chosen.
+        layout: of the model.
+        records: of the model, those of others, as they were read; without ghosts.
+        ghosts: machines that are listed and do not answer.
+        compute: device and type.
+        kind: the numeric class, and why it.
+        count: how many layers, and why so many.
+        speed: what layers take here; None where it was not measured.
+    """
+
+    order: ServeConfig
+    layout: ModelLayout
+    records: tuple[NodeRecord, ...]
+    compute: tuple[torch.device, torch.dtype]
+    kind: ClassChoice
+    count: LayerCount
+    speed: LayerSpeed | None = None
+    ghosts: frozenset[PeerId] = frozenset()
+
+    @property
+    def joiner(self) -> Joiner:
+        """This machine, to whoever places it."""
+        capacity = None if self.speed is None else 1e3 / max(self.speed.layer_ms[1], 1e-6)
+        return Joiner(self.kind.numeric_class, capacity, self.ghosts)
+
+
+async def make_plan(resources: NodeResources) -> ServingPlan:
+    """Decide.
+
+    Raises:
+        ConfigError: this machine cannot help; the message says what is missing and what would help.
+    """
+    config, checkpoint = resources.config, resources.checkpoint
+    layout = await asyncio.to_thread(dissect, checkpoint.config)
+    listed = await _records(resources)
+    gone = await _ghosts(resources, listed)
+    records = tuple(record for record in listed if record.peer not in gone)
+    own = await asyncio.to_thread(compute_of, checkpoint, config)
+    able = await asyncio.to_thread(_able, checkpoint, config, own)
+    kind = choose_class(records, [_class_of(*compute) for compute in able])
+    device, dtype = next(compute for compute in able if _class_of(*compute) == kind.numeric_class)
+    order = replace(config, device=str(device), dtype=_dtype(dtype))
+    plan = ServingPlan(order, layout, records, (device, dtype), kind, LayerCount(0, ""), ghosts=gone)
+    if not config.is_auto:
+        return plan
+    return await asyncio.to_thread(_count, plan)
+
+
+def _count(plan: ServingPlan) -> ServingPlan:
+    """Measure, and say how many layers; blocking."""
+    config, layout, (device, dtype) = plan.order, plan.layout, plan.compute
+    if config.num_layers is not None:
+        if config.num_layers > layout.num_layers:
+            raise LayersError(f"--num-layers {config.num_layers}: the model has {layout.num_layers} layers")
+        count = LayerCount(config.num_layers, "as you asked")
+        return replace(plan, count=count, speed=_benchmark(plan))
+    fits = fitting_layers(layout, dtype, free_bytes(device), config.kv_tokens)
+    speed = _benchmark(plan)
+    try:
+        count = _judged(plan, fits, speed)
+    except TooSlow:  # perhaps it had something else to do just then
+        speed = _benchmark(plan)
+        count = _judged(plan, fits, speed)
+    return replace(plan, count=count, speed=speed)
+
+
+def _judged(plan: ServingPlan, fits: int, speed: LayerSpeed) -> LayerCount:
+    judged = speed.layer_ms if speed.is_measured else None
+    return choose_count(plan.records, plan.kind.numeric_class, plan.layout.num_layers, fits, judged)
+
+
+def _benchmark(plan: ServingPlan) -> LayerSpeed:
+    if plan.order.threads is not None:
+        torch.set_num_threads(plan.order.threads)
+    return benchmark(plan.layout, plan.compute[1], plan.compute[0])
+
+
+async def _records(resources: NodeResources) -> tuple[NodeRecord, ...]:
+    identity, registry = resources.identity, resources.registry
+    try:
+        async with asyncio.timeout(READ_S):
+            found = await registry.records(identity.fingerprint, identity.num_layers, within_s=0.0)
+    except (RegistryError, TimeoutError):
+        return ()
+    return tuple(record for record in found if record.peer != registry.peer_id)
+
+
+async def _ghosts(resources: NodeResources, records: Sequence[NodeRecord]) -> frozenset[PeerId]:
+    config = resources.config
+    policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
+    asked = [record for record in records if policy.allows(record.address)]
+    return await ghosts(asked, partial(measure_delays, insecure=config.insecure), random.SystemRandom())
+
+
+def _able(
+    checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, torch.dtype]
+) -> list[tuple[torch.device, torch.dtype]]:
+    """Where and in which types this machine can compute, as far as its user left that open; its own choice first."""
+    devices = [own[0]]
+    if config.device == "auto" and own[0].type != "cpu":
+        devices.append(pick_device("cpu"))
+    able = [own]
+    for device in devices:
+        types = DTYPES.values() if config.dtype == "auto" else [pick_dtype(config.dtype, device, checkpoint)]
+        for dtype in types:
+            try:
+                check_dtype(dtype, device)
+            except ConfigError:
+                continue
+            able.append((device, dtype))
+    return list(dict.fromkeys(able))
+
+
+def _class_of(device: torch.device, dtype: torch.dtype) -> str:
+    return f"{device.type}-{_name(dtype)}"
+
+
+def _dtype(dtype: torch.dtype) -> Dtype:
+    return cast("Dtype", next(name for name, known in DTYPES.items() if known is dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,90 @@
+"""The six lines in which a node says what it does and why, before it loads anything. Pure; says them to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from node.lifecycle.planning import ServingPlan
+from node.membership.choice import COMPARED_NODES, need_of
+from node.model.loading import KV_RESERVE_TOKENS, KV_SHARE, MAX_DEFAULT_KV_TOKENS
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.ids import ModelIdentity
+from swarm.layers import Span, missing_layers, name_layers
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSummary:
+    """What a node is about to do.
+
+    Attributes:
+        model: what it serves.
+        asked: the model as its user called it; None where the swarm named it.
+        join: through whom it joined; empty where it begins a swarm.
+        plan: what was decided.
+        span: its layers.
+        reached: how others come to it, as a clause.
+    """
+
+    model: ModelIdentity
+    asked: str | None
+    join: Sequence[str]
+    plan: ServingPlan
+    span: Span
+    reached: str
+
+    def lines(self) -> list[str]:
+        """Model, swarm, layers, how it computes, how it is reached, what it gives; then a note, if there is one."""
+        what = [self._model(), self._swarm(), self._layers()]
+        how = [self._computes(), f"reached: {self.reached}", self._gives()]
+        note = self.plan.kind.note
+        return [*what, *how, f"note: {note}"] if note else [*what, *how]
+
+    def _model(self) -> str:
+        model = self.model
+        about = f"{model.num_layers} layers, fingerprint {model.fingerprint[:12]}"
+        why = "the one that this swarm serves" if self.asked is None else "as you asked"
+        return f"model: {self.asked or model.name} ({about}), {why}"
+
+    def _swarm(self) -> str:
+        records = [one for one in self.plan.records if one.state is not NodeState.DRAINING]
+        if not records:
+            return f"swarm: nobody serves it yet{'; this machine begins a swarm' if not self.join else ''}"
+        gaps = missing_layers([one.span for one in records], self.model.num_layers)
+        lacks = f"nobody holds {name_layers([Span(*gap) for gap in gaps])}" if gaps else "every layer is held"
+        return f"swarm: {_counted(records)} already, and {lacks}"
+
+    def _layers(self) -> str:
+        held, kind = self.span.describe(self.model.num_layers), self.plan.kind.numeric_class
+        if not self.plan.order.is_auto:
+            return f"layers: {held}, as you asked"
+        why = need_of(self.plan.records, kind, self.span, self.model.num_layers)
+        count = self.plan.count
+        return f"layers: the swarm needs {held} most, for {why}; {count.count}: {count.why}"
+
+    def _computes(self) -> str:
+        device, dtype = self.plan.compute
+        tokens = self.plan.order.kv_tokens
+        room = f"for {tokens:,} tokens, as you asked" if tokens is not None else _ROOM
+        return f"computes: on {device} in {str(dtype).removeprefix('torch.')}, {self.plan.kind.why}; KV {room}"
+
+    def _gives(self) -> str:
+        speed = self.plan.speed
+        if speed is None:
+            return "gives: what is measured once the layers are loaded"
+        took = dict(speed.sweep_ms(len(self.span)))
+        rate = 1e3 / max(took[1], 1e-6)
+        return (
+            f"gives: about {took[COMPARED_NODES]:.1f} ms per sweep of {COMPARED_NODES}, at most {rate:,.0f} tokens/s "
+            f"in plain decoding ({speed.how} in {speed.seconds:.1f} s)"
+        )
+
+
+_ROOM = (
+    f"for {KV_RESERVE_TOKENS:,} tokens or more: {KV_SHARE:.0%} of the memory that is free then, "
+    f"{MAX_DEFAULT_KV_TOKENS:,} at most"
+)
+
+
+def _counted(records: Sequence[NodeRecord]) -> str:
+    return "1 node serves it" if len(records) == 1 else f"{len(records)} nodes serve it"

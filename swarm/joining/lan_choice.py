@@ -1,0 +1,190 @@
+"""Whether a machine joins a swarm that it found in its own network: its user says so, once per swarm.
+
+Owns the questions and the file of answers; `swarm.joining.lan` hears what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from swarm.discovery.identity import default_identity_path, is_peer_id
+from swarm.errors import ConfigError
+from swarm.ids import PeerId
+from swarm.runtime.cli_types import LanMode
+from swarm.runtime.plain_text import plain_line
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from swarm.joining.lan import LanSwarm
+
+_Joining = TypeVar("_Joining", bound="DataclassInstance")
+NOT_ASKED: Final = "no terminal to ask at: no swarm was looked for in the local network (--lan yes joins one)"
+MAX_ANSWERS: Final = 64
+"""Answers that are remembered: the newest."""
+MAX_FILE_BYTES: Final = 16_384
+
+logger = logging.getLogger(__name__)
+
+
+class LanAnswers:
+    """What the user answered before, per peer that announced a swarm: a peer's name cannot be taken by another one."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read the answers when one is wanted.
+
+        Args:
+            path: the file; None: `lan.json` beside the machine's identity.
+        """
+        self._path = path or default_identity_path().with_name("lan.json")
+
+    def of(self, peer: PeerId) -> bool | None:
+        """The answer about a peer's swarm; None if there is none."""
+        return self._read().get(peer)
+
+    def remember(self, peer: PeerId, answer: bool) -> None:
+        """Keep an answer; one that cannot be written is asked for again."""
+        kept = self._read()
+        kept.pop(peer, None)
+        kept[peer] = answer
+        text = json.dumps(dict(list(kept.items())[-MAX_ANSWERS:]), indent=1)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            Path(name).replace(self._path)
+        except OSError as error:
+            logger.info("the answer is not remembered: %s", error.strerror)
+
+    def _read(self) -> dict[str, bool]:
+        try:
+            with self._path.open(encoding="utf-8") as file:
+                content = json.loads(file.read(MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        if not isinstance(content, dict):
+            return {}
+        return {peer: answer for peer, answer in content.items() if is_peer_id(peer) and isinstance(answer, bool)}
+
+
+@dataclass(frozen=True, slots=True)
+class LanSearch:
+    """How a swarm is looked for in the local network.
+
+    Attributes:
+        mode: `yes` joins what is found, `ask` asks the user, `no` does not look.
+        say: takes lines for the user.
+        ask: shows a question and returns the line that was typed; None where nobody can be asked.
+        listen: finds the swarms.
+        model: the one that is wanted, as the user calls it; None takes any.
+        answers: what was answered before.
+    """
+
+    mode: LanMode
+    say: Callable[[str], None]
+    ask: Callable[[str], str] | None
+    listen: Callable[[], list[LanSwarm]]
+    model: str | None = None
+    answers: LanAnswers = field(default_factory=LanAnswers)
+
+    def find(self) -> LanSwarm | None:
+        """The swarm to join; None where there is none, or the user does not want it.
+
+        Raises:
+            ConfigError: `yes`, and there are several.
+        """
+        if self.mode == "no" or (self.mode == "ask" and self.ask is None):
+            return None
+        found = [one for one in self.listen() if self._fits(one)]
+        if self.mode == "yes":
+            return self._only(found)
+        for swarm in found:
+            if self._wants(swarm):
+                return swarm
+        return None
+
+    def _fits(self, swarm: LanSwarm) -> bool:
+        return self.model is None or swarm.model is None or _is_called(swarm.model, self.model)
+
+    def _only(self, found: Sequence[LanSwarm]) -> LanSwarm | None:
+        if len(found) > 1:
+            lines = "; ".join(f"{_described(one)}: --join {one.join[0]}" for one in found)
+            raise ConfigError(f"--lan yes: {len(found)} swarms were found, say which: {plain_line(lines)}")
+        for swarm in found:
+            self.say(f"joins {_described(swarm)}, found in the local network")
+            return swarm
+        return None
+
+    def _wants(self, swarm: LanSwarm) -> bool:
+        assert self.ask is not None, "checked before"
+        known = self.answers.of(swarm.peer)
+        if known is not None:
+            what = "joins" if known else "does not join"
+            self.say(f"{what} {_described(swarm)}, found in the local network: you said so before")
+            return known
+        typed = self.ask(plain_line(f"{_described(swarm)} was found: join it? [Y/n] "))
+        answer = typed.strip().lower() in ("", "y", "yes")
+        self.answers.remember(swarm.peer, answer)
+        return answer
+
+
+def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None], *, wants_model: bool = False) -> _Joining:
+    """A command with the swarm of the local network that it means, where nothing else named one.
+
+    Args:
+        command: with the fields `join` and `model`; one that names a peer stays as it is.
+        mode: what its user wants.
+        say: takes lines for the user.
+        wants_model: whether it needs the name of a model too; else it finds out what the swarm serves.
+
+    Raises:
+        ConfigError: `yes`, and there are several.
+    """
+    has = {one.name for one in fields(command)}
+    if command.join or ("new" in has and command.new):  # type: ignore[attr-defined]
+        return command
+    model = command.model  # type: ignore[attr-defined]
+    found = LanSearch(mode, say, _typed if can_ask() else None, _heard, model).find()
+    if found is None:
+        return command
+    return replace(command, join=found.join, model=model or (found.model if wants_model else None))
+
+
+def _heard() -> list[LanSwarm]:
+    """What the local network announces; of a program that has no event loop yet."""
+    from swarm.joining.lan import browse  # brings mDNS, which nothing else here needs
+
+    return asyncio.run(browse())
+
+
+def can_ask() -> bool:
+    """Whether somebody sits at a terminal."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _typed(question: str) -> str:
+    """What is typed after a question; its end is a no."""
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline() or "no"
+
+
+def _described(swarm: LanSwarm) -> str:
+    what = "a private swarm" if swarm.is_private else "a swarm"
+    serves = f" that serves {swarm.model} ({swarm.fingerprint})" if swarm.model is not None else ""
+    return f"{what}{serves} at {swarm.host}"
+
+
+def _is_called(name: str, wanted: str) -> bool:
+    """Whether a user's MODEL may be a swarm's: its name, the last part of it, or a folder so named."""
+    return Path(wanted).name == Path(name).name

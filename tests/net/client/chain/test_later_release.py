@@ -1,0 +1,38 @@
+"""A swarm in which everybody also says what only a later release knows: this one reads past it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import swarm.discovery.node_record
+from swarm.demo import TARGET
+from swarm.discovery.node_record import NodeRecord
+from swarm.protocol.messages import Frame
+from swarm.wire import encode_frame
+from tests.in_process_swarm import in_process_swarm
+
+UNKNOWN = bytes([15 << 3 | 2, 5]) + b"later"
+"""A field of a number that no message has."""
+
+
+async def test_what_a_later_release_adds_hinders_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode_record = swarm.discovery.node_record._encode
+    added: list[str] = []
+
+    def more_fields(record: NodeRecord, left: bool) -> list[Any]:
+        added.append("record")
+        return [*encode_record(record, left), {"later": [1, 2, 3]}]
+
+    def more_bytes(message: Frame) -> bytes:
+        added.append("frame")
+        return encode_frame(message) + UNKNOWN
+
+    monkeypatch.setattr(swarm.discovery.node_record, "_encode", more_fields)
+    monkeypatch.setattr("swarm.wire.frames.encode_frame", more_bytes)
+    async with in_process_swarm(TARGET, ["0-6", "6-12"]) as running, running.client() as client:
+        result = await client.generate("It was", max_new_tokens=4, nodes=1)
+    assert len(result.tokens) == 4
+    assert not result.stats.repairs
+    assert set(added) == {"record", "frame"}

@@ -1,0 +1,38 @@
+"""Clients of earlier releases, byte for byte, at a node of this one."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import node.session.service
+from node.session.callers import CallerCheck
+from swarm.demo import TARGET
+from swarm.discovery.identity import Identity
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from tests.frozen.conversation import Call, picks_of
+from tests.frozen.freeze import lone_node
+from tests.frozen.reading import NOW, Frozen, releases
+
+
+def said(frozen: Frozen, stream: str) -> Call:
+    recorded: Any = frozen.content["conversation"][stream]
+    metadata = tuple((name, b64decode(value)) for name, value in recorded["metadata"])
+    return [b64decode(part) for part in recorded["parts"]], metadata
+
+
+@pytest.mark.parametrize("frozen", releases(), ids=lambda release: release.name)
+async def test_an_older_client_gets_the_picks_that_it_got_then(
+    frozen: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.session.service, "CallerCheck", partial(CallerCheck, clock=lambda: NOW))
+    (tmp_path / "identity.key").write_bytes(frozen.data("identity"))
+    (tmp_path / "identity.key").chmod(0o400)
+    registry = MemoryRegistry(MemoryNetwork(), Identity.load_or_create(tmp_path / "identity.key"))
+    async with lone_node(TARGET, registry) as running:
+        picks = await picks_of(running.address, said(frozen, "link"), said(frozen, "replies"))
+    assert picks == frozen.content["conversation"]["picks"]
