@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -85,6 +86,7 @@ def main() -> None:
         near = difflib.get_close_matches(name, names(), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         sys.exit(f"benchmarks: no benchmark is called {name}{hint} (python -m benchmarks lists them)")
+    os.environ["CANOPY_SWARMS"] = "none"  # a benchmark's swarm is not the one that its user joined last
     sys.argv = [f"python -m benchmarks {name}", *options]
     import_module(module).main()
 

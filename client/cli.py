@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, assert_never, cast
 
@@ -24,6 +24,8 @@ from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 from swarm.joining.lan_choice import with_lan
+from swarm.joining.remembered import SwarmMemory
+from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
@@ -89,11 +91,15 @@ def run(command: ClientCommand) -> int:
 
 
 def _with_swarm(command: ClientCommand) -> ClientCommand:
-    """The command with the swarm of the local network that it means, where it names none."""
-    if not isinstance(command, ConnectionOptions):
+    """The command with the swarm that it means; the demo has its own, and who trains may do without."""
+    if isinstance(command, Demo) or (isinstance(command, TrainDraft) and not command.join):
         return command
-    named = replace(command, model=command.model or os.environ.get("CANOPY_MODEL"))
-    return with_lan(named, command.lan, make_console(stderr=True, soft_wrap=True).print, wants_model=True)
+    found, note = with_swarm(command, SwarmFinder(SwarmMemory.of_user(), os.environ))
+    if note and sys.stderr.isatty():
+        print(f"client: {note}", file=sys.stderr)  # noqa: T201 - the command line's own output
+    if not isinstance(found, ConnectionOptions):
+        return found
+    return with_lan(found, found.lan, make_console(stderr=True, soft_wrap=True).print, wants_model=True)
 
 
 def generate(command: Generate) -> None:
@@ -263,9 +269,9 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
     Raises:
         ConfigError: no model is named.
     """
-    model = command.model or os.environ.get("CANOPY_MODEL")
+    model = command.model
     if model is None:
-        raise ConfigError("which model? name a hub id or folder, or set CANOPY_MODEL")
+        raise ConfigError("which model? name a hub id or folder, use an invite, or set CANOPY_MODEL")
     return model, {
         "peers": command.join,
         "draft": tuple(draft for draft in command.draft if draft != "none"),
@@ -277,6 +283,7 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
         "wait": command.wait,
         "hedge": command.hedge,
         "insecure": command.insecure,
+        "membership": command.membership,
         "lookup": command.lookup,
         "siblings": command.siblings,
         "recycle": command.recycle,

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
+from swarm.discovery.dht.addresses import Membership
 from swarm.errors import ConfigError
 from swarm.protocol.messages import Sampling
 from swarm.runtime.cli_types import Count, Number, Probability, Text, headed
@@ -119,6 +120,7 @@ class ConnectOptions(TypedDict, total=False):
     wait: float
     hedge: bool
     insecure: bool
+    membership: Membership
     lookup: bool
     siblings: bool
     recycle: bool

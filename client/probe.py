@@ -10,19 +10,23 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import tyro
 
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.errors import Busy, ConfigError, GenerationInterrupted, RegistryError, RouteError, SwarmError
 from swarm.runtime.cli import plain_words
-from swarm.runtime.cli_types import Count, Fingerprint, Insecure, Peer
+from swarm.runtime.cli_types import Count, File, Fingerprint, Found, Insecure, Peer
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
+from swarm.transport.network_key import KEY_BYTES, NetworkKey
 
 if TYPE_CHECKING:
     from client.stats import Stats
@@ -53,6 +57,8 @@ class ProbeSwarm:
         fingerprint: fingerprint of the model.
         tokens: how many to generate.
         compare: peer whose answers are compared with those of other holders of its layers (default: none).
+        network_key: file of a private swarm's network key; - reads its 32 bytes from standard input (default: none).
+        membership: of the swarm; not an option.
     """
 
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
@@ -60,6 +66,23 @@ class ProbeSwarm:
     tokens: Count = 16
     compare: Peer | None = None
     insecure: Insecure = False
+    network_key: File | None = None
+    membership: Found[Membership] = OPEN_SWARM
+
+    def with_key(self) -> ProbeSwarm:
+        """The same with the network key that was named.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.network_key is None:
+            return self
+        try:
+            is_piped = str(self.network_key) == "-"
+            key = NetworkKey(sys.stdin.buffer.read(KEY_BYTES)) if is_piped else NetworkKey.load(self.network_key)
+        except ValueError as error:
+            raise ConfigError(f"--network-key -: {error}") from None
+        return replace(self, membership=Membership(key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +181,7 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     Raises:
         SwarmError: nobody serves some layers, a machine failed …
     """
+    from client.chain.peer_latency import PeerLatency
     from client.control.policy import FixedPolicy
     from client.drafting.drafter import LookupDrafter
     from client.drafting.sources.lookup import Lookup
@@ -165,6 +189,7 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     from client.library.session import SessionOpener
     from client.options import Options
     from client.target import Target
+    from swarm.routing.latency import measure_delays
     from swarm.transport.dial import Dialer
 
     options = Options(max_new_tokens=command.tokens, seed=SEED, nodes=NODES)
@@ -181,8 +206,10 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     started = time.perf_counter()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft") as drafting:
         state = _generation_state(options, LookupDrafter(Lookup()), drafting, FixedPolicy(NODES), PREFILL_CHUNK)
-        async with Dialer(insecure=command.insecure) as dialer:
-            opener = SessionOpener(target, model, registry, dialer, command.join, NODES, wait_s=WAIT_S)
+        insecure, network = command.insecure, command.membership.network
+        nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, network=network))
+        async with Dialer(insecure=insecure, network=network) as dialer:
+            opener = SessionOpener(target, model, registry, dialer, command.join, NODES, wait_s=WAIT_S, nearby=nearby)
             async with opener.open(len(PROMPT) + command.tokens, state.nodes) as session:
                 opened_s = time.perf_counter() - started
                 async for piece in session.run(state):
@@ -300,7 +327,9 @@ async def probe(command: ProbeSwarm) -> dict[str, Any]:
     from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 
     try:
-        async with DhtRegistry.open(DhtConfig(join=command.join, client_mode=True)) as registry:
+        command = command.with_key()
+        config = DhtConfig(join=command.join, client_mode=True, membership=command.membership)
+        async with DhtRegistry.open(config) as registry:
             models = {model.fingerprint: model for model in await registry.models()}
             model = models.get(command.fingerprint)
             if model is None:

@@ -20,10 +20,14 @@ from node.autostart.install import InstallService, UninstallService, install, th
 from node.autostart.recorder import NodeRecorder
 from node.autostart.show import ShowNodeStatus, show
 from node.config import ServeConfig
-from swarm.discovery.identity import default_identity_path
+from swarm.discovery.dht.addresses import OPEN_SWARM
+from swarm.discovery.identity import Identity, default_identity_path
 from swarm.doctor.options import Doctor
 from swarm.errors import RegistryError, SwarmError
+from swarm.joining.invite import is_invite
 from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
+from swarm.joining.remembered import SwarmMemory
+from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.file_limit import raise_file_limit
@@ -71,7 +75,7 @@ def look_after(command: ShowNodeStatus | InstallService | UninstallService) -> i
                 return show(command, time.time(), say)
             case InstallService():
                 machine = this_machine(sys.platform, os.environ)
-                install(replace(command, serve=_with_environment(command.serve)), machine, say)
+                install(replace(command, serve=_as_service(command.serve)), machine, say)
             case UninstallService():
                 uninstall(command, this_machine(sys.platform, os.environ), say)
     except SwarmError as error:
@@ -86,8 +90,10 @@ def serve(config: ServeConfig) -> int:
     set_up_logging(os.environ.get("CANOPY_LOG", "WARNING"), OneLineFormatter("%(asctime)s %(name)s: %(message)s"))
     raise_file_limit()
     try:
-        config = _with_environment(config)
+        config, note = with_swarm(config, SwarmFinder(SwarmMemory.of_user(), os.environ, _own_peers(config)))
         config.check()
+        if note:
+            make_console(soft_wrap=True).print(note)
         if not config.insecure:
             config = with_lan(config, config.lan, make_console(soft_wrap=True).print)
         asyncio.run(_run(config))
@@ -96,9 +102,26 @@ def serve(config: ServeConfig) -> int:
     return 0
 
 
-def _with_environment(config: ServeConfig) -> ServeConfig:
-    model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
-    return replace(config, model=model, mqtt=mqtt)
+def _own_peers(config: ServeConfig) -> list[str]:
+    """This node's own peer id, if it has one yet: a swarm of which it is the only peer cannot be joined."""
+    path = config.identity or default_identity_path()
+    return [Identity.load_or_create(path).peer_id] if path.exists() else []
+
+
+def _as_service(config: ServeConfig) -> ServeConfig:
+    """The options that a service is started with: an invite in plain ones, and its network key in a file.
+
+    What nobody typed is left to each start, which takes the swarm that was joined last by then.
+    """
+    if not config.join and not (config.model is not None and is_invite(config.model)):
+        return replace(config, mqtt=config.mqtt or os.environ.get("CANOPY_MQTT"))
+    memory = SwarmMemory.of_user()
+    found, _ = with_swarm(config, SwarmFinder(memory, os.environ))
+    key = found.membership.network
+    if key is None:
+        return found
+    memory.keep_key(key)
+    return replace(found, network_key=memory.key_path(key.name), membership=OPEN_SWARM)
 
 
 def doctor(options: Doctor) -> int:
@@ -106,9 +129,8 @@ def doctor(options: Doctor) -> int:
     from swarm.doctor.command import run_doctor  # brings every probe, which `serve` does not need
 
     set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
-    model, mqtt = options.model or os.environ.get("CANOPY_MODEL"), options.mqtt or os.environ.get("CANOPY_MQTT")
     try:
-        return run_doctor(replace(options, model=model, mqtt=mqtt), make_console(soft_wrap=True))
+        return run_doctor(options, make_console(soft_wrap=True))
     except KeyboardInterrupt:
         return 130
 

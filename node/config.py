@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from swarm.discovery.dht.addresses import DhtConfig, listen_addresses
+from swarm.discovery.dht.addresses import OPEN_SWARM, DhtConfig, Membership, listen_addresses
 from swarm.discovery.identity import default_identity_path
 from swarm.discovery.node_record import MAX_NAME_CHARACTERS, split_address
 from swarm.discovery.record_fields import RecordError
@@ -22,6 +22,7 @@ from swarm.runtime.cli_types import (
     DeviceName,
     File,
     Folder,
+    Found,
     Host,
     HostPort,
     Insecure,
@@ -31,6 +32,7 @@ from swarm.runtime.cli_types import (
     MegabytesPerSecond,
     Model,
     Name,
+    NetworkKeyFile,
     Peer,
     Port,
     Relay,
@@ -54,19 +56,9 @@ MAX_MBIT = 100_000
 @headed(
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
-    swarm=("join", "lan", "identity", "name", "drain"),
-    network=(
-        "host",
-        "port",
-        "dht_port",
-        "announce_address",
-        "relay",
-        "no_port_mapping",
-        "relay_port",
-        "relay_mbit",
-        "allow_private",
-        "insecure",
-    ),
+    swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
+    network=("host", "port", "dht_port", "announce_address", "allow_private", "insecure"),
+    relay=("relay", "no_port_mapping", "relay_port", "relay_mbit"),
     courtesy=("pause_when_busy", "pause_on_battery", "quiet_hours", "pause_frees_memory", "max_mbit"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
@@ -77,12 +69,20 @@ class ServeConfig:
     layers: Layers = "auto"
     """Half-open range: 0-20 is layers 0…19; "auto" serves what the swarm needs most, and moves when that changes."""
     model: Annotated[Model | None, tyro.conf.Positional] = None
-    """Hub id or folder (default: CANOPY_MODEL, else the only model of the joined swarm)."""
+    """Hub id or folder, or an invite (default: the invite's, CANOPY_MODEL, else the only model of the joined swarm)."""
     join: Annotated[tuple[Peer, ...], tyro.conf.UseAppendAction] = ()
-    """Multiaddress of a peer of the swarm; may be repeated (default: none, a new swarm begins)."""
+    """Multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm joined
+    last; if there is none, a new one begins)."""
     lan: LanMode = "ask"
-    """Without --join: whether a swarm that machines of the local network announce is joined; ask asks once, at a
+    """Without any of these: whether a swarm that machines of the local network announce is joined; ask asks once, at a
     terminal. With no, this node is not announced there either."""
+    new: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Begin a new swarm, although one was joined before."""
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM
+    """Of the swarm; not an option."""
+    fingerprint: Found[str | None] = None
+    """How that of the model begins, where whoever invites said so; not an option."""
     revision: Revision | None = None
     """Branch, tag or commit of a hub model (default: its main branch)."""
     num_layers: Count | None = None
@@ -144,7 +144,7 @@ class ServeConfig:
     """Send no more than so many Mbit (10⁶ bits) a second of sessions' data (default: as fast as it goes)."""
     mqtt: Url | None = None
     """MQTT broker for the swarm's health page: mqtt://host:port, or mqtts://user:password@host:port for TLS
-    (default: CANOPY_MQTT, else nothing is told)."""
+    (default: the invite's, CANOPY_MQTT, else nothing is told)."""
     mqtt_prefix: Text = DEFAULT_PREFIX
     """What the topics begin with."""
     mqtt_ca: File | None = None
@@ -221,6 +221,8 @@ class ServeConfig:
     def _check_insecure(self) -> None:
         if not self.insecure:
             return
+        if self.membership.network is not None:
+            raise ConfigError("--insecure: a private swarm keeps strangers out by TLS; leave it out")
         if not is_loopback(self.host):
             raise ConfigError(f"--insecure goes with --host 127.0.0.1, not with {self.host}: links would be readable")
         if not is_loopback(_host(self.announce_address) or self.host):
@@ -261,6 +263,7 @@ class ServeConfig:
             announce_host=_host(self.announce_address),
             identity_path=self.identity or default_identity_path(),
             allow_private=self.allow_private,
+            membership=self.membership,
         )
 
 

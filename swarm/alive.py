@@ -1,17 +1,20 @@
 """Whether one of Canopy's programs answers: `python -m swarm.alive node 31338 [HOST]`, for images and manifests.
 
 A node must sign a nonce, the health page must give its state, a bootstrap peer must speak libp2p. Exit code 0 or 1.
+A private swarm's node hears members only: CANOPY_NETWORK_KEY names the file of the network key.
 """
 
 from __future__ import annotations
 
 import hashlib
 import http.client
+import os
 import secrets
 import socket
 import ssl
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from swarm.ids import PeerId
 
@@ -27,21 +30,28 @@ def node(host: str, port: int) -> bool:
 
     from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
     from swarm.discovery.node_record import bracketed
+    from swarm.errors import ConfigError
     from swarm.transport.certificate import check_certificate, name_of
     from swarm.transport.dial import CHANNEL_OPTIONS, pin
+    from swarm.transport.network_key import NetworkKey
 
     nonce = secrets.token_bytes(NONCE_BYTES)
     try:
         der = shown_certificate(host, port)
-        credentials, pinned = pin(der, name_of(der))
+        named = os.environ.get("CANOPY_NETWORK_KEY")
+        credentials, pinned = pin(der, name_of(der), NetworkKey.load(Path(named)) if named else None)
         with grpc.secure_channel(f"{bracketed(host)}:{port}", credentials, [*CHANNEL_OPTIONS, *pinned]) as channel:
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HELLO_METHOD)
             answer = call(nonce, timeout=DEADLINE_S)
         peer = PeerId(msgpack.unpackb(answer)["peer_id"])
         check_certificate(der, peer)
         return check_hello(peer, nonce, hashlib.sha256(der).digest(), answer)
-    except (grpc.RpcError, OSError, ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException):
+    except (grpc.RpcError, ConfigError, msgpack.UnpackException, OSError, *_NO_ANSWER):
         return False
+
+
+_NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError)
+"""What an odd answer makes its reader raise."""
 
 
 def shown_certificate(host: str, port: int) -> bytes:

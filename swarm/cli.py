@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 from rich.console import Console
@@ -21,6 +21,7 @@ from swarm.commands.plan import ShowPlan, plan
 from swarm.commands.private_swarm import Private, private
 from swarm.commands.route import ShowRoute, route, short
 from swarm.discovery.coverage import Coverage, cover, fill_lines, serve_line, shown_address
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import default_identity_path
 from swarm.discovery.listing import name_models, read_models
@@ -30,9 +31,20 @@ from swarm.doctor.options import Doctor
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
+from swarm.joining.command import (
+    ForgetSwarm,
+    ListSwarms,
+    MakeInvite,
+    bootstrap_membership,
+    forget,
+    invite,
+    list_swarms,
+)
+from swarm.joining.remembered import SwarmMemory
+from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.relay.lending import lend, lent_settings, offered_host
 from swarm.runtime.cli import fit, plain_words
-from swarm.runtime.cli_types import File, Host, MegabitsPerSecond, Model, Peer, Port
+from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.file_limit import raise_file_limit
@@ -54,6 +66,11 @@ _SHAREABLE = frozenset(map(_TITLES.index, ("class", "version")))
 """Columns that are printed once, above the table, where a terminal is narrow and all nodes agree."""
 
 
+@headed(
+    swarm=("join", "network_key", "identity"),
+    network=("host", "port", "announce_address", "allow_private", "lan"),
+    relay=("relay_port", "relay_mbit"),
+)
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """Run a bare DHT peer, through which nodes and clients find each other.
@@ -64,7 +81,10 @@ class Bootstrap:
         identity: file with this peer's key, made if missing (default: bootstrap.key beside the machine's identity).
         announce_address: IP address or name under which others reach this machine, where that differs
             (default: as found).
-        join: multiaddress of another peer to join, e.g. a second bootstrap peer; may be repeated (default: none).
+        join: multiaddress of another peer to join, such as a second bootstrap peer, or an invite; may be repeated
+            (default: none).
+        network_key: file of a private swarm's network key, made if missing (default: an invite's; without one the swarm
+            is open to everybody).
         allow_private: check whether nodes at private addresses can be reached also where this machine has a public
             address.
         relay_port: TCP port of the relay that is lent to nodes which nobody can dial; 0 takes any free one
@@ -78,6 +98,7 @@ class Bootstrap:
     identity: File | None = None
     announce_address: Host | None = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    network_key: File | None = None
     allow_private: bool = False
     relay_port: Port | None = None
     relay_mbit: MegabitsPerSecond = 20.0
@@ -90,11 +111,14 @@ class ShowStatus:
 
     Attributes:
         model: name or fingerprint of one model (default: all of them).
-        join: multiaddress of a peer of the swarm; may be repeated.
+        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
+        membership: of the swarm; not an option.
     """
 
-    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     model: tyro.conf.Positional[Model | None] = None
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM
 
 
 ABOUT = "Start, watch and plan a swarm: the machines that run a large language model together, layer by layer."
@@ -108,7 +132,24 @@ Command = (
     | Annotated[Private, tyro.conf.subcommand("private")]
     | Annotated[Top, tyro.conf.subcommand("top")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[MakeInvite, tyro.conf.subcommand("invite")]
+    | Annotated[ListSwarms, tyro.conf.subcommand("list")]
+    | Annotated[ForgetSwarm, tyro.conf.subcommand("forget")]
 )
+AnyCommand = (
+    Bootstrap
+    | ShowStatus
+    | ShowRoute
+    | ShowPlan
+    | Health
+    | Private
+    | Top
+    | Doctor
+    | MakeInvite
+    | ListSwarms
+    | ForgetSwarm
+)
+_Looking = TypeVar("_Looking", ShowStatus, ShowRoute, ShowPlan, Health, Top)
 
 
 def main() -> None:
@@ -119,7 +160,7 @@ def main() -> None:
     sys.exit(run(command))
 
 
-def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top | Doctor) -> int:
+def run(command: AnyCommand) -> int:
     """Run a command; returns the exit code."""
     try:
         return _carry_out(command, make_console(soft_wrap=True))
@@ -130,61 +171,83 @@ def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Privat
         return 130
 
 
-def _carry_out(
-    command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top | Doctor, console: Console
-) -> int:
+def _carry_out(command: AnyCommand, console: Console) -> int:  # noqa: C901 - a table of commands
+    memory = SwarmMemory.of_user()
     match command:
         case Bootstrap():
-            asyncio.run(bootstrap(command, console))
+            asyncio.run(bootstrap(command, console, memory))
         case ShowStatus():
-            asyncio.run(status(command, console))
+            asyncio.run(status(_meant(command, memory), console))
         case ShowRoute():
-            asyncio.run(route(command, console))
+            asyncio.run(route(_meant(command, memory), console))
         case ShowPlan():
-            asyncio.run(plan(command, console))
+            asyncio.run(plan(_meant(command, memory), console))
         case Health():
             require("health", "swarm health")
-            asyncio.run(_health(command, console))
+            found = command if command.url is not None else _meant(command, memory)
+            asyncio.run(_health(replace(found, mqtt=command.mqtt) if command.embedded_broker else found, console))
         case Private():
             private(command, console)
         case Top():
             require("top", "swarm top")
-            asyncio.run(_top(command, console))
+            asyncio.run(_top(_meant(command, memory) if command.join else command, console))
+        case MakeInvite():
+            invite(command, memory, os.environ, console)
+        case ListSwarms():
+            list_swarms(memory, console)
+        case ForgetSwarm():
+            forget(command, memory, console)
         case Doctor():
             return _doctor(command, console)
     return 0
 
 
-async def bootstrap(command: Bootstrap, console: Console) -> None:
+def _meant(command: _Looking, memory: SwarmMemory) -> _Looking:
+    """The command with the swarm that it looks at."""
+    finder = SwarmFinder(memory, os.environ, is_look=True)
+    found, note = with_swarm(command, finder, wants_model=False)
+    if note and sys.stderr.isatty():
+        make_console(stderr=True, soft_wrap=True).print(Text(f"swarm: {note}"))
+    return found
+
+
+async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -> None:
     """Stay in the DHT until SIGINT or SIGTERM."""
     from swarm.joining.lan import announced, keep_announced  # brings mDNS, which nothing else here needs
 
+    join, membership = bootstrap_membership(command.join, command.network_key, memory)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     config = DhtConfig(
-        join=command.join,
+        join=join,
         host=command.host,
         port=command.port,
         announce_host=command.announce_address,
         identity_path=command.identity or default_identity_path().with_name("bootstrap.key"),
         allow_private=command.allow_private,
+        membership=membership,
     )
     async with AsyncExitStack() as stack:
         opened = DhtRegistry.open(config)
         port, mbit = command.relay_port, command.relay_mbit
         lent = lent_settings(opened.peer_id, mbit, host=command.host, port=port, usual_port=RELAY_PORT)
+        if lent is not None and membership.network is not None:
+            lent = replace(lent, members=membership.network.presence.hex())
         registry = await stack.enter_async_context(opened)
         addresses = registry.join_addresses()
         console.print(Text(f"DHT peer {registry.peer_id}; a node joins with:"))
         console.print(Text(serve_line("MODEL", "0-20", addresses)))
         for address in addresses[1:]:
             console.print(Text(f"also at {address}"))
+        if membership.network is not None:
+            console.print(Text("the swarm is private: members need its network key, which `swarm invite` passes on"))
         if lent is not None:
             relay = await stack.enter_async_context(lend(registry, lent, partial(_beside, registry)))
             console.print(Text(f"lends a relay on port {relay.port}: up to {mbit:g} Mbit/s"))
         async with TaskScope() as scope:
-            said = announced(addresses, command.join) if command.lan else None
+            is_told = command.lan and membership.network is None  # strangers could not join a private one
+            said = announced(addresses, command.join) if is_told else None
             if said is not None:
                 scope.spawn(keep_announced(said))
             await _until(stop, registry)
@@ -199,11 +262,10 @@ async def _beside(registry: Registry, port: int) -> str:
 async def _health(command: Health, console: Console) -> None:
     from swarm.health.service import health  # brings a web server and a broker's client, which nothing else here needs
 
-    mqtt = None if command.embedded_broker else os.environ.get("CANOPY_MQTT")
     webhooks = (*command.webhook, *os.environ.get("CANOPY_WEBHOOK", "").split())
     secret = os.environ.get("CANOPY_WEBHOOK_SECRET") or None
     await health(
-        replace(command, mqtt=command.mqtt or mqtt, webhook=webhooks, webhook_secret=secret),
+        replace(command, webhook=webhooks, webhook_secret=secret),
         console,
     )
 
@@ -217,8 +279,7 @@ async def _top(command: Top, console: Console) -> None:
 def _doctor(command: Doctor, console: Console) -> int:
     from swarm.doctor.command import run_doctor  # brings every probe, which nothing else here needs
 
-    model, mqtt = command.model or os.environ.get("CANOPY_MODEL"), command.mqtt or os.environ.get("CANOPY_MQTT")
-    return run_doctor(replace(command, model=model, mqtt=mqtt), console)
+    return run_doctor(command, console)
 
 
 async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:
@@ -237,8 +298,8 @@ async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:
 async def status(command: ShowStatus, console: Console) -> None:
     """Print one table per model and the commands that fill its gaps."""
     if not command.join:
-        raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
-    config = DhtConfig(join=command.join, client_mode=True)
+        raise ConfigError("which swarm? use an invite, or give a peer's address with --join")
+    config = DhtConfig(join=command.join, client_mode=True, membership=command.membership)
     async with DhtRegistry.open(config) as registry:
         await show_status(registry, command, console)
 

@@ -1,4 +1,4 @@
-"""Rules for every test: one thread, no network, a time limit, nothing left behind, no silent skips."""
+"""Rules for every test: one thread, no network, no user's files, a time limit, nothing left behind, no silent skips."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ MARK = "CANOPY_TEST_RUN"
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 os.environ[MARK] = uuid.uuid4().hex
-STATE = tempfile.TemporaryDirectory(prefix="canopy-state-")
-"""Where nodes that the tests start say what they give, in place of the user's own folder."""
-os.environ["XDG_STATE_HOME"] = STATE.name
+HOME = tempfile.TemporaryDirectory(prefix="canopy-home-")
+"""Where programs keep identities, swarms, histories and what they give, in place of the user's folders."""
+os.environ.update(
+    XDG_CONFIG_HOME=f"{HOME.name}/config",
+    XDG_DATA_HOME=f"{HOME.name}/data",
+    XDG_STATE_HOME=f"{HOME.name}/state",
+    CANOPY_SWARMS="none",
+)
+for _name in ("CANOPY_JOIN", "CANOPY_MODEL", "CANOPY_MQTT", "CANOPY_NETWORK_KEY"):
+    os.environ.pop(_name, None)  # a user's own
 if "CANOPY_TEST_DEVICE" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # programs that the tests start choose the CPU too
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from swarm.discovery.dht.admission import NetworkAdmission
 from swarm.discovery.dht.hivemind_node import DHTID, DHTNode, Multiaddr, P2PHandlerError, PeerID
 from swarm.discovery.dht.protocol import DirectoryProtocol, kademlia_id
 from swarm.discovery.dht.search import DirectoryPeer
+from swarm.ids import PeerId
+from swarm.transport.network_key import NetworkKey
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -29,12 +32,16 @@ class KademliaNetwork:
     addresses: dict[str, str] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
 
-    async def peer(self, peer_id: PeerID, *joined: DirectoryPeer, client: bool = False) -> DirectoryPeer:
-        """A peer that has joined through others."""
+    async def peer(
+        self, peer_id: PeerID, *joined: DirectoryPeer, client: bool = False, key: NetworkKey | None = None
+    ) -> DirectoryPeer:
+        """A peer that has joined through others; with a key, as a member of a private swarm."""
+        admission = None if key is None else NetworkAdmission(key, PeerId(peer_id.to_base58()))
         addresses = [f"/ip4/127.0.0.1/tcp/1/p2p/{one.node.peer_id}" for one in joined]
         node = await DHTNode.create(
             p2p=InMemoryP2P(self, peer_id),
-            node_id=kademlia_id(peer_id),
+            node_id=kademlia_id(peer_id, admission),
+            authorizer=admission,
             initial_peers=addresses or None,
             ensure_bootstrap_success=False,
             client_mode=client,

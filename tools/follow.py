@@ -40,6 +40,8 @@ MODULES = {"node": "node.cli", "client": "client.cli", "swarm": "swarm.cli"}
 STEP_S, END_S, POLL_S = 150.0, 12.0, 0.05
 _ELIDED = re.compile(r"(/ip4/[\d.]+/tcp/\d+)/p2p/Qm\w*…\w*")
 _ADDRESS = re.compile(r"(/ip4/[\d.]+/tcp/\d+)/p2p/(\w+)")
+_INVITE = re.compile(r"canopy://\w+")
+_ELIDED_INVITE = "canopy://…"
 _ASSIGNMENT = re.compile(r"(?:export )?([A-Z_]+)=(\S+)\s*(?:#.*)?")
 
 Report = Callable[[str], None]
@@ -81,6 +83,7 @@ class Follower:
     background: dict[str, list[RunningCommand]] = field(default_factory=dict)
     _variables: dict[str, dict[str, str]] = field(default_factory=dict)
     _peers: dict[str, str] = field(default_factory=dict)  # peer ids by address
+    _invite: str = ""  # the newest that an output has shown
     _count: int = 0
 
     def follow(self, guide: Guide) -> None:
@@ -128,7 +131,11 @@ class Follower:
         self.report(_indented(running.output()))
 
     def _complete(self, command: str, where: str) -> str:
-        """Fill in the peer ids that the guide abbreviates."""
+        """Fill in the peer ids and the invite that the guide abbreviates."""
+        if _ELIDED_INVITE in command:
+            if not self._invite:
+                raise GuideError(f"{where}: no output has shown an invite")
+            command = command.replace(_ELIDED_INVITE, self._invite)
 
         def address(found: re.Match[str]) -> str:
             if found[1] not in self._peers:
@@ -195,6 +202,7 @@ class Follower:
         output = running.output()
         if "stays" in block.flags:  # other output may repeat an address that a guide gets wrong on purpose
             self._peers.update(_ADDRESS.findall(output))
+        self._invite = next(reversed(_INVITE.findall(output)), self._invite)
         missing = [line for line in step.shown if not is_shown(line, output)]
         if missing:
             raise GuideError(f"{where}: does not show {missing[0]!r}, but:\n{_indented(output)}")

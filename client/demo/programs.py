@@ -62,7 +62,7 @@ async def start_program(
         inside: a command that the program is run by, such as `nsenter …` for another network.
     """
     log = folder / f"{name}.log"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "CANOPY_SWARMS": "none"}
     environment["XDG_STATE_HOME"] = str(folder)  # `node status` tells of the user's own nodes
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(

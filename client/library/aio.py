@@ -7,6 +7,7 @@ stops it too, and a reader may live in any task.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -27,9 +28,11 @@ from client.library.session import Piece, SessionOpener
 from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
 from client.stats import Result
 from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.ids import ModelIdentity
+from swarm.joining.resolve import expand
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import Route
 from swarm.runtime.cpu_threads import check_threads
@@ -71,7 +74,7 @@ class AsyncSwarm:
         Args:
             model: hub id or folder of the target; its weights are not needed.
             options: all by keyword, none of them needed but `peers`:
-                peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them.
+                peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them, or invites.
                 draft: hub id or folder of a draft model with the same tokenizer, or of a head trained for this target;
                     several work together on one tree; None drafts nothing.
                 draft_device: where they run, as torch calls it; the first CUDA card by default, or the CPU.
@@ -88,6 +91,7 @@ class AsyncSwarm:
                     that machine's time, saves the waits for one that stutters or dies.
                 insecure: whether machines on this machine's loopback that announce no certificate are dialled, in plain
                     text; every other link is encrypted and proven, or not made.
+                membership: what joining takes beside an address; an invite to a private swarm brings it along.
                 lookup: whether what followed before in the text itself is proposed too, with a draft or without.
                 siblings: whether what the target picked behind dead branches is proposed too, with a draft or without.
                 recycle: whether what the target picked before after each token is proposed too.
@@ -99,20 +103,29 @@ class AsyncSwarm:
             SwarmError: the model is unknown, nobody answers, the draft does not fit …
         """
         _check(options)
-        peers, registry = tuple(options.get("peers", ())), options.get("registry")
+        peers, membership = _swarm(options)
+        registry = options.get("registry")
         codec, wait_s = check_codec(options.get("codec", "lossless")), options.get("wait", DEFAULT_WAIT_S)
         fingerprint, threads = check_fingerprint(options.get("fingerprint")), options.get("threads")
         drafts = _draft_options(options)
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
         with bars_hidden():
             loaded = await asyncio.to_thread(load_drafter, model, target, drafts, options.get("revision"))
-        opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
+        config = DhtConfig(join=peers, client_mode=True, membership=membership)
+        opened = registry or DhtRegistry.open(config)
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
-        insecure = options.get("insecure", False)
-        async with opened, open_ways() as ways, Dialer(insecure=insecure, ways=ways) as dialer, TaskScope() as scope:
-            nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, ways=ways))
+        insecure, network = options.get("insecure", False), membership.network
+        async with (
+            opened,
+            open_ways() as ways,
+            Dialer(insecure=insecure, ways=ways, network=network) as dialer,
+            TaskScope() as scope,
+        ):
+            nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, ways=ways, network=network))
             search = ModelSearch(peers, fingerprint, nearby.probe)
             identity = await find_in_swarm(target, opened, search)
+            if membership.note_model is not None:
+                membership.note_model(identity.fingerprint)
             expected = EXPECTED_NODES if nodes is None else nodes
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge, nearby)
             drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
@@ -220,6 +233,17 @@ def _check(options: ConnectOptions) -> None:
         raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
     if not options.get("peers") and options.get("registry") is None:
         raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
+
+
+def _swarm(options: ConnectOptions) -> tuple[tuple[str, ...], Membership]:
+    """The peers to join through, and what else joining takes.
+
+    Raises:
+        ConfigError: an invite or an address cannot be used.
+    """
+    given = expand(options.get("peers", ()), time.time())
+    membership = options.get("membership", OPEN_SWARM)
+    return given.join, membership if given.network is None else replace(membership, network=given.network)
 
 
 def _draft_options(options: ConnectOptions) -> DraftOptions:

@@ -8,14 +8,17 @@ from typing import Annotated, Literal
 import tyro
 
 from client.options import CodecChoice, Options
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.runtime.cli_types import (
     Count,
     DeviceName,
     File,
     Fingerprint,
+    Found,
     Insecure,
     LanMode,
     Model,
+    NetworkKeyFile,
     Peer,
     Revision,
     Seconds,
@@ -25,7 +28,8 @@ from swarm.runtime.cli_types import (
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
-_SWARM = ("join", "lan", "revision", "fingerprint", "wait", "codec", "hedge", "insecure")
+_SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "wait")
+_LINKS = ("codec", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
 
@@ -34,10 +38,12 @@ class ConnectionOptions:
     """Which model, in which swarm.
 
     Attributes:
-        model: hub id or folder of the target; only its config and tokenizer are read (default: CANOPY_MODEL).
-        join: multiaddress of a peer of the swarm; may be repeated.
-        lan: without --join: whether a swarm that machines of the local network announce is joined; ask asks once, at a
-            terminal.
+        model: hub id or folder of the target, of which only config and tokenizer are read, or an invite (default:
+            the invite's, CANOPY_MODEL, else the one used last).
+        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm
+            joined last).
+        lan: without either: whether a swarm that machines of the local network announce is joined; ask asks once, at
+            a terminal.
         draft: hub id or folder of a draft model with the same tokenizer, or of a head trained for this target; may be
             repeated, and then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1 (default: the first CUDA card, or the CPU).
@@ -52,6 +58,7 @@ class ConnectionOptions:
         adapt: let draft models learn from the target's picks while a text grows.
         hedge: send every sweep to a second machine with one span of layers too, mostly the slowest, now and then
             any; the first answer counts and the other is compared.
+        membership: of the swarm; not an option.
     """
 
     model: tyro.conf.Positional[Model | None] = None
@@ -70,10 +77,17 @@ class ConnectionOptions:
     adapt: bool = True
     hedge: bool = False
     insecure: Insecure = False
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM
 
 
 @headed(
-    text=("prompt", "resume"), swarm=_SWARM, drafting=_DRAFTING, generation=("options",), output=("stats", "explain")
+    text=("prompt", "resume"),
+    swarm=_SWARM,
+    links=_LINKS,
+    drafting=_DRAFTING,
+    generation=("options",),
+    output=("stats", "explain"),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate(ConnectionOptions):
@@ -95,7 +109,7 @@ class Generate(ConnectionOptions):
     options: GenerationOptions = field(default_factory=Options)
 
 
-@headed(text=("system",), swarm=_SWARM, drafting=_DRAFTING, generation=("options",))
+@headed(text=("system",), swarm=_SWARM, links=_LINKS, drafting=_DRAFTING, generation=("options",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCommand(ConnectionOptions):
     """Talk with a model of a swarm; the conversation stays in the nodes' memory, so only new tokens are sent.
@@ -112,6 +126,7 @@ class ChatCommand(ConnectionOptions):
 @headed(
     text=("prompts", "limit", "prompt_tokens"),
     swarm=_SWARM,
+    links=_LINKS,
     drafting=_DRAFTING,
     generation=("options",),
     output=("compare", "json", "plot"),

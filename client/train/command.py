@@ -96,7 +96,9 @@ def _sampler(command: TrainDraft, target: Target, model: PreTrainedModel) -> Ite
     if not command.join:
         yield LocalSampler(model, target.tokenizer)
         return
-    with open_sampler(command.model, peers=command.join, insecure=command.insecure) as sampler:
+    with open_sampler(
+        command.model, peers=command.join, insecure=command.insecure, membership=command.membership
+    ) as sampler:
         yield sampler
 
 

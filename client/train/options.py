@@ -7,12 +7,25 @@ from typing import Literal
 
 import tyro
 
-from swarm.runtime.cli_types import Count, DeviceName, File, Folder, Insecure, Model, Number, Peer, headed
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.runtime.cli_types import (
+    Count,
+    DeviceName,
+    File,
+    Folder,
+    Found,
+    Insecure,
+    Model,
+    NetworkKeyFile,
+    Number,
+    Peer,
+    headed,
+)
 
 
 @headed(
     draft=("out", "kind", "start", "earlier", "depth"),
-    text=("join", "insecure", "lines", "tokens", "samples"),
+    text=("join", "network_key", "insecure", "lines", "tokens", "samples"),
     training=("steps", "batch", "rate", "seed", "device", "threads"),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +34,8 @@ class TrainDraft:
 
     Attributes:
         model: hub id or folder of the target, whose weights are needed here.
-        join: multiaddress of a peer of a swarm that makes the text, the same as this machine would; may be repeated
-            (default: made here).
+        join: multiaddress of a peer of a swarm that makes the text, the same as this machine would, or an invite; may
+            be repeated (default: made here).
         out: folder for the draft, to be named with --draft afterwards.
         kind: redrafter and dgf are small heads on the target's hidden rows; draft goes on training the model --start,
             and boost does too, but on what the drafts --earlier miss.
@@ -41,6 +54,7 @@ class TrainDraft:
         seed: seed of the text and of everything else.
         device: where to train, as torch calls it (default: the first CUDA card, or the CPU).
         threads: CPU threads (default: all cores).
+        membership: of the swarm; not an option.
     """
 
     model: tyro.conf.Positional[Model]
@@ -60,3 +74,5 @@ class TrainDraft:
     device: DeviceName | None = None
     threads: Count | None = None
     insecure: Insecure = False
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM

@@ -137,7 +137,8 @@ class Arrival:
         if is_client:
             opened = DhtRegistry.open(replace(config.dht(), client_mode=True))
         self._registry = await stack.enter_async_context(opened)
-        left_behind = await check_alone(self.registry, self._fallback(), insecure=config.insecure)
+        network = config.membership.network
+        left_behind = await check_alone(self.registry, self._fallback(), insecure=config.insecure, network=network)
         self._scope = await stack.enter_async_context(TaskScope())
         hello = None
         if bound.certificate is None:
@@ -284,6 +285,7 @@ class Arrival:
         if self._standing is None:
             assert self._scope is not None, "background work has an owner by now"
             config = self._config
+            network = config.membership.network
             circuits = Circuits(LocalServer(config.host, self._bound.port), self._scope)
             punches = PunchAnswerer(lambda relay, ends, who: circuits.adopt(relay, (ends.reader, ends.writer), who))
 
@@ -294,6 +296,7 @@ class Arrival:
                 policy=DialPolicy(only_public=self._is_public and not config.allow_private),
                 only=None if config.relay == "auto" else config.relay,
                 on_punch=punch,
+                members=b"" if network is None else network.presence,
             )
             self._standing = Standing(self.registry.identity, circuits, self._relays, options)
             self._scope.spawn(unending(self._standing.run, "standing connections"))

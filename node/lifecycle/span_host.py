@@ -37,6 +37,7 @@ from swarm.routing.latency import measure_delays, measure_rate
 from swarm.runtime.file_limit import file_limit
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import SERVER_OPTIONS, bind_port
+from swarm.transport.network_key import NetworkKey
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
@@ -146,7 +147,8 @@ class SpanHost:
         digest = b"" if resources.certificate is None else resources.certificate.digest
         server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
         await server.start()
-        measure = partial(measure_delays, insecure=config.insecure, ways=resources.ways)
+        network = config.membership.network
+        measure = partial(measure_delays, insecure=config.insecure, ways=resources.ways, network=network)
         probes = Probes(measure, partial(_own_rate, resources))
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy)
@@ -204,13 +206,16 @@ class SpanHost:
         await self._open_again()
 
     async def _open_again(self) -> None:
-        resources = self._resources
-        await self.open(bind(resources.config.host, resources.port, resources.certificate)[0])
+        config, resources = self._resources.config, self._resources
+        server, _ = bind(config.host, resources.port, resources.certificate, config.membership.network)
+        await self.open(server)
 
 
 async def _own_rate(resources: NodeResources, record: NodeRecord) -> float | None:
     """What this node can send, in Mbit/s: its line, or what its owner allows of it; None when that is not known."""
-    rate = await measure_rate(record, insecure=resources.config.insecure, ways=resources.ways)
+    config = resources.config
+    network = config.membership.network
+    rate = await measure_rate(record, insecure=config.insecure, ways=resources.ways, network=network)
     limit = resources.uplink.mbit_per_s
     return rate if rate is None or limit is None else min(rate, limit)
 
@@ -227,13 +232,16 @@ def max_connections(files: int) -> int:
     return min(MAX_CONNECTIONS, max(files - FILES_KEPT, files // 2))
 
 
-def bind(host: str, port: int, certificate: ServerCertificate | None) -> tuple[grpc.aio.Server, int]:
+def bind(
+    host: str, port: int, certificate: ServerCertificate | None, network: NetworkKey | None = None
+) -> tuple[grpc.aio.Server, int]:
     """A server that has a port, and the port: taken before anything slow, so that a taken one is reported at once.
 
     Args:
         host: IP address to listen on.
         port: 0 takes a free one.
         certificate: with which it answers; None: it speaks plain text.
+        network: of a private swarm, whose members alone are heard.
 
     Raises:
         ConfigError: the port or the address cannot be had.
@@ -241,7 +249,7 @@ def bind(host: str, port: int, certificate: ServerCertificate | None) -> tuple[g
     options = [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections(file_limit()))]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_STREAMS)
     try:
-        return server, bind_port(server, f"{bracketed(host)}:{port}", certificate)
+        return server, bind_port(server, f"{bracketed(host)}:{port}", certificate, network)
     except RuntimeError:
         check_own_address(host)
         raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None

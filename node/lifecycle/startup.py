@@ -28,7 +28,7 @@ from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
 from node.lifecycle.summary import ServingSummary
 from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.model_mismatch import check_same_model, swarms_model
+from node.membership.model_mismatch import check_invited_model, check_same_model, swarms_model
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint, open_named
 from node.model.device import Device
@@ -115,7 +115,7 @@ class StartUp:
         check_compute(config)
         registry = self._registry or DhtRegistry.open(config.dht())
         certificate = None if config.insecure else ServerCertificate.fresh(registry.peer_id)
-        server, port = bind(config.host, config.port, certificate)
+        server, port = bind(config.host, config.port, certificate, config.membership.network)
         metrics_socket = self._stack.enter_context(listening(config.metrics_host, config.metrics_port))
         bound = BoundServer(server, port, certificate)
         arrival = Arrival(config, self._say, self._stack, bound)
@@ -134,6 +134,7 @@ class StartUp:
     async def _gather(self, arrived: Arrived, bound: BoundServer, map_port: MapPort) -> NodeResources:
         """Find the model, and open what all spans need."""
         config, stack, registry = self._config, self._stack, arrived.registry
+        network = config.membership.network
         checkpoint, identity = await self._find_model(registry)
         counters = NodeCounters()
         ways = None
@@ -154,7 +155,7 @@ class StartUp:
             uplink=Uplink(counters.sent, config.max_mbit),
             outbox=Outbox(),
             loaded=stack.enter_context(ExitStack()),
-            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, ways=ways)),
+            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, ways=ways, network=network)),
             ways=ways,
             scope=arrived.scope,
         )
@@ -168,7 +169,8 @@ class StartUp:
                 "address that its machines print)"
             )
         known = await registry.models() if config.join else []
-        served = ServedModels(registry, partial(measure_delays, insecure=config.insecure))
+        network = config.membership.network
+        served = ServedModels(registry, partial(measure_delays, insecure=config.insecure, network=network))
         name = config.model or await swarms_model(served, known)
         checkpoint = await asyncio.to_thread(open_named, name, config)
         commit = checkpoint.hub.commit if checkpoint.hub else None
@@ -176,6 +178,9 @@ class StartUp:
         note = check_same_model(identity, known, must_match=config.model is None)
         if note is not None:
             self._say(note)
+        check_invited_model(identity, config.fingerprint)
+        if config.membership.note_model is not None:
+            config.membership.note_model(identity.fingerprint)
         return checkpoint, identity
 
     async def _serve(self, starting: Starting) -> RunningNode:
@@ -229,8 +234,13 @@ class StartUp:
         await lender.run(uplink_mbit_per_s)
 
     def _tell_neighbours(self, resources: NodeResources) -> None:
-        """Announce the swarm in the local network from now on, so that machines there find it without an address."""
+        """Announce the swarm in the local network from now on, so that machines there find it without an address.
+
+        A private one is not announced: strangers would learn its model, and could not join.
+        """
         config, model = self._config, resources.identity
+        if config.membership.network is not None:
+            return
         said = announced(resources.registry.join_addresses(), config.join, (model.name, model.fingerprint))
         if said is not None and config.lan != "no" and not config.insecure:
             resources.scope.spawn(keep_announced(said))

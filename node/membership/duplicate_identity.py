@@ -15,11 +15,14 @@ from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.node_record import MAX_TTL_S, NodeRecord
 from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import IdentityError, SwarmError
+from swarm.transport.network_key import NetworkKey
 
 logger = logging.getLogger(__name__)
 
 
-async def check_alone(registry: Registry, address: str, *, insecure: bool = False) -> NodeRecord | None:
+async def check_alone(
+    registry: Registry, address: str, *, insecure: bool = False, network: NetworkKey | None = None
+) -> NodeRecord | None:
     """Before this node listens: refuse to start while its identity is in use elsewhere.
 
     A record alone may be what an earlier run of this machine left behind, so its address is called, unless it is the
@@ -29,6 +32,7 @@ async def check_alone(registry: Registry, address: str, *, insecure: bool = Fals
         registry: the directory.
         address: `host:port` of this node.
         insecure: whether nodes of this swarm speak plain text.
+        network: the private swarm's key, if it is one.
 
     Returns:
         What an earlier run left behind, if it has not expired.
@@ -37,7 +41,7 @@ async def check_alone(registry: Registry, address: str, *, insecure: bool = Fals
         IdentityError: another machine answers under this identity.
     """
     found = await registry.mine()
-    if found is not None and found.address != address and await _answers(found, insecure):
+    if found is not None and found.address != address and await _answers(found, insecure, network):
         raise _duplicate(found)
     return found
 
@@ -78,10 +82,10 @@ def next_expiry(now: float, *earlier: NodeRecord | None) -> float:
     return min(max(now + RECORD_TTL_S, latest + 0.01), now + MAX_TTL_S - 1.0)
 
 
-async def _answers(found: NodeRecord, insecure: bool) -> bool:
+async def _answers(found: NodeRecord, insecure: bool, network: NetworkKey | None) -> bool:
     nonce, endpoint = secrets.token_bytes(NONCE_BYTES), found.endpoint
     try:
-        answer = await call_hello(endpoint, nonce, insecure=insecure)
+        answer = await call_hello(endpoint, nonce, insecure=insecure, network=network)
     except (grpc.aio.AioRpcError, SwarmError):
         return False
     return check_hello(found.peer, nonce, endpoint.digest, answer)

@@ -43,3 +43,20 @@ def check_same_model(own: ModelIdentity, known: Sequence[ModelIdentity], *, must
     if must_match:
         raise ModelMismatch(line)
     return f"note: {line}; a chain never mixes them"
+
+
+def check_invited_model(identity: ModelIdentity, fingerprint: str | None) -> None:
+    """Refuse other weights than whoever invites has, or the swarm had that was joined last.
+
+    Args:
+        identity: what lies here.
+        fingerprint: how the other one's begins; None where it is not known.
+
+    Raises:
+        ModelMismatch: they differ.
+    """
+    if fingerprint is not None and not identity.fingerprint.startswith(fingerprint):
+        raise ModelMismatch(
+            f"{identity.name} here is {identity.fingerprint[:12]}, and this machine is to serve {fingerprint[:12]}: "
+            "other weights, config or tokenizer; update your copy, or name MODEL to serve yours"
+        )

@@ -61,6 +61,9 @@ class Lender:
             return config.relay_mbit if config.relay_mbit is not None else usual_mbit(uplink_mbit_per_s())
 
         settings = lent_settings(self._registry.peer_id, mbit_per_s(), host=config.host, port=config.relay_port)
+        network = config.membership.network
+        if settings is not None and network is not None:
+            settings = replace(settings, members=network.presence.hex())
         async with AsyncExitStack() as stack:
             is_lent = False
             while settings is not None:

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from node.reach import relay_choice
@@ -97,11 +97,13 @@ class StandingOptions:
         policy: which relays are dialled.
         only: the one relay to stand at, `host:port`; None: those that the directory knows.
         on_punch: makes holes; None: diallers stay with the relay.
+        members: secret of a private swarm, whose relays carry nobody else.
     """
 
     policy: DialPolicy
     only: str | None = None
     on_punch: OnPunch | None = None
+    members: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -288,7 +290,7 @@ class Standing:
             case ["PROVE", relay, nonce]:
                 if probe.peer is not None and relay != probe.peer:
                     raise RemoteProtocolError("prove", "answers under another name than the directory has")
-                key, signature = prove_presence(own, PeerId(relay), _nonce(nonce))
+                key, signature = prove_presence(own, PeerId(relay), _nonce(nonce) + self._options.members)
             case said:
                 raise RemoteProtocolError("prove", _refusal(said))
         writer.write(f"PROOF {key} {signature}\n".encode())

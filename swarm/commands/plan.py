@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import tyro
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from swarm.commands.route import select_model, short
 from swarm.discovery.coverage import serve_line
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError
@@ -20,7 +22,7 @@ from swarm.layers import Span, missing_layers
 from swarm.routing.latency import ghosts, measure_delays
 from swarm.routing.placement import JoinPlan, Layout, Newcomer, layout_of, plan_join, typical_capacity
 from swarm.routing.served import ServedModels
-from swarm.runtime.cli_types import Count, Milliseconds, Model, Peer
+from swarm.runtime.cli_types import Count, Found, Milliseconds, Model, NetworkKeyFile, Peer
 
 _YOU = PeerId("you")
 
@@ -31,16 +33,19 @@ class ShowPlan:
 
     Attributes:
         model: name or fingerprint of one model (default: the only one of the swarm).
-        join: multiaddress of a peer of the swarm; may be repeated.
+        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
         num_layers: how many layers the machine would hold.
         ms: milliseconds that it takes for one layer in plain decoding (default: as a typical machine of
             this swarm).
+        membership: of the swarm; not an option.
     """
 
-    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
     num_layers: Count
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     model: tyro.conf.Positional[Model | None] = None
     ms: Milliseconds | None = None
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM
 
     def check(self) -> None:
         """Refuse options that are wrong for every swarm.
@@ -49,7 +54,7 @@ class ShowPlan:
             ConfigError: names the option and what to write.
         """
         if not self.join:
-            raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
+            raise ConfigError("which swarm? use an invite, or give a peer's address with --join")
         if self.num_layers < 1:
             raise ConfigError(f"--num-layers {self.num_layers}: a machine holds at least 1")
         if self.ms is not None and not 0 < self.ms < float("inf"):
@@ -63,15 +68,17 @@ async def plan(command: ShowPlan, console: Console) -> None:
         SwarmError: no such model or peer, or the model has fewer layers.
     """
     command.check()
-    async with DhtRegistry.open(DhtConfig(join=command.join, client_mode=True)) as registry:
+    config = DhtConfig(join=command.join, client_mode=True, membership=command.membership)
+    async with DhtRegistry.open(config) as registry:
         await show_plan(command, registry, console)
 
 
 async def show_plan(command: ShowPlan, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
-    model = await select_model(ServedModels(registry), command.model)
+    measure = partial(measure_delays, network=command.membership.network)
+    model = await select_model(ServedModels(registry, measure), command.model)
     listed = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
-    gone = await ghosts(listed, measure_delays, random.SystemRandom())
+    gone = await ghosts(listed, measure, random.SystemRandom())
     records = [record for record in listed if record.peer not in gone]
     Span(0, command.num_layers).within(model.num_layers)
     capacity = typical_capacity(records) if command.ms is None else 1e3 / command.ms

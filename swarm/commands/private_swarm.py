@@ -1,5 +1,7 @@
 """`swarm private`: a folder with all that the machines of a private swarm need: keys, certificate, passwords.
 
+The network key is for the swarm itself: who has it not is no member. Certificates and passwords are for the broker.
+
 Existing files stay: running it again adds what is missing. Only the broker's password file is rewritten, and keeps its
 lines. Owns files, no network.
 """
@@ -36,6 +38,7 @@ from swarm.commands.certificates import (
 from swarm.discovery.identity import Identity, is_peer_id
 from swarm.errors import ConfigError
 from swarm.runtime.cli_types import Count, Folder, Host, Peer, Port
+from swarm.transport.network_key import NetworkKey
 
 MAX_NODES = 1_000
 HEALTH_USER = "health"
@@ -45,7 +48,7 @@ _Parsed = TypeVar("_Parsed")
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """Make the keys, the broker's certificate and the passwords of a private swarm; run again, add what is missing.
+    """Make the keys of a private swarm, and the broker's certificate and passwords; run again, add what is missing.
 
     Attributes:
         folder: where they are kept; it holds every secret of the swarm.
@@ -109,6 +112,7 @@ def _placements(folder: Path) -> list[str]:
         f"  {folder}/health     to the health page's machine",
         *(f"  {folder}/{name}     to that node's machine" for name in members),
         f"{folder}/ca.key stays here: whoever has it can pose as the broker",
+        f"{folder}/network.key makes its owner a member; `swarm invite` passes it on to clients",
     ]
 
 
@@ -137,7 +141,9 @@ class PrivateFolder:
         for name in ("broker", "bootstrap", "health"):
             (self._folder / name).mkdir(exist_ok=True, mode=0o700)
         self._certify()
+        self._write(self._network_key, NetworkKey.fresh().file_line)
         self._identity("bootstrap")
+        self._admit("bootstrap")
         self._write(self._folder / "compose.env", f"CANOPY_JOIN={self._join}\n".encode())
         self._member("health", HEALTH_USER, "health.env")
         for number in range(1, self._command.nodes + 1):
@@ -156,6 +162,15 @@ class PrivateFolder:
         name = general_name(host)
         kind = f"ip{name.value.version}" if isinstance(name, x509.IPAddress) else "dns"
         return f"/{kind}/{host}/tcp/{self._command.bootstrap_port}/p2p/{self._identity('bootstrap').peer_id}"
+
+    @property
+    def _network_key(self) -> Path:
+        return self._folder / "network.key"
+
+    def _admit(self, name: str) -> None:
+        """Make a machine a member."""
+        NetworkKey.load(self._network_key)  # refuses a damaged one before it is handed on
+        self._write(self._folder / name / "network.key", self._network_key.read_bytes())
 
     def _certify(self) -> None:
         ca, own = self._folder / "ca", self._folder / "broker" / "broker"
@@ -191,6 +206,7 @@ class PrivateFolder:
 
     def _member(self, name: str, user: str, file: str) -> None:
         """Give a user a password and the settings with which a program finds the swarm."""
+        self._admit(name)
         self._write(self._folder / name / "ca.crt", (self._folder / "ca.crt").read_bytes(), 0o644)
         env = self._folder / name / file
         if env.exists():

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.discovery.coverage import shown_address
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.listing import name_models
 from swarm.discovery.node_record import NodeRecord
@@ -24,7 +25,7 @@ from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.routing.served import ServedModels
 from swarm.runtime.cli import fit
-from swarm.runtime.cli_types import Count, Fingerprint, Insecure, Model, Peer
+from swarm.runtime.cli_types import Count, Fingerprint, Found, Insecure, Model, NetworkKeyFile, Peer
 from swarm.ways.local_dialler import open_ways
 
 MeasureDelays = Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]]
@@ -42,17 +43,20 @@ class ShowRoute:
     Attributes:
         model: name or fingerprint of one model (default: the only one of the swarm).
         fingerprint: how its fingerprint begins, where models of one name differ (default: the one that is served best).
-        join: multiaddress of a peer of the swarm; may be repeated.
+        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
         nodes: tree nodes per sweep (K); 0 is plain decoding.
         avoid: a peer to do without, its id or how that ends; may be repeated (default: none).
+        membership: of the swarm; not an option.
     """
 
-    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     model: tyro.conf.Positional[Model | None] = None
     fingerprint: Fingerprint | None = None
     nodes: Count = 16
     avoid: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     insecure: Insecure = False
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM
 
 
 async def route(command: ShowRoute, console: Console) -> None:
@@ -62,17 +66,20 @@ async def route(command: ShowRoute, console: Console) -> None:
         SwarmError: no such model or peer, or no chain.
     """
     if not command.join:
-        raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
+        raise ConfigError("which swarm? use an invite, or give a peer's address with --join")
     if command.nodes < 0:
         raise ConfigError(f"--nodes {command.nodes}: 0 is plain decoding, a tree has more")
-    async with DhtRegistry.open(DhtConfig(join=command.join, client_mode=True)) as registry:
+    config = DhtConfig(join=command.join, client_mode=True, membership=command.membership)
+    async with DhtRegistry.open(config) as registry:
         await show_route(command, registry, console)
 
 
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
+    network = command.membership.network
     async with open_ways() as ways:
-        await _show(command, registry, console, partial(measure_delays, insecure=command.insecure, ways=ways))
+        measure = partial(measure_delays, insecure=command.insecure, ways=ways, network=network)
+        await _show(command, registry, console, measure)
 
 
 async def _show(command: ShowRoute, registry: Registry, console: Console, measure: MeasureDelays) -> None:

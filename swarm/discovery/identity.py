@@ -19,6 +19,7 @@ import base58
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm.errors import IdentityError
 from swarm.ids import PeerId
@@ -109,6 +110,14 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         """Sign as libp2p does (RSA, PKCS #1 v1.5, SHA-256). Callers put a distinct prefix before their data."""
         return self._key.sign(data, padding.PKCS1v15(), hashes.SHA256())
+
+    def derive(self, purpose: bytes) -> bytes:
+        """32 secret bytes that belong to this identity and to one purpose: the same ones each time."""
+        der = self._key.private_bytes(
+            serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        info = b"canopy-identity-1/" + purpose
+        return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(der)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
+from swarm.discovery.dht.addresses import Membership
 from swarm.discovery.identity import default_identity_path
 from swarm.doctor.broker import BrokerCheck, login
 from swarm.doctor.device import DeviceCheck, DtypeCheck, ask_torch, find_card
@@ -59,7 +60,11 @@ from swarm.doctor.software import (
     python_version,
     run_daemon,
 )
-from swarm.doctor.swarm_view import SwarmView, look_at_swarm
+from swarm.doctor.swarm_view import SwarmView, look_at_swarm, own_peer
+from swarm.errors import SwarmError
+from swarm.joining.invite import is_invite
+from swarm.joining.remembered import SwarmMemory
+from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.telemetry.broker_address import parse_broker
 
 HUB: Final = ("huggingface.co", 443)
@@ -83,7 +88,7 @@ async def doctor(options: Doctor, console: Console, environment: Mapping[str, st
     """Look at everything and print it.
 
     Args:
-        options: of the command line; the variables have been read.
+        options: of the command line.
         console: where to.
         environment: the process's variables.
 
@@ -91,7 +96,8 @@ async def doctor(options: Doctor, console: Console, environment: Mapping[str, st
         The exit status: 1 where something is in the way, else 0.
     """
     began = time.monotonic()
-    checkup = make_checkup(options, environment)
+    options, refusal = meant(options, environment)
+    checkup = make_checkup(options, environment, refusal)
     total = len(checkup.checks)
     is_silent = options.json or not console.is_terminal
     with nullcontext() if is_silent else console.status("looking") as status:
@@ -109,10 +115,25 @@ async def doctor(options: Doctor, console: Console, environment: Mapping[str, st
     return int(any(one.level is Level.TROUBLE for one in found))
 
 
-def make_checkup(options: Doctor, environment: Mapping[str, str]) -> Checkup:
+def meant(options: Doctor, environment: Mapping[str, str], memory: SwarmMemory | None = None) -> tuple[Doctor, str]:
+    """The options with the swarm that is meant by them, by variables or by memory; nothing is remembered here.
+
+    Returns:
+        The options, and why the swarm is not clear; then they name none.
+    """
+    finder = SwarmFinder(memory or SwarmMemory.of_user(), environment, _own_peers(), is_look=True)
+    try:
+        found, _ = with_swarm(options, finder)
+    except SwarmError as error:
+        model = None if options.model is not None and is_invite(options.model) else options.model
+        return replace(options, join=(), model=model), str(error)
+    return replace(found, membership=Membership(found.membership.network)), ""
+
+
+def make_checkup(options: Doctor, environment: Mapping[str, str], refusal: str = "") -> Checkup:
     """The checks, each with this machine's own probes."""
     identity = default_identity_path()
-    view = Shared(partial(look_at_swarm, options.join, identity))
+    view = Shared(partial(look_at_swarm, options.join, identity, options.membership.network))
     torch, hub = Shared(ask_torch), Shared(partial(ask_hub, options.model))
     relays = Shared(partial(_ask_relays, view))
     requirements, pythons = package_requirements()
@@ -140,7 +161,7 @@ def make_checkup(options: Doctor, environment: Mapping[str, str]) -> Checkup:
         RouterCheck(own_addresses, relays.get, view.get),
         MappingCheck(find_routers, seen),
         RelayCheck(relays.get, view.get),
-        DhtCheck(view.get),
+        DhtCheck(view.get, refusal),
         ClockCheck(view.get, clock_service),
         ReleaseCheck(view.get),
         BrokerCheck(options.mqtt, options.mqtt_ca, resolve, connect, login),
@@ -170,6 +191,11 @@ def _named_hosts(options: Doctor) -> dict[str, str]:
     if options.model is None or not Path(options.model).expanduser().is_dir():
         hosts[THE_HUB] = HUB[0]
     return hosts
+
+
+def _own_peers() -> list[str]:
+    own = own_peer(default_identity_path())
+    return [] if own is None else [own]
 
 
 def _broker_host(options: Doctor) -> str:

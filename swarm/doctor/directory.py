@@ -16,6 +16,8 @@ from swarm.runtime.version import UPDATE, VERSION
 MAX_CLOCK_S: Final = 3.0
 """What hivemind allows between two machines."""
 CLOSE_CLOCK_S: Final = 1.0
+STRANGER: Final = "private swarm"
+"""What a peer of a private swarm says to whom has not its key (`swarm.discovery.dht.admission`)."""
 LAST_WITHOUT_ABOUT: Final = "0.2.0"
 """The last release whose peers say nothing of themselves."""
 
@@ -41,19 +43,32 @@ class DhtCheck:
 
     Attributes:
         view: the look.
+        refusal: why it is not clear which swarm is meant, such as an invite that has run out; empty if it is.
     """
 
     name: ClassVar[str] = "directory"
     view: AskSwarm
+    refusal: str = ""
 
     async def look(self) -> Sequence[Diagnosis]:
         """Those that do not answer; then the directory as a whole."""
+        if self.refusal:
+            return [
+                trouble(
+                    "swarm-unclear",
+                    self.refusal,
+                    "get a new invite: whoever is in the swarm makes it by `swarm invite`",
+                )
+            ]
         view = await self.view()
         if view is None:
             return [hint("no-swarm", "no swarm was named, so none was looked at", "swarm doctor --join PEER")]
         found = [said for number, state in enumerate(view.joined, 1) if (said := self._one(number, state, view))]
         if JoinState.ANSWERS not in view.joined:
             return found
+        if STRANGER in view.error:
+            mend = "get an invite (`swarm invite`) and give it to --join, or --network-key FILE"
+            return [*found, trouble("private-swarm", "the swarm is private, and this machine has not its key", mend)]
         if view.error and not view.ahead_s and not _refuses_release(view):
             return [
                 *found,

@@ -6,21 +6,27 @@ from dataclasses import dataclass
 
 import tyro
 
-from swarm.runtime.cli_types import File, Model, Peer, Port, Url
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.runtime.cli_types import File, Found, Model, NetworkKeyFile, Peer, Port, Url, headed
 
 
+@headed(
+    swarm=("join", "network_key", "model"), machine=("port",), broker=("mqtt", "mqtt_ca"), output=("json", "verbose")
+)
 @dataclass(frozen=True, slots=True)
 class Doctor:
     """Look for what keeps this machine from serving or using a swarm, and say what mends it.
 
     Attributes:
-        join: multiaddress of a peer of the swarm; may be repeated (default: none, and no swarm is looked at).
+        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm
+            joined last).
         mqtt: MQTT broker for telemetry, as for `node serve` (default: CANOPY_MQTT, else none is tried).
         mqtt_ca: file of certificates to trust for an mqtts:// broker (default: the system's).
         model: hub id or folder of the model to be served (default: CANOPY_MODEL, else none is looked for).
         port: TCP port on which a node would listen; may be repeated (default: any free one).
         json: print one JSON object instead of lines.
         verbose: print also what is well.
+        membership: of the swarm; not an option.
     """
 
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
@@ -30,3 +36,5 @@ class Doctor:
     port: tyro.conf.UseAppendAction[tuple[Port, ...]] = ()
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     verbose: tyro.conf.FlagCreatePairsOff[bool] = False
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from swarm.discovery.dht.about import About
-from swarm.discovery.dht.addresses import DhtConfig, check_join_address
+from swarm.discovery.dht.addresses import DhtConfig, Membership, check_join_address
 from swarm.discovery.dht.registry import DhtRegistry, PeerSurvey
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord
 from swarm.doctor.network import CONNECT_S, ResolveName, is_address, resolve
 from swarm.errors import ConfigError, SwarmError
 from swarm.ids import PeerId
+from swarm.transport.network_key import NetworkKey
 
 JOIN_S: Final = 8.0
 ASK_S: Final = 4.0
@@ -78,12 +79,15 @@ class SwarmView:
         return sorted(survey.ahead_s for survey in self.surveys if survey.ahead_s is not None)
 
 
-async def look_at_swarm(join: Sequence[str], identity: Path, find: ResolveName = resolve) -> SwarmView | None:
+async def look_at_swarm(
+    join: Sequence[str], identity: Path, network: NetworkKey | None = None, find: ResolveName = resolve
+) -> SwarmView | None:
     """Look at the swarm that these peers are of.
 
     Args:
         join: multiaddresses.
         identity: file of this machine's key, for what is listed under it.
+        network: of a private swarm.
         find: looks a name up.
 
     Returns:
@@ -96,7 +100,7 @@ async def look_at_swarm(join: Sequence[str], identity: Path, find: ResolveName =
     good = tuple(address for address, state in zip(join, joined, strict=True) if state is JoinState.ANSWERS)
     if not good:
         return view
-    registry = DhtRegistry.open(DhtConfig(join=good, client_mode=True))
+    registry = DhtRegistry.open(DhtConfig(join=good, client_mode=True, membership=Membership(network)))
     try:
         async with asyncio.timeout(JOIN_S):
             await registry
@@ -106,7 +110,7 @@ async def look_at_swarm(join: Sequence[str], identity: Path, find: ResolveName =
         return replace(view, error=str(error))
     try:
         async with asyncio.timeout(ASK_S):
-            return await _ask(registry, view, _own_peer(identity))
+            return await _ask(registry, view, own_peer(identity))
     except (TimeoutError, SwarmError) as error:
         return replace(view, error=str(error) or f"it did not answer within {ASK_S:.0f} s")
     finally:
@@ -172,7 +176,8 @@ async def _records(registry: DhtRegistry) -> list[NodeRecord]:
     return [record for records in found for record in records]
 
 
-def _own_peer(identity: Path) -> PeerId | None:
+def own_peer(identity: Path) -> PeerId | None:
+    """Whose key lies in a file; None if there is none, or it cannot be read."""
     if not identity.exists():
         return None
     try:

@@ -10,13 +10,28 @@ from typing import Annotated
 
 import tyro
 
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.health.alerts.rules import Severity
-from swarm.runtime.cli_types import Count, File, Folder, Host, Insecure, Peer, Port, Seconds, Text, Url, headed
+from swarm.runtime.cli_types import (
+    Count,
+    File,
+    Folder,
+    Found,
+    Host,
+    Insecure,
+    NetworkKeyFile,
+    Peer,
+    Port,
+    Seconds,
+    Text,
+    Url,
+    headed,
+)
 from swarm.telemetry.messages import DEFAULT_PREFIX
 
 
 @headed(
-    swarm=("join", "insecure"),
+    swarm=("join", "network_key", "insecure"),
     broker=("mqtt", "mqtt_ca", "prefix", "embedded_broker", "broker_host", "broker_port", "broker_passwords"),
     page=("host", "port", "data", "snapshot", "url"),
     probe=("probe_every", "probe_budget"),
@@ -27,9 +42,9 @@ class Health:
     """Watch a swarm: a live page with its verdict, history, probes and alerts, as one process.
 
     Attributes:
-        join: multiaddress of a peer of the swarm; may be repeated (default: none, the broker alone is heard).
+        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
         mqtt: broker to which nodes publish, mqtt://host:port or mqtts://user:password@host:port; without one the
-            DHT alone is shown (default: CANOPY_MQTT).
+            DHT alone is shown (default: CANOPY_MQTT, else the swarm's).
         mqtt_ca: file of certificates to trust for an mqtts:// broker (default: the system's).
         embedded_broker: run a broker in this program, to which nodes publish.
         broker_host: IP address on which the embedded broker listens.
@@ -48,6 +63,7 @@ class Health:
         snapshot: folder into which the page is also written every minute, as files for any static host (default: none).
         url: with --snapshot: address of a health service that runs already, of which one snapshot is written
             (default: this one).
+        membership: of the swarm; not an option.
     """
 
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
@@ -69,3 +85,5 @@ class Health:
     snapshot: Folder | None = None
     url: Url | None = None
     insecure: Insecure = False
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM

@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 
 from rich.console import Console
@@ -89,7 +90,7 @@ def check(command: Health) -> None:
     if command.snapshot is not None:
         check_folder(command.snapshot)
     if not command.join:
-        raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
+        raise ConfigError("which swarm? use an invite, or give a peer's address with --join")
     for address in command.join:
         check_join_address(address)
     check_prefix(command.prefix)
@@ -155,7 +156,7 @@ class HealthService:
         for webhook in self._webhooks:
             scope.spawn(unending(webhook.run, "a webhook"), "webhook")
         self._listen_to_nodes(scope)
-        config = DhtConfig(join=command.join, client_mode=True)
+        config = DhtConfig(join=command.join, client_mode=True, membership=command.membership)
         directory = Directory(
             lambda: DhtRegistry.open(config),
             overview.knowledge.apply_records,
@@ -164,7 +165,9 @@ class HealthService:
         )
         scope.spawn(unending(directory.run, "the directory"), "directory")
         if command.probe_every and command.probe_budget:
-            prober = Prober(overview, command, run_probe, (time.time, time.monotonic))
+            network = command.membership.network
+            run = run_probe if network is None else partial(run_probe, network_key=network.secret)
+            prober = Prober(overview, command, run, (time.time, time.monotonic))
             scope.spawn(unending(prober.run, "the prober"), "prober")
         if command.snapshot is not None:
             folder = command.snapshot

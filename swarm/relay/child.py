@@ -15,7 +15,7 @@ import signal
 import sys
 from collections import deque
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from swarm.ids import PeerId
 from swarm.relay.server import RelayLoad, RelayServer
@@ -40,6 +40,7 @@ class RelaySettings:
         host: IP address to listen on.
         port: TCP port; 0 takes a free one.
         takes_any_port: whether another port will do where that one is taken.
+        members: hex digits of the secret that a private swarm's members sign along; empty where all are carried.
     """
 
     peer: str
@@ -47,6 +48,7 @@ class RelaySettings:
     host: str = "0.0.0.0"
     port: int = 0
     takes_any_port: bool = False
+    members: str = field(default="", repr=False)
 
 
 class ParentLines:
@@ -96,6 +98,7 @@ async def serve() -> None:
     settings = RelaySettings(**json.loads(line))
     parent = ParentLines()
     relay = RelayServer(PeerId(settings.peer), parent.sign, settings.mbit_per_s)
+    relay.keep_to(bytes.fromhex(settings.members))
     async with AsyncExitStack() as stack:
         try:
             port = await stack.enter_async_context(relay.listening(settings.host, settings.port))

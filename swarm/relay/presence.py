@@ -1,6 +1,7 @@
 """The proof with which a machine claims its name at a relay: its signature over the relay's name and a nonce. Pure.
 
 Another relay cannot use it: its name is in what is signed. Nobody can use it later: the nonce is the relay's.
+In a private swarm both sides put `NetworkKey.presence` behind the nonce, so that its relays carry members only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def prove_presence(identity: Identity, relay: PeerId, nonce: bytes) -> tuple[str
     Args:
         identity: who claims its name.
         relay: at whom.
-        nonce: the relay's, 16 bytes.
+        nonce: the relay's, 16 bytes; in a private swarm with the secret of its members behind it.
     """
     signature = identity.sign(_DOMAIN + relay.encode() + b"\n" + nonce)
     return b64encode(identity.public_key).decode(), b64encode(signature).decode()

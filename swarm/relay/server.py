@@ -121,6 +121,7 @@ class RelayServer:
         self._waiting: dict[str, asyncio.Future[Visit]] = {}
         self._circuits: dict[Circuit, Visit] = {}
         self._log = CountedLog(logger, clock)
+        self._members = b""
 
     @property
     def load(self) -> RelayLoad:
@@ -128,6 +129,10 @@ class RelayServer:
         carried = self._share.bytes_per_s / MBIT_BYTES
         most = self._limits.circuits.total
         return RelayLoad(self._visits.circuits, most, carried, self._lent, len(self._machines))
+
+    def keep_to(self, members: bytes) -> None:
+        """Carry only those machines that sign this secret of a private swarm along; all where it is empty."""
+        self._members = members
 
     def lend(self, mbit_per_s: float) -> None:
         """Carry so much at most from now on."""
@@ -208,7 +213,7 @@ class RelayServer:
         nonce = secrets.token_bytes(NONCE_BYTES)
         await connection.say(f"PROVE {self._peer} {nonce.hex()}")
         match (await connection.read_line(MAX_PROOF_BYTES)).decode("ascii", "replace").split():
-            case ["PROOF", key, signature] if check_presence(peer, self._peer, nonce, key, signature):
+            case ["PROOF", key, signature] if check_presence(peer, self._peer, nonce + self._members, key, signature):
                 return
         await connection.say("NO this is no proof of that name")
         raise RemoteProtocolError("proof", "its proof of a name is none")

@@ -17,6 +17,7 @@ from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
 from swarm.transport.dial import Dialer
+from swarm.transport.network_key import NetworkKey
 from swarm.transport.way import Ways
 
 MAX_MEASURED = 16
@@ -40,6 +41,7 @@ async def measure_delays(
     *,
     insecure: bool = False,
     ways: Ways | None = None,
+    network: NetworkKey | None = None,
 ) -> dict[PeerId, float]:
     """One-way delays to machines, all measured at once. Connections that were opened here are closed again.
 
@@ -48,6 +50,7 @@ async def measure_delays(
         limit_s: a machine that does not answer within it is left out; by default a second, or what relays need.
         insecure: whether machines of this machine's loopback are dialled that announce no certificate.
         ways: lead past relays, as those of the connections that will be used.
+        network: the private swarm's key, if it is one.
 
     Returns:
         Milliseconds by peer: half of each one's shortest round trip.
@@ -56,7 +59,7 @@ async def measure_delays(
     if limit_s is None:
         is_direct = all(record.endpoint.relay is None for record in records[:MAX_MEASURED])
         limit_s = TIMEOUT_S if is_direct else RELAYED_TIMEOUT_S
-    async with Dialer(insecure=insecure, ways=ways) as dialer:
+    async with Dialer(insecure=insecure, ways=ways, network=network) as dialer:
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as pings:
                 for record in records[:MAX_MEASURED]:
@@ -67,7 +70,12 @@ async def measure_delays(
 
 
 async def measure_rate(
-    record: NodeRecord, limit_s: float = 4 * TIMEOUT_S, *, insecure: bool = False, ways: Ways | None = None
+    record: NodeRecord,
+    limit_s: float = 4 * TIMEOUT_S,
+    *,
+    insecure: bool = False,
+    ways: Ways | None = None,
+    network: NetworkKey | None = None,
 ) -> float | None:
     """The rate of this machine's uplink, measured towards another machine.
 
@@ -76,13 +84,14 @@ async def measure_rate(
         limit_s: where the payload takes longer, the rate that this time allows is returned.
         insecure: as in `measure_delays`.
         ways: likewise.
+        network: likewise.
 
     Returns:
         Mbit/s; None when the machine does not answer.
     """
     short_s = None
     try:
-        async with Dialer(insecure=insecure, ways=ways) as dialer, asyncio.timeout(limit_s):
+        async with Dialer(insecure=insecure, ways=ways, network=network) as dialer, asyncio.timeout(limit_s):
             call = _info(dialer, record)
             await call(b"")  # connects
             short_s = min([await _round_trip_s(call, b"") for _ in range(ROUND_TRIPS)])

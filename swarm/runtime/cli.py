@@ -25,7 +25,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from swarm.runtime.cli_types import Word, headings_of
+from swarm.runtime.cli_types import NoOption, Word, headings_of
 from swarm.runtime.console import UNBOUNDED
 
 _NUMBERS: Final[Mapping[type, str]] = {int: "a whole number", float: "a number"}
@@ -53,7 +53,10 @@ class _PlainWords:
         finally:
             self._is_asking = False
         assert isinstance(plain, StructConstructorSpec), "a dataclass"
-        return self._grouped(info.type, replace(plain, fields=tuple(map(_worded, plain.fields))))
+        options = [
+            field for field in plain.fields if not any(isinstance(one, NoOption) for one in _markers(field.type))
+        ]
+        return self._grouped(info.type, replace(plain, fields=tuple(map(_worded, options))))
 
     def _grouped(self, options: type, plain: StructConstructorSpec) -> StructConstructorSpec:
         by_name = {field.name: field for field in plain.fields}

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import tyro
 
 OptionsClass = TypeVar("OptionsClass", bound=type)
+_Value = TypeVar("_Value")
 
 _ATTRIBUTE: Final = "__option_headings__"
 
@@ -25,6 +26,13 @@ class Word:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class NoOption:
+    """Marks a field that is no option: it is filled in once the options were read."""
+
+
+Found = Annotated[_Value, NoOption()]
+"""A field's type where no option sets it."""
 Text = Annotated[str, Word("TEXT")]
 Name = Annotated[str, Word("NAME")]
 Model = Annotated[str, Word("MODEL")]
@@ -34,7 +42,7 @@ Fingerprint = Annotated[str, Word("FINGERPRINT")]
 Layers = Annotated[str, Word("START-END")]
 DeviceName = Annotated[str, Word("DEVICE")]
 Peer = Annotated[str, Word("PEER")]
-"""A multiaddress or a peer id, as the option says."""
+"""A multiaddress, an invite or a peer id, as the option says."""
 Host = Annotated[str, Word("HOST")]
 HostPort = Annotated[str, Word("HOST:PORT")]
 Relay = Annotated[str, Word("auto|off|HOST:PORT")]
@@ -53,6 +61,12 @@ Insecure = Annotated[
     tyro.conf.arg(help="plain text on the links of a swarm on this machine's loopback; all its programs need it"),
 ]
 """Whether machines that announce no certificate are dialled: everywhere else, links are encrypted or not made."""
+NetworkKeyFile = Annotated[
+    Path | None,
+    Word("FILE"),
+    tyro.conf.arg(help="file of a private swarm's network key; an invite brings it along, and it is remembered"),
+]
+"""Which members of a private swarm have, and nobody else."""
 MegabitsPerSecond = Annotated[float, Word("MBIT")]
 LanMode = Literal["yes", "no", "ask"]
 """Whether a swarm that the local network announces is joined."""

@@ -38,7 +38,8 @@ async def top(command: Top, console: Console) -> None:
     if command.join:
         for address in command.join:
             check_join_address(address)
-        await _show(command, partial(poll_dht, command.join), await _first(partial(poll_dht, command.join)), console)
+        source = partial(poll_dht, command.join, command.membership)
+        await _show(command, source, await _first(source), console)
         return
     url = service_url(command.url or DEFAULT_URL)
     async with httpx2.AsyncClient(timeout=TIMEOUT) as client:

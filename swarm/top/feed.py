@@ -15,6 +15,7 @@ from typing import Final
 
 import httpx2
 
+from swarm.discovery.dht.addresses import Membership
 from swarm.errors import RegistryError, RemoteProtocolError
 from swarm.health.remote.client import MAX_ANSWER_BYTES, STATE, TIMEOUT, ask_bytes, reason
 from swarm.health.remote.state import State, read_state
@@ -114,7 +115,7 @@ async def _read(answer: httpx2.Response, watched: LatestState) -> None:
             watched.fail(str(error))
 
 
-async def poll_dht(join: Sequence[str], watched: LatestState) -> None:
+async def poll_dht(join: Sequence[str], membership: Membership, watched: LatestState) -> None:
     """Poll the DHT, for ever: verdicts and machines without load, probes or history."""
     from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
     from swarm.health.state.assessment import LinkState
@@ -130,7 +131,7 @@ async def poll_dht(join: Sequence[str], watched: LatestState) -> None:
             return
         watched.take(State.model_validate(overview.state(overview.assess(now), now)))
 
-    config = DhtConfig(join=tuple(join), client_mode=True)
+    config = DhtConfig(join=tuple(join), client_mode=True, membership=membership)
     knowledge = overview.knowledge
     await Directory(lambda: DhtRegistry.open(config), knowledge.apply_records, changed, knowledge.slots.choose).run(
         DHT_S

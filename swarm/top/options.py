@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import tyro
 
-from swarm.runtime.cli_types import Model, Peer, Url
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.runtime.cli_types import Found, Model, NetworkKeyFile, Peer, Url
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -22,10 +23,14 @@ class Top:
         url: address of a health service, as `swarm health` prints it (default: http://127.0.0.1:8080).
         model: name or fingerprint of the model to show first, or its beginning (default: the worst one).
         once: print one screen as plain text, and end.
-        join: multiaddress of a peer; may be repeated. Shows what the DHT alone knows, without a health service.
+        join: multiaddress of a peer, or an invite; may be repeated. Shows what the DHT alone knows, without a health
+            service.
+        membership: of the swarm; not an option.
     """
 
     url: Url | None = None
     model: Model | None = None
     once: bool = False
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    network_key: NetworkKeyFile = None
+    membership: Found[Membership] = OPEN_SWARM

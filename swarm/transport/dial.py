@@ -1,12 +1,14 @@
 """The one place that opens gRPC connections to other machines, with every limit and deadline of the transport.
 
 Every connection is encrypted, and only the machine whose record was read can answer: its certificate is the one that is
-trusted, and its name the one that is expected. There is no falling back to plain text.
+trusted, and its name the one that is expected. There is no falling back to plain text. In a private swarm the dialler
+shows a member's certificate too, and who shows none is not heard.
 Channels are kept per endpoint, so that links stay warm. Knows no session and sends nothing itself.
 """
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from collections import OrderedDict, deque
@@ -21,6 +23,7 @@ from grpc import ChannelConnectivity
 from swarm.errors import SwarmError
 from swarm.transport.certificate import ServerCertificate, server_name
 from swarm.transport.endpoint import Endpoint
+from swarm.transport.network_key import RENEW_S, NetworkKey
 from swarm.transport.way import Door, LinkPath, Ways
 
 ChannelOptions = list[tuple[str, int | str]]
@@ -79,7 +82,12 @@ MAX_CHANNELS = 256
 
 
 def open_channel(
-    endpoint: Endpoint, options: ChannelOptions, *, insecure: bool = False, door: Door | None = None
+    endpoint: Endpoint,
+    options: ChannelOptions,
+    *,
+    insecure: bool = False,
+    door: Door | None = None,
+    network: NetworkKey | None = None,
 ) -> grpc.aio.Channel:
     """A new channel, on which only the machine with the endpoint's certificate can answer.
 
@@ -88,6 +96,7 @@ def open_channel(
         options: of gRPC.
         insecure: whether a machine without a certificate is dialled in plain text, if it is on this machine.
         door: leads to a relayed machine; without one gRPC asks the relay.
+        network: the private swarm's key, if it is one: the dialler shows that it is a member.
 
     Raises:
         SwarmError: it announces no certificate.
@@ -95,7 +104,7 @@ def open_channel(
     if not endpoint.certificate:
         _check_plain(endpoint, insecure)
         return grpc.aio.insecure_channel(endpoint.address, options=options)
-    credentials, pinned = pin(endpoint.certificate, server_name(endpoint.peer))
+    credentials, pinned = pin(endpoint.certificate, server_name(endpoint.peer), network)
     if endpoint.relay is None:
         return grpc.aio.secure_channel(endpoint.address, credentials, options=[*options, *pinned])
     if door is not None:
@@ -111,14 +120,32 @@ def _with(options: ChannelOptions, others: ChannelOptions) -> ChannelOptions:
     return [*(option for option in options if option[0] not in replaced), *others]
 
 
-def pin(der: bytes, name: str) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
-    """What a channel needs so that only this certificate is accepted, and only under this name."""
+def pin(der: bytes, name: str, network: NetworkKey | None = None) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
+    """What a channel needs so that only this certificate is accepted, and only under this name.
+
+    Args:
+        der: the certificate.
+        name: the DNS name in it.
+        network: of a private swarm, whose machines hear nobody but its members.
+    """
     root = ssl.DER_cert_to_PEM_cert(der).encode()
-    return grpc.ssl_channel_credentials(root_certificates=root), [("grpc.ssl_target_name_override", name)]
+    options: ChannelOptions = [("grpc.ssl_target_name_override", name)]
+    if network is None:
+        return grpc.ssl_channel_credentials(root_certificates=root), options
+    own = network.member()
+    return grpc.ssl_channel_credentials(root, own.key_pem, own.pem), options
 
 
-def bind_port(server: grpc.aio.Server, address: str, certificate: ServerCertificate | None) -> int:
+def bind_port(
+    server: grpc.aio.Server, address: str, certificate: ServerCertificate | None, network: NetworkKey | None = None
+) -> int:
     """Let a server listen at `host:port` and answer with a certificate; in plain text where there is none.
+
+    Args:
+        server: not started yet.
+        address: where to listen.
+        certificate: with which it answers.
+        network: of a private swarm: whoever shows no certificate of its members gets no further than the handshake.
 
     Returns:
         The TCP port.
@@ -128,13 +155,23 @@ def bind_port(server: grpc.aio.Server, address: str, certificate: ServerCertific
     """
     if certificate is None:
         return server.add_insecure_port(address)
-    return server.add_secure_port(address, grpc.ssl_server_credentials([(certificate.key_pem, certificate.pem)]))
+    own = [(certificate.key_pem, certificate.pem)]
+    if network is None:
+        return server.add_secure_port(address, grpc.ssl_server_credentials(own))
+    members_only = grpc.ssl_server_credentials(own, network.authority_pem, require_client_auth=True)
+    return server.add_secure_port(address, members_only)
 
 
 def plain_reason(error: grpc.aio.AioRpcError) -> str:
     """What a failed call says, in plain words where the connection could not be made secure."""
     details = error.details() or error.code().name.lower()
+    if _CLOSED_AT_ONCE.search(details):
+        return "it hung up at once (Socket closed), as a private swarm does to whoever has not its network key"
     return next((plain for sign, plain in _REASONS.items() if sign in details), details)
+
+
+_CLOSED_AT_ONCE: Final = re.compile(r"failed to connect to all addresses.*Socket closed")
+"""TLS 1.3 tells a client only so that its certificate was refused: it counts the handshake as done before."""
 
 
 _REASONS: Final = {
@@ -177,25 +214,30 @@ class _Kept:
     Attributes:
         channel: connects when first used.
         last_use: monotonic seconds.
+        opened: monotonic seconds; in a private swarm an older channel would reconnect with a certificate that has run
+            out.
         warm_until: monotonic seconds; None before its connection was warmed up.
     """
 
     channel: grpc.aio.Channel
     last_use: float
+    opened: float
     warm_until: float | None = None
 
 
 class Dialer:
     """Keeps one channel per endpoint; `async with` closes them all."""
 
-    def __init__(self, *, insecure: bool = False, ways: Ways | None = None) -> None:
+    def __init__(self, *, insecure: bool = False, ways: Ways | None = None, network: NetworkKey | None = None) -> None:
         """Dial nobody yet.
 
         Args:
             insecure: whether machines on this machine that announce no certificate are dialled in plain text.
             ways: lead past relays; without them relayed machines are dialled through their relays alone.
+            network: the private swarm's key, if it is one.
         """
         self._insecure = insecure
+        self._network = network
         self._ways = ways
         self._doors: WeakKeyDictionary[grpc.aio.Channel, Door] = WeakKeyDictionary()
         self._outdone: WeakSet[grpc.aio.Channel] = WeakSet()  # there is a better way; open while somebody uses them
@@ -219,12 +261,12 @@ class Dialer:
         if kept is not None and kept.channel is stuck and len(self._abandoned) < MAX_ABANDONED:
             self._abandoned.append(kept.channel)
             kept = None
-        if kept is not None and self._can_improve(kept.channel):
+        if kept is not None and (self._can_improve(kept.channel) or self._runs_out(kept, now)):
             self._outdone.add(kept.channel)
             kept = None
         if kept is None:
-            used = self._dropped.pop(endpoint, None)
-            kept = _Kept(used if used is not None and used is not stuck else self._open(endpoint), now)
+            used = None if self._network is not None else self._dropped.pop(endpoint, None)
+            kept = _Kept(used if used is not None and used is not stuck else self._open(endpoint), now, now)
         kept.last_use = now
         self._kept[endpoint] = kept
         if len(self._kept) > MAX_CHANNELS:
@@ -276,11 +318,15 @@ class Dialer:
         door = None
         if self._ways is not None and endpoint.relay is not None and endpoint.certificate:
             door = self._ways.open_door(endpoint)
-        channel = open_channel(endpoint, CHANNEL_OPTIONS, insecure=self._insecure, door=door)
+        channel = open_channel(endpoint, CHANNEL_OPTIONS, insecure=self._insecure, door=door, network=self._network)
         if door is not None:
             self._doors[channel] = door
             finalize(channel, door.release).atexit = False
         return channel
+
+    def _runs_out(self, kept: _Kept, now: float) -> bool:
+        """Whether it would reconnect with a member's certificate that has run out."""
+        return self._network is not None and now - kept.opened > RENEW_S
 
     def _can_improve(self, channel: grpc.aio.Channel) -> bool:
         door = self._doors.get(channel)

@@ -34,6 +34,7 @@ WRONG = {
     "<!-- run: you, stays -->\n```console\n$ echo ready\nready to serve\n```": "should go on running",
     "<!-- run: you -->\n```console\n^C\n```": "nothing runs on you",
     "<!-- run: you -->\n```console\n$ echo /ip4/203.0.113.1/tcp/31337/p2p/Qm…\n```": "no output has named",
+    "<!-- run: you -->\n```console\n$ echo canopy://…\n```": "no output has shown an invite",
 }
 
 
@@ -56,6 +57,10 @@ ready
 <!-- run: you -->
 ```console
 $ GREETING=hello          # remembered on this machine only
+$ echo canopy://word
+canopy://word
+$ echo again canopy://…
+again canopy://word
 $ cat; ip -brief address show dev eth0; echo $GREETING $HOME
 › typed
 typed

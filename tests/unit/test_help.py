@@ -27,12 +27,12 @@ MAINS: dict[str, Callable[[], None]] = {
     "client.probe": client.probe.main,
 }
 HEADINGS = {
-    "client generate": ["text", "swarm", "drafting", "sampling", "output"],
-    "client chat": ["text", "swarm", "drafting", "sampling"],
-    "client bench": ["text", "swarm", "drafting", "sampling", "output"],
+    "client generate": ["text", "swarm", "links", "drafting", "sampling", "output"],
+    "client chat": ["text", "swarm", "links", "drafting", "sampling"],
+    "client bench": ["text", "swarm", "links", "drafting", "sampling", "output"],
     "client train-draft": ["draft", "text", "training"],
-    "node serve": ["model", "machine", "swarm", "network", "courtesy", "monitoring"],
-    "node install": ["service", "model", "machine", "swarm", "network", "courtesy", "monitoring"],
+    "node serve": ["model", "machine", "swarm", "network", "relay", "courtesy", "monitoring"],
+    "node install": ["service", "model", "machine", "swarm", "network", "relay", "courtesy", "monitoring"],
     "swarm health": ["swarm", "broker", "page", "probe", "alert"],
 }
 MANY = 8
@@ -134,9 +134,20 @@ def test_every_option_says_what_to_give_and_what_it_does(
 def test_every_command_is_walked(screen: Callable[..., Screen]) -> None:
     assert {"serve", "status", "install", "uninstall", "doctor"} <= set(screen("node").subcommands)
     assert {"generate", "chat", "bench", "train-draft"} <= set(screen("client").subcommands)
-    assert {"bootstrap", "status", "route", "plan", "health", "private", "top", "doctor"} <= set(
-        screen("swarm").subcommands
-    )
+    expected = {
+        "bootstrap",
+        "status",
+        "route",
+        "plan",
+        "health",
+        "private",
+        "top",
+        "doctor",
+        "invite",
+        "list",
+        "forget",
+    }
+    assert expected <= set(screen("swarm").subcommands)
 
 
 @pytest.mark.parametrize("line", HEADINGS)

@@ -9,14 +9,36 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm.discovery.identity import is_peer_id
 from swarm.discovery.interfaces import interface_addresses, is_reached_by_ipv6
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
+from swarm.transport.network_key import NetworkKey
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What being one of a swarm takes beside a peer's address; `swarm.joining` makes it, whoever joins passes it on.
+
+    Attributes:
+        network: the key of a private swarm; None in a swarm that is open to everybody.
+        note_peers: takes the multiaddresses of peers of the swarm, once when it was joined and now and then afterwards.
+        note_model: takes the fingerprint of the model that is served or used.
+        nobody: what to say, and what to do, where no peer answers; empty says only who was asked.
+    """
+
+    network: NetworkKey | None = None
+    note_peers: Callable[[Sequence[str]], None] | None = field(default=None, compare=False, repr=False)
+    note_model: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
+    nobody: str = ""
+
+
+OPEN_SWARM = Membership()
+"""Of a swarm that everybody may join, and nothing is remembered."""
 
 _EVERYWHERE = ipaddress.IPv4Address("0.0.0.0")
 ANSWER_S = 2.0
@@ -41,6 +63,7 @@ class DhtConfig:
         client_mode: nothing listens here, and nothing is stored here for others; own records are filed as by any peer.
         allow_private: others that ask for it are dialled back at private addresses also where this machine has a
             public one.
+        membership: of the swarm.
     """
 
     join: tuple[str, ...] = ()
@@ -51,6 +74,7 @@ class DhtConfig:
     identity_path: Path | None = None
     client_mode: bool = False
     allow_private: bool = False
+    membership: Membership = OPEN_SWARM
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ _MAX_LINE_BYTES = 8_192
 _MAX_RUNNING = 32  # requests that are unanswered at a time
 _MAX_URGENT = 4  # those beside them, for which other requests never wait
 _MAX_WAITING = 256  # requests that wait for their turn
+NOBODY_ANSWERS = "no peer answers"
+"""How the DHT process's refusal begins where none of the peers that were named could be asked."""
+REFUSED = "refused a stranger"
+"""How a line of the DHT process begins that its user wants to know of."""
 NO_ANSWER = "the DHT process did not answer"
 _LEAVE_S = 6.0  # for the process to end by itself
 
@@ -132,7 +136,7 @@ class DhtPipe(asyncio.SubprocessProtocol):
         self._line = rest[-_MAX_LINE_BYTES:]
         for line in lines:
             self._last_line = line[:_MAX_LINE_BYTES].decode(errors="replace").strip() or self._last_line
-            _log.info("dht: %s", self._last_line)
+            _log.log(logging.WARNING if REFUSED in self._last_line else logging.INFO, "dht: %s", self._last_line)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         """Called by asyncio: a process that has closed its output cannot answer any more."""

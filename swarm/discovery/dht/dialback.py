@@ -32,6 +32,7 @@ from swarm.discovery.record_fields import RecordError
 from swarm.ids import PeerId
 from swarm.transport.certificate import check_certificate
 from swarm.transport.endpoint import Endpoint
+from swarm.transport.network_key import NetworkKey
 from swarm.transport.relayed import first_stop, parse_relayed
 
 HANDLER = "canopy/v1/dial-back"
@@ -49,13 +50,16 @@ WhoCall = Callable[[str, bytes], Awaitable[bytes]]
 HelloCall = Callable[[Endpoint, bytes], Awaitable[bytes]]
 
 
-async def call_hello(endpoint: Endpoint, nonce: bytes, *, insecure: bool = False) -> bytes:
+async def call_hello(
+    endpoint: Endpoint, nonce: bytes, *, insecure: bool = False, network: NetworkKey | None = None
+) -> bytes:
     """Send a Hello.
 
     Args:
         endpoint: whom; nobody with another certificate is heard.
         nonce: what the answer must sign.
         insecure: whether one without a certificate, on this machine, is called in plain text.
+        network: the private swarm's key, if it is one.
 
     Raises:
         grpc.aio.AioRpcError: nothing answers there.
@@ -66,7 +70,7 @@ async def call_hello(endpoint: Endpoint, nonce: bytes, *, insecure: bool = False
     from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 
     options = [*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_HELLO_BYTES)]
-    async with open_channel(endpoint, options, insecure=insecure) as channel:
+    async with open_channel(endpoint, options, insecure=insecure, network=network) as channel:
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             HELLO_METHOD, request_serializer=None, response_deserializer=None
         )

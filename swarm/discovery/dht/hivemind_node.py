@@ -45,11 +45,14 @@ from hivemind.dht.protocol import DHTProtocol, ValidationError  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.traverse import traverse_dht  # noqa: E402
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
-from hivemind.proto import dht_pb2  # noqa: E402
+from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg  # noqa: E402
+from hivemind.proto import dht_pb2, p2pd_pb2  # noqa: E402
+from hivemind.utils.auth import AuthorizerBase  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
 
 __all__ = [
     "DHTID",
+    "AuthorizerBase",
     "DHTNode",
     "DHTProtocol",
     "Daemon",
@@ -64,6 +67,7 @@ __all__ = [
     "traverse_dht",
 ]
 
+_FIND_PEER_NS = 1_000_000_000
 _DIE_WITH_PARENT = (
     "import ctypes,os,signal,sys;"
     "ctypes.CDLL(None).prctl(1,signal.SIGKILL);"  # 1 = PR_SET_PDEATHSIG
@@ -90,6 +94,24 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind is untyped
     async def wait_ended(self) -> None:
         """Return when the daemon has died."""
         await self._child.wait()
+
+    async def addresses_of(self, peer: PeerID) -> list[str]:
+        """Under which multiaddresses a peer said that it listens, without its id; none where the daemon has forgotten.
+
+        A connected peer's are known to the daemon; of others it asks its own DHT. hivemind has no call for this.
+        """
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DHT,
+            dht=p2pd_pb2.DHTRequest(type=p2pd_pb2.DHTRequest.FIND_PEER, peer=peer.to_bytes(), timeout=_FIND_PEER_NS),
+        )
+        reader, writer = await self._client.control.daemon_connector.open_connection()
+        try:
+            await write_pbmsg(writer, request)
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+        finally:
+            writer.close()
+        return [str(Multiaddr(raw)) for raw in response.dht.peer.addrs]
 
 
 async def start_daemon(listen: ListenAddresses, identity_path: str, start_s: float = 15.0) -> Daemon:

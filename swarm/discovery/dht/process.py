@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, BinaryIO
 
 import msgpack
@@ -23,8 +24,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from swarm.discovery.dht import about
-from swarm.discovery.dht.addresses import SLOW, ListenAddresses, answers, host_and_port
-from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, pack_request
+from swarm.discovery.dht.addresses import SLOW, ListenAddresses, answers, check_join_address, host_and_port
+from swarm.discovery.dht.admission import STRANGER, NetworkAdmission, seal_for, unseal_from
+from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, call_hello, pack_request
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
     P2PContext,
@@ -35,13 +37,16 @@ from swarm.discovery.dht.hivemind_node import (
     dht_pb2,
     start_daemon,
 )
+from swarm.discovery.dht.protocol import DirectoryProtocol
 from swarm.discovery.dht.relay_offers import ASK_S, PEERS_ASKED, RelayDesk, parse_offer
 from swarm.discovery.dht.relay_offers import HANDLER as OFFER_HANDLER
 from swarm.discovery.dht.search import DirectoryPeer
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.record_store import open_item
 from swarm.discovery.registry import storage_key
+from swarm.errors import ConfigError
 from swarm.ids import PeerId
+from swarm.transport.network_key import NetworkKey
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_RUNNING = 40
@@ -54,6 +59,10 @@ PEERS_SURVEYED = 8
 _LEAVE_S = 4
 _PEERS_ASKED = 3  # peers asked to dial back: one alone could veto
 _NEXT_S = 1.5  # until the next one is asked; most answer sooner, and a call that nobody takes costs one seconds
+MAX_NAMED = 16
+"""Peers whose addresses are told to the parent, at most."""
+NAMING_S = 1.5
+"""How long their addresses are looked up."""
 
 
 Request = tuple[int, str, dict[str, Any]]
@@ -73,38 +82,52 @@ class RequestRefused(Exception):
 
 @dataclass(slots=True)
 class DhtPeer:
-    """One running DHT node and its daemon."""
+    """One running DHT node and its daemon.
+
+    Attributes:
+        daemon: libp2p.
+        directory: what it knows and holds.
+        admission: of a private swarm.
+    """
 
     daemon: Daemon
     directory: DirectoryPeer
+    admission: NetworkAdmission | None = None
     desk: RelayDesk = field(default_factory=RelayDesk)
 
     @classmethod
-    async def join(cls, listen: ListenAddresses, identity_path: str, start_s: float) -> DhtPeer:
+    async def join(
+        cls, listen: ListenAddresses, identity_path: str, start_s: float, network: NetworkKey | None = None
+    ) -> DhtPeer:
         """Start both.
 
         Args:
             listen: where to listen and whom to join.
             identity_path: the key file.
             start_s: how long the daemon may take to start.
+            network: of a private swarm.
 
         Raises:
             RequestRefused: no peer answers, the clocks differ, or the daemon did not start; it begins with `SLOW`
                 where only time was missing.
         """
+        daemon = None
         try:
             async with asyncio.timeout(start_s + DIRECTORY_S):
                 daemon = await start_daemon(listen, identity_path, start_s)
-                peer = cls(daemon, await DirectoryPeer.join(daemon, listen))
+                own_id = PeerId(daemon.peer_id.to_base58())
+                admission = None if network is None else NetworkAdmission(network, own_id)
+                peer = cls(daemon, await DirectoryPeer.join(daemon, listen, admission), admission)
                 if not listen.client:
-                    await peer._answer_others(listen)
+                    await peer._answer_others(listen, network)
                 await peer.check_releases()
                 return peer
         except TimeoutError as error:
             raise RequestRefused(await _late(start_s, listen)) from error
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
             is_late = "start in" in str(error)
-            reason = await _late(start_s, listen) if is_late else _explain(str(error), listen)
+            told = None if daemon is None else await _told_apart(daemon, listen, network)
+            reason = await _late(start_s, listen) if is_late else told or _explain(str(error), listen)
             raise RequestRefused(reason) from error
 
     async def check_releases(self) -> None:
@@ -127,21 +150,24 @@ class DhtPeer:
             return None  # an older release does not know the question
         return about.parse_about(answer.value)
 
-    async def _answer_others(self, listen: ListenAddresses) -> None:
-        """Answer what other peers ask beside the DHT."""
+    async def _answer_others(self, listen: ListenAddresses, network: NetworkKey | None) -> None:
+        """Answer what other peers ask beside the DHT; in a private swarm its members alone."""
         own = listen.announce or [str(one) for one in await self.daemon.get_visible_maddrs(latest=True)]
-        service = DialBack(await DialPolicy.of(*map(host_and_port, own), allow_private=listen.allow_private))
+        policy = await DialPolicy.of(*map(host_and_port, own), allow_private=listen.allow_private)
+        service = DialBack(policy, partial(call_hello, network=network))
+
+        def heard(request: BytesValue, context: P2PContext) -> tuple[PeerId, bytes]:
+            asked = unseal_from(self.admission, context.remote_id, request.value)
+            return PeerId(context.remote_id.to_base58()), asked
 
         async def dial_back(request: BytesValue, context: P2PContext) -> BytesValue:
-            requester = PeerId(context.remote_id.to_base58())
-            return BytesValue(value=await service.answer(requester, request.value))
+            return BytesValue(value=await service.answer(*heard(request, context)))
 
         async def dial_back_relay(request: BytesValue, context: P2PContext) -> BytesValue:
-            requester = PeerId(context.remote_id.to_base58())
-            return BytesValue(value=await service.answer_relay(requester, request.value))
+            return BytesValue(value=await service.answer_relay(*heard(request, context)))
 
-        async def offer(_request: BytesValue, context: P2PContext) -> BytesValue:
-            return BytesValue(value=self.desk.answer(PeerId(context.remote_id.to_base58())))
+        async def offer(request: BytesValue, context: P2PContext) -> BytesValue:
+            return BytesValue(value=self.desk.answer(heard(request, context)[0]))
 
         async def say_about(_request: BytesValue, context: P2PContext) -> BytesValue:
             origin = await self.directory.node.protocol.origin(context.remote_id)
@@ -157,6 +183,23 @@ class DhtPeer:
         listens = not self.directory.node.protocol.client_mode
         addresses = [str(address) for address in await self.daemon.get_visible_maddrs(latest=True)] if listens else []
         return {"peer_id": self.daemon.peer_id.to_base58(), "addresses": addresses}
+
+    async def peers(self) -> list[str]:
+        """Multiaddresses of other peers of the swarm that can be joined through, at most `MAX_NAMED`."""
+        known: list[PeerID] = list(self.directory.node.protocol.routing_table.uid_to_peer_id.values())
+        chosen = random.sample(known, min(MAX_NAMED, len(known)))
+        found: dict[PeerID, list[str]] = {}
+
+        async def look_up(peer: PeerID) -> None:
+            with suppress(P2PDaemonError, OSError, ValueError, asyncio.IncompleteReadError):
+                found[peer] = await self.daemon.addresses_of(peer)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NAMING_S), asyncio.TaskGroup() as tasks:
+                for peer in chosen:
+                    tasks.create_task(look_up(peer))
+        named = [f"{address}/p2p/{peer.to_base58()}" for peer, own in found.items() for address in own]
+        return [address for address in named if _is_joinable(address)]
 
     async def dial_back(self, address: str, nonce: bytes, certificate: bytes) -> bool | None:
         """Ask up to three peers to call this machine; one that got through is enough."""
@@ -175,7 +218,7 @@ class DhtPeer:
             await asyncio.sleep(place * _NEXT_S)
             with suppress(TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
                 async with asyncio.timeout(DEADLINE_S + 1):
-                    asked = BytesValue(value=request)
+                    asked = BytesValue(value=seal_for(self.admission, request))
                     answer = await self.daemon.call_protobuf_handler(peer, handler, asked, BytesValue)
                     verdicts.append(msgpack.unpackb(answer.value))
             if True in verdicts:
@@ -191,10 +234,11 @@ class DhtPeer:
     async def relays(self) -> list[tuple[str, str]]:
         """Who of a few known peers lends a relay, and where; in the order in which they were asked."""
         offers: dict[PeerID, str] = {}
+        question = BytesValue(value=seal_for(self.admission, b""))
 
         async def ask(peer: PeerID) -> None:
             try:
-                answer = await self.daemon.call_protobuf_handler(peer, OFFER_HANDLER, BytesValue(), BytesValue)
+                answer = await self.daemon.call_protobuf_handler(peer, OFFER_HANDLER, question, BytesValue)
             except Exception:  # noqa: BLE001  (hivemind and strangers raise anything: that peer lends nothing)
                 return
             address = parse_offer(answer.value)
@@ -253,6 +297,8 @@ class DhtPeer:
                 return await self.store(**arguments)
             case "fetch":
                 return await self.directory.fetch(**arguments)
+            case "peers":
+                return await self.peers()
             case "dial_back":
                 return await self.dial_back(**arguments)
             case "dial_back_relay":
@@ -275,6 +321,36 @@ class DhtPeer:
 
 def _listed(listen: ListenAddresses) -> str:
     return ", ".join(listen.join) or "no address"
+
+
+def _is_joinable(address: str) -> bool:
+    try:
+        check_join_address(address)
+    except ConfigError:
+        return False
+    return True
+
+
+async def _told_apart(daemon: Daemon, listen: ListenAddresses, network: NetworkKey | None) -> str | None:
+    """Why peers that are connected do not take this machine in: their swarm is private, or this machine's is."""
+    wanted = {address.rpartition("/")[2] for address in listen.join}
+    with suppress(P2PDaemonError, OSError, TimeoutError):
+        async with asyncio.timeout(DEADLINE_S):
+            for peer in [one.peer_id for one in await daemon.list_peers() if one.peer_id.to_base58() in wanted]:
+                try:
+                    await daemon.call_protobuf_handler(peer, _PING, dht_pb2.PingRequest(), dht_pb2.PingResponse)
+                except P2PHandlerError as error:
+                    return _PRIVATE if STRANGER in str(error) else None
+                return None if network is None else _OPEN
+    return None
+
+
+_PING = f"{DirectoryProtocol.__name__}.rpc_ping"
+_PRIVATE = (
+    "the peers there hear members of their private swarm only, and this machine has not their network key: "
+    "get an invite from a member, or give --network-key FILE"
+)
+_OPEN = "the peers there are of an open swarm, and this machine has a private one's network key: join without it"
 
 
 async def _late(start_s: float, listen: ListenAddresses) -> str:
@@ -354,8 +430,9 @@ async def _answer_all(peer: DhtPeer, parent: ParentPipe, requests: AsyncIterator
 
 async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any]) -> DhtPeer | None:
     try:
-        listen = ListenAddresses(**arguments["listen"])
-        peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"])
+        listen, secret = ListenAddresses(**arguments["listen"]), arguments["network_key"]
+        network = None if secret is None else NetworkKey(secret)
+        peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"], network)
     except RequestRefused as error:
         parent.reply(number, error.message)
         return None

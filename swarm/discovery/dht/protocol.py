@@ -5,6 +5,7 @@ What another peer may make this one hold, compute or send is bounded here:
 - an item is stored only for the peer that signed it and is connected (`swarm.discovery.record_store`);
 - nothing is handed on to newcomers: nodes renew what they say three times in its life;
 - a Kademlia id is the hash of the peer id, so that a peer has one place, and cannot choose it;
+- in a private swarm only members are heard and believed (`swarm.discovery.dht.admission`);
 - requests cost the address that they come from (`swarm.runtime.quota`);
 - an answer is read into plain values; what is odd in it spoils that peer's answer alone.
 """
@@ -12,6 +13,7 @@ What another peer may make this one hold, compute or send is bounded here:
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +22,14 @@ from typing import Any
 
 import msgpack
 
+from swarm.discovery.dht.admission import NetworkAdmission, StrangerRefused
+from swarm.discovery.dht.child import REFUSED
 from swarm.discovery.dht.hivemind_node import DHTID, DHTProtocol, P2PContext, PeerID, dht_pb2, node_module
 from swarm.discovery.record_fields import RecordError
 from swarm.discovery.record_store import FiledItem, RecordStore, open_item
 from swarm.discovery.registry import StorageKey
 from swarm.ids import PeerId
+from swarm.runtime.counted_log import CountedLog
 from swarm.runtime.quota import UNKNOWN, Quota, QuotaLimits, RateLimit, address_key, parse_ip
 
 MAX_ASKED = 40
@@ -85,16 +90,25 @@ def _origin(addresses: Sequence[object]) -> Origin:
     return Origin(address_key(str(ip)), str(ip_network((ip, 24 if ip.version == 4 else 48), strict=False)))
 
 
-def kademlia_id(peer: PeerID) -> DHTID:
-    """The one Kademlia id of a peer."""
+def kademlia_id(peer: PeerID, admission: NetworkAdmission | None = None) -> DHTID:
+    """The one Kademlia id of a peer; in a private swarm only members can tell it."""
+    if admission is not None:
+        return admission.place(peer)
     return DHTID.from_bytes(hashlib.sha1(peer.to_bytes(), usedforsecurity=False).digest())
 
 
 class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
-    """One peer's side of the directory."""
+    """One peer's side of the directory.
+
+    Attributes:
+        authorizer: who is heard in a private swarm; None in one that is open to everybody.
+    """
+
+    authorizer: NetworkAdmission | None
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401  (hivemind's own)
         super().__init__(**options)
+        self._log = CountedLog(logging.getLogger(__name__))
         self.records = RecordStore()
         self._quota = Quota(_LIMITS, time.monotonic)
         self._origins: dict[str, Origin] = {}
@@ -108,6 +122,7 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
         """Say hello; with `validate`, only after having reached the asker."""
+        self._hear(request, context)
         origin = await self._meet(dht_pb2.NodeInfo(), context)
         if not self._quota.spend(_FIND, origin.address):
             request = dht_pb2.PingRequest()
@@ -115,6 +130,7 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Hold items for the peer that signed them."""
+        self._hear(request, context)
         origin = await self._meet(request.peer, context)
         rows = list(zip(request.keys, request.subkeys, request.values, request.expiration_time, strict=True))
         if len(rows) > MAX_ASKED or not self._quota.spend(_STORE, origin.address, len(rows)):
@@ -138,13 +154,14 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Say what lies under some keys, and which peers are nearer to them."""
+        self._hear(request, context)
         origin = await self._meet(request.peer, context)
         response = dht_pb2.FindResponse(results=[], peer=self.node_info)
         keys = request.keys[:MAX_ASKED]
         if not self._quota.spend(_FIND, origin.address, len(keys)):
             return response  # not aligned with the keys: the asker takes it for no answer
         left, now = ANSWER_BYTES, time.time()
-        asker = kademlia_id(context.remote_id)
+        asker = kademlia_id(context.remote_id, self.authorizer)
         for key in keys:
             result = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
             items = self.records.get(StorageKey(key), now)
@@ -170,6 +187,7 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
         try:
             async with self.rpc_semaphore:
                 response = await self.get_stub(peer).rpc_find(request, timeout=self.wait_timeout)
+            self._believe(response.peer, peer)
             results = {
                 key: (_key_answer(result), self._nearer(result))
                 for key, result in zip(asked, response.results, strict=True)
@@ -180,18 +198,46 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
         await self.update_routing_table(self._said(response.peer, peer), peer, responded=True)
         return results
 
+    async def call_ping(self, peer: PeerID, validate: bool = False, strict: bool = True) -> DHTID | None:
+        """Say hello to a peer; its id, if it gives its own."""
+        found: DHTID | None = await super().call_ping(peer, validate, strict)
+        return found if found == kademlia_id(peer, self.authorizer) else None
+
+    def _hear(self, request: Any, context: P2PContext) -> None:  # noqa: ANN401  (one of three messages)
+        """Let a question in; in a private swarm a member's only.
+
+        Raises:
+            StrangerRefused: it is a stranger's. hivemind tells it so.
+        """
+        if self.authorizer is None:
+            return
+        try:
+            self.authorizer.check(context.remote_id, request.auth.signature)
+        except StrangerRefused:
+            self._log.say("stranger", f"{REFUSED}: {context.remote_id.to_base58()} has not this swarm's network key")
+            raise
+
+    def _believe(self, said: dht_pb2.NodeInfo, peer: PeerID) -> None:
+        """Take an answer; in a private swarm a member's only.
+
+        Raises:
+            StrangerRefused: it does not give the id that only members know.
+        """
+        if self.authorizer is not None and self._said(said, peer) is None:
+            raise StrangerRefused("not a member of this private swarm")
+
     def _nearer(self, result: dht_pb2.FindResult) -> dict[DHTID, PeerID]:
         """Those of a peer's neighbours whose ids are their own; this peer is none of them."""
         nearest: dict[DHTID, PeerID] = {}
         for raw in result.nearest_peer_ids[: self.bucket_size]:
             peer = PeerID(raw[:64])
             if peer != self.p2p.peer_id:
-                nearest[kademlia_id(peer)] = peer
+                nearest[kademlia_id(peer, self.authorizer)] = peer
         return nearest
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
         """Note who answered and who did not. hivemind's storage stays empty, so nothing is handed to a newcomer."""
-        if node_id is not None and node_id != kademlia_id(peer_id):
+        if node_id is not None and node_id != kademlia_id(peer_id, self.authorizer):
             return  # an id that it chose
         if node_id is None and responded:
             return  # a client
@@ -215,10 +261,9 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
             self._origins = {one.peer_id.to_base58(): _origin(one.addrs) for one in await self.p2p.list_peers()}
         return self._origins.get(peer, _NOWHERE)
 
-    @staticmethod
-    def _said(said: dht_pb2.NodeInfo, peer: PeerID) -> DHTID | None:
+    def _said(self, said: dht_pb2.NodeInfo, peer: PeerID) -> DHTID | None:
         """The id that a peer gives, if it is its own."""
-        own = kademlia_id(peer)
+        own = kademlia_id(peer, self.authorizer)
         return own if said.node_id == own.to_bytes() else None
 
 

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
@@ -28,7 +28,7 @@ from swarm.discovery.dht.addresses import (
     chooses_port,
     listen_addresses,
 )
-from swarm.discovery.dht.child import NO_ANSWER, DhtPipe, start_pipe
+from swarm.discovery.dht.child import NO_ANSWER, NOBODY_ANSWERS, DhtPipe, start_pipe
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
@@ -56,6 +56,10 @@ SHARDS_PER_QUESTION = 8
 ENOUGH_REPLICAS = 2
 """So many other peers should give an announcement back; it counts from the first, for this machine holds it too."""
 _TAKEN = "address already in use"
+PEERS_DEADLINE_S = 4.0
+"""For the addresses of other peers, which nobody waits for but who leaves."""
+NOTE_S = 600.0
+"""How often a machine that stays notes other peers of the swarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ class DhtRegistry:
         self._pipe: DhtPipe | None = None
         self._addresses: list[str] = []
         self._cache: dict[str, tuple[float, list[bytes]]] = {}
+        self._noted_at = float("-inf")
 
     @classmethod
     def open(cls, config: DhtConfig) -> DhtRegistry:
@@ -108,8 +113,9 @@ class DhtRegistry:
             try:
                 await self._join()
             except BaseException:
-                await self.aclose()
+                await self._close()
                 raise
+            await self._note_peers()
         return self
 
     async def __aexit__(
@@ -167,8 +173,20 @@ class DhtRegistry:
             path = folder / "identity.key"
             self.identity.save(path)
         self._pipe = await start_pipe()
-        arguments = {"folder": str(folder), "identity_path": str(path), "listen": asdict(self._listen)}
-        described = await self._pipe.call("join", {**arguments, "start_s": start_s}, start_s + JOIN_SLACK_S)
+        network = self._config.membership.network
+        arguments = {
+            "folder": str(folder),
+            "identity_path": str(path),
+            "listen": asdict(self._listen),
+            "start_s": start_s,
+            "network_key": None if network is None else network.secret,
+        }
+        try:
+            described = await self._pipe.call("join", arguments, start_s + JOIN_SLACK_S)
+        except RegistryError as error:
+            if self._config.membership.nobody and str(error).startswith(NOBODY_ANSWERS):
+                raise RegistryError(self._config.membership.nobody) from error
+            raise
         if described["peer_id"] != self.peer_id:
             raise RegistryError(f"the p2p daemon runs as {described['peer_id']}, not as {self.peer_id}")
         self._addresses = sorted(described["addresses"], key=lambda one: (_is_loopback(one), one.startswith("/ip6/")))
@@ -218,6 +236,8 @@ class DhtRegistry:
         self._cache = {name: (at - RECENT_S, blobs) for name, (at, blobs) in self._cache.items()}
         arguments = {"filings": [(one.key, one.subkey, one.data) for one in filings], "expires_at": record.expires_at}
         kept = await self._call("store", arguments, is_urgent=True)
+        if time.monotonic() - self._noted_at > NOTE_S:
+            await self._note_peers()
         if kept["is_outdated"]:
             raise RegistryError(
                 "the DHT refused this machine's record: it expires no later than the last one; "
@@ -332,8 +352,20 @@ class DhtRegistry:
         if self._pipe is not None:
             await self._pipe.wait_ended()
 
+    async def _note_peers(self) -> None:
+        """Let those peers be remembered through which the swarm can be joined again."""
+        note = self._config.membership.note_peers
+        if note is None or self._pipe is None:
+            return
+        self._noted_at = time.monotonic()
+        with suppress(RegistryError):
+            note([*await self._call("peers", {}, PEERS_DEADLINE_S), *self.join_addresses()])
+
     async def aclose(self) -> None:
         """Leave the DHT; its process and daemon are gone afterwards."""
+        await self._close()
+
+    async def _close(self) -> None:
         try:
             await self._end()
         finally:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from swarm.discovery.dht.addresses import ListenAddresses
+from swarm.discovery.dht.admission import NetworkAdmission
 from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode, Multiaddr, PeerID, traverse_dht
 from swarm.discovery.dht.protocol import DirectoryProtocol, KeyAnswer, ReportedItem, kademlia_id
 from swarm.discovery.record_fields import RecordError
@@ -90,7 +91,8 @@ class DirectoryPeer:
         """
         self.node = node
         self._protocol: DirectoryProtocol = node.protocol
-        self._anchors = {kademlia_id(peer): peer for peer in joined if peer != node.peer_id}
+        admission = self._protocol.authorizer
+        self._anchors = {kademlia_id(peer, admission): peer for peer in joined if peer != node.peer_id}
 
     @property
     def joined(self) -> list[PeerID]:
@@ -98,11 +100,20 @@ class DirectoryPeer:
         return list(self._anchors.values())
 
     @classmethod
-    async def join(cls, daemon: Daemon, listen: ListenAddresses) -> DirectoryPeer:
-        """Join the DHT; raises what hivemind raises. Nothing is cached: values are read from peers each time."""
+    async def join(
+        cls, daemon: Daemon, listen: ListenAddresses, admission: NetworkAdmission | None = None
+    ) -> DirectoryPeer:
+        """Join the DHT; raises what hivemind raises. Nothing is cached: values are read from peers each time.
+
+        Args:
+            daemon: runs.
+            listen: where to listen and whom to join.
+            admission: of a private swarm.
+        """
         node = await DHTNode.create(
             p2p=daemon,
-            node_id=kademlia_id(daemon.peer_id),
+            node_id=kademlia_id(daemon.peer_id, admission),
+            authorizer=admission,
             initial_peers=list(listen.join) or None,
             bucket_size=BEAM,
             client_mode=listen.client,

@@ -68,6 +68,7 @@ class Prober:
         """
         self._overview, self._every_s, self._run = overview, command.probe_every, run
         self._insecure = command.insecure
+        self._is_private = command.membership.network is not None
         self._clock, self._timer = clocks
         self._budget = ProbeBudget(command.probe_budget)
         self._schedules: dict[str, _ProbeSchedule] = {}
@@ -123,6 +124,8 @@ class Prober:
         options = ["--fingerprint", model.fingerprint, "--tokens", str(NEW_TOKENS)]
         for address in self._overview.join:
             options += ["--join", address]
+        if self._is_private:
+            options += ["--network-key", "-"]
         return [*options, "--insecure"] if self._insecure else options
 
     async def _generation(self, model: ReportedModel) -> Probe:
@@ -148,8 +151,12 @@ def _has_stand_in(node: NodeView, exact: Sequence[NodeView], num_layers: int) ->
     return min(count_replicas(others, num_layers), default=0) > 0
 
 
-async def run_probe(arguments: Sequence[str]) -> str:
+async def run_probe(arguments: Sequence[str], network_key: bytes = b"") -> str:
     """Run `client.probe` and return the last line that it prints.
+
+    Args:
+        arguments: of the program.
+        network_key: what it reads from its standard input.
 
     Raises:
         TimeoutError: it took longer than `TIMEOUT_S`, and was killed.
@@ -167,7 +174,7 @@ async def run_probe(arguments: Sequence[str]) -> str:
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            output, stderr = await process.communicate()
+            output, stderr = await process.communicate(network_key)
     finally:
         if process.returncode is None:
             process.kill()

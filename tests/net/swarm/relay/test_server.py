@@ -17,6 +17,7 @@ from swarm.relay import machines, server
 from swarm.relay.limits import RelayLimits
 from swarm.relay.presence import prove_presence
 from swarm.runtime.quota import HoldingLimit, RateLimit
+from swarm.transport.network_key import NetworkKey
 from tests.net.relay_kit import Standing, accepted, claim, connect, echo, open_relay, serving, standing
 
 STRANGER, OTHER = "127.0.0.66", "127.0.0.67"
@@ -150,6 +151,19 @@ async def test_a_proof_cannot_be_used_again() -> None:
         async with relay.dial(f"HERE {me.peer_id}\n".encode() + proof) as (again, _):
             await again.readline()
             assert (await again.readline()).startswith(b"NO ")
+
+
+async def test_a_private_swarms_relay_carries_members_only() -> None:
+    key, other = NetworkKey(bytes(range(32))), NetworkKey(bytes(32))
+    async with open_relay() as relay:
+        relay.server.keep_to(key.presence)
+        for members, answer in ((b"", "NO"), (other.presence, "NO"), (key.presence, "OK")):
+            me = Identity.ephemeral()
+            async with relay.dial(f"HERE {me.peer_id}\n".encode()) as (reader, writer):
+                _, _, nonce = (await reader.readline()).decode().split()
+                proof = prove_presence(me, relay.owner.peer_id, bytes.fromhex(nonce) + members)
+                writer.write("PROOF {} {}\n".format(*proof).encode())
+                assert (await reader.readline()).decode().startswith(f"{answer} ")
 
 
 async def test_a_silent_machine_is_gone_and_so_is_one_that_babbles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def cells(text: str, title: str) -> list[str]:
 
 
 async def test_a_gap_is_filled_and_everything_is_told() -> None:
-    text = await shown(ShowPlan(tuple(JOIN), 4, ms=2.0), (0, 4), (8, 12))
+    text = await shown(ShowPlan(4, tuple(JOIN), ms=2.0), (0, 4), (8, 12))
     assert "org/demo: joining with 4 layers at 2.00 ms per layer" in text
     assert "chosen: layers 4…7 of 12" in text
     assert cells(text, "layers that nobody holds") == ["4-8", "none"]
@@ -49,16 +49,16 @@ async def test_a_gap_is_filled_and_everything_is_told() -> None:
 
 
 async def test_moves_that_would_follow_are_told() -> None:
-    text = await shown(ShowPlan(tuple(JOIN), 6), (0, 6), (0, 6), (0, 6), (6, 12))
+    text = await shown(ShowPlan(6, tuple(JOIN)), (0, 6), (0, 6), (0, 6), (6, 12))
     assert "chosen: layers 6…11 of 12" in text
     assert cells(text, "layers with one holder") == ["6", "0"]
-    moving = await shown(ShowPlan(tuple(JOIN), 1), (0, 6), (0, 6), (0, 6), (6, 12))
+    moving = await shown(ShowPlan(1, tuple(JOIN)), (0, 6), (0, 6), (0, 6), (6, 12))
     assert "would move from layers 0…5 of 12 to " in moving
     assert "layers with one holder to 0" in moving
 
 
 async def test_mistakes_are_told() -> None:
-    good = ShowPlan(tuple(JOIN), 4)
+    good = ShowPlan(4, tuple(JOIN))
     good.check()
     for wrong, part in (
         (replace(good, join=()), "--join"),
@@ -78,6 +78,6 @@ async def test_a_machine_that_was_killed_a_moment_ago_holds_nothing(monkeypatch:
         return {one.peer: 1.0 for one in records if one.span.start == 0}
 
     monkeypatch.setattr("swarm.commands.plan.measure_delays", probe)
-    text = await shown(ShowPlan(tuple(JOIN), 4, ms=2.0), (0, 8), (8, 12))
+    text = await shown(ShowPlan(4, tuple(JOIN), ms=2.0), (0, 8), (8, 12))
     assert "chosen: layers 8…11 of 12" in text
     assert cells(text, "layers that nobody holds") == ["8-12", "none"]

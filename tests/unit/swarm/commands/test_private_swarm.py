@@ -16,10 +16,14 @@ from swarm.commands.private_swarm import Private
 from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError, IdentityError
+from swarm.transport.network_key import NetworkKey
 from tests.private_swarm import env_settings, make_private_swarm
 from tests.telemetry_messages import identity
 
-SECRETS = {"ca.key", "broker.key", "identity.key", "passwords", "node.env", "health.env"}
+SECRETS = {"ca.key", "broker.key", "identity.key", "network.key", "passwords", "node.env", "health.env"}
+
+
+MEMBER_FILES = ("identity.key", "node.env", "ca.crt", "network.key")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -35,10 +39,13 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Private:
 
 def test_everything_is_there_and_for_its_owner_only(command: Private) -> None:
     names = set(files(command.folder))
-    per_node = {f"node-{number}/{file}" for number in (1, 2) for file in ("identity.key", "node.env", "ca.crt")}
+    per_node = {f"node-{number}/{file}" for number in (1, 2) for file in MEMBER_FILES}
     broker = {f"broker/{file}" for file in ("broker.crt", "broker.key", "passwords")}
     others = {"ca.crt", "ca.key", "compose.env", "bootstrap/identity.key", "health/health.env", "health/ca.crt"}
-    assert names == per_node | broker | others
+    keys = {"network.key", "bootstrap/network.key", "health/network.key"}
+    assert names == per_node | broker | others | keys
+    assert len({(command.folder / name).read_bytes() for name in names if name.endswith("network.key")}) == 1
+    NetworkKey.load(command.folder / "node-1" / "network.key")
     for path in command.folder.rglob("*"):
         if path.name in SECRETS or path.is_dir():
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
@@ -81,8 +88,8 @@ def test_again_changes_nothing_and_more_adds_what_is_missing(command: Private) -
     }
     own = f"node-{peer[-8:]}"
     assert set(after) - set(before) == {
-        *(f"node-3/{file}" for file in ("identity.key", "node.env", "ca.crt")),
-        *(f"{own}/{file}" for file in ("node.env", "ca.crt")),
+        *(f"node-3/{file}" for file in MEMBER_FILES),
+        *(f"{own}/{file}" for file in MEMBER_FILES if file != "identity.key"),
     }
     lines = after["broker/passwords"].splitlines()
     assert lines[:3] == before["broker/passwords"].splitlines()

@@ -202,13 +202,11 @@ def test_both_programs_have_the_command(
         return 1
 
     monkeypatch.setattr(command, "run_doctor", run_doctor)
-    monkeypatch.setenv("CANOPY_MQTT", "mqtt://broker.example")
-    monkeypatch.setenv("CANOPY_MODEL", "org/model")
     monkeypatch.setattr("sys.argv", [program, "doctor", "--json", "--port", "31338", "--port", "31339"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 1
-    assert asked == [Doctor(mqtt="mqtt://broker.example", model="org/model", port=(31_338, 31_339), json=True)]
+    assert asked == [Doctor(port=(31_338, 31_339), json=True)]
 
 
 async def test_a_whole_look_prints_and_says_how_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.health.options import Health
 from swarm.health.service import check
@@ -16,6 +17,7 @@ from swarm.health.state.overview import Overview
 from swarm.health.tasks.prober import PROBE_TOKENS, RETRY_S, SETTLE_S, Prober
 from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.transport.network_key import NetworkKey
 from tests.telemetry_messages import FINGERPRINT, NOW, status
 
 EVERY_S = 300.0
@@ -32,11 +34,14 @@ class World:
     says: list[str | Exception] = field(default_factory=list)
     asked: list[Sequence[str]] = field(default_factory=list)
     insecure: bool = False
+    membership: Membership = OPEN_SWARM
     overview: Overview = field(default_factory=lambda: Overview([JOIN], "canopy", NOW))
 
     def __post_init__(self) -> None:
         clocks = (lambda: self.now + self.wrong_s, lambda: self.now)
-        command = Health(probe_every=EVERY_S, probe_budget=self.budget, insecure=self.insecure)
+        command = Health(
+            probe_every=EVERY_S, probe_budget=self.budget, insecure=self.insecure, membership=self.membership
+        )
         self.prober = Prober(self.overview, command, self.run, clocks)
 
     async def run(self, arguments: Sequence[str]) -> str:
@@ -89,6 +94,17 @@ async def test_only_a_complete_model_is_probed_and_not_before_its_time() -> None
     world.later(EVERY_S)
     assert world.prober.due() is not None
     assert world.asked[0] == ["--fingerprint", FINGERPRINT, "--tokens", "16", "--join", JOIN]
+
+
+async def test_a_private_swarms_key_is_no_argument() -> None:
+    world = World(membership=Membership(NetworkKey(bytes(range(32)))))
+    world.later(0)
+    assert world.prober.due() is None
+    world.later(SETTLE_S)
+    await world.turn(FINE, compared("QmNode1", "QmNode2", True))
+    for arguments in world.asked:
+        given = arguments[arguments.index("--network-key") + 1]
+        assert given == "-"  # it is read from standard input
 
 
 async def test_an_insecure_swarm_is_probed_in_plain_text() -> None:

@@ -1,0 +1,304 @@
+"""The swarms that this machine joined, so that a command needs no address the next time. Owns one file and a folder.
+
+`swarms.json` beside the machine's identity holds for each swarm the peers that were met there, the model, its
+fingerprint, the broker and the name of the network key; the key itself lies in `networks/NAME.key`. All are open to
+their user alone. The file is written whole or not at all. One that cannot be read is put aside and begun anew; trouble
+with it is one line and never stops a command.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.discovery.dht.addresses import check_join_address
+from swarm.discovery.identity import default_identity_path
+from swarm.errors import ConfigError
+from swarm.runtime.strict_json import strict_json
+from swarm.telemetry.broker_address import parse_broker
+from swarm.transport.network_key import NetworkKey
+
+MAX_SWARMS: Final = 16
+MAX_PEERS: Final = 16
+"""Addresses per swarm; those met last come first."""
+MAX_FILE_BYTES: Final = 256 << 10
+MAX_ASIDE: Final = 3
+"""Damaged files that are kept."""
+_FORMAT: Final = 1
+_MAX_TEXT: Final = 1_024
+_NETWORK: Final = re.compile(r"[0-9a-f]{16}")
+_NONE: Final = "none"
+"""In place of a file's name in `CANOPY_SWARMS`: nothing is remembered."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedSwarm:
+    """A swarm that was joined.
+
+    Attributes:
+        peers: multiaddresses to join through, those met last first.
+        model: hub id or folder that was served or used; None where no model was named.
+        fingerprint: how the model's begins; None where it is not known.
+        broker: URL of its MQTT broker, its password included.
+        network: name of the network key of a private swarm.
+        joined_at: Unix seconds.
+    """
+
+    peers: tuple[str, ...]
+    model: str | None = None
+    fingerprint: str | None = None
+    broker: str | None = field(default=None, repr=False)
+    network: str | None = None
+    joined_at: int = 0
+
+    @property
+    def peer_ids(self) -> frozenset[str]:
+        """Who its peers are."""
+        return frozenset(map(peer_of, self.peers))
+
+    def is_same(self, other: RememberedSwarm) -> bool:
+        """Whether both are one swarm: of one network key, and with a peer in common where there is none."""
+        if self.network != other.network:
+            return False
+        return self.network is not None or bool(self.peer_ids & other.peer_ids)
+
+    def merged(self, earlier: RememberedSwarm) -> RememberedSwarm:
+        """What is known of it now, and of what was known before whatever it does not replace."""
+        met = self.peer_ids  # their earlier addresses may lead nowhere by now
+        peers = (*self.peers, *(peer for peer in earlier.peers if peer_of(peer) not in met))[:MAX_PEERS]
+        same_model = self.model is None or self.model == earlier.model
+        return replace(
+            self,
+            peers=peers,
+            model=self.model or earlier.model,
+            fingerprint=self.fingerprint or (earlier.fingerprint if same_model else None),
+            broker=self.broker or earlier.broker,
+        )
+
+
+def peer_of(address: str) -> str:
+    """The peer id at the end of a multiaddress."""
+    return address.rpartition("/")[2]
+
+
+class SwarmMemory:
+    """The file of remembered swarms; every method reads it anew, since other programs write it too.
+
+    Attributes:
+        path: of the file; None remembers nothing.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
+        """Use a file, which need not be there.
+
+        Args:
+            path: of the file; None remembers nothing.
+            clock: Unix seconds.
+        """
+        self.path = path
+        self.clock = clock
+        self._has_complained = False
+
+    @classmethod
+    def of_user(cls) -> SwarmMemory:
+        """The user's own; `CANOPY_SWARMS` names another file, or "none"."""
+        named = os.environ.get("CANOPY_SWARMS")
+        if named == _NONE:
+            return cls(None)
+        return cls(Path(named).expanduser() if named else default_identity_path().with_name("swarms.json"))
+
+    def swarms(self) -> list[RememberedSwarm]:
+        """Those that are remembered, the one joined last first; none where the file cannot be used."""
+        try:
+            return self._read()
+        except _OfNewerRelease as error:
+            self._complain(str(error))
+        except OSError as error:
+            self._complain(f"{self.path}: {error.strerror or error}; no swarm is remembered")
+        return []
+
+    def remember(self, swarm: RememberedSwarm, *, is_look: bool = False) -> None:
+        """Put a swarm first, with the time; never raises for trouble with the file.
+
+        Args:
+            swarm: what is known of it now.
+            is_look: it was only looked at: it does not come before those that this machine takes part in.
+        """
+        if self.path is None or not swarm.peers:
+            return
+        try:
+            with self._locked() as known:
+                same = [one for one in known if one.is_same(swarm)]
+                merged = replace(swarm, peers=swarm.peers[:MAX_PEERS], joined_at=round(self.clock()))
+                for one in same:
+                    merged = merged.merged(one)
+                others = [one for one in known if one not in same]
+                place = 0 if not is_look else known.index(same[0]) if same else len(known)
+                self._write([*others[:place], merged, *others[place:]][:MAX_SWARMS])
+        except _OfNewerRelease as error:
+            self._complain(str(error))
+        except OSError as error:
+            self._complain(f"{self.path}: {error.strerror or error}; this swarm is not remembered")
+
+    def forget(self, chosen: Sequence[RememberedSwarm]) -> None:
+        """Forget swarms, and the keys that no other one has.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        try:
+            with self._locked() as known:
+                left = [one for one in known if one not in chosen]
+                self._write(left)
+        except (OSError, _OfNewerRelease) as error:
+            raise ConfigError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from error
+        used = {one.network for one in left}
+        for name in {one.network for one in chosen} - used - {None}:
+            with suppress(OSError):
+                self.key_path(str(name)).unlink()
+
+    def key_path(self, name: str) -> Path:
+        """Where the network key of this name lies."""
+        assert self.path is not None, "whoever keeps keys has a file"
+        return self.path.parent / "networks" / f"{name}.key"
+
+    def key(self, name: str) -> NetworkKey:
+        """A network key.
+
+        Raises:
+            ConfigError: it is not there any more, or cannot be used.
+        """
+        found = NetworkKey.load(self.key_path(name))
+        if found.name != name:
+            raise ConfigError(f"network key {self.key_path(name)} is not the one of its name")
+        return found
+
+    def keep_key(self, key: NetworkKey) -> None:
+        """Write a network key's file, unless it is there; trouble is one line."""
+        if self.path is None:
+            return
+        try:
+            key.save(self.key_path(key.name))
+        except ConfigError as error:
+            self._complain(str(error))
+
+    def _read(self) -> list[RememberedSwarm]:
+        if self.path is None:
+            return []
+        try:
+            with self.path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            return []
+        try:
+            return _parsed(data)
+        except ValueError as error:
+            aside = self._put_aside()
+            self._complain(f"{self.path} is damaged ({error}) and was put aside as {aside}; no swarm is remembered")
+            return []
+
+    def _put_aside(self) -> Path:
+        """Move the damaged file to a free name, or over the last of them."""
+        assert self.path is not None, "it was read"
+        names = [self.path.with_name(f"{self.path.name}.damaged-{number}") for number in range(1, MAX_ASIDE + 1)]
+        aside = next((one for one in names if not one.exists()), names[-1])
+        self.path.replace(aside)
+        return aside
+
+    @contextmanager
+    def _locked(self) -> Iterator[list[RememberedSwarm]]:
+        """What is remembered, while nobody else changes it."""
+        if self.path is None:
+            raise OSError("CANOPY_SWARMS=none")
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield self._read()
+
+    def _write(self, swarms: Iterable[RememberedSwarm]) -> None:
+        assert self.path is not None, "it was read"
+        text = json.dumps({"format": _FORMAT, "swarms": [asdict(one) for one in swarms]}, indent=1)
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")  # mode 0600
+        draft = Path(name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+            draft.replace(self.path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _complain(self, text: str) -> None:
+        """Say it once: a node looks again and again."""
+        if not self._has_complained:
+            self._has_complained = True
+            logger.warning("%s", text)
+
+
+class _OfNewerRelease(Exception):
+    """The file is another release's, and must not be overwritten."""
+
+
+def _parsed(data: bytes) -> list[RememberedSwarm]:
+    """The swarms in a file.
+
+    Raises:
+        ValueError: it holds something else.
+        _OfNewerRelease: a later release wrote it.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
+    found = strict_json(data)
+    if not isinstance(found, dict) or type(found.get("format")) is not int:
+        raise ValueError("no list of swarms")
+    if found["format"] > _FORMAT:
+        raise _OfNewerRelease("the remembered swarms are of a newer release of Canopy: update this one, or use --join")
+    swarms = found.get("swarms")
+    if not isinstance(swarms, list) or len(swarms) > MAX_SWARMS:
+        raise ValueError("no list of swarms")
+    return [_swarm(one) for one in swarms]
+
+
+def _swarm(said: Any) -> RememberedSwarm:  # noqa: ANN401 - any JSON value
+    if not isinstance(said, dict):
+        raise ValueError("a swarm has no fields")
+    peers, joined_at = said.get("peers"), said.get("joined_at")
+    if not isinstance(peers, list) or not 0 < len(peers) <= MAX_PEERS or type(joined_at) is not int:
+        raise ValueError("a swarm has no peers, or no time")
+    for peer in peers:
+        _checked(check_join_address, peer, "peers")
+    texts = {name: _text(said, name) for name in ("model", "fingerprint", "broker", "network")}
+    if texts["broker"] is not None:
+        _checked(parse_broker, texts["broker"], "broker")
+    if texts["network"] is not None and _NETWORK.fullmatch(texts["network"]) is None:
+        raise ValueError("network")
+    return RememberedSwarm(tuple(peers), **texts, joined_at=joined_at)
+
+
+def _text(said: dict[str, Any], name: str) -> str | None:
+    value = said.get(name)
+    if value is not None and not (isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()):
+        raise ValueError(name)
+    return value
+
+
+def _checked(check: Callable[[str], object], value: object, name: str) -> None:
+    """Let another module's check decide; its message may hold the value, so it is not repeated."""
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise ValueError(name)
+    try:
+        check(value)
+    except ConfigError:
+        raise ValueError(name) from None

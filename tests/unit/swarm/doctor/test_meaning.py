@@ -1,0 +1,58 @@
+"""Which swarm the doctor looks at: an invite's, the one that a variable names, the one joined last; or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from swarm.discovery.identity import Identity
+from swarm.doctor.command import meant
+from swarm.doctor.directory import DhtCheck
+from swarm.doctor.options import Doctor
+from swarm.doctor.swarm_view import JoinState, SwarmView
+from swarm.joining.invite import Invite, seal_invite
+from swarm.joining.remembered import RememberedSwarm, SwarmMemory
+from swarm.transport.network_key import NetworkKey
+from tests.one_diagnosis import assert_trouble, ready
+
+NOW = 1_790_000_000
+ME = Identity.ephemeral()
+PEER = f"/ip4/203.0.113.5/tcp/31337/p2p/{ME.peer_id}"
+INVITE = Invite((PEER,), NOW + 3_600, "Qwen/Qwen3-8B", broker="mqtts://broker.example", network=NetworkKey.fresh())
+
+
+def nothing_remembered() -> SwarmMemory:
+    return SwarmMemory(None, lambda: NOW)
+
+
+def test_an_invite_brings_peers_model_broker_and_key() -> None:
+    word = seal_invite(INVITE, ME)
+    for options in (Doctor(join=(word,)), Doctor(model=word)):
+        found, refusal = meant(options, {}, nothing_remembered())
+        assert (found.join, found.model, found.mqtt, refusal) == ((PEER,), INVITE.model, INVITE.broker, "")
+        assert found.membership.network == INVITE.network
+        assert found.membership.note_peers is None, "a look remembers nothing"
+
+
+def test_variables_and_the_swarm_joined_last_serve_too(tmp_path: Path) -> None:
+    environment = {"CANOPY_JOIN": PEER, "CANOPY_MODEL": "org/model", "CANOPY_MQTT": "mqtt://broker.example"}
+    found, _ = meant(Doctor(), environment, nothing_remembered())
+    assert (found.join, found.model, found.mqtt) == ((PEER,), "org/model", "mqtt://broker.example")
+    memory = SwarmMemory(tmp_path / "swarms.json", lambda: NOW)
+    memory.remember(RememberedSwarm(peers=(PEER,), model="org/model"))
+    found, _ = meant(Doctor(), {}, memory)
+    assert (found.join, found.model) == ((PEER,), "org/model")
+
+
+async def test_an_invite_that_ran_out_is_a_trouble() -> None:
+    word = seal_invite(replace(INVITE, expires_at=NOW - 60), ME)
+    found, refusal = meant(Doctor(join=(word,), model=word), {}, nothing_remembered())
+    assert (found.join, found.model) == ((), None)
+    check = DhtCheck(ready(None), refusal)
+    await assert_trouble(check, "swarm-unclear", refusal, "`swarm invite`")
+    assert word not in refusal
+
+
+async def test_a_private_swarm_without_its_key_is_a_trouble() -> None:
+    view = SwarmView((JoinState.ANSWERS,), error="this is a private swarm: its key is needed")
+    await assert_trouble(DhtCheck(ready(view)), "private-swarm", "has not its key", "--network-key FILE")

@@ -1,0 +1,190 @@
+"""`swarm invite` prints one word, and a picture of it that a telephone can read; `swarm list` and `swarm forget`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import segno
+
+from swarm.discovery.identity import Identity
+from swarm.errors import ConfigError
+from swarm.joining.command import (
+    ForgetSwarm,
+    MakeInvite,
+    bootstrap_membership,
+    forget,
+    invite,
+    list_swarms,
+    qr_lines,
+    without_password,
+)
+from swarm.joining.invite import Invite, is_invite, open_invite
+from swarm.joining.remembered import RememberedSwarm, SwarmMemory
+from swarm.joining.resolve import SwarmFinder, SwarmRequest
+from swarm.runtime.console import PlainConsole
+from swarm.transport.network_key import NetworkKey
+
+A, B = Identity.ephemeral(), Identity.ephemeral()
+NOW = 1_800_000_000.0
+KEY = NetworkKey(bytes(range(32)))
+QR_SIGNS = frozenset("█▀▄ ")
+
+
+def peer(identity: Identity, host: str = "203.0.113.1") -> str:
+    return f"/ip4/{host}/tcp/31337/p2p/{identity.peer_id}"
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> SwarmMemory:
+    return SwarmMemory(tmp_path / "swarms.json", clock=lambda: NOW)
+
+
+@pytest.fixture
+def make(memory: SwarmMemory, tmp_path: Path) -> Callable[..., list[str]]:
+    """What `swarm invite` prints, line by line."""
+
+    def make(*, terminal: int = 0, **options: object) -> list[str]:
+        said = io.StringIO()
+        console = PlainConsole(file=said, width=terminal or 10_000, soft_wrap=True, force_terminal=bool(terminal))
+        command = replace(MakeInvite(identity=tmp_path / "identity.key"), **options)  # type: ignore[arg-type]
+        invite(command, memory, {}, console)
+        return said.getvalue().splitlines()
+
+    return make
+
+
+def opened(lines: list[str]) -> Invite:
+    return open_invite(lines[0], NOW)
+
+
+def test_in_a_pipe_it_is_one_line(memory: SwarmMemory, make: Callable[..., list[str]]) -> None:
+    memory.remember(RememberedSwarm((peer(A), peer(B)), "org/model", "ab" * 32, "mqtts://u:hunter2@broker.example"))
+    lines = make()
+    assert len(lines) == 1
+    said = opened(lines)
+    assert (said.peers, said.model, said.fingerprint) == ((peer(A), peer(B)), "org/model", "ab" * 16)
+    assert (said.broker, said.network) == ("mqtts://broker.example", None)
+    assert said.expires_at == NOW + 30 * 86_400
+    assert opened(make(with_password=True)).broker == "mqtts://u:hunter2@broker.example"
+
+
+def test_what_is_typed_wins(memory: SwarmMemory, make: Callable[..., list[str]]) -> None:
+    memory.remember(RememberedSwarm((peer(A),), "org/model", "ab" * 32))
+    said = opened(make(join=(peer(B),), model="org/other", days=1, mqtt="mqtt://broker.example"))
+    assert (said.peers, said.model, said.fingerprint) == ((peer(B),), "org/other", None)
+    assert (said.broker, said.expires_at) == ("mqtt://broker.example", NOW + 86_400)
+    assert opened(make(join=(peer(A),), model="org/model")).fingerprint == "ab" * 16
+
+
+def test_addresses_that_others_can_reach_come_first_and_others_are_left_out(
+    memory: SwarmMemory, make: Callable[..., list[str]]
+) -> None:
+    near, far = peer(A, "127.0.0.1"), "/ip4/8.8.8.8/tcp/31337/p2p/" + A.peer_id
+    memory.remember(RememberedSwarm((near, peer(B, "192.168.1.7"), far), "org/model"))
+    assert opened(make()).peers == (far, peer(B, "192.168.1.7"))
+    memory.forget(memory.swarms())
+    memory.remember(RememberedSwarm((near,), "org/model"))
+    assert opened(make()).peers == (near,)
+    assert any("this machine only" in line for line in make(terminal=100))
+
+
+def test_a_folder_is_named_as_others_call_it(
+    memory: SwarmMemory, make: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "demo-target").mkdir()
+    memory.remember(RememberedSwarm((peer(A),), str(tmp_path / "demo-target"), "ab" * 32))
+    lines = make(terminal=100)
+    assert opened(lines).model == "demo-target"
+    assert any("needs a copy" in line for line in lines)
+
+
+def test_on_a_terminal_it_says_what_it_is_and_draws_it(memory: SwarmMemory, make: Callable[..., list[str]]) -> None:
+    memory.keep_key(KEY)
+    memory.remember(RememberedSwarm((peer(A),), "org/model", network=KEY.name))
+    lines = make(terminal=100)
+    assert opened(lines).network == KEY
+    assert lines[1].startswith("for org/model, through 1 peer; good until 2027-02-")
+    assert any("pass it on as a password" in line for line in lines)
+    assert sum("█" in line for line in lines) > 20
+    assert not any("█" in line for line in make(terminal=100, qr=False))
+    narrow = make(terminal=40)
+    assert narrow[-1].startswith("a QR code of it needs a terminal of ")
+    assert not any("█" in line for line in narrow)
+
+
+def test_the_picture_holds_the_word(memory: SwarmMemory, make: Callable[..., list[str]]) -> None:
+    memory.remember(RememberedSwarm((peer(A),), "org/model", "ab" * 32))
+    (word,) = make()
+    code = segno.make(word, error="l", micro=False)
+    lines = qr_lines(code, quiet=4)
+    assert {sign for line in lines for sign in line} <= QR_SIGNS
+    drawn = [
+        [sign in light for sign in line] for line in lines for light in ("█▀", "█▄")
+    ]  # each sign is two modules, one above the other
+    wanted = [[not dark for dark in row] for row in code.matrix_iter(border=4)]
+    assert drawn[: len(wanted)] == wanted
+    assert int(code.version) <= 13  # finer ones are hard to scan from a screen
+
+
+def test_an_invite_to_nowhere_or_for_too_long_is_refused(make: Callable[..., list[str]]) -> None:
+    with pytest.raises(ConfigError, match="an invite to which swarm"):
+        make()
+    with pytest.raises(ConfigError, match="is no peer address"):
+        make(join=("203.0.113.1:31337",))
+    for days in (0, 367):
+        with pytest.raises(ConfigError, match="1 to 366 days"):
+            make(days=days, join=(peer(A),))
+
+
+def test_a_private_swarm_begins_with_a_key(make: Callable[..., list[str]], tmp_path: Path) -> None:
+    path = tmp_path / "own.key"
+    lines = make(private=True, network_key=path)
+    assert not any(map(is_invite, lines))
+    assert f"  swarm bootstrap --network-key {path}" in lines
+    with pytest.raises(ConfigError, match="is there: leave --private out"):
+        make(private=True, network_key=path)
+    assert opened(make(join=(peer(A),), network_key=path)).network == NetworkKey.load(path)
+    made = opened(make(private=True, join=(peer(A),), network_key=tmp_path / "other.key"))
+    assert made.network == NetworkKey.load(tmp_path / "other.key")
+
+
+def test_a_bootstrap_peer_joins_nothing_by_itself_and_makes_its_key(memory: SwarmMemory, tmp_path: Path) -> None:
+    memory.remember(RememberedSwarm((peer(A),), "org/model"))
+    join, membership = bootstrap_membership((), None, memory)
+    assert (join, membership.network) == ((), None)
+    join, membership = bootstrap_membership((), tmp_path / "own.key", memory)
+    assert membership.network == NetworkKey.load(tmp_path / "own.key")
+    assert membership.note_peers is not None
+    membership.note_peers([peer(B)])
+    assert SwarmFinder(memory, {}).find(SwarmRequest()).join == (peer(B),)  # programs beside it find it
+    assert bootstrap_membership((peer(A),), None, memory)[0] == (peer(A),)
+
+
+def test_swarms_are_listed_and_forgotten(memory: SwarmMemory) -> None:
+    said = io.StringIO()
+    console = PlainConsole(file=said, width=1_000)
+    list_swarms(memory, console)
+    memory.keep_key(KEY)
+    memory.remember(RememberedSwarm((peer(A),), "org/one", network=KEY.name))
+    memory.remember(RememberedSwarm((peer(B),)))
+    list_swarms(memory, console)
+    none, second, first = said.getvalue().splitlines()
+    assert none == "no swarm was joined yet: use an invite, or --join"
+    assert second.startswith(f"1  no model named · 1 peer, such as {peer(B)} · open · joined 2027-01-")
+    assert first.startswith(f"2  org/one · 1 peer, such as {peer(A)} · private {KEY.name} · ")
+    for which in (None, "3", "x"):
+        with pytest.raises(ConfigError, match="forget which"):
+            forget(ForgetSwarm(which), memory, console)
+    forget(ForgetSwarm("2"), memory, console)
+    forget(ForgetSwarm(), memory, console)
+    assert memory.swarms() == []
+    assert not memory.key_path(KEY.name).exists()
+
+
+def test_a_password_goes_and_the_rest_stays() -> None:
+    assert without_password("mqtts://user:p%40ss@broker.example:8883") == "mqtts://broker.example:8883"
+    assert without_password("mqtt://[2001:db8::1]:1883") == "mqtt://[2001:db8::1]:1883"

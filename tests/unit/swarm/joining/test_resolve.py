@@ -1,0 +1,191 @@
+"""Which swarm a command means: typed, invited, from the environment, or joined last. One answer for every command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from node.config import ServeConfig
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.discovery.identity import Identity
+from swarm.errors import ConfigError
+from swarm.joining.invite import Invite, seal_invite
+from swarm.joining.remembered import RememberedSwarm, SwarmMemory
+from swarm.joining.resolve import SwarmChoice, SwarmFinder, SwarmRequest, with_swarm
+from swarm.transport.network_key import NetworkKey
+
+ME, A, B = Identity.ephemeral(), Identity.ephemeral(), Identity.ephemeral()
+NOW = 1_800_000_000.0
+KEY, OTHER_KEY = NetworkKey(bytes(range(32))), NetworkKey(bytes(32))
+PRINT = "0123456789abcdef" * 2
+
+
+def peer(identity: Identity, host: str = "203.0.113.1") -> str:
+    return f"/ip4/{host}/tcp/31337/p2p/{identity.peer_id}"
+
+
+def invited(*peers: str, network: NetworkKey | None = None) -> str:
+    said = Invite(peers or (peer(A),), int(NOW) + 60, "org/invited", PRINT, "mqtt://invited.example", network)
+    return seal_invite(said, A)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> SwarmMemory:
+    return SwarmMemory(tmp_path / "swarms.json", clock=lambda: NOW)
+
+
+def find(memory: SwarmMemory, *join: str, environment: dict[str, str] | None = None, **said: object) -> SwarmChoice:
+    finder = SwarmFinder(memory, environment or {}, [ME.peer_id])
+    return finder.find(SwarmRequest(join, **said))  # type: ignore[arg-type]
+
+
+def test_what_is_typed_is_meant(memory: SwarmMemory) -> None:
+    memory.remember(RememberedSwarm((peer(B),), "old", broker="mqtt://old.example"))
+    choice = find(memory, peer(A), model="typed", mqtt="mqtt://typed.example")
+    assert (choice.join, choice.model, choice.mqtt, choice.note) == (
+        *((peer(A),), "typed", "mqtt://typed.example"),
+        "",
+    )
+    choice = find(memory, peer(A))
+    assert (choice.model, choice.mqtt) == (None, None)  # another swarm's are not this one's
+
+
+@pytest.mark.parametrize("place", ["join", "model"])
+def test_an_invite_stands_for_addresses_model_and_broker(memory: SwarmMemory, place: str) -> None:
+    word = invited(peer(A), peer(B))
+    environment = {"CANOPY_MODEL": "env", "CANOPY_MQTT": "mqtt://env.example", "CANOPY_JOIN": peer(ME)}
+    choice = find(memory, *([word] if place == "join" else []), environment=environment, **_model(word, place))
+    assert choice.join == (peer(A), peer(B))
+    assert (choice.model, choice.fingerprint, choice.mqtt) == ("org/invited", PRINT, "mqtt://invited.example")
+    assert choice.note.startswith("invited by ")
+
+
+def _model(word: str, place: str) -> dict[str, object]:
+    return {"model": word} if place == "model" else {}
+
+
+def test_flags_win_over_an_invite(memory: SwarmMemory) -> None:
+    choice = find(memory, invited(), peer(B), model="mine", mqtt="mqtt://mine.example")
+    assert (choice.join, choice.model, choice.mqtt) == ((peer(A), peer(B)), "mine", "mqtt://mine.example")
+    assert choice.fingerprint is None  # it was another model's
+
+
+def test_the_environment_may_name_it_all(memory: SwarmMemory) -> None:
+    choice = find(memory, environment={"CANOPY_JOIN": f"{peer(A)} {peer(B)}", "CANOPY_MODEL": "env"})
+    assert (choice.join, choice.model) == ((peer(A), peer(B)), "env")
+    choice = find(memory, environment={"CANOPY_JOIN": invited(), "CANOPY_MODEL": "env"})
+    assert (choice.join, choice.model, choice.mqtt) == ((peer(A),), "env", "mqtt://invited.example")
+
+
+def test_with_nothing_the_swarm_joined_last_is_meant(memory: SwarmMemory) -> None:
+    memory.remember(RememberedSwarm((peer(B),), "older"))
+    memory.remember(RememberedSwarm((peer(A), peer(ME)), "org/last", broker="mqtt://last.example"))
+    choice = find(memory)
+    assert (choice.join, choice.model, choice.mqtt) == ((peer(A),), "org/last", "mqtt://last.example")
+    assert choice.note == "the swarm joined last, 1 peer known"
+    assert "get an invite from somebody in it" in choice.membership.nobody
+    assert find(memory, model="older").join == (peer(B),)  # the one that has this model
+    assert find(memory, model="else").join == (peer(A),)
+
+
+def test_new_begins_one_although_another_is_remembered(memory: SwarmMemory) -> None:
+    memory.remember(RememberedSwarm((peer(A),), "last"))
+    choice = find(memory, is_new=True, model="mine")
+    assert (choice.join, choice.model, choice.membership.network) == ((), "mine", None)
+    for join, environment in (((peer(A),), {}), ((), {"CANOPY_JOIN": peer(A)})):
+        with pytest.raises(ConfigError, match="--new begins a swarm"):
+            find(memory, *join, environment=environment, is_new=True)
+
+
+def test_a_machine_does_not_join_through_itself(memory: SwarmMemory) -> None:
+    memory.remember(RememberedSwarm((peer(ME),), "mine"))
+    choice = find(memory)
+    assert (choice.join, choice.model) == ((), "mine")
+    assert "begins here again" in choice.note
+
+
+def test_without_any_nothing_is_meant(memory: SwarmMemory) -> None:
+    assert find(memory).join == ()
+    assert find(memory).note == ""
+
+
+def test_wrong_words_are_one_line(memory: SwarmMemory) -> None:
+    for join, says in (
+        (("canopy://zzzz",), "damaged"),
+        ((invited(network=KEY), invited(network=OTHER_KEY)), "different private swarms"),
+        (tuple(peer(A, f"203.0.113.{number}") for number in range(40)), "32 are enough"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            find(memory, *join)
+
+
+def test_a_network_key_comes_with_the_invite_the_flag_or_what_was_joined(memory: SwarmMemory, tmp_path: Path) -> None:
+    KEY.save(tmp_path / "own.key")
+    assert find(memory, invited(network=KEY)).membership.network == KEY
+    assert find(memory, peer(A), network_key=tmp_path / "own.key").membership.network == KEY
+    environment = {"CANOPY_NETWORK_KEY": str(tmp_path / "own.key")}
+    assert find(memory, peer(A), environment=environment).membership.network == KEY
+    with pytest.raises(ConfigError, match="different swarms"):
+        find(memory, invited(network=OTHER_KEY), network_key=tmp_path / "own.key")
+    assert find(memory, peer(A)).membership.network is None
+    memory.keep_key(KEY)
+    memory.remember(RememberedSwarm((peer(A),), network=KEY.name))
+    assert find(memory, peer(A)).membership.network == KEY
+    assert find(memory).membership.network == KEY
+    memory.key_path(KEY.name).unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        find(memory)
+
+
+def test_a_key_on_the_command_line_is_warned_of_and_can_be_asked_for(memory: SwarmMemory) -> None:
+    word = invited(network=KEY)
+    assert "`--join -` avoids" in find(memory, word).note
+    asking = SwarmFinder(memory, {}, ask=lambda: word)
+    choice = asking.find(SwarmRequest(("-",)))
+    assert choice.membership.network == KEY
+    assert "avoids" not in choice.note
+    assert KEY.secret.hex() not in repr(choice)
+    assert repr(KEY.secret) not in repr(choice)
+
+
+def test_what_is_joined_is_remembered_with_those_who_were_met(memory: SwarmMemory, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    choice = find(memory, invited(peer(A), peer(B), network=KEY), model=str(tmp_path / "model"))
+    note_peers, note_model = choice.membership.note_peers, choice.membership.note_model
+    assert note_peers is not None
+    assert note_model is not None
+    assert memory.swarms() == []  # nothing is remembered before a join worked
+    met = Identity.ephemeral()
+    note_peers([peer(met, "127.0.0.1"), peer(met), peer(A, "127.0.0.1"), peer(A)])
+    note_model("ab" * 32)
+    (known,) = memory.swarms()
+    assert known.peers == (peer(A), peer(met))  # B did not answer
+    assert (known.model, known.fingerprint) == (str(tmp_path / "model"), "ab" * 32)
+    assert (known.broker, known.network) == ("mqtt://invited.example", KEY.name)
+    assert find(memory).membership.network == KEY
+
+
+@dataclass(frozen=True)
+class Status:
+    """A command that looks at a swarm, whatever its models."""
+
+    join: tuple[str, ...] = ()
+    model: str | None = None
+    membership: Membership = OPEN_SWARM
+
+
+def test_commands_are_filled_in(memory: SwarmMemory) -> None:
+    finder = SwarmFinder(memory, {})
+    serve, note = with_swarm(ServeConfig(layers="auto", model=invited(network=KEY)), finder)
+    assert (serve.join, serve.model, serve.mqtt) == ((peer(A),), "org/invited", "mqtt://invited.example")
+    assert (serve.fingerprint, serve.membership.network) == (PRINT, KEY)
+    assert note
+    serve.check()
+    assert serve.dht().membership.network == KEY
+    assert serve.dht().join == (peer(A),)
+    looks, _ = with_swarm(Status(model=invited()), finder, wants_model=False)
+    assert (looks.join, looks.model) == ((peer(A),), None)
+    looks, _ = with_swarm(Status((peer(A),), "some"), finder, wants_model=False)
+    assert looks.model == "some"
