@@ -23,7 +23,7 @@ from node.config import ServeConfig
 from swarm.discovery.dht.addresses import OPEN_SWARM
 from swarm.discovery.identity import Identity, default_identity_path
 from swarm.doctor.options import Doctor
-from swarm.errors import RegistryError, SwarmError
+from swarm.errors import ConfigError, RegistryError, SwarmError
 from swarm.joining.invite import is_invite
 from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
 from swarm.joining.remembered import SwarmMemory
@@ -120,6 +120,8 @@ def _as_service(config: ServeConfig) -> ServeConfig:
     key = found.membership.network
     if key is None:
         return found
+    if memory.path is None:
+        raise ConfigError("nothing is remembered here (CANOPY_SWARMS=none): give the key's file with --network-key")
     memory.keep_key(key)
     return replace(found, network_key=memory.key_path(key.name), membership=OPEN_SWARM)
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from ipaddress import ip_address
 
-from node.reach.ladder import NoMapping
 from node.reach.lend import MapPort
 from node.reach.reached import Whereabouts
 from swarm.discovery.node_record import Reach, bracketed, split_address
+from swarm.gateway.ports import NoMapping
 from swarm.runtime.counted_log import describe
 from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
 from swarm.ways.local_dialler import LocalDialler, open_ways

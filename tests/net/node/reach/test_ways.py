@@ -10,7 +10,6 @@ import grpc.aio
 import pytest
 
 from node.reach.circuits import Circuits, LocalServer
-from node.reach.ladder import NoMapping
 from node.reach.punch import PunchAnswerer
 from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import PunchRequest, Standing, StandingOptions
@@ -20,6 +19,7 @@ from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import Reach
 from swarm.discovery.registry import RelayOffer
+from swarm.gateway.ports import NoMapping
 from swarm.runtime.quota import stand_in
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Dialer
