@@ -13,7 +13,9 @@ from swarm.discovery.identity import default_identity_path
 from swarm.discovery.node_record import MAX_NAME_CHARACTERS, split_address
 from swarm.discovery.record_fields import RecordError
 from swarm.errors import ConfigError
+from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.relay.lending import lent_settings
 from swarm.runtime.cli_types import (
     Count,
     DeviceName,
@@ -23,6 +25,7 @@ from swarm.runtime.cli_types import (
     HostPort,
     Insecure,
     Layers,
+    MegabitsPerSecond,
     MegabytesPerSecond,
     Model,
     Name,
@@ -55,6 +58,8 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
         "announce_address",
         "relay",
         "no_port_mapping",
+        "relay_port",
+        "relay_mbit",
         "allow_private",
         "insecure",
     ),
@@ -104,6 +109,11 @@ class ServeConfig:
     at HOST:PORT, or not at all (off)."""
     no_port_mapping: bool = False
     """Do not ask the home router to forward a port (PCP, NAT-PMP, UPnP)."""
+    relay_port: Port = 0
+    """TCP port of the relay that this node lends to others, where it is reached without one; 0 takes a free one."""
+    relay_mbit: MegabitsPerSecond | None = None
+    """Mbit/s that this relay carries at most, both ways counted; 0 lends none (default: a quarter of the measured
+    uplink, 10 until it is measured)."""
     insecure: Insecure = False
     """Speak plain text and announce no certificate: for a swarm on this machine's loopback addresses only."""
     allow_private: bool = False
@@ -146,6 +156,7 @@ class ServeConfig:
         for option, port in ports:
             if not 0 <= port < 65_536:
                 raise ConfigError(f"{option} {port}: a TCP port is 1 to 65535, or 0 for a free one")
+        lent_settings(PeerId(""), self.relay_mbit or 0.0, host=self.host, port=self.relay_port)
         check_threads(self.threads, "--threads")
         counts = (("--kv-tokens", self.kv_tokens), ("--num-layers", self.num_layers))
         for option, count in counts:

@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import tyro
@@ -27,8 +29,9 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
+from swarm.relay.lending import lend, lent_settings, offered_host
 from swarm.runtime.cli import fit, plain_words
-from swarm.runtime.cli_types import File, Host, Model, Peer, Port
+from swarm.runtime.cli_types import File, Host, MegabitsPerSecond, Model, Peer, Port
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.file_limit import raise_file_limit
@@ -37,6 +40,7 @@ from swarm.runtime.plain_text import plain_line
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
+RELAY_PORT = 31_338
 MODELS_LOOKED_UP = 64
 """Models whose records `swarm status` reads, at most; those known for longest come first."""
 MODELS_SHOWN = 20
@@ -61,6 +65,9 @@ class Bootstrap:
         join: multiaddress of another peer to join, e.g. a second bootstrap peer; may be repeated (default: none).
         allow_private: check whether nodes at private addresses can be reached also where this machine has a public
             address.
+        relay_port: TCP port of the relay that is lent to nodes which nobody can dial; 0 takes any free one
+            (default: 31338, or a free one where that is taken).
+        relay_mbit: Mbit/s that the relay carries at most, both ways counted; 0 lends none.
     """
 
     host: Host = "0.0.0.0"
@@ -69,6 +76,8 @@ class Bootstrap:
     announce_address: Host | None = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     allow_private: bool = False
+    relay_port: Port | None = None
+    relay_mbit: MegabitsPerSecond = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +156,26 @@ async def bootstrap(command: Bootstrap, console: Console) -> None:
         identity_path=command.identity or default_identity_path().with_name("bootstrap.key"),
         allow_private=command.allow_private,
     )
-    async with DhtRegistry.open(config) as registry:
+    async with AsyncExitStack() as stack:
+        opened = DhtRegistry.open(config)
+        port, mbit = command.relay_port, command.relay_mbit
+        lent = lent_settings(opened.peer_id, mbit, host=command.host, port=port, usual_port=RELAY_PORT)
+        registry = await stack.enter_async_context(opened)
         addresses = registry.join_addresses()
         console.print(Text(f"DHT peer {registry.peer_id}; a node joins with:"))
         console.print(Text(serve_line("MODEL", "0-20", addresses)))
         for address in addresses[1:]:
             console.print(Text(f"also at {address}"))
+        if lent is not None:
+            relay = await stack.enter_async_context(lend(registry, lent, partial(_beside, registry)))
+            console.print(Text(f"lends a relay on port {relay.port}: up to {mbit:g} Mbit/s"))
         await _until(stop, registry)
         console.print(Text("leaving"))
+
+
+async def _beside(registry: Registry, port: int) -> str:
+    """Under which address others reach another port of this machine: as they reach its DHT peer."""
+    return f"{offered_host(registry.join_addresses())}:{port}"
 
 
 async def _health(command: Health, console: Console) -> None:

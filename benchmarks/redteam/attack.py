@@ -29,6 +29,7 @@ class Kind(enum.StrEnum):
     DIRECTORY = "directory"
     HEALTH = "health"
     TERMINAL = "terminal"
+    RELAYS = "relays"
     FILES = "files"
     CLOCKS = "clocks"
 

@@ -105,6 +105,7 @@ class Arrival:
         self._scope: TaskScope | None = None
         self._standing: Standing | None = None
         self._mapper: PortMapper | None = None
+        self._others: dict[int, PortMapper] = {}
         self._is_public = self._is_serving = False
         self._known_relays: list[RelayOffer] = []
         self._ladder: Ladder | None = None
@@ -248,6 +249,18 @@ class Arrival:
     async def _unmap(self) -> None:
         if self._mapper is not None:
             await self._mapper.close()
+
+    async def map_other_port(self, port: int) -> str:
+        """Have the router map another port of this machine, until the node ends; its external `host:port`.
+
+        Raises:
+            NoMapping: it does not.
+        """
+        mapper = self._others.get(port)
+        if mapper is None:
+            mapper = self._others[port] = self._new_mapper(port)
+        mapping = mapper.mapping or await mapper.open()
+        return mapping.address
 
     def _new_mapper(self, port: int) -> PortMapper:
         """Keeps a port mapped until the node ends."""

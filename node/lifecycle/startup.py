@@ -33,6 +33,7 @@ from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, compute_of, fitting_layers, free_bytes, pick_device
 from node.model.span import dissect
 from node.reach.hello import HelloOnly
+from node.reach.lend import Lender
 from node.reach.watch import Watch
 from node.telemetry.counters import NodeCounters
 from node.telemetry.metrics import NodeFigures, listening, serving_metrics
@@ -195,6 +196,18 @@ class StartUp:
         scope = starting.resources.scope
         scope.spawn(unending(starting.arrival.remember_relays, "asking for relays", pause_s=REMEMBER_S))
         scope.spawn(unending(watch.run, "watching how this machine is reached"))
+        if self._config.relay_mbit != 0 and isinstance(starting.resources.registry, DhtRegistry):
+            scope.spawn(unending(partial(self._lend, starting), "lending a relay"))
+
+    async def _lend(self, starting: Starting) -> None:
+        """Lend a relay while this machine needs none itself."""
+        resources, announcer = starting.resources, starting.announcer
+
+        def uplink_mbit_per_s() -> float | None:
+            return None if announcer.announced is None else announcer.announced.uplink_mbit_per_s
+
+        lender = Lender(resources.registry, self._config, resources.whereabouts, starting.arrival.map_other_port)
+        await lender.run(uplink_mbit_per_s)
 
     async def _reserve_span(self, starting: Starting) -> SpanReservation:
         """Reserve the span that the swarm needs most."""

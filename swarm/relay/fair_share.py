@@ -62,10 +62,9 @@ class FairShare:
             call_later: the event loop's, or a test's.
         """
         self._rate = bytes_per_s
-        self._burst = bytes_per_s * BURST_S
         self._clock = clock
         self._call_later = call_later
-        self._left = self._burst
+        self._left = bytes_per_s * BURST_S
         self._at = clock()
         self._virtual = 0.0
         self._turns = itertools.count()
@@ -90,6 +89,11 @@ class FairShare:
         self._arm()
         await payment.turn
 
+    def change(self, bytes_per_s: float) -> None:
+        """Lend another rate from now on."""
+        self._refill()
+        self._rate = bytes_per_s
+
     @property
     def chunk_bytes(self) -> int:
         """How much a flow should carry before it pays: what takes 10 ms, so that others wait for little."""
@@ -109,7 +113,7 @@ class FairShare:
 
     def _refill(self) -> None:
         now = self._clock()
-        self._left = min(self._left + (now - self._at) * self._rate, self._burst)
+        self._left = min(self._left + (now - self._at) * self._rate, self._rate * BURST_S)
         self._at = now
 
     def _arm(self) -> None:

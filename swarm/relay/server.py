@@ -129,12 +129,17 @@ class RelayServer:
         most = self._limits.circuits.total
         return RelayLoad(self._visits.circuits, most, carried, self._lent, len(self._machines))
 
+    def lend(self, mbit_per_s: float) -> None:
+        """Carry so much at most from now on."""
+        self._lent = mbit_per_s
+        self._share.change(mbit_per_s * MBIT_BYTES)
+
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Answer until the block is left; yields the TCP port.
 
         Args:
-            host: IP address to listen on; `::` is every address of both families.
+            host: IP address to listen on; `0.0.0.0` is every address, of IPv6 too where this machine has it.
             port: 0 takes a free one.
 
         Raises:
@@ -348,12 +353,14 @@ def listen_on(host: str, port: int) -> socket.socket:
     """A socket that listens, and does not block.
 
     Args:
-        host: IP address; `::` is every address of both families.
+        host: IP address; `0.0.0.0` is every address, of IPv6 too where this machine has it.
         port: 0 takes a free one.
 
     Raises:
         OSError: it cannot be had.
     """
+    if host == "0.0.0.0" and socket.has_dualstack_ipv6():
+        host = "::"
     is_v6 = ":" in host
     sock = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET)
     try:

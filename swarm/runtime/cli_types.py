@@ -53,6 +53,7 @@ Insecure = Annotated[
     tyro.conf.arg(help="plain text on the links of a swarm on this machine's loopback; all its programs need it"),
 ]
 """Whether machines that announce no certificate are dialled: everywhere else, links are encrypted or not made."""
+MegabitsPerSecond = Annotated[float, Word("MBIT")]
 MegabytesPerSecond = Annotated[float, Word("MB")]
 
 

@@ -117,7 +117,7 @@ class DialBack:
         self._call = call
         self._call_relay = call_relay
         self._clock = clock
-        self._recent: deque[tuple[float, PeerId]] = deque()
+        self._recent: deque[tuple[float, str]] = deque()
         self._running = 0
 
     async def answer(self, peer: PeerId, request: bytes) -> bytes:
@@ -159,13 +159,13 @@ class DialBack:
             nonce = secrets.token_bytes(NONCE_BYTES)
             return check_who(peer, nonce, await self._call_relay(dialled, nonce))
 
-        verdict = False if address is None else await self._try(peer, address, who)
+        verdict = False if address is None else await self._try(f"relay of {peer}", address, who)
         packed: bytes = msgpack.packb(verdict)
         return packed
 
-    async def _try(self, peer: PeerId, address: str, ask: Callable[[str], Awaitable[bool]]) -> bool | None:
+    async def _try(self, key: str, address: str, ask: Callable[[str], Awaitable[bool]]) -> bool | None:
         """Call an address on a stranger's word, if it may be called; None where too much was called lately."""
-        if not self._admit(peer):
+        if not self._admit(key):
             return None
         self._running += 1
         try:
@@ -177,14 +177,14 @@ class DialBack:
         finally:
             self._running -= 1
 
-    def _admit(self, peer: PeerId) -> bool:
+    def _admit(self, key: str) -> bool:
         now = self._clock()
         while self._recent and self._recent[0][0] <= now - _WINDOW_S:
             self._recent.popleft()
-        own = sum(1 for _, requester in self._recent if requester == peer)
+        own = sum(1 for _, requester in self._recent if requester == key)
         if self._running >= _MAX_RUNNING or own >= _MAX_PER_PEER or len(self._recent) >= _MAX_REQUESTS:
             return False
-        self._recent.append((now, peer))
+        self._recent.append((now, key))
         return True
 
 

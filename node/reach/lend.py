@@ -1,0 +1,92 @@
+"""What a node lends: a relay for machines that nobody can dial, while others reach this one without help."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Final
+
+from node.config import ServeConfig
+from node.reach.ladder import NoMapping
+from node.reach.reached import Whereabouts
+from swarm.discovery.node_record import Reach, split_address
+from swarm.discovery.registry import Registry
+from swarm.relay.lending import lend, lent_settings
+
+LOOK_S: Final = 3.0
+"""How often it is looked whether this machine is still reached without a relay."""
+UNMEASURED_MBIT: Final = 10.0
+"""Lent while the uplink was not measured."""
+SHARE: Final = 0.25
+"""Of the measured uplink."""
+
+logger = logging.getLogger(__name__)
+
+MapPort = Callable[[int], Awaitable[str]]
+"""Has the router map another port; its external `host:port`. Raises NoMapping."""
+
+
+class Lender:
+    """Lends while it can."""
+
+    def __init__(self, registry: Registry, config: ServeConfig, whereabouts: Whereabouts, map_port: MapPort) -> None:
+        """Lend nothing yet.
+
+        Args:
+            registry: the directory.
+            config: which port, and how much.
+            whereabouts: how others come to this machine.
+            map_port: for the relay's port, where the router maps the node's.
+        """
+        self._registry = registry
+        self._config = config
+        self._whereabouts = whereabouts
+        self._map_port = map_port
+
+    async def run(self, uplink_mbit_per_s: Callable[[], float | None]) -> None:
+        """Lend for ever, or return where the options say that nothing is lent.
+
+        Args:
+            uplink_mbit_per_s: as measured; None before that.
+
+        Raises:
+            SwarmError: the relay does not start.
+        """
+        config = self._config
+
+        def mbit_per_s() -> float:
+            return config.relay_mbit if config.relay_mbit is not None else usual_mbit(uplink_mbit_per_s())
+
+        settings = lent_settings(self._registry.peer_id, mbit_per_s(), host=config.host, port=config.relay_port)
+        async with AsyncExitStack() as stack:
+            is_lent = False
+            while settings is not None:
+                is_reached = self._whereabouts.now.reach is not Reach.RELAYED
+                if is_reached and not is_lent:
+                    lent = await stack.enter_async_context(lend(self._registry, settings, self._reached_at, mbit_per_s))
+                    settings = replace(settings, port=lent.port)
+                elif is_lent and not is_reached:
+                    await stack.aclose()
+                is_lent = is_reached
+                await asyncio.sleep(LOOK_S)
+
+    async def _reached_at(self, port: int) -> str | None:
+        """Under which address others reach the relay, if they do."""
+        reached = self._whereabouts.now
+        match reached.reach:
+            case Reach.DIRECT:
+                return f"{split_address(reached.address)[0]}:{port}"
+            case Reach.MAPPED:
+                try:
+                    return await self._map_port(port)
+                except NoMapping as none:
+                    logger.info("the relay's port is not mapped: %s", none)
+        return None
+
+
+def usual_mbit(uplink_mbit_per_s: float | None) -> float:
+    """What is lent where no option says it: a quarter of the uplink."""
+    return UNMEASURED_MBIT if uplink_mbit_per_s is None else round(SHARE * uplink_mbit_per_s, 1)

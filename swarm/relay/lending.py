@@ -1,0 +1,194 @@
+"""Lending a relay: keeps one running and offers it in the directory for as long as others reach it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+
+from swarm.discovery.dialable import is_public
+from swarm.discovery.node_record import bracketed
+from swarm.discovery.registry import Registry
+from swarm.errors import ConfigError, RegistryError, SwarmError
+from swarm.ids import PeerId
+from swarm.relay.child import RelaySettings
+from swarm.relay.process import RelayProcess, relay_process
+from swarm.relay.server import RelayLoad
+from swarm.runtime.counted_log import describe
+from swarm.runtime.tasks import TaskScope
+
+CHECK_S = 60.0
+"""How often peers are asked whether they reach the relay."""
+UNSURE_S = 5.0
+"""The same while nobody could be asked yet."""
+MAX_MBIT = 100_000.0
+RATE_S = 1.0
+"""How often the rate is looked at that the relay is to carry."""
+RESTART_S = 5.0
+"""Pause before a relay that died is started again."""
+
+logger = logging.getLogger(__name__)
+
+ReachedAt = Callable[[int], Awaitable[str | None]]
+"""`host:port` under which others reach a local TCP port; None where they do not."""
+
+
+def lent_settings(
+    peer: PeerId, mbit_per_s: float, *, host: str, port: int | None, usual_port: int = 0
+) -> RelaySettings | None:
+    """What the options of a command line say; None where nothing is lent.
+
+    Args:
+        peer: whose relay it is.
+        mbit_per_s: what it carries at most; 0 lends nothing.
+        host: IP address to listen on.
+        port: 0 takes a free one, and None the usual one.
+        usual_port: taken where it is free.
+
+    Raises:
+        ConfigError: an option is none.
+    """
+    if not 0 <= mbit_per_s <= MAX_MBIT:
+        raise ConfigError(f"--relay-mbit {mbit_per_s:g}: give Mbit/s from 0 (lend none) to {MAX_MBIT:g}")
+    if port is not None and not 0 <= port < 65_536:
+        raise ConfigError(f"--relay-port {port}: a TCP port is 1 to 65535, or 0 for a free one")
+    if mbit_per_s == 0:
+        return None
+    chosen = usual_port if port is None else port
+    return RelaySettings(peer, mbit_per_s, "127.0.0.1" if host == "localhost" else host, chosen, port is None)
+
+
+def offered_host(addresses: Sequence[str]) -> str:
+    """The host of the multiaddress under which most others reach a DHT peer, as it stands before a port.
+
+    Args:
+        addresses: as the registry lists them, best first; one with a public IP address is preferred.
+    """
+    hosts = [address.split("/")[2] for address in addresses]
+    return bracketed(next((host for host in hosts if _is_public(host)), hosts[0]))
+
+
+def _is_public(host: str) -> bool:
+    try:
+        return is_public(ip_address(host))
+    except ValueError:
+        return True  # a name: its owner gave it
+
+
+@dataclass(slots=True)
+class LentRelay:
+    """A relay that this machine lends.
+
+    Attributes:
+        port: where it listens.
+        address: `host:port` under which it is offered; None while it is not.
+        load: what it carries; None before it said so.
+    """
+
+    port: int
+    address: str | None = None
+    load: RelayLoad | None = None
+
+
+@asynccontextmanager
+async def lend(
+    registry: Registry, settings: RelaySettings, reached_at: ReachedAt, mbit_per_s: Callable[[], float] | None = None
+) -> AsyncIterator[LentRelay]:
+    """Run a relay and offer it; leaving takes the offer back and ends it.
+
+    It is offered once a peer has reached it and it has proved whose it is, and where nobody could be asked yet: the
+    first machine of a swarm lends to the second. A relay that nobody reaches any more is offered no more.
+
+    Args:
+        registry: the directory.
+        settings: whose it is, where it listens and what it carries.
+        reached_at: under which address others reach its port; asked again before each check.
+        mbit_per_s: what it carries at most, as of now; None: what the settings say.
+
+    Raises:
+        SwarmError: it does not start.
+    """
+    async with TaskScope() as scope:
+        started: asyncio.Future[LentRelay] = asyncio.get_running_loop().create_future()
+        lender = _Lender(registry, settings, reached_at, mbit_per_s or (lambda: settings.mbit_per_s))
+        scope.spawn(lender.run(started))
+        lent = await started
+        try:
+            yield lent
+        finally:
+            if lent.address is not None:
+                with suppress(RegistryError):
+                    await registry.offer_relay(None)
+
+
+class _Lender:
+    """Keeps a relay running, and offered while others reach it."""
+
+    def __init__(
+        self, registry: Registry, settings: RelaySettings, reached_at: ReachedAt, mbit_per_s: Callable[[], float]
+    ) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._reached_at = reached_at
+        self._mbit_per_s = mbit_per_s
+        self._lent: LentRelay | None = None
+
+    async def run(self, started: asyncio.Future[LentRelay]) -> None:
+        """Run one, and another one at the same port where it dies."""
+        while True:
+            settings = replace(self._settings, mbit_per_s=self._mbit_per_s())
+            try:
+                async with relay_process(self._registry.identity, settings) as relay, TaskScope() as scope:
+                    if self._lent is None:
+                        self._lent = LentRelay(relay.port)
+                        self._settings = replace(settings, port=relay.port, takes_any_port=False)
+                        started.set_result(self._lent)
+                    scope.spawn(self._keep_offering(self._lent))
+                    scope.spawn(self._keep_rate(relay, self._lent, settings.mbit_per_s))
+                    await relay.wait_ended()
+                    logger.warning("the relay that this machine lends has died; it is started again")
+            except SwarmError as error:
+                if self._lent is None:
+                    started.set_exception(error)
+                    return
+                logger.warning("the relay that this machine lends is down: %s", describe(error))
+            if self._lent is not None:
+                await self._offer(self._lent, None)
+            await asyncio.sleep(RESTART_S)
+
+    async def _keep_rate(self, relay: RelayProcess, lent: LentRelay, told: float) -> None:
+        while True:
+            lent.load = relay.load
+            wanted = self._mbit_per_s()
+            if wanted != told:
+                told = wanted
+                await relay.lend(wanted)
+            await asyncio.sleep(RATE_S)
+
+    async def _keep_offering(self, lent: LentRelay) -> None:
+        while True:
+            verdict: bool | None = False
+            address = None
+            try:
+                address = await self._reached_at(lent.port)
+                verdict = False if address is None else await self._registry.dial_back_relay(address)
+            except RegistryError as error:
+                logger.info("nobody could be asked whether this machine's relay is reached: %s", describe(error))
+                verdict = None
+            if verdict is not None or lent.address is None:
+                await self._offer(lent, address if verdict is not False else None)
+            await asyncio.sleep(UNSURE_S if verdict is None else CHECK_S)
+
+    async def _offer(self, lent: LentRelay, address: str | None) -> None:
+        if lent.address == address:
+            return
+        try:
+            await self._registry.offer_relay(address)
+        except RegistryError as error:
+            logger.info("the relay's offer was not taken: %s", describe(error))
+            return
+        lent.address = address
+        logger.info("lends a relay at %s" if address else "lends no relay now: %s", address or "nobody reaches it")

@@ -1,0 +1,87 @@
+"""When a node lends a relay, at which address, and how much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from node.config import ServeConfig
+from node.reach import lend
+from node.reach.ladder import NoMapping
+from node.reach.reached import Reached, Whereabouts
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from swarm.discovery.node_record import Reach
+from swarm.errors import ConfigError
+from swarm.relay.child import RelaySettings
+from swarm.relay.lending import LentRelay, ReachedAt
+
+DIRECT = Reached("[2001:db8::1]:5000", Reach.DIRECT, "")
+MAPPED = Reached("192.0.2.1:5000", Reach.MAPPED, "")
+RELAYED = Reached("Qm.via.192.0.2.9:31338", Reach.RELAYED, "")
+
+
+class Lent:
+    """What was lent, as `swarm.relay.lending.lend` would."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[Any] = asyncio.Queue()
+        self.settings: list[RelaySettings] = []
+        self.rate: Callable[[], float] = lambda: 0.0
+
+    @asynccontextmanager
+    async def lend(
+        self, registry: object, settings: RelaySettings, reached_at: ReachedAt, mbit_per_s: Callable[[], float]
+    ) -> AsyncIterator[LentRelay]:
+        self.settings.append(settings)
+        self.rate = mbit_per_s
+        self.said.put_nowait(await reached_at(7000))
+        yield LentRelay(7000)
+        self.said.put_nowait("ended")
+
+
+async def mapped(port: int) -> str:
+    return f"198.51.100.1:{port}"
+
+
+async def unmapped(port: int) -> str:
+    raise NoMapping("no router answers")
+
+
+async def test_it_lends_while_it_is_reached_without_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    lent, whereabouts, uplink = Lent(), Whereabouts(RELAYED), list[float]()
+    monkeypatch.setattr(lend, "lend", lent.lend)
+    monkeypatch.setattr(lend, "LOOK_S", 0.001)
+    lender = lend.Lender(MemoryRegistry(MemoryNetwork()), ServeConfig("0-4"), whereabouts, mapped)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(lender.run(lambda: uplink[0] if uplink else None))
+        whereabouts.move(DIRECT)
+        assert await lent.said.get() == "[2001:db8::1]:7000"
+        assert lent.rate() == 10.0
+        uplink.append(41.0)
+        assert lent.rate() == 10.2, "a quarter of what was measured"
+        whereabouts.move(RELAYED)
+        assert await lent.said.get() == "ended"
+        whereabouts.move(MAPPED)
+        assert await lent.said.get() == "198.51.100.1:7000"
+        assert [one.port for one in lent.settings] == [0, 7000], "the same port again"
+        running.cancel()
+
+
+async def test_without_a_mapping_of_its_port_a_relay_is_not_reached() -> None:
+    lender = lend.Lender(MemoryRegistry(MemoryNetwork()), ServeConfig("0-4"), Whereabouts(MAPPED), unmapped)
+    assert await lender._reached_at(7000) is None
+
+
+async def test_an_option_says_how_much_and_zero_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lent = Lent()
+    monkeypatch.setattr(lend, "lend", lent.lend)
+    registry = MemoryRegistry(MemoryNetwork())
+    await lend.Lender(registry, ServeConfig("0-4", relay_mbit=0.0), Whereabouts(DIRECT), mapped).run(lambda: 100.0)
+    assert not lent.settings
+    for options in ({"relay_mbit": -1.0}, {"relay_port": 70_000}):
+        with pytest.raises(ConfigError, match="--relay-"):
+            ServeConfig("0-4", **options).check()
