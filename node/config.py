@@ -51,18 +51,8 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "identity", "name", "drain"),
-    network=(
-        "host",
-        "port",
-        "dht_port",
-        "announce_address",
-        "relay",
-        "no_port_mapping",
-        "relay_port",
-        "relay_mbit",
-        "allow_private",
-        "insecure",
-    ),
+    network=("host", "port", "dht_port", "allow_private", "insecure"),
+    reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,7 @@ class ServeConfig:
     relay: Relay = "auto"
     """Where nobody can call this machine: be reached through relays that the swarm's peers lend (auto), through the one
     at HOST:PORT, or not at all (off)."""
-    no_port_mapping: bool = False
+    no_port_mapping: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Do not ask the home router to forward a port (PCP, NAT-PMP, UPnP)."""
     relay_port: Port = 0
     """TCP port of the relay that this node lends to others, where it is reached without one; 0 takes a free one."""

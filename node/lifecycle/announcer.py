@@ -28,6 +28,8 @@ from swarm.runtime.version import VERSION
 from swarm.telemetry.messages import MessageKind
 
 ANNOUNCE_S = RECORD_TTL_S / 3
+SAY_AGAIN, SAY_AGAIN_S = 5, 2.0
+"""How often a new address is announced until the directory takes it, and how long after the try before."""
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +95,19 @@ class Announcer:
             await self._try(lambda: self.announce(self._state))
 
     async def say_again(self) -> None:
-        """Write the record at once, as others reach the node otherwise now; nothing where it was not announced yet."""
-        if self.announced is not None:
-            await self._try(lambda: self.announce(self._state))
+        """Write the record at once, as others reach the node otherwise now; nothing where it was not announced yet.
+
+        A home that lost its way in has often lost the directory too: it is tried a few times, then with the next
+        renewal.
+        """
+        if self.announced is None:
+            return
+        for _ in range(SAY_AGAIN):
+            try:
+                return await self.announce(self._state)
+            except (RegistryError, OSError) as trouble:
+                self._troubles.say("announcing", f"not announced this time: {describe(trouble)}")
+            await asyncio.sleep(SAY_AGAIN_S)
 
     async def _try(self, step: Callable[[], Awaitable[object]]) -> None:
         """Take a step of a loop that must not end, whatever fails: without it, the node would not be listed.

@@ -52,7 +52,7 @@ class LocalServer:
         ip = ip_address("127.0.0.1" if self.host == "localhost" else self.host)
         return "127.0.0.1" if ip.is_unspecified else str(ip)
 
-    async def connect(self, source: str) -> Ends:
+    async def connect(self, source: str) -> StreamPair:
         """Open a connection to it.
 
         Args:
@@ -72,7 +72,7 @@ class LocalServer:
             return await asyncio.open_connection(here, self.port, limit=CHUNK_BYTES)
 
 
-Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+StreamPair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Circuits:
@@ -109,7 +109,7 @@ class Circuits:
             return
         self._scope.spawn(self._carry(way, address, token, stand_in(way, dialler)))
 
-    def adopt(self, way: str, ends: Ends, dialler: str) -> None:
+    def adopt(self, way: str, ends: StreamPair, dialler: str) -> None:
         """Splice a connection that is open already, such as a punched one; one too many is closed."""
         if not self._admit(way):
             ends[1].close()
@@ -134,7 +134,7 @@ class Circuits:
             return
         await self._splice_here(way, far, source)
 
-    async def _splice_here(self, way: str, far: Ends, source: str) -> None:
+    async def _splice_here(self, way: str, far: StreamPair, source: str) -> None:
         """Splice a connection to the server; where that does not listen, the other end learns it at once."""
         try:
             near = await self._server.connect(source)
@@ -153,7 +153,7 @@ class Circuits:
             del self._open[way]
 
 
-async def connect(address: str) -> Ends:
+async def connect(address: str) -> StreamPair:
     """A TCP connection to `host:port`; of a name with several addresses, whichever answers first.
 
     Raises:
@@ -167,7 +167,7 @@ async def connect(address: str) -> Ends:
     return ends
 
 
-async def splice(one: Ends, other: Ends) -> None:
+async def splice(one: StreamPair, other: StreamPair) -> None:
     """Pass bytes both ways until both directions have ended, or one side broke; both are closed then."""
     is_whole = False
     try:

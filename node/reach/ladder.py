@@ -22,7 +22,7 @@ STAND_S: Final = 12.0
 """How long a relay may take to be found and to take this machine."""
 RELAYS_TRIED: Final = 2
 
-DialBackCall = Callable[[str], Awaitable[bool | None]]
+AskPeers = Callable[[str], Awaitable[bool | None]]
 """Whether peers reach this machine at an address; None where nobody could be asked."""
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Rungs:
     own: Callable[[], Sequence[str]]
     fallback: str
     is_first: bool
-    dial_back: DialBackCall
+    dial_back: AskPeers
     call_self: Callable[[str], Awaitable[bool]]
     map_port: Callable[[], Awaitable[tuple[str, str]]] | None = None
     unmap: Callable[[], Awaitable[None]] | None = None

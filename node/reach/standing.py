@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from node.reach import relay_choice
-from node.reach.circuits import CONNECT_S, Circuits, Ends, connect
+from node.reach.circuits import CONNECT_S, Circuits, StreamPair, connect
 from node.reach.relay_choice import RelayProbe
 from swarm.discovery.dialable import DialPolicy, is_public
 from swarm.discovery.identity import Identity
@@ -71,7 +71,7 @@ class PunchRequest:
 
 OnPunch = Callable[[PunchRequest], Awaitable[None]]
 FindRelays = Callable[[], Awaitable[Sequence[RelayOffer]]]
-Probe = Callable[[str, PeerId | None], Awaitable[RelayProbe | None]]
+AskRelay = Callable[[str, PeerId | None], Awaitable[RelayProbe | None]]
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class Standing:
         circuits: Circuits,
         find: FindRelays,
         options: StandingOptions,
-        probe: Probe = relay_choice.ask,
+        probe: AskRelay = relay_choice.ask,
     ) -> None:
         """Stand nowhere yet.
 
@@ -279,7 +279,7 @@ class Standing:
                 self._stands.remove(stand)
                 self.changed.set()
 
-    async def _introduce(self, ends: Ends, probe: RelayProbe) -> str:
+    async def _introduce(self, ends: StreamPair, probe: RelayProbe) -> str:
         """Say HERE and prove it; this machine's address as the relay sees it."""
         reader, writer = ends
         own = self._identity
@@ -299,7 +299,7 @@ class Standing:
             case said:
                 raise RemoteProtocolError("ok", _refusal(said))
 
-    async def _listen(self, ends: Ends, stand: _Stand) -> None:
+    async def _listen(self, ends: StreamPair, stand: _Stand) -> None:
         """Do what a relay asks for, until it is silent or ends."""
         reader, writer = ends
         async with TaskScope() as punches:

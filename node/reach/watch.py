@@ -39,7 +39,7 @@ BETTER_S: Final = 600.0
 logger = logging.getLogger(__name__)
 
 
-class Move(enum.Enum):
+class WatchMove(enum.Enum):
     """What to do."""
 
     STAY = enum.auto()
@@ -69,7 +69,7 @@ class Sight:
     was_asked: bool = False
 
 
-def decide(reached: Reached, before: Sight, now: Sight, alone_s: float) -> tuple[Move, str]:
+def decide(reached: Reached, before: Sight, now: Sight, alone_s: float) -> tuple[WatchMove, str]:
     """What follows from a look.
 
     Args:
@@ -82,24 +82,27 @@ def decide(reached: Reached, before: Sight, now: Sight, alone_s: float) -> tuple
         What to do, and why in a few words.
     """
     if now.own != before.own:
-        return Move.CLIMB, "this machine's own addresses changed"
+        return WatchMove.CLIMB, "this machine's own addresses changed"
     match reached.reach:
         case Reach.MAPPED if now.mapped != reached.address:
-            return Move.CLIMB, "the router gave up the port" if now.mapped is None else "the router's address changed"
+            return (
+                WatchMove.CLIMB,
+                "the router gave up the port" if now.mapped is None else "the router's address changed",
+            )
         case Reach.MAPPED if now.is_doubtful and now.was_asked and now.is_reached is None:
-            return Move.CLIMB, "neither the router nor a peer answers"
+            return WatchMove.CLIMB, "neither the router nor a peer answers"
         case Reach.RELAYED:
             relayed = parse_relayed(reached.address)
             assert relayed is not None, "a relayed machine has a relayed address"
             if relayed.relay not in now.relays:
                 if now.relays:
-                    return Move.OTHER_RELAY, f"the relay {relayed.relay} is lost"
+                    return WatchMove.OTHER_RELAY, f"the relay {relayed.relay} is lost"
                 if alone_s >= RELAY_GRACE_S:
-                    return Move.CLIMB, "no relay is left"
-                return Move.STAY, ""
+                    return WatchMove.CLIMB, "no relay is left"
+                return WatchMove.STAY, ""
     if now.is_reached is False:
-        return Move.CLIMB, f"peers do not reach {reached.address} any more"
-    return Move.STAY, ""
+        return WatchMove.CLIMB, f"peers do not reach {reached.address} any more"
+    return WatchMove.STAY, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ class Watch:
         is_due = now - self._dialled_at >= (DIAL_BACK_RELAYED_S if is_relayed else DIAL_BACK_S)
         is_doubtful = reached.reach is Reach.MAPPED and sight.is_doubtful and not self._was_doubtful
         self._was_doubtful = sight.is_doubtful
-        if move is Move.STAY and (is_due or is_doubtful):
+        if move is WatchMove.STAY and (is_due or is_doubtful):
             self._dialled_at = now
             verdict = None
             with suppress(TimeoutError):
@@ -175,12 +178,12 @@ class Watch:
             )
             if verdict:
                 self._is_lost = False
-        if move is Move.STAY and is_relayed and now - self._climbed_at >= BETTER_S:
-            move, why = Move.CLIMB, ""
+        if move is WatchMove.STAY and is_relayed and now - self._climbed_at >= BETTER_S:
+            move, why = WatchMove.CLIMB, ""
         match move:
-            case Move.OTHER_RELAY:
+            case WatchMove.OTHER_RELAY:
                 await self._move_to_relay(sight.relays[0], why)
-            case Move.CLIMB if not self._is_lost or now - self._climbed_at >= self._wait_s:
+            case WatchMove.CLIMB if not self._is_lost or now - self._climbed_at >= self._wait_s:
                 await self._climb(sight, why)
 
     async def _move_to_relay(self, relay: str, why: str) -> None:

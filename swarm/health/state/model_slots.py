@@ -26,7 +26,7 @@ NEW_PER_LOOK: Final = 8
 """Unknown models that are looked up although all slots are taken: they may deserve one."""
 
 
-class Standing(enum.IntEnum):
+class SlotStanding(enum.IntEnum):
     """The evidence that a model exists."""
 
     REPORTED = 0
@@ -43,11 +43,11 @@ class ModelSlots:
     """
 
     proved: dict[str, float] = field(default_factory=dict)
-    _taken: dict[str, tuple[Standing, float]] = field(default_factory=dict)
+    _taken: dict[str, tuple[SlotStanding, float]] = field(default_factory=dict)
 
-    def standing(self, fingerprint: str) -> Standing:
+    def standing(self, fingerprint: str) -> SlotStanding:
         """The standing of a model that has a slot; the lowest if it has none."""
-        return self._taken.get(fingerprint, (Standing.REPORTED, 0.0))[0]
+        return self._taken.get(fingerprint, (SlotStanding.REPORTED, 0.0))[0]
 
     def enter(self, fingerprint: str, is_listed: bool, now: float) -> tuple[bool, str | None]:
         """Take a slot for a model, or keep the one that it has.
@@ -55,9 +55,9 @@ class ModelSlots:
         Returns:
             Whether it has one now, and the model that lost its slot to it.
         """
-        standing = Standing.LISTED if is_listed else Standing.REPORTED
+        standing = SlotStanding.LISTED if is_listed else SlotStanding.REPORTED
         if now - self.proved.get(fingerprint, -PROVED_S) < PROVED_S:
-            standing = Standing.PROVED
+            standing = SlotStanding.PROVED
         if fingerprint in self._taken:
             before, since = self._taken[fingerprint]
             self._taken[fingerprint] = max(before, standing), since
@@ -78,7 +78,7 @@ class ModelSlots:
         while len(self.proved) > MAX_PROVED:
             del self.proved[next(iter(self.proved))]
         if fingerprint in self._taken:
-            self._taken[fingerprint] = Standing.PROVED, self._taken[fingerprint][1]
+            self._taken[fingerprint] = SlotStanding.PROVED, self._taken[fingerprint][1]
 
     def set_back(self, now: float) -> None:
         """The clock was set back: no slot was taken, and no model proved, later than now."""
@@ -114,8 +114,8 @@ class ModelSlots:
             valid = [(at, name) for at, name in times if 0 <= at <= MAX_TIME_S]
             self.proved = {name: float(at) for at, name in sorted(valid)[-MAX_PROVED:]}
 
-    def _gives_way(self, evicted: str, to: Standing, now: float) -> bool:
+    def _gives_way(self, evicted: str, to: SlotStanding, now: float) -> bool:
         standing, since = self._taken[evicted]
-        if standing is Standing.PROVED:
+        if standing is SlotStanding.PROVED:
             return False
         return standing < to or (standing == to and now - since >= TRIAL_S)

@@ -14,7 +14,7 @@ from swarm.health.alerts.rules import Alert, AlertBook, Change
 from swarm.health.state.assessment import Assessment, LinkState, SourceStatus, all_findings, is_unobservable
 from swarm.health.state.contributions import shares
 from swarm.health.state.model import Knowledge
-from swarm.health.state.model_slots import Standing
+from swarm.health.state.model_slots import SlotStanding
 from swarm.health.state.node import NodeView, ReportedModel, SwarmEvent
 from swarm.health.state.probe_results import Probe, ProbeLog, ReplicaComparison
 from swarm.health.state.verdict import Grade, judge
@@ -160,7 +160,7 @@ class Overview:
             self._skewed, self._skewed_at = skewed, now
         is_skewed = self._skewed_at is not None and now - self._skewed_at < SKEW_SHOWN_S
         slots = self.knowledge.slots
-        trusted = [one for one in assessments if slots.standing(one.model.fingerprint) > Standing.REPORTED]
+        trusted = [one for one in assessments if slots.standing(one.model.fingerprint) > SlotStanding.REPORTED]
         findings = all_findings(trusted, self.broker, self.dht, is_skewed)
         changes = self.alerts.update(findings, now, lambda finding: is_unobservable(finding, trusted))
         self.version += len(changes)

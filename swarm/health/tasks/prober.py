@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from swarm.errors import RemoteProtocolError
 from swarm.health.options import Health
-from swarm.health.state.model_slots import Standing
+from swarm.health.state.model_slots import SlotStanding
 from swarm.health.state.node import Condition, NodeView, ReportedModel
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import Probe, ProbeBudget, ReplicaComparison, read_comparison, read_probe
@@ -85,7 +85,7 @@ class Prober:
         now, complete = self._timer(), {}
         for fingerprint, (model, nodes) in self._overview.knowledge.nodes(self._clock()).items():
             serving = [node for node in nodes if node.condition is Condition.SERVING]
-            if self._overview.knowledge.slots.standing(fingerprint) is Standing.REPORTED:
+            if self._overview.knowledge.slots.standing(fingerprint) is SlotStanding.REPORTED:
                 continue  # without a DHT record no client can reach its nodes
             if serving and min(count_replicas(serving, model.num_layers), default=0) > 0:
                 complete[fingerprint] = model, serving

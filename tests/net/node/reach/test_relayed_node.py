@@ -22,7 +22,7 @@ from swarm.discovery.registry import RelayOffer
 from swarm.errors import ConfigError, SwarmError
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.relayed import parse_relayed
-from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm, swarm_in
 from tests.net.lent_relay import lent_relay
 from tests.net.three_nodes import prompt, until
 
@@ -62,7 +62,7 @@ async def homes() -> AsyncIterator[Homes]:
             offer: RelayOffer = await own.enter_async_context(lent_relay())
             network.relays[offer.peer] = offer.address
             relays[offer.address] = own
-        swarm = await stack.enter_async_context(in_process_swarm(TARGET, SPANS, network))
+        swarm = await stack.enter_async_context(swarm_in(network, TARGET, SPANS, {}))
         yield Homes(swarm, relays)
 
 

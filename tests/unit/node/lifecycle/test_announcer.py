@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 import node.lifecycle.announcer
-from node.lifecycle.announcer import Announcer
+from node.lifecycle.announcer import SAY_AGAIN, Announcer
 from node.lifecycle.span_host import max_connections
-from swarm.errors import IdentityError
+from swarm.errors import IdentityError, RegistryError
 
 ROUNDS = 5
 
@@ -45,6 +45,26 @@ async def test_no_failure_but_a_second_machine_ends_the_announcing(
             await announcer.keep_announcing()
     assert len(announced) == ROUNDS
     assert caplog.messages == ["not announced this time: OSError: [Errno 24] Too many open files"]
+
+
+async def test_a_new_address_is_announced_until_the_directory_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    async def announce(*_: object) -> None:
+        tried.append("")
+        if len(tried) < SAY_AGAIN:
+            raise RegistryError("the DHT did not answer")
+
+    monkeypatch.setattr(node.lifecycle.announcer, "SAY_AGAIN_S", 0)
+    announcer = Announcer(cast("Any", SimpleNamespace(rebalance=None)), cast("Any", None))
+    monkeypatch.setattr(announcer, "announce", announce)
+    await announcer.say_again()
+    assert not tried, "it was not announced at all yet"
+    announcer.announced = cast("Any", "a record")
+    await announcer.say_again()
+    assert len(tried) == SAY_AGAIN
+    await announcer.say_again()
+    assert len(tried) == SAY_AGAIN + 1
 
 
 @pytest.mark.parametrize(("files", "connections"), [(1_024, 512), (4_096, 3_584), (1 << 20, 4_096), (256, 128)])

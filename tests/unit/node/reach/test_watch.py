@@ -13,10 +13,10 @@ from node.reach.watch import (
     DIAL_BACK_S,
     LOOK_S,
     RELAY_GRACE_S,
-    Move,
     Senses,
     Sight,
     Watch,
+    WatchMove,
     decide,
 )
 from swarm.discovery.identity import Identity
@@ -36,29 +36,29 @@ NOTICED_S = 30.0
 @pytest.mark.parametrize(
     ("reached", "now", "move"),
     [
-        (DIRECT, HOME, Move.STAY),
-        (DIRECT, replace(HOME, is_reached=True), Move.STAY),
-        (DIRECT, replace(HOME, is_reached=False), Move.CLIMB),
-        (DIRECT, replace(HOME, mapped=None, relays=()), Move.STAY),
-        (DIRECT, replace(HOME, own=("10.0.0.3",)), Move.CLIMB),
-        (MAPPED, HOME, Move.STAY),
-        (MAPPED, replace(HOME, mapped=None), Move.CLIMB),
-        (MAPPED, replace(HOME, mapped="203.0.113.99:81"), Move.CLIMB),
-        (RELAYED, HOME, Move.STAY),
-        (RELAYED, replace(HOME, mapped=None), Move.STAY),
-        (RELAYED, replace(HOME, relays=(TWO, ONE)), Move.STAY),
-        (RELAYED, replace(HOME, relays=(TWO,)), Move.OTHER_RELAY),
-        (RELAYED, replace(HOME, is_reached=False), Move.CLIMB),
+        (DIRECT, HOME, WatchMove.STAY),
+        (DIRECT, replace(HOME, is_reached=True), WatchMove.STAY),
+        (DIRECT, replace(HOME, is_reached=False), WatchMove.CLIMB),
+        (DIRECT, replace(HOME, mapped=None, relays=()), WatchMove.STAY),
+        (DIRECT, replace(HOME, own=("10.0.0.3",)), WatchMove.CLIMB),
+        (MAPPED, HOME, WatchMove.STAY),
+        (MAPPED, replace(HOME, mapped=None), WatchMove.CLIMB),
+        (MAPPED, replace(HOME, mapped="203.0.113.99:81"), WatchMove.CLIMB),
+        (RELAYED, HOME, WatchMove.STAY),
+        (RELAYED, replace(HOME, mapped=None), WatchMove.STAY),
+        (RELAYED, replace(HOME, relays=(TWO, ONE)), WatchMove.STAY),
+        (RELAYED, replace(HOME, relays=(TWO,)), WatchMove.OTHER_RELAY),
+        (RELAYED, replace(HOME, is_reached=False), WatchMove.CLIMB),
     ],
 )
-def test_what_follows_from_a_look(reached: Reached, now: Sight, move: Move) -> None:
+def test_what_follows_from_a_look(reached: Reached, now: Sight, move: WatchMove) -> None:
     assert decide(reached, HOME, now, alone_s=0.0)[0] is move
 
 
 def test_a_lost_relay_is_waited_for_a_moment() -> None:
     alone = replace(HOME, relays=())
-    assert decide(RELAYED, HOME, alone, alone_s=RELAY_GRACE_S / 2)[0] is Move.STAY
-    assert decide(RELAYED, HOME, alone, alone_s=RELAY_GRACE_S)[0] is Move.CLIMB
+    assert decide(RELAYED, HOME, alone, alone_s=RELAY_GRACE_S / 2)[0] is WatchMove.STAY
+    assert decide(RELAYED, HOME, alone, alone_s=RELAY_GRACE_S)[0] is WatchMove.CLIMB
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import replace
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S
 from swarm.health.state.model import MAX_NODES, Knowledge
-from swarm.health.state.model_slots import MAX_MODELS, NEW_PER_LOOK, PROVED_S, TRIAL_S, ModelSlots, Standing
+from swarm.health.state.model_slots import MAX_MODELS, NEW_PER_LOOK, PROVED_S, TRIAL_S, ModelSlots, SlotStanding
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
@@ -103,11 +103,11 @@ def test_what_was_proved_outlives_a_restart_and_not_for_ever() -> None:
         again.enter(made_up(number), True, NOW)
     again.load(slots.dump() | {"bad": None, 7: 7.0})
     assert again.enter(REAL, False, NOW + 1) == (True, made_up(0))
-    assert again.standing(REAL) is Standing.PROVED
+    assert again.standing(REAL) is SlotStanding.PROVED
     late = ModelSlots()
     late.load(slots.dump())
     late.enter(REAL, False, NOW + PROVED_S)
-    assert late.standing(REAL) is Standing.REPORTED
+    assert late.standing(REAL) is SlotStanding.REPORTED
     late.load(["nonsense"])
 
 
