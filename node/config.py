@@ -51,18 +51,8 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "identity", "name", "drain"),
-    network=(
-        "host",
-        "port",
-        "dht_port",
-        "announce_address",
-        "relay",
-        "no_port_mapping",
-        "relay_port",
-        "relay_mbit",
-        "allow_private",
-        "insecure",
-    ),
+    network=("host", "port", "dht_port", "allow_private", "insecure"),
+    reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ HEADINGS = {
     "client chat": ["text", "swarm", "drafting", "sampling"],
     "client bench": ["text", "swarm", "drafting", "sampling", "output"],
     "client train-draft": ["draft", "text", "training"],
-    "node serve": ["model", "machine", "swarm", "network", "monitoring"],
+    "node serve": ["model", "machine", "swarm", "network", "reach", "monitoring"],
     "swarm health": ["swarm", "broker", "page", "probe", "alert"],
 }
 MANY = 8
