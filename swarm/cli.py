@@ -31,7 +31,7 @@ from swarm.health.options import Health
 from swarm.ids import ModelIdentity
 from swarm.relay.lending import lend, lent_settings, offered_host
 from swarm.runtime.cli import fit, plain_words
-from swarm.runtime.cli_types import File, Host, MegabitsPerSecond, Model, Peer, Port
+from swarm.runtime.cli_types import File, Host, MegabitsPerSecond, Model, Peer, Port, headed
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.file_limit import raise_file_limit
@@ -52,6 +52,11 @@ _SHAREABLE = frozenset(map(_TITLES.index, ("class", "version")))
 """Columns that are printed once, above the table, where a terminal is narrow and all nodes agree."""
 
 
+@headed(
+    swarm=("join", "identity"),
+    network=("host", "port", "announce_address", "allow_private"),
+    relay=("relay_port", "relay_mbit"),
+)
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """Run a bare DHT peer, through which nodes and clients find each other.
