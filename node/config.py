@@ -57,8 +57,8 @@ MAX_MBIT = 100_000
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
-    network=("host", "port", "dht_port", "announce_address", "allow_private", "insecure"),
-    relay=("relay", "no_port_mapping", "relay_port", "relay_mbit"),
+    network=("host", "port", "dht_port", "allow_private", "insecure"),
+    reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit"),
     courtesy=("pause_when_busy", "pause_on_battery", "quiet_hours", "pause_frees_memory", "max_mbit"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
@@ -116,7 +116,7 @@ class ServeConfig:
     relay: Relay = "auto"
     """Where nobody can call this machine: be reached through relays that the swarm's peers lend (auto), through the one
     at HOST:PORT, or not at all (off)."""
-    no_port_mapping: bool = False
+    no_port_mapping: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Do not ask the home router to forward a port (PCP, NAT-PMP, UPnP)."""
     relay_port: Port = 0
     """TCP port of the relay that this node lends to others, where it is reached without one; 0 takes a free one."""

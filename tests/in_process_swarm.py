@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,14 +42,17 @@ class InProcessSwarm:
 
 
 @asynccontextmanager
-async def in_process_swarm(
-    model: Path,
-    spans: Sequence[str],
-    network: MemoryNetwork | None = None,
-    **options: Any,  # noqa: ANN401
-) -> AsyncIterator[InProcessSwarm]:
+async def in_process_swarm(model: Path, spans: Sequence[str], **options: Any) -> AsyncIterator[InProcessSwarm]:  # noqa: ANN401
     """Serve `model` with one node per span; `options` are fields of `ServeConfig`."""
-    network = network or MemoryNetwork()
+    async with swarm_in(MemoryNetwork(), model, spans, options) as swarm:
+        yield swarm
+
+
+@asynccontextmanager
+async def swarm_in(
+    network: MemoryNetwork, model: Path, spans: Sequence[str], options: Mapping[str, Any]
+) -> AsyncIterator[InProcessSwarm]:
+    """The same in a network that the test made."""
     async with AsyncExitStack() as stack:
         nodes = []
         for span in spans:

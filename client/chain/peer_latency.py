@@ -50,10 +50,11 @@ class PeerLatency:
         self._seed = self.rng.getrandbits(32)
 
     async def measure(self, records: Sequence[NodeRecord], num_layers: int) -> None:
-        """Measure machines, those first that a chain may begin or end with: for a second, once in `KEPT_S`, at most.
+        """Measure machines, those first that a chain may begin or end with, at most once in `KEPT_S`.
 
-        A machine that does not answer counts as that second away, and as one that failed, as another machine says: it
-        is passed over while others answer, also where the hop before has measured it while it lived.
+        It takes at most a second, or what `measure_delays` gives to relayed machines. A machine that does not answer
+        counts as that second away, and as one that failed, as another machine says: it is passed over while others
+        answer, also where the hop before has measured it while it lived.
         """
         now = self.clock()
         if self._measured_at is not None and now - self._measured_at < KEPT_S:

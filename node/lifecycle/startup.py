@@ -34,7 +34,7 @@ from node.model.checkpoint import Checkpoint, open_named
 from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, pick_device
 from node.reach.hello import HelloOnly
-from node.reach.lend import Lender, MapPort
+from node.reach.lend import MapPort, RelayLender
 from node.reach.watch import Watch
 from node.reach.ways_out import node_ways
 from node.telemetry.counters import NodeCounters
@@ -230,7 +230,7 @@ class StartUp:
         def uplink_mbit_per_s() -> float | None:
             return None if announcer.announced is None else announcer.announced.uplink_mbit_per_s
 
-        lender = Lender(resources.registry, self._config, resources.whereabouts, starting.arrival.map_other_port)
+        lender = RelayLender(resources.registry, self._config, resources.whereabouts, starting.arrival.map_other_port)
         await lender.run(uplink_mbit_per_s)
 
     def _tell_neighbours(self, resources: NodeResources) -> None:

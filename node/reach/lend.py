@@ -29,7 +29,7 @@ MapPort = Callable[[int], Awaitable[str]]
 """Has the router map another port; its external `host:port`. Raises NoMapping."""
 
 
-class Lender:
+class RelayLender:
     """Lends while it can."""
 
     def __init__(self, registry: Registry, config: ServeConfig, whereabouts: Whereabouts, map_port: MapPort) -> None:

@@ -113,7 +113,7 @@ async def lend(
     """
     async with TaskScope() as scope:
         started: asyncio.Future[LentRelay] = asyncio.get_running_loop().create_future()
-        lender = _Lender(registry, settings, reached_at, mbit_per_s or (lambda: settings.mbit_per_s))
+        lender = _LentRelayKeeper(registry, settings, reached_at, mbit_per_s or (lambda: settings.mbit_per_s))
         scope.spawn(lender.run(started))
         lent = await started
         try:
@@ -124,7 +124,7 @@ async def lend(
                     await registry.offer_relay(None)
 
 
-class _Lender:
+class _LentRelayKeeper:
     """Keeps a relay running, and offered while others reach it."""
 
     def __init__(

@@ -62,7 +62,7 @@ class RelayLimits:
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class RelayPlace:
     """What somebody holds.
 
     Attributes:
@@ -80,7 +80,7 @@ class Place:
     is_held: bool = True
 
 
-class Places:
+class RelayPlaces:
     """Who holds what of a relay.
 
     Where a kind is used up, its heaviest holder gives way to whoever holds less: so a stranger with many connections
@@ -97,9 +97,11 @@ class Places:
         """
         self._quota = quota
         self._machine_circuits = limits.machine_circuits
-        self._taken: dict[str, dict[Place, None]] = {}
+        self._taken: dict[str, dict[RelayPlace, None]] = {}
 
-    def take(self, kind: str, key: str, end: Callable[[], object], *, machine: PeerId | None = None) -> Place | None:
+    def take(
+        self, kind: str, key: str, end: Callable[[], object], *, machine: PeerId | None = None
+    ) -> RelayPlace | None:
         """Hold one more; None where the key has as much as it may, or nobody has to give way.
 
         Args:
@@ -117,18 +119,18 @@ class Places:
             is_own_limit = self._quota.held(kind, key) >= self._quota.limit(kind, key)
             if is_own_limit or not self._make_room(kind, taken, key) or not self._quota.take(kind, key):
                 return None
-        place = Place(kind, key, end, machine)
+        place = RelayPlace(kind, key, end, machine)
         taken[place] = None
         return place
 
-    def give(self, place: Place) -> None:
+    def give(self, place: RelayPlace) -> None:
         """Give back what was taken; once more does nothing."""
         if place.is_held:
             place.is_held = False
             del self._taken[place.kind][place]
             self._quota.give(place.kind, place.key)
 
-    def _make_room(self, kind: str, among: Iterable[Place], key: str) -> bool:
+    def _make_room(self, kind: str, among: Iterable[RelayPlace], key: str) -> bool:
         victim = whose_turn(among, key, is_oldest_first=kind == OPENINGS)
         if victim is None:
             return False
@@ -137,7 +139,7 @@ class Places:
         return True
 
 
-def whose_turn(places: Iterable[Place], newcomer: str, *, is_oldest_first: bool) -> Place | None:
+def whose_turn(places: Iterable[RelayPlace], newcomer: str, *, is_oldest_first: bool) -> RelayPlace | None:
     """The place that must go so that a newcomer gets one: of who holds most by its weight, if that is more than its.
 
     Args:

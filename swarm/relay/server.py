@@ -53,7 +53,7 @@ _BACKLOG = 128
 
 logger = logging.getLogger(__name__)
 
-Sign = Callable[[bytes], Awaitable[bytes]]
+SignWho = Callable[[bytes], Awaitable[bytes]]
 """Makes the line that answers WHO, given the nonce."""
 
 
@@ -96,7 +96,7 @@ class RelayServer:
     def __init__(
         self,
         peer: PeerId,
-        sign: Sign,
+        sign: SignWho,
         lent_mbit_per_s: float,
         limits: RelayLimits | None = None,
         clock: Callable[[], float] = time.monotonic,

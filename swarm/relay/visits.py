@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from swarm.ids import PeerId
 from swarm.relay.connection import RelayConnection
-from swarm.relay.limits import CIRCUITS, CONNECTIONS, NEW, OPENINGS, Place, Places, RelayLimits, weight_of
+from swarm.relay.limits import CIRCUITS, CONNECTIONS, NEW, OPENINGS, RelayLimits, RelayPlace, RelayPlaces, weight_of
 
 
 @dataclass(eq=False, slots=True)
@@ -23,7 +23,7 @@ class Visit:
     """
 
     connection: RelayConnection
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, RelayPlace] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     is_taken: bool = False
 
@@ -49,7 +49,7 @@ class Visits:
             clock: a monotonic one, in seconds.
         """
         self._quota = limits.quota(clock)
-        self._places = Places(limits, self._quota)
+        self._places = RelayPlaces(limits, self._quota)
 
     def admit(self, visit: Visit) -> bool:
         """Let somebody say what it wants; False where its address has had enough."""

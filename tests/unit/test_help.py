@@ -31,8 +31,8 @@ HEADINGS = {
     "client chat": ["text", "swarm", "links", "drafting", "sampling"],
     "client bench": ["text", "swarm", "links", "drafting", "sampling", "output"],
     "client train-draft": ["draft", "text", "training"],
-    "node serve": ["model", "machine", "swarm", "network", "relay", "courtesy", "monitoring"],
-    "node install": ["service", "model", "machine", "swarm", "network", "relay", "courtesy", "monitoring"],
+    "node serve": ["model", "machine", "swarm", "network", "reach", "courtesy", "monitoring"],
+    "node install": ["service", "model", "machine", "swarm", "network", "reach", "courtesy", "monitoring"],
     "swarm health": ["swarm", "broker", "page", "probe", "alert"],
 }
 MANY = 8

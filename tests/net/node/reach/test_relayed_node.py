@@ -22,7 +22,7 @@ from swarm.discovery.registry import RelayOffer
 from swarm.errors import ConfigError, SwarmError
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.relayed import parse_relayed
-from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm, swarm_in
 from tests.net.lent_relay import lent_relay
 from tests.net.three_nodes import prompt, until
 
@@ -62,7 +62,7 @@ async def homes() -> AsyncIterator[Homes]:
             offer: RelayOffer = await own.enter_async_context(lent_relay())
             network.relays[offer.peer] = offer.address
             relays[offer.address] = own
-        swarm = await stack.enter_async_context(in_process_swarm(TARGET, SPANS, network))
+        swarm = await stack.enter_async_context(swarm_in(network, TARGET, SPANS, {}))
         yield Homes(swarm, relays)
 
 
@@ -70,12 +70,15 @@ async def test_nodes_that_nobody_can_dial_serve_through_relays_and_survive_one()
     options: GenerateOptions = {"max_new_tokens": 40, "seed": 3}
     async with in_process_swarm(TARGET, SPANS) as here, here.client() as client:
         plain = await client.generate(prompt(1), **options)
+        assert plain.stats.paths == ("direct", "direct")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch, "LOOK_S", 0.05)
         async with homes() as away, away.swarm.client() as client:
             records = await away.records()
             assert [record.reach for record in records] == [Reach.RELAYED, Reach.RELAYED]
-            assert (await client.generate(prompt(1), **options)).tokens == plain.tokens
+            first = await client.generate(prompt(1), **options)
+            assert first.tokens == plain.tokens
+            assert set(first.stats.paths) <= {"punched", "LAN", "relayed"}, "whichever is found first"
             lost = records[0].endpoint.relay
             assert lost is not None
             stream = client.stream(prompt(1), **options)

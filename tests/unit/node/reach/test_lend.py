@@ -55,7 +55,7 @@ async def test_it_lends_while_it_is_reached_without_help(monkeypatch: pytest.Mon
     lent, whereabouts, uplink = Lent(), Whereabouts(RELAYED), list[float]()
     monkeypatch.setattr(lend, "lend", lent.lend)
     monkeypatch.setattr(lend, "LOOK_S", 0.001)
-    lender = lend.Lender(MemoryRegistry(MemoryNetwork()), ServeConfig("0-4"), whereabouts, mapped)
+    lender = lend.RelayLender(MemoryRegistry(MemoryNetwork()), ServeConfig("0-4"), whereabouts, mapped)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(lender.run(lambda: uplink[0] if uplink else None))
         whereabouts.move(DIRECT)
@@ -72,7 +72,7 @@ async def test_it_lends_while_it_is_reached_without_help(monkeypatch: pytest.Mon
 
 
 async def test_without_a_mapping_of_its_port_a_relay_is_not_reached() -> None:
-    lender = lend.Lender(MemoryRegistry(MemoryNetwork()), ServeConfig("0-4"), Whereabouts(MAPPED), unmapped)
+    lender = lend.RelayLender(MemoryRegistry(MemoryNetwork()), ServeConfig("0-4"), Whereabouts(MAPPED), unmapped)
     assert await lender._reached_at(7000) is None
 
 
@@ -80,7 +80,7 @@ async def test_an_option_says_how_much_and_zero_is_nothing(monkeypatch: pytest.M
     lent = Lent()
     monkeypatch.setattr(lend, "lend", lent.lend)
     registry = MemoryRegistry(MemoryNetwork())
-    await lend.Lender(registry, ServeConfig("0-4", relay_mbit=0.0), Whereabouts(DIRECT), mapped).run(lambda: 100.0)
+    await lend.RelayLender(registry, ServeConfig("0-4", relay_mbit=0.0), Whereabouts(DIRECT), mapped).run(lambda: 100.0)
     assert not lent.settings
     for options in ({"relay_mbit": -1.0}, {"relay_port": 70_000}):
         with pytest.raises(ConfigError, match="--relay-"):

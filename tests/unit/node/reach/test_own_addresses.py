@@ -76,13 +76,13 @@ def test_near_relays_are_shared_out_and_far_or_full_ones_come_later() -> None:
     far = RelayProbe("203.0.113.1:7", None, 300.0, 0.0)
     full = RelayProbe("203.0.113.2:7", None, 1.0, FULL + 0.1)
     firsts = set()
-    for _ in range(40):
-        order = in_order([far, *near, full], Identity.ephemeral().peer_id)
+    for number in range(40):
+        order = in_order([far, *near, full], PeerId(f"peer {number}"))
         assert order[:4] != [far, full]
         assert set(order[:4]) == set(near)
         assert order[4:] == [far, full]
         firsts.add(order[0].address)
-    assert len(firsts) == 4, "a chance of 4 * (3/4)**40 that one is nobody's first"
+    assert len(firsts) == 4, "each is somebody's first"
     assert in_order([far, *near], PEER)[0] == in_order([*near, far], PeerId(PEER))[0]
     assert in_order([], PEER) == []
 
