@@ -50,9 +50,10 @@ class PeerLatency:
         self._seed = self.rng.getrandbits(32)
 
     async def measure(self, records: Sequence[NodeRecord], num_layers: int) -> None:
-        """Measure machines that a chain may begin or end with, for at most a second, at most once in `KEPT_S`.
+        """Measure machines that a chain may begin or end with, at most once in `KEPT_S`.
 
-        A machine that does not answer counts as that second away: it is passed over while another one answers.
+        It takes at most a second, or what `measure_delays` gives to relayed machines. A machine that does not answer
+        counts as a second away: it is passed over while another one answers.
         """
         now = self.clock()
         if self._measured_at is not None and now - self._measured_at < KEPT_S:

@@ -35,8 +35,8 @@ from swarm.ways.way import SOON_S, NoWay, OpenedWay, Way
 
 HEAD_START_S: Final = 0.7
 """What a better way gets before the relay is taken, where nobody knows whether it works."""
-KNOWN_S: Final = 2.5
-"""The same where it worked the last time. gRPC waits for 5 s in all."""
+KNOWN_S: Final = 1.5
+"""The same where it worked the last time. With the relay after it, it must fit into the 3 s of an attach."""
 SPARE_S: Final = 4.0
 """How long a connection is kept that came too late for whoever wanted it; a server waits a little longer for words."""
 MAX_DOORS: Final = 512
@@ -293,10 +293,10 @@ class LocalDialler:
     def _private_folder(self) -> Path:
         """For this user alone; made when it is first needed."""
         if self._folder is None:
-            folder = tempfile.mkdtemp(prefix="canopy-")
+            folder = tempfile.mkdtemp(prefix="canopy-ways-")
             if len(folder) > MAX_SOCKET_PATH - 10:
                 shutil.rmtree(folder)
-                folder = tempfile.mkdtemp(prefix="canopy-", dir="/tmp")
+                folder = tempfile.mkdtemp(prefix="canopy-ways-", dir="/tmp")
             self._folder = Path(folder)
         return self._folder
 

@@ -78,10 +78,6 @@ class WayMemory:
             learned.worked = None
         learned.again_at[way.name] = self._clock() + again_s
 
-    def forget(self) -> None:
-        """Start anew: this machine is somewhere else now."""
-        self._learned.clear()
-
     def _about(self, peer: PeerId) -> _Learned:
         learned = self._learned.setdefault(peer, _Learned())
         self._learned.move_to_end(peer)

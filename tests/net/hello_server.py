@@ -1,4 +1,4 @@
-"""A gRPC server that only says hello, as somebody and with some certificate."""
+"""A gRPC server that says hello and answers pings, as somebody and with some certificate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
+from swarm import wire
 from swarm.discovery.address_proof import HELLO_METHOD, hello_response
 from swarm.discovery.identity import Identity
 from swarm.transport.certificate import ServerCertificate
@@ -26,7 +27,14 @@ async def answering(
 
     service, method = HELLO_METHOD.strip("/").split("/")
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(hello)}
+
+    async def info(_request: bytes, _context: object) -> bytes:
+        return b""
+
     server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    service, method = wire.INFO.strip("/").split("/")
+    handlers = {method: grpc.unary_unary_rpc_method_handler(info)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = bind_port(server, f"{host}:0", shown)
     await server.start()

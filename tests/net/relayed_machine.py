@@ -11,6 +11,7 @@ from functools import partial
 
 from node.reach.punch import PunchAnswerer
 from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import bracketed
 from swarm.ids import PeerId
 from swarm.relay.openings import Opening, Verb, parse_opening
 from swarm.runtime.tasks import TaskScope
@@ -142,12 +143,12 @@ class RelayedMachine:
 
 
 @asynccontextmanager
-async def relaying() -> AsyncIterator[StubRelay]:
+async def relaying(host: str = "127.0.0.1") -> AsyncIterator[StubRelay]:
     """A relay on loopback."""
     async with TaskScope() as scope:
         relay = StubRelay(scope)
-        server = await asyncio.start_server(lambda *ends: scope.spawn(relay.answer(Streams(*ends))), "127.0.0.1", 0)
-        relay.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(lambda *ends: scope.spawn(relay.answer(Streams(*ends))), host, 0)
+        relay.address = f"{bracketed(host)}:{server.sockets[0].getsockname()[1]}"
         try:
             yield relay
         finally:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, IPv6Address
 
 import pytest
 
@@ -24,10 +24,10 @@ TOKENS = HoleTokens(waits="1" * 32, chooses="2" * 32)
 
 
 @asynccontextmanager
-async def two_holes() -> AsyncIterator[tuple[Hole, Hole]]:
+async def two_holes(host: str = "127.0.0.1") -> AsyncIterator[tuple[Hole, Hole]]:
     """The end that chooses, and the one that waits."""
     async with AsyncExitStack() as stack:
-        relay = await stack.enter_async_context(relaying())
+        relay = await stack.enter_async_context(relaying(host))
         ends = [await stack.enter_async_context(Hole.at(relay.address, lambda: NOWHERE)) for _ in range(2)]
         yield ends[0], ends[1]
 
@@ -43,8 +43,9 @@ async def said_and_heard(one: Streams, other: Streams) -> None:
         end.close()
 
 
-async def test_both_ends_have_the_same_connection() -> None:
-    async with two_holes() as (chooses, waits):
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_both_ends_have_the_same_connection(host: str) -> None:
+    async with two_holes(host) as (chooses, waits):
         (one, path), (other, _) = await asyncio.gather(
             chooses.meet(far(waits.place.seen), TOKENS, chooses=True),
             waits.meet(far(chooses.place.seen), TOKENS, chooses=False),
@@ -111,6 +112,14 @@ async def test_a_wrong_token_of_the_machine_is_no_hole(monkeypatch: pytest.Monke
             return_exceptions=True,
         )
         assert [type(result) for result in results] == [TimeoutError, TimeoutError]
+
+
+async def test_global_addresses_of_ipv6_are_told_too() -> None:
+    """There no router changes a port, so nobody has to see it."""
+    own = OwnAddresses(global_v6=tuple(IPv6Address(f"2606:4700::{number}") for number in (1, 2, 3)))
+    async with relaying() as relay, Hole.at(relay.address, lambda: own) as hole:
+        port = hole.place.seen.rpartition(":")[2]
+        assert hole.public == (hole.place.seen, f"[2606:4700::1]:{port}", f"[2606:4700::2]:{port}")
 
 
 async def test_the_lan_is_tried_first_and_named() -> None:

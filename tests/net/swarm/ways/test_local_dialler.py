@@ -17,8 +17,10 @@ import pytest
 
 from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
 from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import Reach
 from swarm.ids import PeerId
 from swarm.relay.openings import Verb
+from swarm.routing.latency import measure_delays, measure_rate
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer, plain_reason
 from swarm.transport.endpoint import Endpoint
@@ -31,6 +33,7 @@ from swarm.ways.punch import PunchWay
 from swarm.ways.streams import connect
 from swarm.ways.way import REMEMBERED_S, NoWay, OpenedWay, Way
 from tests.net.relayed_machine import RelayedMachine, StubRelay, relaying, standing
+from tests.sample_records import sample_record
 
 NONCE = bytes(range(NONCE_BYTES))
 NOWHERE = OwnAddresses()
@@ -183,6 +186,20 @@ async def test_a_fault_in_a_way_costs_only_the_way(caplog: pytest.LogCaptureFixt
     async with here(FakeWay(failure=ZeroDivisionError("a fault of ours"))) as home:
         assert await home.path() is LinkPath.RELAYED
     assert "fake to" in caplog.text
+
+
+async def test_delays_are_those_of_the_way_that_links_take() -> None:
+    async with here(PunchWay(lambda: NOWHERE)) as home:
+        machine = home.machine.endpoint
+        record = sample_record(
+            machine.peer, address=machine.address, certificate=machine.certificate, reach=Reach.RELAYED
+        )
+        assert set(await measure_delays([record], ways=home.ways)) == {machine.peer}
+        assert home.machine.carried == {"relay": 0, "punch": 1, "call": 0}
+        assert await measure_rate(record, ways=home.ways) is not None
+        assert home.machine.carried["relay"] == 0
+        assert set(await measure_delays([record])) == {machine.peer}
+        assert home.machine.carried["relay"] == 1
 
 
 async def test_another_machine_behind_the_way_is_refused() -> None:

@@ -54,15 +54,6 @@ def test_what_worked_comes_first_until_it_fails() -> None:
     assert memory.worth_trying(ALICE, WAYS) == []
 
 
-def test_a_machine_that_is_somewhere_else_begins_anew() -> None:
-    memory = WayMemory(Clock())
-    memory.failed(ALICE, PUNCH, REMEMBERED_S)
-    memory.worked(BOB, CALL)
-    memory.forget()
-    assert memory.worth_trying(ALICE, WAYS) == WAYS
-    assert not memory.works(BOB)
-
-
 def test_few_peers_are_remembered() -> None:
     memory = WayMemory(Clock(), max_peers=3)
     for number in range(100):
