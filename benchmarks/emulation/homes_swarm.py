@@ -143,6 +143,12 @@ class HomesSwarm:
                 with suppress(psutil.NoSuchProcess):
                     member.kill()
 
+    def dismiss(self) -> None:
+        """Ask all programs to end (SIGTERM), so that each need not wait for the one before."""
+        for program in self.programs.values():
+            if program.process.returncode is None:
+                program.process.terminate()
+
     async def _start(self, machine: str, arguments: Sequence[str]) -> RunningProgram:
         key = self.folder / machine / "config" / "canopy" / "identity.key"
         key.parent.mkdir(parents=True, exist_ok=True)
@@ -157,4 +163,8 @@ class HomesSwarm:
 async def open_homes_swarm(world: HomesNetwork, folder: Path) -> AsyncIterator[HomesSwarm]:
     """A swarm without programs yet; leaving ends those that were started."""
     async with AsyncExitStack() as stack:
-        yield HomesSwarm(world, folder, stack)
+        swarm = HomesSwarm(world, folder, stack)
+        try:
+            yield swarm
+        finally:
+            swarm.dismiss()
