@@ -74,7 +74,7 @@ async def test_mistakes_are_told() -> None:
 
 
 async def test_a_machine_that_was_killed_a_moment_ago_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def probe(records: Sequence[NodeRecord]) -> dict[PeerId, float]:
+    async def probe(records: Sequence[NodeRecord], **_: object) -> dict[PeerId, float]:
         return {one.peer: 1.0 for one in records if one.span.start == 0}
 
     monkeypatch.setattr("swarm.commands.plan.measure_delays", probe)
