@@ -56,7 +56,7 @@ class UninstallService:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ServiceHost:
     """Where a service is installed.
 
     Attributes:
@@ -105,10 +105,10 @@ class ServicePlan:
     after: tuple[tuple[str, ...], ...] = ()
 
 
-def this_machine(platform: str, environment: Mapping[str, str]) -> Machine:
+def this_machine(platform: str, environment: Mapping[str, str]) -> ServiceHost:
     """The machine that this program runs on."""
     user_id = os.geteuid() if hasattr(os, "geteuid") else 1
-    return Machine(platform, Path.home(), environment, user_id, run_command)
+    return ServiceHost(platform, Path.home(), environment, user_id, run_command)
 
 
 def run_command(command: Sequence[str]) -> tuple[int, str]:
@@ -125,7 +125,7 @@ def run_command(command: Sequence[str]) -> tuple[int, str]:
     return done.returncode, done.stdout.strip()
 
 
-def install(order: InstallService, machine: Machine, say: Callable[[str], None]) -> None:
+def install(order: InstallService, machine: ServiceHost, say: Callable[[str], None]) -> None:
     """Write the service's file, enable it and start it; again is harmless.
 
     Raises:
@@ -160,7 +160,7 @@ def install(order: InstallService, machine: Machine, say: Callable[[str], None])
         say(line)
 
 
-def uninstall(order: UninstallService, machine: Machine, say: Callable[[str], None]) -> None:
+def uninstall(order: UninstallService, machine: ServiceHost, say: Callable[[str], None]) -> None:
     """Stop and disable the service, and remove its file; again is harmless.
 
     Raises:
@@ -187,7 +187,7 @@ def uninstall(order: UninstallService, machine: Machine, say: Callable[[str], No
     say(f"removed: {order.service} has stopped and will not start again; identity, models and what it gave are kept")
 
 
-def _plan(machine: Machine, name: str, program: ServiceProgram, version: int) -> ServicePlan:
+def _plan(machine: ServiceHost, name: str, program: ServiceProgram, version: int) -> ServicePlan:
     home = machine.home
     match machine.system:
         case "systemd":
@@ -228,7 +228,7 @@ def _check_name(name: str) -> None:
         raise ConfigError(f"--service {name!r}: give up to 64 letters, digits and . _ -")
 
 
-def _check_manager(machine: Machine) -> None:
+def _check_manager(machine: ServiceHost) -> None:
     """Refuse where there is nothing that could start the service.
 
     Raises:
@@ -251,7 +251,7 @@ def _check_manager(machine: Machine) -> None:
         )
 
 
-def _version(machine: Machine) -> int:
+def _version(machine: ServiceHost) -> int:
     """systemd's; 0 where it does not say."""
     if machine.system != "systemd":
         return 0
@@ -259,7 +259,7 @@ def _version(machine: Machine) -> int:
     return int(found[1]) if found else 0
 
 
-def _linger(order: InstallService, machine: Machine) -> tuple[tuple[str, ...], ...]:
+def _linger(order: InstallService, machine: ServiceHost) -> tuple[tuple[str, ...], ...]:
     """Let this user's services run without a login, from boot on."""
     return (("loginctl", "enable-linger"),) if order.linger and machine.system == "systemd" else ()
 
@@ -311,7 +311,7 @@ def _put_back(path: Path, before: bytes | None) -> None:
         _write(path, before)
 
 
-def _run(machine: Machine, command: tuple[str, ...]) -> None:
+def _run(machine: ServiceHost, command: tuple[str, ...]) -> None:
     status, said = machine.run(command)
     if status != 0:
         raise ConfigError(f"{' '.join(command)} failed: {_first_line(said) or f'exit status {status}'}")
@@ -322,7 +322,7 @@ def _first_line(text: str) -> str:
 
 
 def _report(
-    order: InstallService, machine: Machine, program: ServiceProgram, *, changed: bool, at_boot: bool
+    order: InstallService, machine: ServiceHost, program: ServiceProgram, *, changed: bool, at_boot: bool
 ) -> list[str]:
     """At most four lines: what was done, how it behaves, where to look, how to end it."""
     name = order.service

@@ -18,7 +18,7 @@ import node.cli
 from node.autostart.arguments import ServiceProgram
 from node.autostart.install import (
     InstallService,
-    Machine,
+    ServiceHost,
     UninstallService,
     install,
     run_command,
@@ -44,7 +44,7 @@ class Computer:
         self.ran: list[tuple[str, ...]] = []
         self.fails: dict[str, tuple[int, str]] = {}
         self.home = home
-        self.machine = Machine(platform, home, {}, 1_000, self.run)
+        self.machine = ServiceHost(platform, home, {}, 1_000, self.run)
 
     def run(self, command: Sequence[str]) -> tuple[int, str]:
         self.ran.append(tuple(command))

@@ -11,25 +11,27 @@ from hypothesis import strategies as st
 
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
+from swarm.ids import PeerId
 from swarm.relay.openings import Opening, Verb, parse_opening
 from swarm.relay.presence import check_presence, prove_presence
 
 ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
-PEER, TOKEN = ME.peer_id, "0f" * 16
+PEER, TOKEN = "QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWKGrQD", "0f" * 16
+"""Both stand in names of tests, which must be the same in every process."""
 
 
 @pytest.mark.parametrize(
     ("line", "opening"),
     [
-        (f"HERE {PEER}\n", Opening(Verb.HERE, PEER)),
-        (f"CONNECT {PEER}:1 HTTP/1.1\r\n", Opening(Verb.CONNECT, PEER)),
+        (f"HERE {PEER}\n", Opening(Verb.HERE, PeerId(PEER))),
+        (f"CONNECT {PEER}:1 HTTP/1.1\r\n", Opening(Verb.CONNECT, PeerId(PEER))),
         (f"TAKE {TOKEN}\n", Opening(Verb.TAKE, token=TOKEN)),
         ("SEEN\n", Opening(Verb.SEEN)),
         (
             f"PUNCH {PEER} 192.0.2.1:5,[2001:db8::1]:6\n",
-            Opening(Verb.PUNCH, PEER, addresses=("192.0.2.1:5", "[2001:db8::1]:6")),
+            Opening(Verb.PUNCH, PeerId(PEER), addresses=("192.0.2.1:5", "[2001:db8::1]:6")),
         ),
-        (f"CALL {PEER} 192.0.2.1:5 {TOKEN}\n", Opening(Verb.CALL, PEER, TOKEN, ("192.0.2.1:5",))),
+        (f"CALL {PEER} 192.0.2.1:5 {TOKEN}\n", Opening(Verb.CALL, PeerId(PEER), TOKEN, ("192.0.2.1:5",))),
         ("LOAD", Opening(Verb.LOAD)),
         (f"WHO {TOKEN}\n", Opening(Verb.WHO, nonce=bytes([15] * 16))),
     ],
@@ -79,8 +81,8 @@ def test_no_bytes_make_it_raise_anything_else(line: bytes) -> None:
 def test_a_proof_of_presence_is_good_for_one_machine_one_relay_and_one_nonce() -> None:
     nonce = secrets.token_bytes(16)
     proof = prove_presence(ME, OTHER.peer_id, nonce)
-    assert check_presence(PEER, OTHER.peer_id, nonce, *proof)
+    assert check_presence(ME.peer_id, OTHER.peer_id, nonce, *proof)
     assert not check_presence(OTHER.peer_id, OTHER.peer_id, nonce, *proof)
-    assert not check_presence(PEER, PEER, nonce, *proof)
-    assert not check_presence(PEER, OTHER.peer_id, secrets.token_bytes(16), *proof)
-    assert not check_presence(PEER, OTHER.peer_id, nonce, "no base 64", proof[1])
+    assert not check_presence(ME.peer_id, ME.peer_id, nonce, *proof)
+    assert not check_presence(ME.peer_id, OTHER.peer_id, secrets.token_bytes(16), *proof)
+    assert not check_presence(ME.peer_id, OTHER.peer_id, nonce, "no base 64", proof[1])
