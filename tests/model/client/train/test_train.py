@@ -25,6 +25,7 @@ from client.train.head import HELD_OUT_LINES, Schedule
 from client.train.options import TrainDraft
 from client.train.samples import SampleAmount
 from swarm.demo import DRAFT, TARGET
+from swarm.discovery.dht.addresses import OPEN_SWARM
 from swarm.errors import ConfigError
 
 FEW = TrainDraft(
@@ -127,7 +128,11 @@ def test_the_text_may_come_from_a_swarm(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(client.train.command, "open_sampler", opened)
     trained(replace(FEW, kind="dgf", out=tmp_path, steps=1, join=("/ip4/192.0.2.1/tcp/1",), insecure=True))
-    assert asked == [(FEW.model, {"peers": ("/ip4/192.0.2.1/tcp/1",), "insecure": True}), (0, 30), (30, 10)]
+    assert asked == [
+        (FEW.model, {"peers": ("/ip4/192.0.2.1/tcp/1",), "insecure": True, "membership": OPEN_SWARM}),
+        (0, 30),
+        (30, 10),
+    ]
     assert (load_file(tmp_path / "samples.safetensors")["lines"] == 7).all()
 
 

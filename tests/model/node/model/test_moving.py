@@ -85,5 +85,5 @@ def test_as_many_layers_as_fit_anywhere_in_the_model() -> None:
         assert fitting_layers(layout, torch.bfloat16, int(needs / AUTO_SHARE / 2) + 2) == count
     assert fitting_layers(layout, torch.float32, 2**40) == 12
     assert fitting_layers(layout, torch.float32, int(4 * (ends + layer * 3) / AUTO_SHARE), kv_tokens=1) == 2
-    with pytest.raises(NotEnoughSpace, match=r"not one layer fits: .*--num-layers 1"):
+    with pytest.raises(NotEnoughSpace, match=r"not one layer fits\. .*--num-layers 1"):
         fitting_layers(layout, torch.float32, 1_000)

@@ -361,7 +361,7 @@ def test_a_bad_moment_while_a_machine_measures_itself_makes_no_size_alone_slow(d
         layout, span, num_layers = demo.layout, demo.span, demo.num_layers
         hidden_size, dtype, device = demo.hidden_size, demo.dtype, demo.device
 
-        def forward(self, work: list[SessionRows]) -> torch.Tensor:
+        def forward(self, work: list[SessionRows], sub: Span | None) -> torch.Tensor:
             now_ms[0] += usual[len(work[0].node_ids)] * (10 if len(rows) in slow else 1)
             rows.append(len(work[0].node_ids))
             return torch.zeros(rows[-1], 1)
@@ -382,8 +382,8 @@ def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
     seen: list[tuple[int, int]] = []
     forward = model.forward
 
-    def noted(works: list[SessionRows]) -> torch.Tensor:
-        made = forward(works)
+    def noted(works: list[SessionRows], sub: Span | None = None) -> torch.Tensor:
+        made = forward(works, sub)
         seen.append((len(works[0].node_ids), works[0].kv_cache.slots.used))
         return made
 

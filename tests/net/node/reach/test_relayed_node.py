@@ -116,6 +116,6 @@ async def test_the_relay_that_a_user_names_is_the_one() -> None:
         async with Node(config, said.append, MemoryRegistry(network)) as node:
             assert node.address == f"{node.peer_id}.via.{named.address}"
             assert parse_relayed(node.serving().address) is not None
-        assert f"reached through the relay {named.address}" in said
+        assert f"reached: through the relay {named.address}" in said
     with pytest.raises(ConfigError, match="--relay"):
         replace(config, relay="a relay").check()

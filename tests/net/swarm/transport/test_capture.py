@@ -43,8 +43,8 @@ async def test_a_capture_shows_no_token_and_no_row(insecure: bool, monkeypatch: 
     def by_tee(dialer: Dialer, endpoint: Endpoint, stuck: grpc.aio.Channel | None = None) -> grpc.aio.Channel:
         return straight(dialer, replace(endpoint, address=ways.get(endpoint.address, endpoint.address)), stuck)
 
-    def noted(message: Frame) -> list[bytes]:
-        parts = list(split(message))
+    def noted(message: Frame, part_bytes: int) -> list[bytes]:
+        parts = list(split(message, part_bytes))
         match message:
             case SweepFrame(rows=found) if found is not None:
                 rows.extend(part[SLICE] for part in parts)
