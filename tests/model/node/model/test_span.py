@@ -393,7 +393,7 @@ def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
     monkeypatch.setattr("node.engine.measure.warm_up", lambda _: seen.clear())
     measure_sweeps(model)
     assert seen, "a CPU has nothing to load"
-    monkeypatch.setattr("node.engine.measure._forward_ms", lambda *_: 1.0)
+    monkeypatch.setattr("node.engine.measure.forward_ms", lambda *_: 1.0)
     measured = measure_sweeps(cast("SpanModel", SimpleNamespace(device=torch.device("cuda"))))
     assert not seen
     assert measured == tuple((nodes, 1.0) for nodes in TREE_NODES)
