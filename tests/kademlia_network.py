@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -26,11 +27,13 @@ class KademliaNetwork:
         handlers: what answers, per peer and method.
         addresses: IP address per peer id; 192.0.2.1 where none is given.
         calls: methods called, in order.
+        dead: connections, by caller and called, that carry nothing until the caller gives them up.
     """
 
     handlers: dict[tuple[str, str], Handler] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
+    dead: set[tuple[str, str]] = field(default_factory=set)
 
     async def peer(
         self, peer_id: PeerID, *joined: DirectoryPeer, client: bool = False, key: NetworkKey | None = None
@@ -66,10 +69,16 @@ class InMemoryP2P:
 
     async def call_protobuf_handler(self, peer: PeerID, name: str, request: Any, _: type) -> Any:  # noqa: ANN401
         self._network.calls.append(name.rpartition(".")[2])
+        if (str(self.peer_id), str(peer)) in self._network.dead:
+            await asyncio.Event().wait()
         handler = self._network.handlers.get((str(peer), name))
         if handler is None:
             raise P2PHandlerError("nobody there")
         return await handler(request, SimpleNamespace(remote_id=self.peer_id))
+
+    async def hang_up(self, peer: PeerID) -> None:
+        """Give up a connection."""
+        self._network.dead.discard((str(self.peer_id), str(peer)))
 
     async def list_peers(self) -> list[Any]:
         """Everybody, with an address."""

@@ -39,8 +39,6 @@ from swarm.runtime.tasks import TaskScope
 PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
 GIVE_UP_S = 90.0
 LIST_POLL_S = 0.3
-WAIT_S = 40.0
-"""How long a text waits for a machine that went, as a user's would."""
 
 
 class ChosenMachines:
@@ -153,7 +151,7 @@ async def work(peers: Sequence[str]) -> None:
         say("joined")
         await some_model(registry)
         connecting = AsyncSwarm.connect(
-            TARGET, registry=chosen, threads=1, calibration=None, lookup=False, siblings=False, wait=WAIT_S
+            TARGET, registry=chosen, threads=1, calibration=None, lookup=False, siblings=False
         )
         async with connecting as swarm:
             scope.spawn(list_machines(registry, swarm.identity))

@@ -6,10 +6,12 @@ memory; its Kademlia and libp2p modules need neither, so their packages are ente
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -94,6 +96,11 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind is untyped
     async def wait_ended(self) -> None:
         """Return when the daemon has died."""
         await self._child.wait()
+
+    async def hang_up(self, peer: PeerID) -> None:
+        """Give up the connections to a peer, if there are any; whoever calls it next dials."""
+        with suppress(P2PDaemonError, OSError, asyncio.IncompleteReadError):
+            await self._client.disconnect(peer)
 
     async def addresses_of(self, peer: PeerID) -> list[str]:
         """Under which multiaddresses a peer said that it listens, without its id; none where the daemon has forgotten.

@@ -240,16 +240,20 @@ class DhtPeer:
             try:
                 answer = await self.daemon.call_protobuf_handler(peer, OFFER_HANDLER, question, BytesValue)
             except Exception:  # noqa: BLE001  (hivemind and strangers raise anything: that peer lends nothing)
-                return
+                return silent.discard(peer)
+            silent.discard(peer)
             address = parse_offer(answer.value)
             if address is not None:
                 offers[peer] = address
 
         asked = self.directory.known(PEERS_ASKED)
+        silent = set(asked)
         with suppress(TimeoutError):
             async with asyncio.timeout(ASK_S), asyncio.TaskGroup() as tasks:
                 for peer in asked:
                     tasks.create_task(ask(peer))
+        if asked and len(silent) == len(asked):
+            await self.directory.begin_anew(asked)
         return [(peer.to_base58(), offers[peer]) for peer in asked if peer in offers]
 
     async def survey(self) -> list[tuple[str, float | None, dict[str, Any] | None]]:

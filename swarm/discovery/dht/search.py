@@ -41,6 +41,10 @@ KEEP_S = 8.0
 """Time after which no further peers are tried to file something at."""
 READ_BYTES = 24 << 20
 """Of all answers to one look-up; afterwards peers are asked no more."""
+ANEW_S = 10.0
+"""Where nobody answers at all, connections are given up at most this often."""
+DROP_S = 1.0
+"""How long that may take."""
 MAX_BANNED = 4_096
 """Peers that did not answer and are left alone for a while; beyond so many, all are asked again."""
 KEY_ITEMS, FOUND_BYTES = 2_048, 12 << 20
@@ -93,6 +97,7 @@ class DirectoryPeer:
         self._protocol: DirectoryProtocol = node.protocol
         admission = self._protocol.authorizer
         self._anchors = {kademlia_id(peer, admission): peer for peer in joined if peer != node.peer_id}
+        self._anew_at = float("-inf")
 
     @property
     def joined(self) -> list[PeerID]:
@@ -188,7 +193,27 @@ class DirectoryPeer:
                 get_neighbors=ask,
                 visited_nodes={key: {self.node.node_id} for key in keys},
             )
+        if result.peers and not result.answers:
+            await self.begin_anew(list(result.peers.values())[: BEAM + len(self._anchors)])
         return result
+
+    async def begin_anew(self, silent: Sequence[PeerID]) -> None:
+        """Nobody answered: it is this machine that was cut off, as by a restart of its router.
+
+        Such connections carry nothing any more, but libp2p would keep them for half a minute or longer, and hivemind
+        would ban the peers for twice as long each time. So both are given up; the next question dials.
+
+        Args:
+            silent: the peers that were asked.
+        """
+        self.node.blacklist.clear()
+        now = time.monotonic()
+        if now - self._anew_at < ANEW_S:
+            return
+        self._anew_at = now
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DROP_S):
+                await asyncio.gather(*map(self._protocol.p2p.hang_up, {*silent, *self._anchors.values()}))
 
     async def _ask(self, result: LookUp, node: DHTID, keys: Sequence[DHTID]) -> dict[DHTID, tuple[DHTID, ...]]:
         """Ask one peer and note its answer; whom it knows nearer to each key."""

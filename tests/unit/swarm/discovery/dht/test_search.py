@@ -192,6 +192,27 @@ async def test_neighbours_that_never_answer_cost_no_more_than_the_time_of_one_lo
         over.set()
 
 
+@pytest.mark.parametrize("cuts", [1, 3])
+async def test_a_node_that_was_cut_off_is_back_with_its_next_question(
+    identity: Identity, monkeypatch: pytest.MonkeyPatch, cuts: int
+) -> None:
+    """As behind a router that restarts: its connections carry nothing more, and nobody says so."""
+    rng, network = random.Random(7), KademliaNetwork()
+    peers = await honest_peers(network, 3, rng)
+    node = await network.peer(peer_id_of(identity), *peers, client=True)
+    _, filings = await announced(node, identity)
+    reader = await network.peer(random_peer(rng), peers[0], client=True)
+    monkeypatch.setattr(search, "ANEW_S", 0.0)
+    for _ in range(cuts):
+        network.dead |= {(str(node.node.peer_id), str(one.node.peer_id)) for one in peers}
+        kept = await node.keep(opened(filings_of(identity, life_s=70)))
+        assert kept.asked == 0, "nobody answers"
+        filings = filings_of(identity, life_s=80)
+        kept = await node.keep(opened(filings))
+        assert kept.copies == (3, 3, 3)
+    assert await reader.fetch([BLOCK]) == [[filings[1].data]]
+
+
 async def test_an_item_is_taken_from_its_signer_alone_and_an_id_is_a_hash(identity: Identity) -> None:
     rng, network = random.Random(7), KademliaNetwork()
     peer = await network.peer(random_peer(rng))
