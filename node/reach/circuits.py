@@ -18,6 +18,7 @@ from typing import Final
 from swarm.discovery.node_record import split_address
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, stand_in
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 
 CHUNK_BYTES: Final = 64 << 10
@@ -114,7 +115,7 @@ class Circuits:
         if not self._admit(way):
             ends[1].close()
             return
-        self._scope.spawn(self._splice_here(way, ends, stand_in(way, dialler)))
+        spawn_on(self._scope, ends[1], self._splice_here(way, ends, stand_in(way, dialler)))
 
     def _admit(self, way: str) -> bool:
         if self.count(way) >= MAX_CIRCUITS or not self._quota.spend(_OPENED, way):
