@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
@@ -164,7 +165,8 @@ async def connect(address: str) -> StreamPair:
     ends = await asyncio.open_connection(host.strip("[]"), port, limit=CHUNK_BYTES, happy_eyeballs_delay=0.25)
     sock = ends[1].get_extra_info("socket")
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STUCK_S * 1e3))
+        with suppress(OSError):  # the other end has gone meanwhile; whoever reads learns it
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STUCK_S * 1e3))
     return ends
 
 

@@ -7,6 +7,7 @@ import gc
 
 from benchmarks.redteam.ground import Ground, NodeMark
 from benchmarks.redteam.kit import Kit
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 
 
@@ -26,8 +27,18 @@ async def test_a_connection_that_an_attack_lets_go_stays_open_until_its_end() ->
 
     server = await asyncio.start_server(listen, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    node = NodeMark(address, "", Span(0, 1), "", "")
-    ground = Ground("", (node,), "0" * 64, 192, 4_096, "cpu-float32", "", "", "")
+    node = NodeMark(address, PeerId("Qm"), Span(0, 1), "", "")
+    ground = Ground(
+        "",
+        (node,),
+        ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12),
+        192,
+        4_096,
+        "cpu-float32",
+        "",
+        "",
+        "",
+    )
     async with server, asyncio.timeout(10):
         async with Kit(ground) as kit:
             reader = (await kit.socket(address)).reader  # its writer is let go
