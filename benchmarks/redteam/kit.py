@@ -46,6 +46,7 @@ from swarm.protocol.messages import (
     SweepFrame,
     Upstream,
 )
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate, server_name
 from swarm.transport.dial import CHANNEL_OPTIONS, Connection, Dialer, open_channel
@@ -245,7 +246,7 @@ class Kit:
             reader, writer = await asyncio.open_connection(
                 host, int(port), local_addr=(source, 0), ssl=context, server_hostname="" if context else None
             )
-        self._held.callback(writer.transport.abort)
+        self._held.callback(_abort, writer)  # a writer that nobody holds closes its connection
         name = server_name(encrypted.peer) if encrypted is not None else "localhost"
         return RawSocket(reader, writer, self.tally, is_tls=context is not None, authority=name)
 
@@ -274,8 +275,8 @@ class Kit:
                 except OSError:
                     writer.transport.abort()
                     return
-                self.scope.spawn(self._pump(far[0], writer, counts=False))
-                self.scope.spawn(self._pump(reader, far[1], counts=True))
+                spawn_on(self.scope, writer, self._pump(far[0], writer, counts=False))
+                spawn_on(self.scope, far[1], self._pump(reader, far[1], counts=True))
 
             server = await asyncio.start_server(forward, "127.0.0.1", 0)
             self._held.callback(server.close)
@@ -482,3 +483,7 @@ def _any_certificate() -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     return context
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -123,9 +123,10 @@ class Range:
             async with asyncio.timeout(PAGE_S):
                 host, _, port = self.ground.page.rpartition(":")
                 reader, writer = await asyncio.open_connection(host, int(port))
-                writer.write(f"GET /api/v1/state HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                text = await reader.read()
-                writer.close()
+                with closing(writer):
+                    head = f"GET /api/v1/state HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                    writer.write(head.encode())
+                    text = await reader.read()
         right = all(node.peer.encode() in text for node in self.ground.nodes)
         return PageRead(began, time.time() - began, right)
 

@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
@@ -18,6 +19,7 @@ from typing import Final
 from swarm.discovery.node_record import split_address
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, stand_in
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 
 CHUNK_BYTES: Final = 64 << 10
@@ -114,7 +116,7 @@ class Circuits:
         if not self._admit(way):
             ends[1].close()
             return
-        self._scope.spawn(self._splice_here(way, ends, stand_in(way, dialler)))
+        spawn_on(self._scope, ends[1], self._splice_here(way, ends, stand_in(way, dialler)))
 
     def _admit(self, way: str) -> bool:
         if self.count(way) >= MAX_CIRCUITS or not self._quota.spend(_OPENED, way):
@@ -163,7 +165,8 @@ async def connect(address: str) -> StreamPair:
     ends = await asyncio.open_connection(host.strip("[]"), port, limit=CHUNK_BYTES, happy_eyeballs_delay=0.25)
     sock = ends[1].get_extra_info("socket")
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STUCK_S * 1e3))
+        with suppress(OSError):  # the other end has gone meanwhile; whoever reads learns it
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STUCK_S * 1e3))
     return ends
 
 

@@ -12,6 +12,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.openings import OPENING_S, TOKEN_BYTES, check_token
 from swarm.runtime.plain_text import plain_line
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.way import LinkPath
 from swarm.ways.streams import CHUNK_BYTES, Streams, connect, tuned
@@ -160,7 +161,7 @@ class CallBackListener:
         if self._openings >= MAX_OPENINGS:
             streams.abort()
         else:
-            self._scope.spawn(self._opened(streams))
+            spawn_on(self._scope, writer, self._opened(streams))
 
     async def _opened(self, streams: Streams) -> None:
         self._openings += 1

@@ -20,6 +20,7 @@ from typing import Final
 from swarm.discovery.node_record import split_address
 from swarm.errors import RemoteProtocolError
 from swarm.relay.openings import TOKEN_BYTES, parse_addresses
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.way import LinkPath
 from swarm.ways.own_addresses import MAX_GLOBAL_V6, MAX_LAN, OwnAddresses, own_addresses
@@ -188,7 +189,7 @@ class _Greeting:
         if self._greeted >= MAX_GREETED or self._found.done():
             streams.abort()
         else:
-            scope.spawn(self._came_in(streams))
+            spawn_on(scope, streams.writer, self._came_in(streams))
 
     async def _came_in(self, streams: Streams) -> None:
         with suppress(OSError):

@@ -23,6 +23,7 @@ from typing import Final
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
 from swarm.runtime.counted_log import describe
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.way import LinkPath
@@ -235,10 +236,10 @@ class _LocalDoor:
         if self._carried >= MAX_CARRIED:
             local.abort()
         else:
-            self._carried += 1
-            scope.spawn(self._carry(local))
+            spawn_on(scope, local.writer, self._carry(local))
 
     async def _carry(self, local: Streams) -> None:
+        self._carried += 1
         try:
             opened = await self._choice.open(self._peer, self._relay)
             self.path = opened.path

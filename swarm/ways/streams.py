@@ -92,7 +92,8 @@ def tuned(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Streams
     """The streams of a new connection, on which small messages leave at once."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError):  # some systems refuse it where the other end has gone meanwhile
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Streams(reader, writer)
 
 

@@ -14,6 +14,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import bracketed
 from swarm.ids import PeerId
 from swarm.relay.openings import Opening, Verb, parse_opening
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.relayed import RelayedAddress
@@ -128,18 +129,24 @@ class RelayedMachine:
     async def _take(self, address: str, token: str, way: str) -> None:
         try:
             far = await connect(address)
-            await far.say("TAKE", token)
-            self.carried[way] += 1
-            await splice(far, await connect(self._server))
+            try:
+                await far.say("TAKE", token)
+                self.carried[way] += 1
+                await self._splice(far)
+            finally:
+                far.close()
         except OSError:
             return
 
     def _adopt(self, _relay: str, streams: Streams, _dialler: str) -> None:
         self.carried["punch"] += 1
-        self._scope.spawn(self._splice(streams))
+        spawn_on(self._scope, streams.writer, self._splice(streams))
 
     async def _splice(self, streams: Streams) -> None:
-        await splice(streams, await connect(self._server))
+        try:
+            await splice(streams, await connect(self._server))
+        finally:
+            streams.close()
 
 
 @asynccontextmanager
@@ -147,7 +154,9 @@ async def relaying(host: str = "127.0.0.1") -> AsyncIterator[StubRelay]:
     """A relay on loopback."""
     async with TaskScope() as scope:
         relay = StubRelay(scope)
-        server = await asyncio.start_server(lambda *ends: scope.spawn(relay.answer(Streams(*ends))), host, 0)
+        server = await asyncio.start_server(
+            lambda *ends: spawn_on(scope, ends[1], relay.answer(Streams(*ends))), host, 0
+        )
         relay.address = f"{bracketed(host)}:{server.sockets[0].getsockname()[1]}"
         try:
             yield relay

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 
 
@@ -29,10 +30,16 @@ class Tee:
         async with TaskScope() as scope:
 
             async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                far_reader, far_writer = await asyncio.open_connection(host, int(port))
+                try:
+                    far_reader, far_writer = await asyncio.open_connection(host, int(port))
+                except BaseException as error:
+                    writer.transport.abort()
+                    if isinstance(error, OSError):  # nobody listens there any more
+                        return
+                    raise
                 # What a server says unasked, it says when the connection reaches it, half a round trip later.
-                scope.spawn(self._pass(far_reader, writer, time.monotonic() + self.delay_s))
-                scope.spawn(self._pass(reader, far_writer, time.monotonic()))
+                spawn_on(scope, writer, self._pass(far_reader, writer, time.monotonic() + self.delay_s))
+                spawn_on(scope, far_writer, self._pass(reader, far_writer, time.monotonic()))
 
             server = await asyncio.start_server(carry, "127.0.0.1", 0)
             async with server:

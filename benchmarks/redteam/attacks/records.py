@@ -168,8 +168,14 @@ async def option_name(fight: Fight) -> None:
 @attack("scanner", Kind.RECORDS)
 async def scanner(fight: Fight) -> None:
     """Records that name other addresses of a node's network, which it dials; what it tells of them is a breach."""
-    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    speaking = await asyncio.start_server(lambda reader, writer: writer.write(b"SSH-2.0-x\r\n"), "127.0.0.1", 0)
+    held: list[asyncio.StreamWriter] = []
+
+    def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+        writer.write(b"SSH-2.0-x\r\n")
+
+    silent = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
+    speaking = await asyncio.start_server(speak, "127.0.0.1", 0)
     ports = [server.sockets[0].getsockname()[1] for server in (silent, speaking)]
     addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", "127.0.0.1:9", "no-such-host.invalid:80"]
     identities = await asyncio.to_thread(fight.kit.identities, len(addresses))
@@ -195,6 +201,8 @@ async def scanner(fight: Fight) -> None:
         fight.breach(f"a node tells what answers at addresses of its network: {sorted(told)[0][:60]!r} and others")
     silent.close()
     speaking.close()
+    for writer in held:
+        writer.transport.abort()
     await fight.stay()
 
 

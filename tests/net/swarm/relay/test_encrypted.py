@@ -13,6 +13,7 @@ import pytest
 from swarm.discovery.address_proof import check_hello
 from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.identity import Identity
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
@@ -88,7 +89,7 @@ async def hostile(target: str, there: Change = bytes, back: Change = bytes) -> A
                 writer.transport.abort()
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            scope.spawn(lead(reader, writer))
+            spawn_on(scope, writer, lead(reader, writer))
 
         async with await asyncio.start_server(accept, HOST, 0) as server:
             yield f"{HOST}:{server.sockets[0].getsockname()[1]}"

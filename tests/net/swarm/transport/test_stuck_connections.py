@@ -13,6 +13,7 @@ import pytest
 from client import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
 from swarm.ids import PeerId
+from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
@@ -43,7 +44,11 @@ class Wire:
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         flows = self._flows
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:
+            writer.transport.abort()
+            return
         try:
             async with TaskScope() as scope:
                 scope.spawn(_pass(far_reader, writer, flows))
@@ -86,7 +91,7 @@ async def wired(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[AsyncSwa
 async def _wire_to(target: int) -> AsyncIterator[Wire]:
     wire = Wire(target)
     async with TaskScope() as scope:
-        server = await asyncio.start_server(lambda *ends: scope.spawn(wire.carry(*ends)), "127.0.0.1", 0)
+        server = await asyncio.start_server(lambda *ends: spawn_on(scope, ends[1], wire.carry(*ends)), "127.0.0.1", 0)
         wire.port = server.sockets[0].getsockname()[1]
         try:
             yield wire
