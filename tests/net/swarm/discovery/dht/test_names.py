@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[5]
 JOIN = """
 import asyncio
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
@@ -35,5 +37,6 @@ def test_a_name_with_one_dead_family_is_joined_by_the_other(tmp_path: Path) -> N
     (tmp_path / "join.py").write_text(JOIN)
     inside = 'mount --bind "$0" /etc/hosts && exec "$1" "$2"'
     command = ["unshare", "--mount", "sh", "-c", inside, str(hosts), sys.executable, str(tmp_path / "join.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50, env=environment)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
