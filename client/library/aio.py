@@ -104,7 +104,6 @@ class AsyncSwarm:
         """
         _check(options)
         peers, membership = _swarm(options)
-        registry = options.get("registry")
         codec, wait_s = check_codec(options.get("codec", "lossless")), options.get("wait", DEFAULT_WAIT_S)
         fingerprint, threads = check_fingerprint(options.get("fingerprint")), options.get("threads")
         drafts = _draft_options(options)
@@ -112,16 +111,9 @@ class AsyncSwarm:
         with bars_hidden():
             loaded = await asyncio.to_thread(load_drafter, model, target, drafts, options.get("revision"))
         config = DhtConfig(join=peers, client_mode=True, membership=membership)
-        opened = registry or DhtRegistry.open(config)
+        opened = options.get("registry") or DhtRegistry.open(config)
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
-        insecure, network = options.get("insecure", False), membership.network
-        async with (
-            opened,
-            open_ways() as ways,
-            Dialer(insecure=insecure, ways=ways, network=network) as dialer,
-            TaskScope() as scope,
-        ):
-            nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, ways=ways, network=network))
+        async with opened, _links(membership, insecure=options.get("insecure", False)) as (dialer, nearby, scope):
             search = ModelSearch(peers, fingerprint, nearby.probe)
             identity = await find_in_swarm(target, opened, search)
             if membership.note_model is not None:
@@ -130,11 +122,8 @@ class AsyncSwarm:
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge, nearby)
             drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
             try:
-                yield cls(
-                    opener,
-                    GenerationFactory(target, Drafters(loaded.drafter, loaded.make_another), drafting, nodes),
-                    scope,
-                )
+                drafters = Drafters(loaded.drafter, loaded.make_another)
+                yield cls(opener, GenerationFactory(target, drafters, drafting, nodes), scope)
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
                 await asyncio.to_thread(loaded.save_calibrations)
@@ -244,6 +233,19 @@ def _swarm(options: ConnectOptions) -> tuple[tuple[str, ...], Membership]:
     given = expand(options.get("peers", ()), time.time())
     membership = options.get("membership", OPEN_SWARM)
     return given.join, membership if given.network is None else replace(membership, network=given.network)
+
+
+@asynccontextmanager
+async def _links(membership: Membership, *, insecure: bool) -> AsyncIterator[tuple[Dialer, PeerLatency, TaskScope]]:
+    """What dials machines, what knows how far they are, and who owns the tasks; all end in order."""
+    network = membership.network
+    async with (
+        open_ways() as ways,
+        Dialer(insecure=insecure, ways=ways, network=network) as dialer,
+        TaskScope() as scope,
+    ):
+        probe = partial(measure_delays, insecure=insecure, ways=ways, network=network)
+        yield dialer, PeerLatency(probe=probe), scope
 
 
 def _draft_options(options: ConnectOptions) -> DraftOptions:
