@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from client.dialogue.messages import Message
     from client.library.aio import AsyncSwarm
     from client.library.chat import AsyncChat
-    from client.library.conversation import Message
     from client.library.session import Piece
     from client.library.sync import Chat, Swarm
     from client.options import Options
@@ -37,7 +37,7 @@ _HOMES = {
     "AsyncChat": "client.library.chat",
     "AsyncSwarm": "client.library.aio",
     "Chat": "client.library.sync",
-    "Message": "client.library.conversation",
+    "Message": "client.dialogue.messages",
     "Options": "client.options",
     "Piece": "client.library.session",
     "Result": "client.stats",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -31,6 +31,20 @@ _TYPES: dict[str, tuple[Any, str]] = {
 }
 CodecChoice = Literal["lossless", "int8"]
 """How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a text must match from its first token to its end.
+
+    Attributes:
+        kind: `json_schema`; `json` for any JSON object (its text is then ignored); `regex`; `lark`, a context-free
+            grammar in the dialect of llguidance, which can also begin at a trigger in the middle of a text.
+        text: of the schema, expression or grammar.
+    """
+
+    kind: Literal["json_schema", "json", "regex", "lark"]
+    text: str = ""
 
 
 @headed(
@@ -103,6 +117,13 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     nodes: int | None
     multistep: bool
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    grammar: Grammar | None
+    log_probs: int | None
+    trace: bool
 
 
 class ConnectOptions(TypedDict, total=False):

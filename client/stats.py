@@ -237,6 +237,21 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogProbs:
+    """What the target thought of one token: natural logarithms of its own probabilities, before any rule or filter.
+
+    Attributes:
+        token: the id that was picked.
+        log_prob: of it.
+        top: the likeliest ids and theirs, best first; as many as were asked for.
+    """
+
+    token: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """A finished generation.
 
@@ -245,9 +260,13 @@ class Result:
         tokens: the generated ids, an ending EOS included.
         finish_reason: why it ended.
         stats: what it took.
+        log_probs: one per token, where they were asked for.
+        stop_string: the one of `stop` that ended the text; empty for any other end.
     """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: Literal["stop", "eos", "length"]
     stats: Stats
+    log_probs: tuple[TokenLogProbs, ...] = ()
+    stop_string: str = ""

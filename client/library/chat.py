@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from client.decode.state import GenerationState
-from client.library.conversation import Conversation, Message
+from client.dialogue.messages import Message
+from client.library.conversation import Conversation
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, Session, SessionOpener
 from client.options import GenerateOptions, make_options

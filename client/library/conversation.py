@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from client.dialogue.messages import Message, Role
 from client.options import check_text
 from swarm.errors import ConfigError
 
@@ -18,16 +16,6 @@ TRANSCRIPT = (
 """For a model without a template: the conversation written down as a play."""
 TRANSCRIPT_STOP = ("\nUser:", "\nSystem:")
 """Where a model that goes on writing the play begins the next line of its user."""
-
-Role = Literal["system", "user", "assistant"]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of one speaker."""
-
-    role: Role
-    content: str
 
 
 class Conversation:

@@ -24,7 +24,7 @@ from client.decode.state import GenerationState
 from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
 from client.options import CodecChoice
-from client.stats import Result, Stats
+from client.stats import Result, Stats, TokenLogProbs
 from client.target import Target
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
@@ -58,10 +58,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that became certain; the last piece of a stream also carries the result."""
+    """What became certain by one sweep.
+
+    Attributes:
+        text: the next characters; empty while tokens make no whole one.
+        result: of the whole generation, in the last piece of a stream.
+        tokens: the ids that became certain.
+        log_probs: one per token, where they were asked for.
+        sweeps: the sweeps that answered since the last piece, where `trace` was asked for: plain values for JSON.
+    """
 
     text: str
     result: Result | None = None
+    tokens: tuple[int, ...] = ()
+    log_probs: tuple[TokenLogProbs, ...] = ()
+    sweeps: tuple[dict[str, object], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
+from client.dialogue.messages import Message
 from client.library.aio import AsyncSwarm
 from client.library.chat import AsyncChat
-from client.library.conversation import Message
 from client.library.loop_thread import LoopThread
 from client.library.session import Piece
 from client.options import ConnectOptions, GenerateOptions

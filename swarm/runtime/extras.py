@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from swarm.errors import ConfigError
 
-Extra = Literal["health", "top", "metrics", "plot", "upnp"]
+Extra = Literal["health", "top", "metrics", "plot", "upnp", "api"]
 
 MODULES: Final[Mapping[Extra, tuple[str, ...]]] = {
     "health": ("amqtt", "fastapi", "httpx2", "pydantic", "uvicorn"),
@@ -20,6 +20,7 @@ MODULES: Final[Mapping[Extra, tuple[str, ...]]] = {
     "metrics": ("starlette", "uvicorn"),
     "plot": ("matplotlib",),
     "upnp": ("miniupnpc",),
+    "api": ("fastapi", "uvicorn"),
 }
 """Top-level modules of each extra; a test compares them with pyproject.toml."""
 

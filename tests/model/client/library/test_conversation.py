@@ -8,7 +8,8 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from client.library.conversation import TRANSCRIPT_STOP, Conversation, Message
+from client.dialogue.messages import Message
+from client.library.conversation import TRANSCRIPT_STOP, Conversation
 from swarm.errors import ConfigError
 from tests.property.tiny_tokenizers import byte_level
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from client.library.conversation import Message
+from client.dialogue.messages import Message
 from client.library.session import Piece
 from client.stats import Result, Stats
 from client.terminal.chat import ChatTerminal

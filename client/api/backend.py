@@ -1,0 +1,166 @@
+"""The seam between dialects and the swarm: what a request asks for, and what comes back.
+
+A dialect (OpenAI, Anthropic, Ollama, the chat page) reads its JSON into a `ChatJob` or a `TextJob`, runs it on the
+`Backend`, and writes each `Delta` in its own form. Dialects own no sampling, no template and no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from client.dialogue.messages import AnswerDelta, Message, Tool, ToolChoice
+from client.options import GenerateOptions
+from client.stats import Result, TokenLogProbs
+
+
+@dataclass(frozen=True, slots=True)
+class ChatJob:
+    """An answer to a conversation.
+
+    Attributes:
+        messages: so far, the system's first if there is one.
+        options: how to generate; dialects set nothing that they were not asked for. Without `max_new_tokens` the rest
+            of the context is allowed.
+        tools: that may be called.
+        tool_choice: whether they may or must be.
+        reasoning: whether to think first, where the template knows a switch; None leaves it to the model.
+        continues: whether the last message is the assistant's own beginning, which the answer goes on with.
+    """
+
+    messages: Sequence[Message]
+    options: GenerateOptions = field(default_factory=GenerateOptions)
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    reasoning: bool | None = None
+    continues: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextJob:
+    """The continuation of a text, without a template.
+
+    Attributes:
+        prompt: text, or token ids.
+        options: as of a chat.
+    """
+
+    prompt: str | Sequence[int]
+    options: GenerateOptions = field(default_factory=GenerateOptions)
+
+
+Job = ChatJob | TextJob
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the queue is fair between keys.
+
+    Attributes:
+        key: digest of the API key, or the address where there are no keys.
+    """
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The first thing that a run hands out, before any token: the prompt was taken, and is being read.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+    """
+
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became certain by one sweep.
+
+    Attributes:
+        parts: of the answer; empty when tokens brought no whole character.
+        tokens: ids that became certain.
+        log_probs: one per token, where the job asked for them.
+        sweeps: what the chat page draws of the sweeps behind it (`canopy` extension), one JSON object each; empty
+            unless the job's option `trace` is set.
+    """
+
+    parts: tuple[AnswerDelta, ...]
+    tokens: tuple[int, ...] = ()
+    log_probs: tuple[TokenLogProbs, ...] = ()
+    sweeps: tuple[dict[str, object], ...] = ()
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last thing that a run hands out.
+
+    Attributes:
+        reason: why the answer ended.
+        stop_string: which of the asked strings ended it; empty for an end of turn.
+        result: of the library: whole text, tokens, statistics.
+    """
+
+    reason: FinishReason
+    stop_string: str
+    result: Result
+
+
+Event = Begun | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The swarm's model.
+
+    Attributes:
+        id: its name.
+        created: when it was first seen, in seconds of the epoch.
+        context_length: tokens of prompt and answer together.
+        fingerprint: of its weights.
+        is_complete: whether every layer is served now.
+        missing: ranges of layers that nobody serves, as `5-8`.
+        serve_line: what a volunteer types to serve them; empty when nothing is missing.
+        has_template: whether it brings a chat template.
+        tool_family: the tool-call format that its template uses; empty when it knows none.
+    """
+
+    id: str
+    created: int
+    context_length: int
+    fingerprint: str
+    is_complete: bool
+    missing: tuple[str, ...]
+    serve_line: str
+    has_template: bool
+    tool_family: str
+
+
+class Backend(Protocol):
+    """One model of one swarm."""
+
+    async def card(self) -> ModelCard:
+        """The model and its state now."""
+
+    def count(self, job: Job) -> int:
+        """Tokens of the job's prompt.
+
+        Raises:
+            ConfigError: the template does not take the messages.
+        """
+
+    def run(self, job: Job, caller: Caller) -> AsyncGenerator[Event, None]:
+        """One answer: `Begun`, then any number of `Delta`, then `Finished`. Closing it early frees every hop.
+
+        Raises:
+            ConfigError: an option or a message is not valid (HTTP 400).
+            ContextFull: the prompt exceeds the context (400, `context_length_exceeded`).
+            Busy: no room now; its `retry_after_s` says when to ask again (429).
+            RouteError: layers are missing (503).
+            GenerationInterrupted: the chain broke midway.
+        """

@@ -1,0 +1,1 @@
+"""Conversations as messages and as tokens: templates, tool calls, reasoning. Owns no network."""
