@@ -93,7 +93,7 @@ class Delta:
     sweeps: tuple[dict[str, object], ...] = ()
 
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+AnswerEnd = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Finished:
         result: of the library: whole text, tokens, statistics.
     """
 
-    reason: FinishReason
+    reason: AnswerEnd
     stop_string: str
     result: Result
 
