@@ -8,6 +8,7 @@ and open files are bounded. Ends with status 1 when an attack broke something th
 
     python -m benchmarks redteam --list
     python -m benchmarks redteam --only session-hijack reply-theft
+    python -m benchmarks redteam --kind hops --record      # these rows of the table, and no other
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import tyro
 from benchmarks.redteam.attack import Attack, Kind
 from benchmarks.redteam.listing import all_attacks, find_attack
 from benchmarks.redteam.range import Range, ground_as_json, open_range
+from benchmarks.redteam.table import merged, recorded, table
 from benchmarks.redteam.verdict import Felt, Pair, Verdict, Window
 from benchmarks.sheet import Sheet
 from client.demo.programs import RunningProgram, start_program
@@ -42,16 +44,6 @@ SETTLE_S = 3.0
 READY_S = 90.0
 OVER_S = 45.0
 """A text that was begun under an attack is waited for so long."""
-COLUMNS = ("attack", "cost", "median", "p95", "after", "texts", "memory", "files", "verdict")
-NOTES = (
-    "cost: bytes/s that the attacker sent, its connections, identities and processor time, per second of the attack.",
-    "median: tokens/s while it lasts of the undisturbed speed just before, of the user who felt it most; the median of "
-    "the pairs. p95: the same of the speed that 95 of 100 texts exceed. after: the same, 3 to 10 s after its end.",
-    "texts: exact and complete, of those that were begun or running while it lasted and after it. memory: the largest "
-    "growth of a program, in MB. files: the most that a program had open; it begins with 1,024.",
-    "The attacker shares the machine's processors with the swarm. It runs with the lowest priority; a row that says "
-    "*burns* is about nothing else, and depends on the machine.",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +61,8 @@ class Options:
     seconds: float = 6.0
     """Length of each time."""
     record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it, after each attack; rows of attacks that do
+    not run stay."""
     json: Path | None = None
     """Write the numbers here as JSON too."""
 
@@ -143,6 +136,31 @@ class Outcome:
         if self.attack.limit and self.verdict is Verdict.NAMED:
             lines.insert(0, self.attack.limit)
         return [f"{self.attack.name}: {line}" for line in lines]
+
+    def measured(self, options: Options) -> dict[str, Any]:
+        """Everything about it, for JSON and for the table."""
+        felt = self.felt
+        return {
+            "about": self.attack.about,
+            "kind": self.attack.kind,
+            "verdict": self.verdict,
+            "pairs": options.pairs,
+            "seconds": options.seconds,
+            "cells": list(self.row()),
+            "why": self.why(),
+            "cost": asdict(self.cost),
+            "felt": {
+                "ratio": felt.ratio,
+                "slow_ratio": felt.slow_ratio,
+                "after_ratio": felt.after_ratio,
+                "pairs": [[pair.ratio, pair.slow_ratio] for pair in felt.pairs],
+                "broken": felt.broken,
+                "growth_mb": felt.growth_mb,
+                "files": felt.files,
+                "log_kb_per_s": felt.log_kb_per_s,
+                "page": felt.page,
+            },
+        }
 
 
 class Attacker:
@@ -270,13 +288,22 @@ class Campaign:
 
 
 class RedTeam:
-    """All the attacks that were asked for; a range that was broken or stained is replaced."""
+    """All the attacks that were asked for; a range that was broken or stained is replaced.
+
+    Attributes:
+        outcomes: so far, in the order in which they ran.
+    """
 
     def __init__(self, options: Options, folder: Path) -> None:
         self._options = options
         self._folder = folder
         self._count = 0
         self.outcomes: list[Outcome] = []
+
+    def table(self) -> Sheet:
+        """All that was measured so far; with `--record` also what was recorded of other attacks."""
+        rows = {one.attack.name: one.measured(self._options) for one in self.outcomes}
+        return table(merged(recorded() if self._options.record else {}, rows, all_attacks()))
 
     async def run(self, attacks: Sequence[Attack]) -> None:
         """One after another."""
@@ -291,6 +318,8 @@ class RedTeam:
                     console.print(" · ".join(outcome.row()), markup=False, highlight=False)
                     for line in [*outcome.why(), *outcome.cost.notes]:
                         console.print(f"    {line}", markup=False, highlight=False)
+                    if self._options.record:  # a run of an hour that is cut off has not been for nothing
+                        self.table().record()
                     if attack.stains or outcome.verdict not in {Verdict.HELD, Verdict.SLOWED}:
                         break
 
@@ -303,38 +332,6 @@ class RedTeam:
             scope.spawn(here.watch())
             await asyncio.sleep(2.0)  # what is before the first attack is looked at too
             yield here
-
-
-def sheet(outcomes: Sequence[Outcome], options: Options) -> Sheet:
-    """The table."""
-    made = Sheet(
-        "redteam",
-        f"{len(outcomes)} attacks on a live swarm, two honest users, {options.pairs} pairs of {options.seconds:.0f} s",
-        COLUMNS,
-        [outcome.row() for outcome in outcomes],
-        list(NOTES),
-        {"options": asdict(options) | {"json": None}},
-    )
-    for outcome in outcomes:
-        made.notes += outcome.why()
-        made.measured[outcome.attack.name] = {
-            "about": outcome.attack.about,
-            "kind": outcome.attack.kind,
-            "verdict": outcome.verdict,
-            "cost": asdict(outcome.cost),
-            "felt": {
-                "ratio": outcome.felt.ratio,
-                "slow_ratio": outcome.felt.slow_ratio,
-                "after_ratio": outcome.felt.after_ratio,
-                "pairs": [[pair.ratio, pair.slow_ratio] for pair in outcome.felt.pairs],
-                "broken": outcome.felt.broken,
-                "growth_mb": outcome.felt.growth_mb,
-                "files": outcome.felt.files,
-                "log_kb_per_s": outcome.felt.log_kb_per_s,
-                "page": outcome.felt.page,
-            },
-        }
-    return made
 
 
 def _amount(value: float) -> str:
@@ -358,7 +355,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="canopy-redteam-") as name:
         team = RedTeam(options, Path(name))
         asyncio.run(team.run(attacks))
-    sheet(team.outcomes, options).finish(console, record=options.record, path=options.json)
+    team.table().finish(console, record=options.record, path=options.json)
     wrong = [one.attack.name for one in team.outcomes if one.verdict not in {Verdict.HELD, Verdict.NAMED}]
     sys.exit(f"not held: {', '.join(wrong)}" if wrong else 0)
 
