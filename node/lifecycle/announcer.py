@@ -124,8 +124,11 @@ class Announcer:
             self._troubles.say("announcing", f"not announced this time: {describe(trouble)}")
 
     async def _check_alone(self) -> None:
-        assert self.announced is not None
-        await check_still_alone(self._resources.registry, self.announced, self._resources.left_behind)
+        def newest() -> NodeRecord:
+            assert self.announced is not None
+            return self.announced
+
+        await check_still_alone(self._resources.registry, newest, self._resources.left_behind)
 
     async def _measure_delays(self) -> None:
         service, identity = self._host.service, self._resources.identity

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 
 import grpc.aio
 
@@ -46,14 +47,17 @@ async def check_alone(
     return found
 
 
-async def check_still_alone(registry: Registry, announced: NodeRecord, left_behind: NodeRecord | None = None) -> None:
+async def check_still_alone(
+    registry: Registry, newest: Callable[[], NodeRecord], left_behind: NodeRecord | None = None
+) -> None:
     """Before each later announcement: a record that expires after this run's last one is another machine's.
 
     The machine that has announced itself less often gives way; the other one says so and goes on.
 
     Args:
         registry: the directory.
-        announced: what this run announced last.
+        newest: what this run announced last. It is asked once the directory has answered: this node may have changed
+            its address and announced that while the directory was read.
         left_behind: what an earlier run of this machine left behind: with a clock that was set back since, it may
             expire later than what this run announces.
 
@@ -61,6 +65,7 @@ async def check_still_alone(registry: Registry, announced: NodeRecord, left_behi
         IdentityError: another machine has served under this identity for longer.
     """
     found = await registry.mine()
+    announced = newest()
     if found is None or found.expires_at <= announced.expires_at or found == left_behind:
         return
     if (announced.sequence, announced.address) <= (found.sequence, found.address):

@@ -80,18 +80,18 @@ async def test_a_second_machine_under_one_identity_is_found_by_both(duplicates: 
         await check_alone(second, ELSEWHERE)
         own = record_of(first, here, sequence=7)
         await first.announce(own)
-        await check_still_alone(first, own)
+        await check_still_alone(first, lambda: own)
         with pytest.raises(IdentityError, match=f"another machine, at {here.address}") as caught:
             await check_alone(second, ELSEWHERE)
         assert "--identity" in str(caught.value)
         assert "\n" not in str(caught.value)
         later = record_of(second, at(second, "127.0.0.1:8"), sequence=2, after_s=1)
         await second.announce(later)
-        await check_still_alone(second, later)
-        await check_still_alone(first, own)  # it was here first and goes on
+        await check_still_alone(second, lambda: later)
+        await check_still_alone(first, lambda: own)  # it was here first and goes on
         await first.announce(record_of(first, here, sequence=8, after_s=2))
         with pytest.raises(IdentityError, match=f"another machine, at {here.address}"):
-            await check_still_alone(second, later)
+            await check_still_alone(second, lambda: later)
 
 
 async def test_what_an_earlier_run_left_behind_is_no_namesake() -> None:
@@ -101,6 +101,23 @@ async def test_what_an_earlier_run_left_behind_is_no_namesake() -> None:
             await check_alone(second, ELSEWHERE)
 
 
+async def test_a_node_that_moves_while_the_directory_answers_is_not_its_own_duplicate() -> None:
+    """Its relay was lost, so it announced another address between the question and the answer."""
+    async with memory_duplicates(Path()) as (first, asked):
+        newest = record_of(first, at(first, DEAD), sequence=7)
+        await first.announce(newest)
+        mine = asked.mine
+
+        async def mine_later() -> NodeRecord | None:
+            nonlocal newest
+            newest = record_of(first, at(first, ELSEWHERE), sequence=8, after_s=5)
+            await first.announce(newest)
+            return await mine()
+
+        asked.mine = mine_later  # type: ignore[method-assign]
+        await check_still_alone(asked, lambda: newest)
+
+
 async def test_a_restart_with_a_clock_that_was_set_back_is_no_duplicate() -> None:
     """What the crashed run left expires later than the new run's records, and has the higher sequence."""
     async with memory_duplicates(Path()) as (crashed, again):
@@ -108,16 +125,16 @@ async def test_a_restart_with_a_clock_that_was_set_back_is_no_duplicate() -> Non
         assert await check_alone(again, ELSEWHERE) == left
         own = record_of(again, at(again, ELSEWHERE))
         with pytest.raises(IdentityError):
-            await check_still_alone(again, own)
-        await check_still_alone(again, own, left)
+            await check_still_alone(again, lambda: own)
+        await check_still_alone(again, lambda: own, left)
         own = replace(own, expires_at=next_expiry(time.time(), left))
         await again.announce(own)  # it is listed at once, not only when the old record has run out
         assert await again.mine() == own
-        await check_still_alone(again, own, left)
+        await check_still_alone(again, lambda: own, left)
         other = record_of(crashed, at(crashed, DEAD), sequence=51, after_s=25)
         await crashed.announce(other)
         with pytest.raises(IdentityError):
-            await check_still_alone(again, own, left)
+            await check_still_alone(again, lambda: own, left)
 
 
 def test_each_record_lives_longer_than_the_last_and_none_too_long() -> None:
@@ -146,9 +163,9 @@ async def test_of_two_that_began_together_exactly_one_gives_way() -> None:
         for record in records:
             await first.announce(record)
         with pytest.raises(IdentityError):
-            await check_still_alone(first, records[0])
+            await check_still_alone(first, lambda: records[0])
         await first.announce(later := replace(records[0], expires_at=records[1].expires_at + 1))
-        await check_still_alone(second, replace(records[1], expires_at=later.expires_at - 1))
+        await check_still_alone(second, lambda: replace(records[1], expires_at=later.expires_at - 1))
 
 
 async def test_a_node_gives_its_name_up_and_leaves_the_others_record(monkeypatch: pytest.MonkeyPatch) -> None:
