@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -35,7 +35,7 @@ from swarm.errors import (
     Unreachable,
 )
 from swarm.ids import PeerId, TreeNodeId
-from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ready, Reply, Rows
+from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ping, Ready, Reply, Rows
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import Metadata, Signer, introduce
 from tests.net.killable_nodes import CHAIN, SPEED, KillableNodes, reset_client
@@ -344,6 +344,21 @@ async def test_a_tail_that_sends_what_nobody_can_read_is_gone_around(
         put(replies, replace(reply, picks=((TreeNodeId(1 << 63), 5),)) if is_stranger else reply, acked)
 
     monkeypatch.setattr(ReplyBuffer, "put", spoilt)
+    await tells_the_honest_text(nodes, "b2")
+
+
+async def test_a_tail_that_answers_twice_with_other_picks_is_gone_around(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, stranger = ReplyBuffer.stream, nodes["b2"]
+
+    async def doubling(replies: ReplyBuffer, acked: int) -> AsyncIterator[Reply | Ping]:
+        async for message in stream(replies, acked):
+            yield message
+            if isinstance(message, Reply) and replies in {hop.replies for hop in stranger.sessions._open.values()}:
+                yield replace(message, picks=tuple((node, (token + 1) % 4_000) for node, token in message.picks))
+
+    monkeypatch.setattr(ReplyBuffer, "stream", doubling)
     await tells_the_honest_text(nodes, "b2")
 
 
