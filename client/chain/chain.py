@@ -46,6 +46,7 @@ from swarm.errors import (
     HopError,
     HopLeaving,
     HopMisbehaved,
+    HopSlow,
     HopTimeout,
     RemoteProtocolError,
     ReplicasDiffer,
@@ -272,7 +273,7 @@ class Chain:
         try:
             async with asyncio.timeout(limit_s):
                 self._taken_s = time.monotonic()
-                scope.spawn(self._watch_progress())
+                scope.spawn(self._watch_progress(scope))
                 self._next = follow(self._next, self._attach())
                 while not self._plan.is_attached:
                     await self._news.wait()
@@ -378,8 +379,8 @@ class Chain:
     def _on_answer(self, total_ms: float, sweep: Sweep) -> None:
         self._progress.answered(total_ms, len(sweep.tokens), self.route.forecast)
 
-    async def _watch_progress(self) -> None:
-        """Find the hop that lives and does not move (R17)."""
+    async def _watch_progress(self, scope: TaskScope) -> None:
+        """Find the hop that lives and does not move, or is too slow (R17)."""
         while True:
             if await pause(PROGRESS_S) > ASLEEP_S:
                 self._awake_s = time.monotonic()
@@ -391,8 +392,16 @@ class Chain:
             if now is None or generation != self.generation or now.sequence != due.sequence:
                 continue
             error = self._progress.judge(now, route.hops, said, time.monotonic())
-            if error is not None:
+            if error is not None and (not isinstance(error, HopSlow) or await self._is_slower(error, now, scope)):
                 self.on_trouble(error)
+
+    async def _is_slower(self, error: HopSlow, due: DueProgress, scope: TaskScope) -> bool:
+        """Whether a route around a machine that is slow should be clearly faster than this one is."""
+        generation, around = self.generation, None
+        with suppress(RouteError):
+            around = await self._rerouter.find(scope, self._plan.detour(error.peer, time.monotonic()))
+        forecast = None if around is None else around.forecast
+        return generation == self.generation and self._progress.may_leave(due, forecast, time.monotonic())
 
     def _due(self) -> DueProgress | None:
         """What is waited for; None while it is being repaired, or nothing is."""
