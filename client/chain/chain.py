@@ -88,7 +88,7 @@ MAX_DIFFERENCES = 100
 MAX_FAULTS = 256
 """Faults that are heard in one generation."""
 PROGRESS_S = 0.2
-"""Between looks at whether the chain moves."""
+"""Between looks at whether the chain moves, at most."""
 ASLEEP_S = 0.3
 """When a look comes so much later than it should, this program did not run, and nobody else is to blame."""
 ARRIVING_S = 2.0
@@ -382,7 +382,7 @@ class Chain:
     async def _watch_progress(self, scope: TaskScope) -> None:
         """Find the hop that lives and does not move, or is too slow (R17)."""
         while True:
-            if await pause(PROGRESS_S) > ASLEEP_S:
+            if await pause(self._progress.rest_s(self._due(), time.monotonic(), PROGRESS_S)) > ASLEEP_S:
                 self._awake_s = time.monotonic()
             due, route, generation = self._due(), self.route, self.generation
             if due is None or not self._progress.must_ask(due, time.monotonic()):

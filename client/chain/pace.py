@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-EARLY_S = 0.25
+EARLY_S = 0.2
 """Beyond the predicted time, before a sweep is looked at."""
 SLOW_TIMES, SLOW_S = 3.0, 0.5
-AGAIN_S = 0.2
+AGAIN_S = 0.1
 """Between two looks at one sweep."""
 IDLE_SWEEPS, WORKING_SWEEPS = 3, 6
 FASTER_TIMES = 2.0

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from client.chain.pace import AGAIN_S, PaceWatch, SweepLook, is_long
+from client.chain.pace import AGAIN_S, PaceWatch, SweepLook, early_s, is_long
 from swarm.errors import HopError, HopMisbehaved, HopSlow, HopTimeout
 from swarm.protocol.hold import Held
 from swarm.protocol.messages import (
@@ -54,6 +54,8 @@ WORK_TIMES, WORK_S, FIRST_WORK_S = 8.0, 12.0, 30.0
 MAX_PREDICTED_S = 60.0
 """Predictions rest on what machines claim: greater ones are taken as this."""
 SWEEPS_KEPT = 16
+SHORTEST_S = 0.02
+"""Between looks at the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,14 @@ class ProgressWatch:
         may_look = due.sequence > 0 and (is_news or now_s >= self._look_s)
         is_early = self.pace.is_early(_claimed_s(due), now_s - due.since_s)
         return (is_late and now_s >= self._ask_s) or (may_look and is_early)
+
+    def rest_s(self, due: DueProgress | None, now_s: float, longest_s: float) -> float:
+        """How long nobody need look again: until a sweep that is due may be looked at, the first time or again."""
+        if due is None or not due.sequence:
+            return longest_s
+        first_s = due.since_s + early_s(_claimed_s(due))
+        look_s = self._asked_s + AGAIN_S if due.sequence != self._looked_at else self._look_s
+        return min(max(first_s - now_s, look_s - now_s, SHORTEST_S), longest_s)
 
     def _is_late(self, due: DueProgress, now_s: float) -> bool:
         return now_s - due.since_s > self.predicted_s(due) + (LATE_S if due.sequence else 0.0)

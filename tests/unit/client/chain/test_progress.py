@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from client.chain.pace import AGAIN_S, early_s
 from client.chain.progress import (
     CONFIRM_S,
     FIRST_WORK_S,
     LATE_S,
+    SHORTEST_S,
     TAKE_S,
     WORK_S,
     WORK_TIMES,
@@ -142,6 +144,17 @@ def test_what_sweeps_took_corrects_what_was_promised(total_ms: float, rows: int,
     assert watch._is_late(DUE, expected_s + LATE_S + 0.01)
     assert not watch._is_late(DUE, expected_s + LATE_S - 0.01)
     assert watch.must_ask(DUE, expected_s + LATE_S + 0.01)
+
+
+def test_nobody_looks_at_the_clock_while_there_is_nothing_to_see() -> None:
+    watch = ProgressWatch()
+    assert watch.rest_s(None, 5.0, 0.2) == 0.2
+    assert watch.rest_s(OPENING, 5.0, 0.2) == 0.2
+    early = early_s(PREDICTED_S)
+    assert watch.rest_s(DUE, early - 0.05, 0.2) == pytest.approx(0.05), "just when it may be looked at"
+    assert watch.judge(DUE, HOPS, (DONE, DONE, DONE), early) is None
+    assert watch.rest_s(DUE, early, 0.2) == pytest.approx(AGAIN_S)
+    assert watch.rest_s(DUE, early + 1.0, 0.2) == SHORTEST_S
 
 
 def test_a_promise_cannot_put_off_the_question_for_ever() -> None:
