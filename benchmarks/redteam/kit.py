@@ -230,7 +230,7 @@ class Kit:
     # Connections
 
     async def connection(self, node: NodeMark, source: str | None = None) -> Connection:
-        """A gRPC connection of its own to a node, which must prove that it is the one; from `source`, or a stranger's."""
+        """A gRPC connection of its own to a node, which must prove that it is the one; see `socket` for `source`."""
         port = await self._relay(node.address, source or self.strangers[0])
         endpoint = Endpoint(node.peer, f"127.0.0.1:{port}", bytes.fromhex(node.certificate))
         channel = open_channel(endpoint, OPTIONS, insecure=True)

@@ -49,8 +49,8 @@ NOTES = (
     "the pairs. p95: the same of the speed that 95 of 100 texts exceed. after: the same, 3 to 10 s after its end.",
     "texts: exact and complete, of those that were begun or running while it lasted and after it. memory: the largest "
     "growth of a program, in MB. files: the most that a program had open; it begins with 1,024.",
-    "The attacker's addresses count as strangers', new ones each time. What comes from a machine's own network is borne "
-    "16 times as long, since many may stand behind one address.",
+    "The attacker's addresses count as strangers', new ones each time. What comes from a machine's own network is "
+    "borne 16 times as long, since many may stand behind one address.",
     "The attacker shares the machine's processors with the swarm. It runs with the lowest priority; a row that says "
     "*burns* is about nothing else, and depends on the machine.",
 )
@@ -120,7 +120,7 @@ class Outcome:
     @property
     def verdict(self) -> Verdict:
         """How it ended."""
-        return self.felt.verdict(self.attack.limit)
+        return self.felt.verdict(self.attack.limit, self.attack.slows)
 
     def row(self) -> tuple[str, ...]:
         """Its cells."""
@@ -142,8 +142,8 @@ class Outcome:
     def why(self) -> list[str]:
         """Lines that explain the verdict."""
         lines = [*self.felt.troubles, *self.felt.broken] if self.verdict is not Verdict.HELD else []
-        if self.attack.limit and self.verdict is Verdict.NAMED:
-            lines.insert(0, self.attack.limit)
+        if self.verdict is Verdict.NAMED:
+            lines.insert(0, self.attack.limit or self.attack.slows)
         return [f"{self.attack.name}: {line}" for line in lines]
 
 

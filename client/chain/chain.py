@@ -187,6 +187,10 @@ class Chain:
         """Take replies with so many bytes of hidden rows, each; none without this. Before it is opened."""
         self._answers.rows_bytes = max_bytes
 
+    def hurry(self) -> None:
+        """Leave a machine soon that keeps the session from opening, if there is a route without it. Before that."""
+        self._progress.is_hasty = True
+
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""
         self._journal = Journal(state)
@@ -392,7 +396,11 @@ class Chain:
             if now is None or generation != self.generation or now.sequence != due.sequence:
                 continue
             error = self._progress.judge(now, route.hops, said, time.monotonic())
-            if error is not None and (not isinstance(error, HopSlow) or await self._is_slower(error, now, scope)):
+            if isinstance(error, HopSlow) and not await self._is_slower(error, now, scope):
+                continue
+            if isinstance(error, HopSlow) and not now.sequence:  # there is no session yet that could move
+                error = HopTimeout(error.peer, error.span, error.reason).on_link(error.other, is_even=True)
+            if error is not None:
                 self.on_trouble(error)
 
     async def _is_slower(self, error: HopSlow, due: DueProgress, scope: TaskScope) -> bool:

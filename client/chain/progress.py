@@ -49,6 +49,8 @@ UNHEARD_S = 1.2
 """How long a hop may say nothing."""
 TAKE_S, RETAKE_S = 3.3, 1.5
 """How long the hop before may take to dial one, when a session is opened and in a repair: it gives itself less."""
+HASTE_S = 0.8
+"""How long the same hop may keep a session from opening where others can take its place: most dial in less."""
 WORK_TIMES, WORK_S, FIRST_WORK_S = 8.0, 12.0, 30.0
 """A hop may work for so many times the predicted time, and so long: longer before the route answered a sweep."""
 MAX_PREDICTED_S = 60.0
@@ -111,10 +113,14 @@ class ProgressWatch:
 
     Attributes:
         pace: whether that is as fast as it should be.
+        is_hasty: whether a machine that keeps the first route from standing is left after `HASTE_S`, where another one
+            can take its place, and not when it is certain that it does nothing.
     """
 
     def __init__(self) -> None:
         self.pace = PaceWatch()
+        self.is_hasty = False
+        self._opening: tuple[_StuckHop, float] | None = None
         self._ratios: deque[float] = deque(maxlen=SWEEPS_KEPT)
         self._ask_s = self._look_s = self._asked_s = 0.0
         self._looked_at = 0
@@ -174,7 +180,10 @@ class ProgressWatch:
         self._asked_s, self._looked_at = now_s, due.sequence
         is_work = found is None or (found.is_working and is_long(_claimed_s(due), now_s - due.since_s))
         self._look_s = now_s + (WORKING_ASK_S if is_work else AGAIN_S)
-        slow = None if None in said else self._slow(due, found, hops, now_s)
+        if not due.sequence:
+            slow = self._opens_late(due, found, hops, now_s)
+        else:
+            slow = None if None in said else self._slow(due, found, hops, now_s)
         return slow if not self._is_late(due, now_s) else self._stuck(due, found, hops, said, now_s) or slow
 
     def may_leave(self, due: DueProgress, around: RouteForecast | None, now_s: float) -> bool:
@@ -188,11 +197,26 @@ class ProgressWatch:
         around_s = None if around is None else forecast_s(around, due.rows)
         return self.pace.may_move(around_s, now_s - due.since_s, now_s)
 
+    def _opens_late(
+        self, due: DueProgress, found: _StuckHop | None, hops: Sequence[RouteHop], now_s: float
+    ) -> HopSlow | None:
+        """The hop because of which the first route does not stand, if it is the same one for a while."""
+        if not self.is_hasty or due.generation or found is None or found.is_working:
+            self._opening = None
+            return None
+        if self._opening is None or self._opening[0] != found:
+            self._opening = found, now_s
+        if now_s - self._opening[1] < HASTE_S:
+            return None
+        hop = hops[found.index]
+        other = None if found.other is None else hops[found.other].peer
+        return HopSlow(hop.peer, str(hop.span), found.reason).on_link(other, is_even=True)
+
     def _slow(
         self, due: DueProgress, found: _StuckHop | None, hops: Sequence[RouteHop], now_s: float
     ) -> HopSlow | None:
         """The hop that holds sweeps back, if it did so long enough."""
-        if found is None or found.other is not None or found.is_unheard or not due.sequence:
+        if found is None or found.other is not None or found.is_unheard:
             return None
         look = SweepLook(
             sequence=due.sequence,

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,14 @@ import client.chain.chain
 import client.chain.pace
 import client.chain.progress
 import swarm.transport.link
+import swarm.transport.successor
 from client.options import GenerateOptions
 from client.stats import Stats
 from node.engine.sweep_run import SweepRun
 from node.serve import Node
 from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
+from node.session.service import NodeService
 from node.session.tail import Tail
 from node.session.upstreams import UpstreamSet
 from swarm.discovery.identity import Identity
@@ -165,6 +168,27 @@ async def test_who_never_gets_ready_is_gone_around(nodes: KillableNodes, monkeyp
             be_ready(streams, granted)
 
     monkeypatch.setattr(UpstreamSet, "be_ready", stubborn)
+    await tells_the_honest_text(nodes, "b1")
+
+
+async def test_who_says_nothing_to_an_attach_is_left_sooner_where_others_are(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the hop before it nor the client has to be certain that it never will."""
+    monkeypatch.setattr(client.chain.progress, "HASTE_S", 0.2)
+    monkeypatch.setattr(client.chain.progress, "TAKE_S", 600.0)
+    monkeypatch.setattr(swarm.transport.successor, "ATTACH_S", 600.0)
+    monkeypatch.setattr(swarm.transport.successor, "FIRST_TRY_S", 600.0)
+    read = NodeService._read
+
+    async def deaf(service: NodeService, requests: AsyncIterator[bytes], *others: Any) -> None:  # noqa: ANN401
+        if service._identity.peer_id != nodes["b1"].peer_id:
+            return await read(service, requests, *others)
+        async for _ in requests:
+            pass
+        return None
+
+    monkeypatch.setattr(NodeService, "_read", deaf)
     await tells_the_honest_text(nodes, "b1")
 
 

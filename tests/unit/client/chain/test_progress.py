@@ -10,6 +10,7 @@ from client.chain.pace import AGAIN_S, early_s
 from client.chain.progress import (
     CONFIRM_S,
     FIRST_WORK_S,
+    HASTE_S,
     LATE_S,
     SHORTEST_S,
     TAKE_S,
@@ -240,6 +241,35 @@ def test_who_keeps_a_route_from_standing_is_found(said: Said, peer: str, other: 
     assert error is not None
     assert (error.peer, error.other) == (peer, other)
     assert least_s <= after_s <= least_s + 2.0
+
+
+@pytest.mark.parametrize(
+    ("said", "due", "is_hasty", "found"),
+    [
+        pytest.param((ATTACHED, LOST, LOST), OPENING, True, ("B", "A"), id="nobody attached the second"),
+        pytest.param((None, LOST, LOST), OPENING, True, ("A", None), id="one says nothing"),
+        pytest.param((ATTACHED, LOST, LOST), OPENING, False, None, id="others were tried already"),
+        pytest.param((ATTACHED, LOST, LOST), replace(OPENING, generation=1), True, None, id="a repair"),
+        pytest.param((ATTACHED, ATTACHED, WAITS), OPENING, True, None, id="it waits for memory"),
+    ],
+)
+def test_who_keeps_a_session_from_opening_is_left_sooner_where_others_are(
+    said: Said, due: DueProgress, is_hasty: bool, found: tuple[str, str | None] | None
+) -> None:
+    watch = ProgressWatch()
+    watch.is_hasty = is_hasty
+    errors = [watch.judge(due, HOPS, said, 1.0 + 0.1 * turn) for turn in range(10)]
+    slow = [error for error in errors if isinstance(error, HopSlow)]
+    assert [(error.peer, error.other) for error in slow[:1]] == ([found] if found else [])
+    assert errors[: round(10 * HASTE_S) - 1] == [None] * (round(10 * HASTE_S) - 1)
+
+
+def test_hops_that_attach_one_after_another_have_the_time_each() -> None:
+    watch = ProgressWatch()
+    watch.is_hasty = True
+    for turn, said in enumerate([(LOST, LOST, LOST), (ATTACHED, LOST, LOST), (ATTACHED, ATTACHED, LOST)]):
+        for step in range(round(10 * HASTE_S) - 1):
+            assert watch.judge(OPENING, HOPS, said, 1.0 + HASTE_S * turn + 0.1 * step) is None
 
 
 def test_a_hop_that_waits_for_its_memory_is_left_alone() -> None:
