@@ -22,6 +22,7 @@ SwarmError
 │  ├─ HopLeaving                   leaves soon, and serves until the session has moved
 │  ├─ HopRefused                   says that the session itself cannot be: its model, its window, a rule that it broke
 │  ├─ HopMisbehaved                broke the protocol, or lives and does not move the session's sweeps
+│  ├─ HopSlow                      holds sweeps back, and serves until the session has moved
 │  └─ ReplicasDiffer               does not compute what its replica computes
 ├─ RouteError(missing)             nobody serves some layers
 ├─ SessionError
@@ -165,6 +166,10 @@ class HopRefused(HopError):
 
 class HopMisbehaved(HopError):
     """Broke the protocol, or lives and does not move the session's sweeps."""
+
+
+class HopSlow(HopError):
+    """Holds sweeps back for much longer than it should need; it serves until the session has moved elsewhere."""
 
 
 class ReplicasDiffer(HopError):

@@ -103,6 +103,8 @@ class Attack:
         act: Prepares, awaits `Fight.go`, and acts until it is cancelled or has nothing more to do.
         stains: Whether what it leaves in the directory outlives it, so that the next attack needs another swarm.
         limit: What is known to fail under it, and its price: such a row is named, not held. Empty for most.
+        slows: Why it is known to slow users who connect anew, and by how much, while texts stay right and those who
+            keep their connection feel nothing: such a row is named too.
         lasts_s: How long it must last to be felt, where that is longer than the others last.
         burns: Whether all that it takes is the machine's processors or its line, and no bound can give these back.
     """
@@ -112,6 +114,7 @@ class Attack:
     act: Act
     stains: bool = False
     limit: str = ""
+    slows: str = ""
     burns: bool = False
     lasts_s: float = 0.0
 

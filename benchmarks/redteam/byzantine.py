@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from benchmarks.redteam.attack import Fight
 from swarm.discovery.node_record import NodeState
 from swarm.errors import SwarmError
 from swarm.ids import SessionId
-from swarm.protocol.messages import Attach, Reply, SweepFrame
+from swarm.protocol.messages import Attach, Ping, Reply, SweepFrame
 
 if TYPE_CHECKING:
     from node.serve import Node
@@ -129,33 +129,56 @@ async def lying_hop(fight: Fight, span: str, lie: Lie) -> None:
 
 def _lie(here: Insider, lie: Lie) -> None:
     """Put the lie where the process's only node sends."""
-    from node.session.reply_buffer import ReplyBuffer
     from node.session.table import SessionTable
-    from swarm.transport.successor import SuccessorLink
 
-    push, put, attach_session = SuccessorLink.push, ReplyBuffer.put, SessionTable.attach
+    attach_session = SessionTable.attach
 
     def counting_attach(self: SessionTable, *arguments: Any) -> HopSession:  # noqa: ANN401 (passed on as they are)
         here.taken += 1
         return attach_session(self, *arguments)
+
+    SessionTable.attach = counting_attach  # type: ignore[method-assign, assignment]
+    _lie_to_successors(here, lie)
+    _lie_to_clients(lie)
+
+
+def _lie_to_successors(here: Insider, lie: Lie) -> None:
+    from swarm.transport.successor import SuccessorLink
+
+    push = SuccessorLink.push
 
     def lying_push(self: SuccessorLink, frame: SweepFrame) -> None:
         attach = getattr(self._listener, "_attach", None)
         if attach is not None:
             here.frames.setdefault(attach.session, []).append(frame)
             del here.frames[attach.session][:-FRAMES_KEPT]
-        _send([partial(push, self, one) for one in lie.sweeps(frame)])
-
-    def lying_put(self: ReplyBuffer, reply: Reply, acked: int) -> None:
-        _send([partial(put, self, one, acked) for one in lie.replies(reply)])
-
-    def _send(sends: list[Callable[[], None]]) -> None:
-        for send in sends:
-            if lie.delay_s:
-                asyncio.get_running_loop().call_later(lie.delay_s, send)
-            else:
-                send()
+        for one in lie.sweeps(frame):
+            _send(partial(push, self, one), lie.delay_s)
 
     SuccessorLink.push = lying_push  # type: ignore[method-assign]
-    ReplyBuffer.put = lying_put  # type: ignore[method-assign]
-    SessionTable.attach = counting_attach  # type: ignore[method-assign, assignment]
+
+
+def _lie_to_clients(lie: Lie) -> None:
+    """Lie where replies leave: the buffer keeps one for each sweep, so a second would take its place."""
+    from node.session.reply_buffer import ReplyBuffer
+
+    put, stream = ReplyBuffer.put, ReplyBuffer.stream
+
+    def late_put(self: ReplyBuffer, reply: Reply, acked: int) -> None:
+        _send(partial(put, self, reply, acked), lie.delay_s)
+
+    async def lying_stream(self: ReplyBuffer, acked: int) -> AsyncIterator[Reply | Ping]:
+        async with aclosing(stream(self, acked)) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                for one in lie.replies(message) if isinstance(message, Reply) else (message,):
+                    yield one
+
+    ReplyBuffer.put = late_put  # type: ignore[method-assign]
+    ReplyBuffer.stream = lying_stream  # type: ignore[method-assign]
+
+
+def _send(send: Callable[[], None], delay_s: float) -> None:
+    if delay_s:
+        asyncio.get_running_loop().call_later(delay_s, send)
+    else:
+        send()

@@ -23,6 +23,7 @@ from benchmarks.redteam import h2
 from benchmarks.redteam.ground import Ground, NodeMark, Tally
 from benchmarks.redteam.membership import Membership
 from benchmarks.redteam.sealing import filings_of, quick_identities
+from benchmarks.redteam.strangers import Strangers
 from swarm import wire
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
@@ -54,8 +55,6 @@ from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import Metadata, Signer, introduce
 from swarm.wire.frames import split
 
-SOURCE = "127.0.0.66"
-"""Where attackers come from, unless they come from many addresses."""
 CHUNK_BYTES = 1 << 16
 ANSWER_S = 10.0
 RECORD_S = 45.0
@@ -197,11 +196,16 @@ class RawLink:
 
 
 class Kit:
-    """What one attack opens; `async with` closes all of it."""
+    """What one attack opens; `async with` closes all of it.
+
+    Attributes:
+        strangers: addresses that it may come from; it comes from the first one unless told otherwise.
+    """
 
     def __init__(self, ground: Ground, tally: Tally | None = None) -> None:
         self.ground = ground
         self.tally = tally or Tally()
+        self.strangers = Strangers()
         self._held = AsyncExitStack()
         self._relays: dict[tuple[str, str], int] = {}
         self._keys: dict[SessionId, SessionKey] = {}
@@ -225,16 +229,16 @@ class Kit:
 
     # Connections
 
-    async def connection(self, node: NodeMark, source: str = SOURCE) -> Connection:
-        """A gRPC connection of its own from `source` to a node, which must prove that it is the one."""
-        port = await self._relay(node.address, source)
+    async def connection(self, node: NodeMark, source: str | None = None) -> Connection:
+        """A gRPC connection of its own to a node, which must prove that it is the one; see `socket` for `source`."""
+        port = await self._relay(node.address, source or self.strangers[0])
         endpoint = Endpoint(node.peer, f"127.0.0.1:{port}", bytes.fromhex(node.certificate))
         channel = open_channel(endpoint, OPTIONS, insecure=True)
         self._held.push_async_callback(channel.close)
         return Connection(channel, endpoint)
 
-    async def socket(self, address: str, source: str = SOURCE, *, encrypted: NodeMark | None = None) -> RawSocket:
-        """A TCP connection from `source`; encrypted where a node is given whose swarm is.
+    async def socket(self, address: str, source: str | None = None, *, encrypted: NodeMark | None = None) -> RawSocket:
+        """A TCP connection, from a stranger's address or `source`; encrypted where a node is given whose swarm is.
 
         Raises:
             OSError: it is not taken.
@@ -244,14 +248,18 @@ class Kit:
         self.tally.connections += 1
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection(
-                host, int(port), local_addr=(source, 0), ssl=context, server_hostname="" if context else None
+                host,
+                int(port),
+                local_addr=(source or self.strangers[0], 0),
+                ssl=context,
+                server_hostname="" if context else None,
             )
         self._held.callback(_abort, writer)  # a writer that nobody holds closes its connection
         name = server_name(encrypted.peer) if encrypted is not None else "localhost"
         return RawSocket(reader, writer, self.tally, is_tls=context is not None, authority=name)
 
     async def node_socket(
-        self, node: NodeMark, source: str = SOURCE, *, settings: Mapping[str, int] | None = None
+        self, node: NodeMark, source: str | None = None, *, settings: Mapping[str, int] | None = None
     ) -> RawSocket:
         """A connection to a node on which HTTP/2 has begun.
 
@@ -350,7 +358,7 @@ class Kit:
         new = self.signed(replace(attach, generation=generation, route=route, index=0, records=records))
         return Reroute(generation, route, new.open, None, records, signature=new.signature)
 
-    async def link(self, node: NodeMark, source: str = SOURCE, signer: Signer | None = None) -> RawLink:
+    async def link(self, node: NodeMark, source: str | None = None, signer: Signer | None = None) -> RawLink:
         """A stream to a node, on which nothing was sent."""
         return self.link_over(await self.connection(node, source), signer)
 
@@ -360,7 +368,7 @@ class Kit:
         """Another stream over the same connection."""
         return RawLink(self, connection, signer, compression)
 
-    async def session(self, attach: Attach, source: str = SOURCE) -> tuple[RawLink, bool]:
+    async def session(self, attach: Attach, source: str | None = None) -> tuple[RawLink, bool]:
         """A session of one's own through the honest chain, and whether it stands."""
         link = await self.link(self.ground.nodes[attach.index], source)
         try:

@@ -111,7 +111,7 @@ class Outcome:
     @property
     def verdict(self) -> Verdict:
         """How it ended."""
-        return self.felt.verdict(self.attack.limit)
+        return self.felt.verdict(self.attack.limit, self.attack.slows)
 
     def row(self) -> tuple[str, ...]:
         """Its cells."""
@@ -133,8 +133,8 @@ class Outcome:
     def why(self) -> list[str]:
         """Lines that explain the verdict."""
         lines = [*self.felt.troubles, *self.felt.broken] if self.verdict is not Verdict.HELD else []
-        if self.attack.limit and self.verdict is Verdict.NAMED:
-            lines.insert(0, self.attack.limit)
+        if self.verdict is Verdict.NAMED:
+            lines.insert(0, self.attack.limit or self.attack.slows)
         return [f"{self.attack.name}: {line}" for line in lines]
 
     def measured(self, options: Options) -> dict[str, Any]:

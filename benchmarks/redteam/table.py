@@ -22,6 +22,8 @@ NOTES = (
     "the pairs. p95: the same of the speed that 95 of 100 texts exceed. after: the same, 3 to 10 s after its end.",
     "texts: exact and complete, of those that were begun or running while it lasted and after it. memory: the largest "
     "growth of a program, in MB. files: the most that a program had open; it begins with 1,024.",
+    "The attacker's addresses count as strangers', new ones each time. What comes from a machine's own network is "
+    "borne 16 times as long, since many may stand behind one address.",
     "The attacker shares the machine's processors with the swarm. It runs with the lowest priority; a row that says "
     "*burns* is about nothing else, and depends on the machine.",
 )

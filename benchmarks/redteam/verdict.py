@@ -66,6 +66,11 @@ class Pair:
         return _of_speeds(self.attacked, self.quiet)
 
     @property
+    def first_ratio(self) -> float:
+        """The same of the first user, who keeps its connection."""
+        return _of_speeds(self.attacked[:1], self.quiet[:1])
+
+    @property
     def slow_ratio(self) -> float:
         """The same of the slowest texts of all users: the speed that 95 of 100 texts exceed."""
         base = share([text.tokens_per_s for some in self.quiet for text in some], SLOW_SHARE)
@@ -102,6 +107,11 @@ class Felt:
     def ratio(self) -> float:
         """Median of the pairs."""
         return median([pair.ratio for pair in self.pairs]) if self.pairs else 0.0
+
+    @property
+    def first_ratio(self) -> float:
+        """Median of the pairs, of the user who keeps its connection."""
+        return median([pair.first_ratio for pair in self.pairs]) if self.pairs else 0.0
 
     @property
     def slow_ratio(self) -> float:
@@ -142,14 +152,20 @@ class Felt:
             found.append(f"the page answered {answered} of {looks} times")
         return found
 
-    def verdict(self, limit: str) -> Verdict:
-        """The word for it; `limit` says why it may change texts or slow them, and nothing else."""
+    def verdict(self, limit: str, slows: str = "") -> Verdict:
+        """The word for it.
+
+        Args:
+            limit: why it may change texts or slow them, and do nothing else; empty where it may not.
+            slows: why it may slow those who connect anew, and do nothing else; likewise.
+        """
         if self.troubles:
             return Verdict.FAILED
         is_slow = self.ratio < HELD_RATIO or self.after_ratio < BACK_RATIO
         if not self.broken and not is_slow:
             return Verdict.HELD
-        if limit and self.broken == self.wrong:
+        is_borne = not self.broken and self.first_ratio >= HELD_RATIO and self.after_ratio >= BACK_RATIO
+        if (slows and is_borne) or (limit and self.broken == self.wrong):
             return Verdict.NAMED
         return Verdict.BROKEN if self.broken else Verdict.SLOWED
 

@@ -21,7 +21,7 @@ from swarm.transport.dial import Connection
 
 INBOX_ITEMS = 256
 MAX_COMPARED = 64
-"""Replies whose picks are kept until another tail's reply to the same sweep comes."""
+"""Replies whose picks are kept, to be compared with whatever answers the same sweep again."""
 
 Check = Callable[[Reply, Sweep], None]
 """Says whether a reply answers a sweep.
@@ -61,6 +61,21 @@ class _Awaited:
     left_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _FirstReply:
+    """What answered a sweep first.
+
+    Attributes:
+        tail: whose reply it was.
+        generation: that it names.
+        picks: its tokens, by node.
+    """
+
+    tail: RouteHop
+    generation: int
+    picks: dict[TreeNodeId, int]
+
+
 class Answers:
     """What comes back.
 
@@ -81,7 +96,8 @@ class Answers:
 
         Args:
             key: of the session whose replies they are.
-            on_trouble: called when a stream breaks, when a reply answers no sweep, and when tails do not pick the same.
+            on_trouble: called when a stream breaks, when a reply answers no sweep, when a tail takes a pick back, and
+                when tails do not pick the same.
             check: of every reply to a sweep that is unanswered.
             on_answer: called with how long a sweep was away, and the sweep.
         """
@@ -96,7 +112,7 @@ class Answers:
         self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
         self._is_next = asyncio.Event()
         self._awaited: dict[int, _Awaited] = {}
-        self._first_picks: OrderedDict[int, dict[TreeNodeId, int]] = OrderedDict()
+        self._first: OrderedDict[int, _FirstReply] = OrderedDict()
 
     @property
     def are_due(self) -> bool:
@@ -205,12 +221,13 @@ class Answers:
                 raise RemoteProtocolError("sequence", f"reply to sweep {message.sequence}, which was never sent")
             if awaited is not None:
                 self._check(message, awaited.sweep)
+            else:  # repetitions are dropped: the first pick of a node wins
+                self._compare(stream.tail, message)
         except RemoteProtocolError as error:
             stream.is_broken = True  # whoever is asked next, and be it the same machine, sends it again
             self._on_trouble(HopMisbehaved(stream.tail.peer, str(stream.tail.span), str(error)))
             return
-        if awaited is None:  # repetitions are dropped: the first pick of a node wins
-            self._compare(stream, message)
+        if awaited is None:
             return
         total_ms = (time.perf_counter() - awaited.sent_s) * 1e3
         if self._put(Answer(message, total_ms)):
@@ -218,7 +235,7 @@ class Answers:
             self.count += 1
             self.newest_s = time.monotonic()
             self._on_answer(total_ms, awaited.sweep)
-            self._keep(message)
+            self._keep(stream.tail, message)
 
     def _put(self, item: Answer | SwarmError) -> bool:
         if self._inbox.full():
@@ -227,16 +244,32 @@ class Answers:
         self._is_next.set()
         return True
 
-    def _keep(self, reply: Reply) -> None:
-        if len(self._streams) > 1:
-            self._first_picks[reply.sequence] = dict(reply.picks)
-            while len(self._first_picks) > MAX_COMPARED:
-                self._first_picks.popitem(last=False)
+    def _keep(self, tail: RouteHop, reply: Reply) -> None:
+        self._first[reply.sequence] = _FirstReply(tail, reply.generation, dict(reply.picks))
+        while len(self._first) > MAX_COMPARED:
+            self._first.popitem(last=False)
 
-    def _compare(self, stream: ReplyStream, reply: Reply) -> None:
-        first = self._first_picks.pop(reply.sequence, {})
+    def _compare(self, tail: RouteHop, reply: Reply) -> None:
+        """Compare a reply to a sweep that was answered with what answered it first.
+
+        A tail that was given the session anew, in a later generation, may come to other picks by rounding.
+
+        Raises:
+            RemoteProtocolError: the tail takes back what it said.
+        """
+        first = self._first.get(reply.sequence)
+        if first is None:
+            return
         for node, token in reply.picks:
-            if first.get(node, token) != token:
-                reason = f"picked token {token} where its replica picked {first[node]}"
-                self._on_trouble(ReplicasDiffer(stream.tail.peer, str(stream.tail.span), reason))
-                return
+            known = first.picks.get(node, token)
+            if known == token:
+                continue
+            if tail != first.tail:
+                reason = f"picked token {token} where its replica picked {known}"
+                if len(self._streams) > 1:
+                    self._on_trouble(ReplicasDiffer(tail.peer, str(tail.span), reason))
+            elif reply.generation == first.generation:
+                raise RemoteProtocolError(
+                    "picks", f"token {token} after node {node}, for which it picked {known} before"
+                )
+            return

@@ -46,6 +46,7 @@ from swarm.errors import (
     HopError,
     HopLeaving,
     HopMisbehaved,
+    HopSlow,
     HopTimeout,
     RemoteProtocolError,
     ReplicasDiffer,
@@ -87,7 +88,7 @@ MAX_DIFFERENCES = 100
 MAX_FAULTS = 256
 """Faults that are heard in one generation."""
 PROGRESS_S = 0.2
-"""Between looks at whether the chain moves."""
+"""Between looks at whether the chain moves, at most."""
 ASLEEP_S = 0.3
 """When a look comes so much later than it should, this program did not run, and nobody else is to blame."""
 ARRIVING_S = 2.0
@@ -186,6 +187,10 @@ class Chain:
         """Take replies with so many bytes of hidden rows, each; none without this. Before it is opened."""
         self._answers.rows_bytes = max_bytes
 
+    def hurry(self) -> None:
+        """Leave a machine soon that keeps the session from opening, if there is a route without it. Before that."""
+        self._progress.is_hasty = True
+
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""
         self._journal = Journal(state)
@@ -272,7 +277,7 @@ class Chain:
         try:
             async with asyncio.timeout(limit_s):
                 self._taken_s = time.monotonic()
-                scope.spawn(self._watch_progress())
+                scope.spawn(self._watch_progress(scope))
                 self._next = follow(self._next, self._attach())
                 while not self._plan.is_attached:
                     await self._news.wait()
@@ -378,10 +383,10 @@ class Chain:
     def _on_answer(self, total_ms: float, sweep: Sweep) -> None:
         self._progress.answered(total_ms, len(sweep.tokens), self.route.forecast)
 
-    async def _watch_progress(self) -> None:
-        """Find the hop that lives and does not move (R17)."""
+    async def _watch_progress(self, scope: TaskScope) -> None:
+        """Find the hop that lives and does not move, or is too slow (R17)."""
         while True:
-            if await pause(PROGRESS_S) > ASLEEP_S:
+            if await pause(self._progress.rest_s(self._due(), time.monotonic(), PROGRESS_S)) > ASLEEP_S:
                 self._awake_s = time.monotonic()
             due, route, generation = self._due(), self.route, self.generation
             if due is None or not self._progress.must_ask(due, time.monotonic()):
@@ -391,8 +396,20 @@ class Chain:
             if now is None or generation != self.generation or now.sequence != due.sequence:
                 continue
             error = self._progress.judge(now, route.hops, said, time.monotonic())
+            if isinstance(error, HopSlow) and not await self._is_slower(error, now, scope):
+                continue
+            if isinstance(error, HopSlow) and not now.sequence:  # there is no session yet that could move
+                error = HopTimeout(error.peer, error.span, error.reason).on_link(error.other, is_even=True)
             if error is not None:
                 self.on_trouble(error)
+
+    async def _is_slower(self, error: HopSlow, due: DueProgress, scope: TaskScope) -> bool:
+        """Whether a route around a machine that is slow should be clearly faster than this one is."""
+        generation, around = self.generation, None
+        with suppress(RouteError):
+            around = await self._rerouter.find(scope, self._plan.detour(error.peer, time.monotonic()))
+        forecast = None if around is None else around.forecast
+        return generation == self.generation and self._progress.may_leave(due, forecast, time.monotonic())
 
     def _due(self) -> DueProgress | None:
         """What is waited for; None while it is being repaired, or nothing is."""

@@ -17,6 +17,9 @@ client asks every hop itself how far the session is there (`Held`), and looks fo
 
 Nobody is accused before the same was found twice, `CONFIRM_S` apart: an honest hop may have moved between two answers.
 A machine that does nothing is so replaced within three seconds beyond the predicted time.
+
+Hops are asked earlier than that, to find those that hold sweeps back (`client.chain.pace`): the session leaves these
+only where it does better elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from swarm.errors import HopError, HopMisbehaved, HopTimeout
+from client.chain.pace import AGAIN_S, PaceWatch, SweepLook, early_s, is_long
+from swarm.errors import HopError, HopMisbehaved, HopSlow, HopTimeout
 from swarm.protocol.hold import Held
 from swarm.protocol.messages import (
     RouteHop,
@@ -45,11 +49,15 @@ UNHEARD_S = 1.2
 """How long a hop may say nothing."""
 TAKE_S, RETAKE_S = 3.3, 1.5
 """How long the hop before may take to dial one, when a session is opened and in a repair: it gives itself less."""
+HASTE_S = 0.8
+"""How long the same hop may keep a session from opening where others can take its place: most dial in less."""
 WORK_TIMES, WORK_S, FIRST_WORK_S = 8.0, 12.0, 30.0
 """A hop may work for so many times the predicted time, and so long: longer before the route answered a sweep."""
 MAX_PREDICTED_S = 60.0
 """Predictions rest on what machines claim: greater ones are taken as this."""
 SWEEPS_KEPT = 16
+SHORTEST_S = 0.02
+"""Between looks at the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,7 @@ class _StuckHop:
         other: the place of the link's other end; None: it said so itself.
         is_working: whether it says that it works.
         is_unheard: whether it says nothing.
+        is_answered: whether it is the tail, and says that it answered.
         confirm_s: how long that must last.
     """
 
@@ -95,44 +104,71 @@ class _StuckHop:
     other: int | None = None
     is_working: bool = False
     is_unheard: bool = False
+    is_answered: bool = False
     confirm_s: float = CONFIRM_S
 
 
 class ProgressWatch:
-    """How one chain moves."""
+    """How one chain moves.
+
+    Attributes:
+        pace: whether that is as fast as it should be.
+        is_hasty: whether a machine that keeps the first route from standing is left after `HASTE_S`, where another one
+            can take its place, and not when it is certain that it does nothing.
+    """
 
     def __init__(self) -> None:
+        self.pace = PaceWatch()
+        self.is_hasty = False
+        self._opening: tuple[_StuckHop, float] | None = None
         self._ratios: deque[float] = deque(maxlen=SWEEPS_KEPT)
-        self._ask_s = 0.0
+        self._ask_s = self._look_s = self._asked_s = 0.0
+        self._looked_at = 0
         self._found: tuple[object, float] | None = None
 
     def answered(self, total_ms: float, rows: int, forecast: RouteForecast) -> None:
         """A sweep took so long."""
-        self._ratios.append(total_ms / max(_forecast_ms(forecast, rows), 1e-3))
+        self._ratios.append(total_ms / 1e3 / max(forecast_s(forecast, rows), 1e-6))
+        self.pace.answered(forecast_s(forecast, rows), total_ms / 1e3)
 
     def forget(self) -> None:
         """Another route is taken: what was found of the one before is over."""
         self._found = None
-        self._ask_s = 0.0
+        self._ask_s = self._look_s = 0.0
+        self.pace.forget()
 
     def predicted_s(self, due: DueProgress) -> float:
         """How long it should take: as the route's machines claim, corrected by what sweeps took lately."""
         if not due.sequence:
             return ATTACH_S
         ratio = median(self._ratios) if self._ratios else 1.0
-        return min(_forecast_ms(due.forecast, due.rows) * ratio / 1e3, MAX_PREDICTED_S)
+        return min(forecast_s(due.forecast, due.rows) * ratio, MAX_PREDICTED_S)
 
     def must_ask(self, due: DueProgress, now_s: float) -> bool:
         """Whether it is late, and time to ask all hops."""
-        is_late = now_s - due.since_s > self.predicted_s(due) + (LATE_S if due.sequence else 0.0)
+        is_late = self._is_late(due, now_s)
         if not is_late:
             self._found = None
-        return is_late and now_s >= self._ask_s
+        is_news = due.sequence != self._looked_at and now_s >= self._asked_s + AGAIN_S
+        may_look = due.sequence > 0 and (is_news or now_s >= self._look_s)
+        is_early = self.pace.is_early(_claimed_s(due), now_s - due.since_s)
+        return (is_late and now_s >= self._ask_s) or (may_look and is_early)
+
+    def rest_s(self, due: DueProgress | None, now_s: float, longest_s: float) -> float:
+        """How long nobody need look again: until a sweep that is due may be looked at, the first time or again."""
+        if due is None or not due.sequence:
+            return longest_s
+        first_s = due.since_s + early_s(_claimed_s(due))
+        look_s = self._asked_s + AGAIN_S if due.sequence != self._looked_at else self._look_s
+        return min(max(first_s - now_s, look_s - now_s, SHORTEST_S), longest_s)
+
+    def _is_late(self, due: DueProgress, now_s: float) -> bool:
+        return now_s - due.since_s > self.predicted_s(due) + (LATE_S if due.sequence else 0.0)
 
     def judge(
         self, due: DueProgress, hops: Sequence[RouteHop], said: Sequence[Held | None], now_s: float
     ) -> HopError | None:
-        """Who is at fault, if that is certain by now.
+        """Who is at fault, if that is certain by now; a `HopSlow` where a hop only takes too long.
 
         Args:
             due: what is late.
@@ -141,6 +177,72 @@ class ProgressWatch:
             now_s: when the answers were there.
         """
         found = _not_moving(due, said) if due.sequence else _not_ready(said, due.generation)
+        self._asked_s, self._looked_at = now_s, due.sequence
+        is_work = found is None or (found.is_working and is_long(_claimed_s(due), now_s - due.since_s))
+        self._look_s = now_s + (WORKING_ASK_S if is_work else AGAIN_S)
+        if not due.sequence:
+            slow = self._opens_late(due, found, hops, now_s)
+        else:
+            slow = None if None in said else self._slow(due, found, hops, now_s)
+        return slow if not self._is_late(due, now_s) else self._stuck(due, found, hops, said, now_s) or slow
+
+    def may_leave(self, due: DueProgress, around: RouteForecast | None, now_s: float) -> bool:
+        """Whether the session moves to another route because of a slow hop.
+
+        Args:
+            due: what that hop holds back.
+            around: of the best route without it; None: there is none.
+            now_s: the present.
+        """
+        around_s = None if around is None else forecast_s(around, due.rows)
+        return self.pace.may_move(around_s, now_s - due.since_s, now_s)
+
+    def _opens_late(
+        self, due: DueProgress, found: _StuckHop | None, hops: Sequence[RouteHop], now_s: float
+    ) -> HopSlow | None:
+        """The hop because of which the first route does not stand, if it is the same one for a while."""
+        if not self.is_hasty or due.generation or found is None or found.is_working:
+            self._opening = None
+            return None
+        if self._opening is None or self._opening[0] != found:
+            self._opening = found, now_s
+        if now_s - self._opening[1] < HASTE_S:
+            return None
+        hop = hops[found.index]
+        other = None if found.other is None else hops[found.other].peer
+        return HopSlow(hop.peer, str(hop.span), found.reason).on_link(other, is_even=True)
+
+    def _slow(
+        self, due: DueProgress, found: _StuckHop | None, hops: Sequence[RouteHop], now_s: float
+    ) -> HopSlow | None:
+        """The hop that holds sweeps back, if it did so long enough."""
+        if found is None or found.other is not None or found.is_unheard:
+            return None
+        look = SweepLook(
+            sequence=due.sequence,
+            rows=due.rows,
+            predicted_s=_claimed_s(due),
+            waited_s=now_s - due.since_s,
+            index=found.index,
+            is_working=found.is_working,
+            is_answered=found.is_answered and not found.is_working,
+            is_first=due.is_first,
+        )
+        if not self.pace.look(look, now_s):
+            return None
+        hop = hops[found.index]
+        reason = f"a sweep takes {look.waited_s:.1f} s there, predicted were {look.predicted_s:.2f} s"
+        return HopSlow(hop.peer, str(hop.span), reason)
+
+    def _stuck(
+        self,
+        due: DueProgress,
+        found: _StuckHop | None,
+        hops: Sequence[RouteHop],
+        said: Sequence[Held | None],
+        now_s: float,
+    ) -> HopError | None:
+        """The hop that does not move, once that is certain."""
         self._ask_s = now_s + (WORKING_ASK_S if found is not None and found.is_working else CONFIRM_S)
         if found is None:
             self._found = None
@@ -175,9 +277,14 @@ def merged(one: Held | None, other: Held | None) -> Held | None:
     )
 
 
-def _forecast_ms(forecast: RouteForecast, rows: int) -> float:
+def forecast_s(forecast: RouteForecast, rows: int) -> float:
+    """How long a sweep of so many rows should take over a route, by what is known of its machines."""
     row_ms = forecast.row_ms + forecast.link_row_ms
-    return forecast.links_ms + forecast.compute_ms + forecast.waiting_ms + row_ms * max(rows - 1, 0)
+    return (forecast.links_ms + forecast.compute_ms + forecast.waiting_ms + row_ms * max(rows - 1, 0)) / 1e3
+
+
+def _claimed_s(due: DueProgress) -> float:
+    return min(forecast_s(due.forecast, due.rows), MAX_PREDICTED_S)
 
 
 def _unheard(index: int) -> _StuckHop:
@@ -214,6 +321,8 @@ def _not_moving(due: DueProgress, said: Sequence[Held | None]) -> _StuckHop | No
             return _StuckHop(index, "no longer holds this session")
         if held.passed >= sequence:
             unheard = None  # it came past whoever said nothing
+        elif any(behind is not None and behind.held and behind.received >= sequence for behind in said[index + 1 :]):
+            continue  # the receipt of it is on its way
         elif held.received >= sequence or held.working:
             reason = "does nothing with a sweep that it has" if not held.working else "works on one sweep for too long"
             return _StuckHop(index, reason, is_working=held.working > 0)
@@ -227,4 +336,4 @@ def _not_moving(due: DueProgress, said: Sequence[Held | None]) -> _StuckHop | No
     if unheard is not None:
         return _unheard(unheard)
     reason = "says that it answered a sweep, and no reply came"
-    return _StuckHop(len(said) - 1, reason, is_working=due.is_arriving)
+    return _StuckHop(len(said) - 1, reason, is_working=due.is_arriving, is_answered=True)

@@ -3,8 +3,8 @@
 The plan hears *events* and answers, whenever it is asked, with the next *step*. `client.chain.chain` reports the
 events and carries out the steps; it decides nothing. In short:
 
-- A lost machine is replaced once an answer is due (R1). One that leaves, or a lost replica, is replaced when somebody
-  can take its place; until then the chain goes on as it is.
+- A lost machine is replaced once an answer is due (R1). One that leaves, one that is too slow, or a lost replica, is
+  replaced when somebody can take its place; until then the chain goes on as it is.
 - A machine that was lost is avoided while others can take its place (`client.chain.suspicion`). Where nobody can, those
   that were not lost just now are asked again; one that was silent is asked again at once.
 - Trouble may be of a link: the accused is gone around; where that cannot be, its accuser; where nothing tells which end
@@ -32,6 +32,7 @@ from swarm.errors import (
     HopLeaving,
     HopMisbehaved,
     HopRefused,
+    HopSlow,
     HopTimeout,
     RouteError,
     SwarmError,
@@ -222,7 +223,7 @@ class RepairPlan:
     def report(self, event: RepairEvent, now_s: float) -> None:
         """Something happened."""
         match event:
-            case TroubleReported(HopLeaving() as error):
+            case TroubleReported(HopLeaving() | HopSlow() as error):  # it serves until somebody takes its place
                 self._leaving.add(error.peer)
             case TroubleReported(HopError() as error):
                 self._suspicion.add(error, now_s, self.route.relay_of(error.peer))
@@ -247,6 +248,10 @@ class RepairPlan:
         """What to do now; the step before is done. `GiveUp` is the last one."""
         self._moment = moment
         return next(self._steps)
+
+    def detour(self, peer: str, now_s: float) -> RouteSearch:
+        """The search for a route around one machine more."""
+        return self._around(self._suspicion.avoided(now_s) | self._leaving | {peer})
 
     def stop(self) -> None:
         """The session ends: nothing is repaired any more."""

@@ -262,6 +262,8 @@ class SessionOpener:
                 owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, self.target.hidden_size))
                 made = Chain(self.dialer, route, want, owner, self.wait_s)
                 made.accept_rows(_reply_rows_bytes(self.target, route))
+                if refusals.last is None:  # after that, whoever is slow has all its time
+                    made.hurry()
                 async with open_chain(made) as chain:
                     is_open = True
                     walk = self._walk(chain)

@@ -30,6 +30,7 @@ WAITING: Final = "streams without a session"
 SESSIONS: Final = "sessions"
 CALLS: Final = "calls"
 OPENED: Final = "new streams"
+SIGNED: Final = "refusals with a signature"
 DECODED: Final = "milliseconds of decoding"
 SUCCESSORS: Final = "new machines to go on with"
 DIALLED: Final = "new machines for all sessions of an owner"
@@ -39,6 +40,7 @@ LIMITS: Final = QuotaLimits(
     rates={
         CALLS: RateLimit(per_key=100, burst=200, total=4_000, total_burst=8_000),
         OPENED: RateLimit(per_key=100, burst=512, total=4_000, total_burst=8_000),
+        SIGNED: RateLimit(per_key=20, burst=64, total=200, total_burst=400),
         DECODED: RateLimit(per_key=100, burst=2_000, total=1e6, total_burst=1e6),
         SUCCESSORS: RateLimit(per_key=4 / 60, burst=8, total=1e6, total_burst=1e6),
         DIALLED: RateLimit(per_key=1, burst=64, total=100, total_burst=4_096),
@@ -137,6 +139,10 @@ class Admission:
         """A large head of a session took so long to decode; what a machine carries for others is not its own."""
         if not owner.startswith(CARRIED):
             self.quota.charge(DECODED, owner, seconds * 1e3)
+
+    def may_sign(self, address: str) -> bool:
+        """Whether a refusal of a stream of this address is worth a signature, which costs most of it."""
+        return self.quota.spend(SIGNED, address)
 
     def strike(self, address: str) -> None:
         """This address sent garbage. One of a private network is not refused for it: it may stand for everybody."""

@@ -34,7 +34,6 @@ from swarm.protocol.limits import OPENING_HEAD_BYTES
 from swarm.protocol.messages import (
     Attach,
     Close,
-    Fault,
     Frame,
     Ping,
     Pong,
@@ -254,24 +253,29 @@ class NodeService:
             await self._read_session(requests, hop, upstream)
         except TimeoutError:
             silence = RemoteProtocolError("attach", f"did not come within {FIRST_MESSAGE_S:.0f} s")
-            upstream.send(self._fault_of(silence, attach))
+            self._refuse(upstream, silence, attach, origin.address)
         except grpc.aio.AioRpcError:
             pass  # the neighbour's machine or process is gone
         except Exception as error:
             if not isinstance(error, SwarmError):
                 logger.error("a stream failed", exc_info=error)
             self._admission.refused(origin.address, error)
-            upstream.send(self._fault_of(error, attach))
+            self._refuse(upstream, error, attach, origin.address)
         finally:
             if hop is not None:
                 hop.detach(upstream)
 
-    def _fault_of(self, error: Exception, attach: Attach | None) -> Fault:
-        """The fault that ends a stream; signed where the stream named a session."""
+    def _refuse(self, upstream: UpstreamStream, error: Exception, attach: Attach | None, address: str) -> None:
+        """Say why a stream ends. A hop before passes that on, so it is signed; a client hears it from here itself.
+
+        Who is refused too often hears nothing: the stream just ends.
+        """
         peer = self._identity.peer_id
-        if attach is None:
-            return fault_of(error, 0, peer)
-        return sign_fault(fault_of(error, attach.generation, peer), attach.session, peer, self._identity.sign)
+        if attach is None or attach.index == 0:
+            upstream.send(fault_of(error, 0 if attach is None else attach.generation, peer))
+        elif self._admission.may_sign(address):
+            fault = fault_of(error, attach.generation, peer)
+            upstream.send(sign_fault(fault, attach.session, peer, self._identity.sign))
 
     async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream) -> None:
         assembler = FrameAssembler(hop.frame_limits)
@@ -322,12 +326,12 @@ class NodeService:
         """A stream's first message; no rows are taken before it."""
         try:
             message = FrameAssembler(FrameLimits(OPENING_HEAD_BYTES, rows_bytes=0)).feed(part)
-            if isinstance(message, Attach):
-                return message
+            if not isinstance(message, Attach):
+                raise RemoteProtocolError("attach", "must be the first message of a stream")
         except RemoteProtocolError:
             self._admission.strike(address)
             raise
-        raise RemoteProtocolError("attach", "must be the first message of a stream")
+        return message
 
     def _dispatch(self, message: Frame, hop: HopSession, upstream: UpstreamStream) -> None:
         match message:

@@ -104,7 +104,7 @@ async def connections_of_many(fight: Fight) -> None:
     node = fight.ground.nodes[0]
     async for number in fight.pace(600, 1_200):
         try:
-            await fight.kit.socket(node.address, f"127.0.1.{number % 200 + 1}")
+            await fight.kit.socket(node.address, fight.kit.strangers[number % 200])
         except (OSError, TimeoutError):
             fight.tally.refused += 1
     await fight.stay()

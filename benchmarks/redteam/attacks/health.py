@@ -16,7 +16,6 @@ import aiomqtt
 
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.attacks.connections import ENDED_SOCKET
-from benchmarks.redteam.kit import SOURCE
 from swarm.discovery.identity import Identity
 from swarm.telemetry.messages import (
     MessageKind,
@@ -112,7 +111,7 @@ async def publisher(fight: Fight) -> AsyncIterator[aiomqtt.Client]:
     """A connection to the broker."""
     host, _, port = fight.ground.broker.rpartition(":")
     fight.tally.connections += 1
-    async with aiomqtt.Client(host, int(port), bind_address=SOURCE, timeout=10.0) as client:
+    async with aiomqtt.Client(host, int(port), bind_address=fight.kit.strangers[0], timeout=10.0) as client:
         yield client
 
 

@@ -18,6 +18,9 @@ SEEN_LATER: Final = (
     "a machine that computes something else cannot be told from an honest one by a client that sees no rows; "
     "its price is an identity that users do not prefer, and a second replica (--hedge) where there is one"
 )
+MET_ONCE: Final = (
+    "whoever connects anew knows nobody, meets it once, and loses about half a second; whoever stays goes around it"
+)
 LONG_S = 20.0
 BELOW_SILENCE_S = 0.5
 """A little less than the silence after which a link is given up."""
@@ -89,7 +92,7 @@ async def dropped_sweeps(fight: Fight) -> None:
     await lying_hop(fight, MIDDLE, Lie(sweeps=lie))
 
 
-@attack("late-sweeps", Kind.HOPS, lasts_s=LONG_S)
+@attack("late-sweeps", Kind.HOPS, lasts_s=LONG_S, slows=MET_ONCE)
 async def late_sweeps(fight: Fight) -> None:
     """A middle hop passes every sweep on half a second late, and answers every ping at once."""
     await lying_hop(fight, MIDDLE, Lie(delay_s=BELOW_SILENCE_S))
@@ -207,7 +210,7 @@ async def no_picks(fight: Fight) -> None:
     await lying_hop(fight, TAIL, _picks(lambda reply: []))
 
 
-@attack("mute-tail", Kind.TAILS, lasts_s=LONG_S)
+@attack("mute-tail", Kind.TAILS, lasts_s=LONG_S, slows=MET_ONCE)
 async def mute_tail(fight: Fight) -> None:
     """A tail that computes, receipts and pings, and never answers."""
     await lying_hop(fight, TAIL, Lie(replies=lambda reply: ()))
@@ -235,7 +238,7 @@ async def early_replies(fight: Fight) -> None:
     await lying_hop(fight, TAIL, Lie(replies=lie))
 
 
-@attack("late-replies", Kind.TAILS, lasts_s=LONG_S)
+@attack("late-replies", Kind.TAILS, lasts_s=LONG_S, slows=MET_ONCE)
 async def late_replies(fight: Fight) -> None:
     """A tail that answers every sweep a second late, and pings in time."""
     await lying_hop(fight, TAIL, Lie(delay_s=1.0))

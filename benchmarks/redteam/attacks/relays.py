@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from benchmarks.redteam.attack import Fight, Kind, attack
-from benchmarks.redteam.kit import SOURCE
 from swarm.discovery.identity import Identity
 from swarm.discovery.registry import RelayOffer
 from swarm.errors import RegistryError
@@ -22,6 +21,8 @@ from swarm.runtime.tasks import TaskScope
 
 AT_HOME, DIALLER = "127.0.0.77", "127.0.0.78"
 """Where the honest two come from."""
+SOURCE = "127.0.0.66"
+"""Where attackers come from: the relay's own network, from which it takes most."""
 FOUND_S = 20.0
 COME_S = 3.0
 """How long somebody may take to come through to a machine and back: longer is as good as not at all."""

@@ -43,7 +43,7 @@ JUMP = 1 << 62
 async def fill(fight: Fight, count: int, sources: int, window: int, per_s: float) -> None:
     """Open so many sessions on the last node, where no chain has to stand for that, and keep them alive."""
     node = fight.ground.nodes[-1]
-    connections = [await fight.kit.connection(node, f"127.0.2.{number + 1}") for number in range(sources)]
+    connections = [await fight.kit.connection(node, fight.kit.strangers[number]) for number in range(sources)]
     want = fight.kit.opening(window=window, sweeps=1, nodes=2)
     async for number in fight.pace(per_s, count):
         link = fight.kit.link_over(connections[number % sources])
@@ -157,7 +157,7 @@ async def sweep_flood(fight: Fight) -> None:
 
     async with asyncio.TaskGroup() as group:
         for number in range(4):
-            group.create_task(_quietly(one(f"127.0.3.{number + 1}")))
+            group.create_task(_quietly(one(fight.kit.strangers[number])))
     await fight.stay()
 
 

@@ -5,22 +5,27 @@ A stranger is a real node of which a part is replaced. Every text is compared wi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import client.chain.chain
+import client.chain.pace
 import client.chain.progress
 import swarm.transport.link
+import swarm.transport.successor
 from client.options import GenerateOptions
 from client.stats import Stats
 from node.engine.sweep_run import SweepRun
 from node.serve import Node
 from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
+from node.session.service import NodeService
 from node.session.tail import Tail
 from node.session.upstreams import UpstreamSet
 from swarm.discovery.identity import Identity
@@ -35,9 +40,10 @@ from swarm.errors import (
     Unreachable,
 )
 from swarm.ids import PeerId, TreeNodeId
-from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ready, Reply, Rows
+from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ping, Ready, Reply, Rows, SweepFrame
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import Metadata, Signer, introduce
+from swarm.transport.successor import SuccessorLink
 from tests.net.killable_nodes import CHAIN, SPEED, KillableNodes, reset_client
 from tests.net.three_nodes import prompt
 
@@ -165,6 +171,27 @@ async def test_who_never_gets_ready_is_gone_around(nodes: KillableNodes, monkeyp
     await tells_the_honest_text(nodes, "b1")
 
 
+async def test_who_says_nothing_to_an_attach_is_left_sooner_where_others_are(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the hop before it nor the client has to be certain that it never will."""
+    monkeypatch.setattr(client.chain.progress, "HASTE_S", 0.2)
+    monkeypatch.setattr(client.chain.progress, "TAKE_S", 600.0)
+    monkeypatch.setattr(swarm.transport.successor, "ATTACH_S", 600.0)
+    monkeypatch.setattr(swarm.transport.successor, "FIRST_TRY_S", 600.0)
+    read = NodeService._read
+
+    async def deaf(service: NodeService, requests: AsyncIterator[bytes], *others: Any) -> None:  # noqa: ANN401
+        if service._identity.peer_id != nodes["b1"].peer_id:
+            return await read(service, requests, *others)
+        async for _ in requests:
+            pass
+        return None
+
+    monkeypatch.setattr(NodeService, "_read", deaf)
+    await tells_the_honest_text(nodes, "b1")
+
+
 @pytest.mark.parametrize("away_s", [0.0, 3_600.0], ids=["another's signature", "another clock"])
 async def test_who_spoils_what_it_signs_cannot_accuse_the_next_one(
     away_s: float, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +272,66 @@ async def test_who_swallows_sweeps_is_found(
 
     monkeypatch.setattr(HopSession, "finish", swallowing)
     await tells_the_honest_text(nodes, name)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is found not to move: whoever is left is left because it is slow."""
+    monkeypatch.setattr(client.chain.progress, "LATE_S", 600.0)
+    monkeypatch.setattr(client.chain.pace, "EARLY_S", 0.1)
+    monkeypatch.setattr(client.chain.pace, "AGAIN_S", 0.1)
+    monkeypatch.setattr(client.chain.progress, "AGAIN_S", 0.1)
+
+
+async def moves_once_and_remembers(nodes: KillableNodes, slow: str) -> None:
+    """The session moves away from a machine in mid-text, and the next one does not begin there."""
+    stats = await tells_the_honest_text(nodes, slow)
+    assert [(repair.replaced, repair.is_move) for repair in stats.repairs] == [((nodes[slow].peer_id,), True)]
+    assert nodes[slow].peer_id not in {hop.peer for hop in (await nodes.client.route()).hops}
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("late_s", [0.8, None], ids=["late", "mute"])
+async def test_a_tail_that_holds_its_replies_back_is_left_in_mid_text(
+    late_s: float | None, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, stranger = ReplyBuffer.put, nodes["b2"]
+
+    def late(replies: ReplyBuffer, reply: Reply, acked: int) -> None:
+        if replies not in {hop.replies for hop in stranger.sessions._open.values()}:
+            put(replies, reply, acked)
+        elif late_s is not None:
+            asyncio.get_running_loop().call_later(late_s, put, replies, reply, acked)
+
+    monkeypatch.setattr(ReplyBuffer, "put", late)
+    await moves_once_and_remembers(nodes, "b2")
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_hop_that_holds_sweeps_back_is_left_in_mid_text(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = SuccessorLink.push
+
+    def late(link: SuccessorLink, frame: SweepFrame) -> None:
+        if isinstance(link._listener, HopSession) and of(nodes["b1"], link._listener):
+            asyncio.get_running_loop().call_later(0.5, push, link, frame)
+        else:
+            push(link, frame)
+
+    monkeypatch.setattr(SuccessorLink, "push", late)
+    await moves_once_and_remembers(nodes, "b1")
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_slow_machine_that_nobody_can_replace_goes_on(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, plain = ReplyBuffer.put, await nodes.undisturbed(IDS, **OPTIONS)
+    monkeypatch.setattr(ReplyBuffer, "put", lambda *reply: asyncio.get_running_loop().call_later(0.3, put, *reply))
+    result = await nodes.client.generate(IDS, **OPTIONS)
+    assert result.tokens == plain
+    assert not result.stats.repairs
 
 
 async def test_who_says_that_it_passed_a_sweep_on_and_did_not_is_found(
@@ -344,6 +431,21 @@ async def test_a_tail_that_sends_what_nobody_can_read_is_gone_around(
         put(replies, replace(reply, picks=((TreeNodeId(1 << 63), 5),)) if is_stranger else reply, acked)
 
     monkeypatch.setattr(ReplyBuffer, "put", spoilt)
+    await tells_the_honest_text(nodes, "b2")
+
+
+async def test_a_tail_that_answers_twice_with_other_picks_is_gone_around(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, stranger = ReplyBuffer.stream, nodes["b2"]
+
+    async def doubling(replies: ReplyBuffer, acked: int) -> AsyncIterator[Reply | Ping]:
+        async for message in stream(replies, acked):
+            yield message
+            if isinstance(message, Reply) and replies in {hop.replies for hop in stranger.sessions._open.values()}:
+                yield replace(message, picks=tuple((node, (token + 1) % 4_000) for node, token in message.picks))
+
+    monkeypatch.setattr(ReplyBuffer, "stream", doubling)
     await tells_the_honest_text(nodes, "b2")
 
 

@@ -49,6 +49,17 @@ def test_a_wrong_text_may_be_named_and_nothing_else() -> None:
     assert found.verdict("it cannot be seen") is Verdict.BROKEN
 
 
+def test_newcomers_may_be_slowed_where_that_is_named_and_nobody_else() -> None:
+    slow, calm = (replace(RIGHT, ended=2.0),), (RIGHT, RIGHT)
+    newcomer = Felt([Pair((calm, calm), (calm, slow))], (calm, calm))
+    assert newcomer.verdict("") is Verdict.SLOWED
+    assert newcomer.verdict("", "met once") is Verdict.NAMED
+    assert felt(slow).verdict("", "met once") is Verdict.SLOWED, "the one who stays felt it"
+    assert felt(after=slow).verdict("", "met once") is Verdict.SLOWED, "it lasts"
+    wrong = Felt([Pair((calm, calm), (calm, (replace(slow[0], right=False),)))], (calm, calm))
+    assert wrong.verdict("", "met once") is Verdict.BROKEN
+
+
 def test_slow_afterwards_is_not_held() -> None:
     assert felt(after=[replace(RIGHT, ended=2.0)]).verdict("") is Verdict.SLOWED
 

@@ -7,8 +7,17 @@ import asyncio
 import pytest
 
 from client.chain.answers import Answers
-from swarm.errors import HopClosed, HopError
+from swarm.errors import HopClosed, HopError, HopMisbehaved, SwarmError
+from swarm.ids import PeerId, TreeNodeId
+from swarm.layers import Span
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.messages import Reply, RouteHop, Sweep
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection
+
+TAIL = RouteHop(PeerId("QmTail"), Span(4, 12))
+SWEEP = Sweep(1, 0, TreeNodeId(0), (7, 8), (None, TreeNodeId(0)), TreeNodeId(0), 3, 0)
+FIRST = Reply(1, 3, ((TreeNodeId(0), 5), (TreeNodeId(1), 6)), ())
 
 
 async def test_who_is_idle_hears_an_answer_at_once_and_waits_for_the_next_one_again() -> None:
@@ -27,3 +36,33 @@ async def test_who_is_idle_hears_an_answer_at_once_and_waits_for_the_next_one_ag
     with pytest.raises(TimeoutError):  # what was heard is no news
         async with asyncio.timeout(0.01):
             await answers.idle(60)
+
+
+def nobody() -> Connection:
+    raise AssertionError("no stream is opened here")
+
+
+@pytest.mark.parametrize(
+    ("again", "is_blamed"),
+    [
+        pytest.param(FIRST, False, id="the same"),
+        pytest.param(Reply(1, 3, ((TreeNodeId(1), 6),), ()), False, id="the same, where a node died"),
+        pytest.param(Reply(1, 3, ((TreeNodeId(0), 5), (TreeNodeId(1), 9)), ()), True, id="another pick"),
+        pytest.param(Reply(1, 4, ((TreeNodeId(0), 5), (TreeNodeId(1), 9)), ()), False, id="computed anew"),
+    ],
+)
+async def test_a_tail_that_takes_a_pick_back_is_left_and_its_first_word_counts(again: Reply, is_blamed: bool) -> None:
+    troubles: list[SwarmError] = []
+    answers = Answers(SessionKey.fresh(), troubles.append)
+    async with TaskScope() as scope:
+        stream = answers.follow(scope, [(TAIL, nobody)], 3, 0)
+        answers.expect(SWEEP)
+        answers._hear(stream, FIRST)
+        answers._hear(stream, again)
+        answers.close()
+    assert (await answers.next(1.0, lambda: False)).reply == FIRST
+    assert not answers.has_next, "what comes again is no second answer"
+    assert [type(error) for error in troubles] == [HopMisbehaved] * is_blamed
+    assert stream.is_broken == is_blamed
+    if is_blamed:
+        assert "picked 6 before" in str(troubles[0])

@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from client.chain.pace import AGAIN_S, early_s
 from client.chain.progress import (
     CONFIRM_S,
     FIRST_WORK_S,
+    HASTE_S,
     LATE_S,
+    SHORTEST_S,
     TAKE_S,
     WORK_S,
     WORK_TIMES,
@@ -17,7 +20,7 @@ from client.chain.progress import (
     ProgressWatch,
     merged,
 )
-from swarm.errors import HopError, HopMisbehaved, HopTimeout
+from swarm.errors import HopError, HopMisbehaved, HopSlow, HopTimeout
 from swarm.protocol.hold import Held
 from swarm.routing.costs import RouteForecast
 from tests.planned_session import route
@@ -41,13 +44,13 @@ Said = tuple[Held | None, ...]
 def watched(
     said: Said, until_s: float, due: DueProgress = DUE, watch: ProgressWatch | None = None
 ) -> tuple[float, HopError | None]:
-    """When somebody is accused, and of what, while the hops say the same all the time."""
+    """When somebody is accused of not moving, and of what, while the hops say the same all the time."""
     watch = ProgressWatch()
     now_s = due.since_s
     while now_s < due.since_s + until_s:
         if watch.must_ask(due, now_s):
             error = watch.judge(due, HOPS, said, now_s)
-            if error is not None:
+            if error is not None and not isinstance(error, HopSlow):
                 return now_s - due.since_s, error
         now_s += 0.2
     return now_s, None
@@ -139,13 +142,79 @@ def test_what_sweeps_took_corrects_what_was_promised(total_ms: float, rows: int,
     for _ in range(3):
         watch.answered(total_ms, rows, FORECAST)
     assert watch.predicted_s(DUE) == pytest.approx(expected_s)
-    assert not watch.must_ask(DUE, expected_s + LATE_S - 0.01)
+    assert watch._is_late(DUE, expected_s + LATE_S + 0.01)
+    assert not watch._is_late(DUE, expected_s + LATE_S - 0.01)
     assert watch.must_ask(DUE, expected_s + LATE_S + 0.01)
+
+
+def test_nobody_looks_at_the_clock_while_there_is_nothing_to_see() -> None:
+    watch = ProgressWatch()
+    assert watch.rest_s(None, 5.0, 0.2) == 0.2
+    assert watch.rest_s(OPENING, 5.0, 0.2) == 0.2
+    early = early_s(PREDICTED_S)
+    assert watch.rest_s(DUE, early - 0.05, 0.2) == pytest.approx(0.05), "just when it may be looked at"
+    assert watch.judge(DUE, HOPS, (DONE, DONE, DONE), early) is None
+    assert watch.rest_s(DUE, early, 0.2) == pytest.approx(AGAIN_S)
+    assert watch.rest_s(DUE, early + 1.0, 0.2) == SHORTEST_S
 
 
 def test_a_promise_cannot_put_off_the_question_for_ever() -> None:
     slow = replace(FORECAST, compute_ms=1e300)
     assert ProgressWatch().must_ask(replace(DUE, forecast=slow), 62.0)
+
+
+# A route that is slow
+
+
+def slow_after(said: Said, *, late_s: float, sweeps: int, due: DueProgress = DUE) -> tuple[int, HopError | None]:
+    """Which sweep shows who is slow, where each is away for so long and the hops say the same of all of them."""
+    watch, now_s = ProgressWatch(), 0.0
+    for sequence in range(1, sweeps + 1):
+        first_has = None if due.first_has is None else sequence
+        ahead = replace(due, sequence=sequence, since_s=now_s, first_has=first_has, is_first=sequence == 1)
+        here = tuple(one and _moved_by(one, sequence - DUE.sequence) for one in said)
+        for _ in range(round(late_s / 0.1)):
+            now_s += 0.1
+            if watch.must_ask(ahead, now_s) and (error := watch.judge(ahead, HOPS, here, now_s)) is not None:
+                return sequence, error
+        watch.answered((now_s - ahead.since_s) * 1e3, ahead.rows, FORECAST)
+    return sweeps, None
+
+
+def _moved_by(held: Held, sweeps: int) -> Held:
+    working = held.working + sweeps if held.working else 0
+    return replace(held, received=held.received + sweeps, passed=held.passed + sweeps, working=working)
+
+
+@pytest.mark.parametrize(
+    ("said", "late_s", "peer", "sweeps"),
+    [
+        pytest.param((DONE, DONE, DONE), 1.2, "C", 1, id="a tail that answers a second late"),
+        pytest.param((DONE, SWALLOWED, LACKS), 0.9, "B", 3, id="a hop that passes sweeps on half a second late"),
+        pytest.param((DONE, DONE, WORKS), 1.2, "C", 7, id="a tail that says it works for a second each time"),
+        pytest.param((WORKS, LACKS, LACKS), 1.2, "A", 7, id="hop 0 says so"),
+    ],
+)
+def test_who_holds_every_sweep_back_is_found_in_mid_text(said: Said, late_s: float, peer: str, sweeps: int) -> None:
+    at, error = slow_after(said, late_s=late_s, sweeps=20)
+    assert isinstance(error, HopSlow)
+    assert (error.peer, at) == (peer, sweeps)
+
+
+@pytest.mark.parametrize(
+    ("said", "late_s", "due"),
+    [
+        pytest.param((DONE, DONE, WORKS), 0.6, DUE, id="three times as long, and little"),
+        pytest.param((DONE, DONE, DONE), 0.3, DUE, id="in time"),
+        pytest.param((DONE, DONE, WORKS), 8.0, replace(DUE, rows=512), id="parts of a long prompt"),
+        pytest.param((DONE, None, WORKS), 1.2, DUE, id="not all of them can be asked"),
+        pytest.param((DONE, DONE, LACKS), 0.9, DUE, id="nothing tells which end of a link"),
+        pytest.param((DONE, SWALLOWED, WORKS), 0.7, DUE, id="the receipt is on its way"),
+        pytest.param((LACKS, LACKS, LACKS), 1.2, replace(DUE, first_has=None), id="the client itself sends yet"),
+    ],
+)
+def test_who_is_not_slow_is_left_alone(said: Said, late_s: float, due: DueProgress) -> None:
+    assert slow_after(said, late_s=late_s, sweeps=20, due=due)[1] is None
 
 
 # A route that is not attached
@@ -172,6 +241,35 @@ def test_who_keeps_a_route_from_standing_is_found(said: Said, peer: str, other: 
     assert error is not None
     assert (error.peer, error.other) == (peer, other)
     assert least_s <= after_s <= least_s + 2.0
+
+
+@pytest.mark.parametrize(
+    ("said", "due", "is_hasty", "found"),
+    [
+        pytest.param((ATTACHED, LOST, LOST), OPENING, True, ("B", "A"), id="nobody attached the second"),
+        pytest.param((None, LOST, LOST), OPENING, True, ("A", None), id="one says nothing"),
+        pytest.param((ATTACHED, LOST, LOST), OPENING, False, None, id="others were tried already"),
+        pytest.param((ATTACHED, LOST, LOST), replace(OPENING, generation=1), True, None, id="a repair"),
+        pytest.param((ATTACHED, ATTACHED, WAITS), OPENING, True, None, id="it waits for memory"),
+    ],
+)
+def test_who_keeps_a_session_from_opening_is_left_sooner_where_others_are(
+    said: Said, due: DueProgress, is_hasty: bool, found: tuple[str, str | None] | None
+) -> None:
+    watch = ProgressWatch()
+    watch.is_hasty = is_hasty
+    errors = [watch.judge(due, HOPS, said, 1.0 + 0.1 * turn) for turn in range(10)]
+    slow = [error for error in errors if isinstance(error, HopSlow)]
+    assert [(error.peer, error.other) for error in slow[:1]] == ([found] if found else [])
+    assert errors[: round(10 * HASTE_S) - 1] == [None] * (round(10 * HASTE_S) - 1)
+
+
+def test_hops_that_attach_one_after_another_have_the_time_each() -> None:
+    watch = ProgressWatch()
+    watch.is_hasty = True
+    for turn, said in enumerate([(LOST, LOST, LOST), (ATTACHED, LOST, LOST), (ATTACHED, ATTACHED, LOST)]):
+        for step in range(round(10 * HASTE_S) - 1):
+            assert watch.judge(OPENING, HOPS, said, 1.0 + HASTE_S * turn + 0.1 * step) is None
 
 
 def test_a_hop_that_waits_for_its_memory_is_left_alone() -> None:

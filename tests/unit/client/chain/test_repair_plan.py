@@ -36,6 +36,7 @@ from swarm.errors import (
     HopError,
     HopLeaving,
     HopRefused,
+    HopSlow,
     LocalProtocolError,
 )
 from swarm.protocol.messages import RouteHop
@@ -140,6 +141,20 @@ def test_the_searches_of_a_situation(situation: Situation) -> None:
     assert isinstance(held, HoldSurvivors)
     lost = {error.peer for _, error in situation.reported if not isinstance(error, HopLeaving)}
     assert [hop.peer for hop in held.hops] == [peer for peer in "ABC" + situation.replica if peer not in lost]
+
+
+def test_a_slow_machine_is_left_like_one_that_leaves_and_kept_where_nobody_else_is() -> None:
+    session = PlannedSession(RepairPlan(route("ABC"), WAIT_S))
+    session.report(RouteAttached(0))
+    assert session.step() == Wait(None)
+    session.report(HopSlow("B", "4-8", "holds sweeps back"))
+    assert searches_of_a_round(session) == [(KNOWN, "B"), (ASKED, "B"), (KNOWN, "B")]
+    assert isinstance(session.until(Wait), Wait), "the chain goes on as it is"
+    assert session.plan.route == route("ABC")
+    finish = session.repaired("AXC")
+    assert finish.repair.is_move
+    assert finish.repair.replaced == ("B",)
+    assert session.plan.detour("X", session.now_s).avoid == {"B", "X"}
 
 
 def accused(peer: str, by: str, *, is_even: bool = False) -> HopError:

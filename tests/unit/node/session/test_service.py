@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
 import pytest
 
 import node.session.service
-from node.session.service import TimedWriter
+from node.session.admission import LIMITS, SIGNED, Admission
+from node.session.service import NodeService, TimedWriter
+from swarm.discovery.identity import Identity
+from swarm.errors import Busy
+from swarm.ids import SessionId
+from swarm.protocol.messages import Attach, Fault
 from swarm.transport.uplink import Uplink
+
+FAR = "9.9.9.9"
 
 
 class Unread:
@@ -38,3 +46,34 @@ async def test_a_stream_ends_whose_first_message_is_not_read(monkeypatch: pytest
         await TimedWriter(cast("Any", call), Uplink()).write(b"first")
     with pytest.raises(grpc.aio.AbortError, match="nothing was read"):
         await node.session.service._give_up(cast("Any", call))
+
+
+class Sessions:
+    """What a service needs of its sessions."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(clock=lambda: 1.0)
+
+
+class Refused:
+    """A stream that hears why it ends."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+
+    def send(self, fault: Fault) -> None:
+        self.faults.append(fault)
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["of a client", "of a hop before"])
+def test_a_flood_of_refusals_costs_few_signatures(index: int) -> None:
+    """Only those that somebody passes on are signed, and of these one address is worth a few."""
+    identity = Identity.ephemeral()
+    service, stream = NodeService(identity, cast("Any", Sessions()), b""), Refused()
+    attach = cast("Any", SimpleNamespace(index=index, generation=3, session=SessionId(bytes(32))))
+    for _ in range(1_000):
+        service._refuse(cast("Any", stream), Busy(identity.peer_id, "0-4", "is full"), cast(Attach, attach), FAR)
+    signed = [fault for fault in stream.faults if fault.signature]
+    assert len(signed) == (LIMITS.rates[SIGNED].burst if index else 0)
+    assert len(stream.faults) == (len(signed) if index else 1_000), "a hop believes nothing that is not signed"
+    assert {(fault.generation, fault.peer) for fault in stream.faults} == {(3, identity.peer_id)}
