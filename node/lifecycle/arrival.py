@@ -287,7 +287,7 @@ class Arrival:
             config = self._config
             network = config.membership.network
             circuits = Circuits(LocalServer(config.host, self._bound.port), self._scope)
-            punches = PunchAnswerer(lambda relay, ends, who: circuits.adopt(relay, (ends.reader, ends.writer), who))
+            punches = PunchAnswerer(circuits.adopt)
 
             async def punch(request: PunchRequest) -> None:
                 await punches.answer(request.relay, request.token, request.addresses)
