@@ -37,11 +37,14 @@ def behind_router(found: Iterable[IpAddress]) -> bool:
     return not any(is_public(ip) for ip in found if isinstance(ip, IPv4Address))
 
 
-def is_reached_by_ipv6(found: Iterable[IpAddress]) -> bool:
+def is_reached_by_ipv6(found: Iterable[IpAddress], *, joins_by_ipv6: bool = False) -> bool:
     """Whether IPv6 is a way to this machine: beside a public IPv4 address, or where there is no other one.
 
-    A machine behind an IPv4 router is of a private network, and goes on as one.
+    A machine behind an IPv4 router is of a private network, and goes on as one, unless it knows a peer by IPv6.
     """
+    found = list(found)
     v4 = [ip for ip in found if isinstance(ip, IPv4Address)]
     v6 = [ip for ip in found if not isinstance(ip, IPv4Address)]
+    if joins_by_ipv6:
+        return bool(v6)
     return any(map(is_public, v6)) if any(map(is_public, v4)) else bool(v6) and not v4
