@@ -141,7 +141,8 @@ class ServeConfig:
     pause_frees_memory: bool = False
     """Give the weights' memory back during a pause, and load them again after it."""
     max_mbit: MegabitsPerSecond | None = None
-    """Send no more than so many Mbit (10⁶ bits) a second of sessions' data (default: as fast as it goes)."""
+    """Send no more than so many Mbit (10⁶ bits) a second of sessions' data, and lend as a relay a quarter of that at
+    most unless --relay-mbit says more; downloads and the DHT are not counted (default: as fast as it goes)."""
     mqtt: Url | None = None
     """MQTT broker for the swarm's health page: mqtt://host:port, or mqtts://user:password@host:port for TLS
     (default: the invite's, CANOPY_MQTT, else nothing is told)."""

@@ -19,7 +19,7 @@ from node.lifecycle.pauses import Pauser, judge_of
 from node.lifecycle.span_host import give_memory_back
 from node.lifecycle.startup import RunningNode, StartUp
 from node.model.loading import Say
-from node.session.table import SessionTable
+from node.session.table import LEAVING, MOVING, PAUSED, SessionTable
 from swarm.discovery.coverage import serve_line
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import Registry
@@ -82,7 +82,7 @@ class Node:
         running, outbox, announcer = self.running, self.running.resources.outbox, self.running.announcer
         self._is_leaving = True
         if running.host.service is not None:
-            running.host.sessions.draining = True
+            running.host.sessions.because, running.host.sessions.draining = LEAVING, True
         await self._end(self._pausing)
         await self._end(self._looking)
         is_listed = running.announcing.cancel()  # or it would list this node again; False: another has its identity
@@ -167,7 +167,7 @@ class Node:
         async with self._changing:
             await self._end(self._looking)
             announcer.choose(host.model.span)  # a reservation of other layers is given up
-            host.sessions.draining = True
+            host.sessions.because, host.sessions.draining = PAUSED, True
             await self._announce(NodeState.DRAINING)
             outbox.add_event(EventKind.DRAINING, f"paused: {reason}")
             await host.drain(f"the node pauses: {reason}")
@@ -205,6 +205,8 @@ class Node:
         host, announcer, count = self.running.host, self.running.announcer, self.identity.num_layers
         own = host.model.span.describe(count)
         self._say(f"moves from {own} to {span.describe(count)}, where it is needed more")
+        if host.service is not None:
+            host.sessions.because = MOVING
         await host.drain("the node moves to other layers")
         await host.end_service()
         announcer.choose(span)

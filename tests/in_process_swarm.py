@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from client import AsyncSwarm
 from node.config import ServeConfig
+from node.lifecycle import span_host
 from node.serve import Node
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.devices import DEVICE
+
+STOP_GRACE_S = 0.05
+"""In which streams of sessions that were ended get their last message. Nodes of one process end one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ async def swarm_in(
 ) -> AsyncIterator[InProcessSwarm]:
     """The same in a network that the test made."""
     async with AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(span_host, "STOP_GRACE_S", STOP_GRACE_S)
         nodes = []
         for span in spans:
             defaults = {"layers": span, "model": str(model), "host": "127.0.0.1", "threads": 1, "drain": 0.0}

@@ -70,7 +70,7 @@ async def be_machine(relay: str, *, maps: bool) -> None:
     async with AsyncExitStack() as stack:
         scope = await stack.enter_async_context(TaskScope())
         circuits = Circuits(LocalServer("0.0.0.0", port), scope)
-        punches = PunchAnswerer(lambda via, ends, who: circuits.adopt(via, (ends.reader, ends.writer), who))
+        punches = PunchAnswerer(circuits.adopt)
 
         async def punch(request: PunchRequest) -> None:
             await punches.answer(request.relay, request.token, request.addresses)

@@ -465,7 +465,7 @@ class Chain:
 
     def _connection(self, hop: RouteHop, stuck: grpc.aio.Channel | None = None) -> Connection:
         endpoint = self.route.endpoint(hop.peer)
-        return Connection(self._dialer.channel(endpoint, stuck), endpoint)
+        return Connection(self._dialer.channel(endpoint, stuck), endpoint, is_member=self._dialer.is_member)
 
 
 @asynccontextmanager

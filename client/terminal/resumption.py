@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 from client.drafting.search.calibration_store import default_calibration_folder
 from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
+from swarm.runtime.files import replace_file
 from swarm.runtime.strict_json import strict_json
 
 FORMAT = 1
@@ -40,14 +40,7 @@ def save(error: GenerationInterrupted, folder: Path) -> Path | None:
     path = folder / f"{_PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".")  # readable by the user alone
-        partial = Path(name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_file(path, json.dumps(content).encode())
         others = sorted(one for one in folder.glob(f"{_PREFIX}*.json") if one != path)
         for old in others[: -(MAX_FILES - 1)]:  # by name, thus by time; but never this one, whatever the clock says
             old.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from swarm.errors import ConfigError
+from swarm.runtime.files import replace_file
 
 
 def save_checkpoint(
@@ -16,10 +18,8 @@ def save_checkpoint(
 ) -> None:
     """Write down the state of a training after `step` steps; `schedule` names the training."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
     state = {"schedule": str(schedule), "step": step, "model": model.state_dict()}
-    torch.save({**state, "optimizer": optimizer.state_dict()}, part)
-    part.replace(file)
+    replace_file(file, partial(torch.save, {**state, "optimizer": optimizer.state_dict()}), mode=0o644)
 
 
 def load_checkpoint(file: Path, schedule: object, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

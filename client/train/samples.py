@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -24,6 +25,7 @@ from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
 from swarm.models.whole_model import load_causal_lm
 from swarm.protocol.messages import Sampling
+from swarm.runtime.files import replace_file
 
 LINES = 128
 """Lines that a local copy makes at a time."""
@@ -147,6 +149,5 @@ def _read(file: Path, amount: SampleAmount) -> torch.Tensor:
 
 def _write(file: Path, lines: torch.Tensor, amount: SampleAmount) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
-    save_file({"lines": lines.contiguous(), "lines_seed": torch.tensor(amount.seed)}, part)
-    part.replace(file)
+    content = {"lines": lines.contiguous(), "lines_seed": torch.tensor(amount.seed)}
+    replace_file(file, partial(save_file, content), mode=0o644)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from node.autostart.systemd import MARK, unit_text
 from node.config import ServeConfig
 from swarm.errors import ConfigError
 from swarm.runtime.cli_types import Name, headed
+from swarm.runtime.files import replace_file
 
 System = Literal["systemd", "launchd", "windows"]
 SYSTEMS: Final[Mapping[str, System]] = {"linux": "systemd", "darwin": "launchd", "win32": "windows"}
@@ -290,15 +290,7 @@ def _write(path: Path, data: bytes) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_file(path, data)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 

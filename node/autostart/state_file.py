@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from node.autostart.given import Given, read_days
+from swarm.runtime.files import replace_file
 from swarm.runtime.strict_json import strict_json
 
 MAX_STATE_BYTES: Final = 32_768
@@ -137,18 +137,8 @@ class StateFile:
         Raises:
             OSError: it cannot be written.
         """
-        data = json.dumps(status.as_json(), indent=1).encode()
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")  # for the owner only
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut leaves an empty file behind, and with it what was given
-            temporary.replace(self.path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        # Durably, or a power cut leaves an empty file behind, and what was given is forgotten.
+        replace_file(self.path, json.dumps(status.as_json(), indent=1).encode(), is_durable=True)
 
     def set_aside(self) -> Path:
         """Rename a damaged file, and return its new name; an older damaged one is replaced.

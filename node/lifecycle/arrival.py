@@ -24,7 +24,7 @@ from node.model.loading import Say
 from node.reach.circuits import Circuits, LocalServer
 from node.reach.hello import HelloOnly
 from node.reach.ladder import Ladder, Rungs
-from node.reach.own_addresses import candidates, is_public_swarm
+from node.reach.own_addresses import candidates, is_public_swarm, knows_ipv6_alone
 from node.reach.punch import PunchAnswerer
 from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import PunchRequest, Standing, StandingOptions
@@ -195,11 +195,18 @@ class Arrival:
     def _own(self) -> list[str]:
         """Own addresses to ask about: as the DHT knows them first."""
         host, port = self._config.host, self._bound.port
-        own = candidates(host, port, interface_addresses(), only_public=self._is_public)
+        by_ipv6 = knows_ipv6_alone(self._config.join)
+        own = candidates(host, port, interface_addresses(), only_public=self._is_public, prefers_ipv6=by_ipv6)
         fallback = self._fallback()
         if self._is_public and fallback not in own:
             return own
-        return [fallback, *(one for one in own if one != fallback)][: max(len(own), 1)]
+        others = [one for one in own if one != fallback]
+        if by_ipv6 and others and others[0].startswith("["):
+            return [others[0], fallback, *others[1:]][: len(own)]
+        kept = others[: max(len(own) - 1, 0)]
+        if kept:
+            kept[-1] = others[-1]  # which may be the one of another family
+        return [fallback, *kept]
 
     def _fallback(self) -> str:
         """Under which address others reach this machine if nothing is known: the DHT's, or an interface's own."""
@@ -273,12 +280,14 @@ class Arrival:
 
     def _routers(self, port: int) -> list[Router]:
         routers: list[Router] = []
-        for gateway in map(str, default_gateways(interface_addresses())):
+        gateways = list(map(str, default_gateways(interface_addresses())))
+        for gateway in gateways:
             # The same in the next run, so that what this one may leave behind is its own.
             secret = self.registry.identity.sign(f"canopy-port-1\n{gateway} {port}".encode())
             nonce = hashlib.sha256(secret).digest()[:PCP_NONCE_BYTES]
             routers += [PcpRouter(gateway, port, nonce), PmpRouter(gateway, port)]
-        return [*routers, UpnpRouter(port)]
+        # Its library asks by IPv4 alone, and complains on the terminal where that leads nowhere.
+        return [*routers, UpnpRouter(port)] if gateways else routers
 
     def _stand(self) -> Standing:
         """Standing connections, begun when they are first needed."""
@@ -287,7 +296,7 @@ class Arrival:
             config = self._config
             network = config.membership.network
             circuits = Circuits(LocalServer(config.host, self._bound.port), self._scope)
-            punches = PunchAnswerer(lambda relay, ends, who: circuits.adopt(relay, (ends.reader, ends.writer), who))
+            punches = PunchAnswerer(circuits.adopt)
 
             async def punch(request: PunchRequest) -> None:
                 await punches.answer(request.relay, request.token, request.addresses)

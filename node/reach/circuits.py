@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
 
-from swarm.discovery.node_record import split_address
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, stand_in
 from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
+from swarm.ways.streams import CHUNK_BYTES, Streams, connect, splice, tuned
 
-CHUNK_BYTES: Final = 64 << 10
-"""What a splice holds per direction, beside the kernel's buffers."""
 CONNECT_S: Final = 5.0
 """How long the connection to the relay may take; the relay gives the circuit up after a while too."""
 MAX_CIRCUITS: Final = 128
 """Circuits of one relay at a time: it may lie about who dials, so all of its circuits together are bounded too."""
-STUCK_S: Final = 30.0
-"""Bytes that nobody acknowledges for so long end their circuit."""
 _OPENED: Final = "circuits"
 _LIMITS: Final = QuotaLimits(rates={_OPENED: RateLimit(per_key=20, burst=MAX_CIRCUITS, total=100, total_burst=512)})
 
@@ -54,7 +48,7 @@ class LocalServer:
         ip = ip_address("127.0.0.1" if self.host == "localhost" else self.host)
         return "127.0.0.1" if ip.is_unspecified else str(ip)
 
-    async def connect(self, source: str) -> StreamPair:
+    async def connect(self, source: str) -> Streams:
         """Open a connection to it.
 
         Args:
@@ -63,18 +57,13 @@ class LocalServer:
         Raises:
             OSError: it does not listen now.
         """
-        here = self.address
-        if ":" in here:
-            return await asyncio.open_connection(here, self.port, limit=CHUNK_BYTES)
+        here, source_too = self.address, {} if ":" in self.address else {"local_addr": (source, 0)}
         try:
-            return await asyncio.open_connection(here, self.port, limit=CHUNK_BYTES, local_addr=(source, 0))
+            return tuned(*await asyncio.open_connection(here, self.port, limit=CHUNK_BYTES, **source_too))
         except ConnectionRefusedError:
             raise
         except OSError:  # such as on macOS, which has one loopback address
-            return await asyncio.open_connection(here, self.port, limit=CHUNK_BYTES)
-
-
-StreamPair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+            return tuned(*await asyncio.open_connection(here, self.port, limit=CHUNK_BYTES))
 
 
 class Circuits:
@@ -111,12 +100,12 @@ class Circuits:
             return
         self._scope.spawn(self._carry(way, address, token, stand_in(way, dialler)))
 
-    def adopt(self, way: str, ends: StreamPair, dialler: str) -> None:
+    def adopt(self, way: str, ends: Streams, dialler: str) -> None:
         """Splice a connection that is open already, such as a punched one; one too many is closed."""
         if not self._admit(way):
-            ends[1].close()
+            ends.close()
             return
-        spawn_on(self._scope, ends[1], self._splice_here(way, ends, stand_in(way, dialler)))
+        spawn_on(self._scope, ends.writer, self._splice_here(way, ends, stand_in(way, dialler)))
 
     def _admit(self, way: str) -> bool:
         if self.count(way) >= MAX_CIRCUITS or not self._quota.spend(_OPENED, way):
@@ -129,14 +118,14 @@ class Circuits:
         try:
             async with asyncio.timeout(CONNECT_S):
                 far = await connect(address)
-            far[1].write(f"TAKE {token}\n".encode())
+            far.writer.write(f"TAKE {token}\n".encode())
         except (OSError, TimeoutError) as error:
             self._log.say(address, f"no connection to {address} for a circuit: {describe(error)}")
             self._left(way)
             return
         await self._splice_here(way, far, source)
 
-    async def _splice_here(self, way: str, far: StreamPair, source: str) -> None:
+    async def _splice_here(self, way: str, far: Streams, source: str) -> None:
         """Splice a connection to the server; where that does not listen, the other end learns it at once."""
         try:
             near = await self._server.connect(source)
@@ -144,7 +133,7 @@ class Circuits:
         except OSError as error:
             self._log.say("server", f"a circuit found no server here: {describe(error)}")
         finally:
-            far[1].close()
+            far.close()
             self._left(way)
 
     def _left(self, way: str) -> None:
@@ -153,44 +142,3 @@ class Circuits:
             self._open[way] = left
         else:
             del self._open[way]
-
-
-async def connect(address: str) -> StreamPair:
-    """A TCP connection to `host:port`; of a name with several addresses, whichever answers first.
-
-    Raises:
-        OSError: nobody answers there.
-    """
-    host, port = split_address(address)
-    ends = await asyncio.open_connection(host.strip("[]"), port, limit=CHUNK_BYTES, happy_eyeballs_delay=0.25)
-    sock = ends[1].get_extra_info("socket")
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        with suppress(OSError):  # the other end has gone meanwhile; whoever reads learns it
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STUCK_S * 1e3))
-    return ends
-
-
-async def splice(one: StreamPair, other: StreamPair) -> None:
-    """Pass bytes both ways until both directions have ended, or one side broke; both are closed then."""
-    is_whole = False
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_pour(one[0], other[1]))
-            group.create_task(_pour(other[0], one[1]))
-        is_whole = True
-    except* OSError:
-        pass  # one side is gone, so the other one is of no use
-    finally:
-        for _, writer in (one, other):
-            if is_whole:
-                writer.close()
-            else:
-                writer.transport.abort()  # nobody reads what it still holds
-
-
-async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(CHUNK_BYTES):
-        writer.write(data)
-        await writer.drain()
-    if writer.can_write_eof():
-        writer.write_eof()

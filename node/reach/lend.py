@@ -58,7 +58,9 @@ class RelayLender:
         config = self._config
 
         def mbit_per_s() -> float:
-            return config.relay_mbit if config.relay_mbit is not None else usual_mbit(uplink_mbit_per_s())
+            if config.relay_mbit is not None:
+                return config.relay_mbit
+            return usual_mbit(uplink_mbit_per_s(), config.max_mbit)
 
         settings = lent_settings(self._registry.peer_id, mbit_per_s(), host=config.host, port=config.relay_port)
         network = config.membership.network
@@ -90,6 +92,12 @@ class RelayLender:
         return None
 
 
-def usual_mbit(uplink_mbit_per_s: float | None) -> float:
-    """What is lent where no option says it: a quarter of the uplink."""
-    return UNMEASURED_MBIT if uplink_mbit_per_s is None else round(SHARE * uplink_mbit_per_s, 1)
+def usual_mbit(uplink_mbit_per_s: float | None, limit_mbit_per_s: float | None = None) -> float:
+    """What is lent where no option says it: a quarter of the uplink, or of what its owner lets sessions send.
+
+    Args:
+        uplink_mbit_per_s: as measured; None before that.
+        limit_mbit_per_s: the owner's limit; None without one.
+    """
+    usual = UNMEASURED_MBIT if uplink_mbit_per_s is None else round(SHARE * uplink_mbit_per_s, 1)
+    return usual if limit_mbit_per_s is None else min(usual, round(SHARE * limit_mbit_per_s, 2))

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from node.reach.circuits import connect
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.openings import MAX_LINE_BYTES, words
+from swarm.ways.streams import connect
 
 NEAR_FACTOR: Final = 1.5
 NEAR_MS: Final = 10.0
@@ -83,14 +83,14 @@ async def ask(address: str, peer: PeerId | None = None) -> RelayProbe | None:
     """Ask a relay how much it carries, and measure the way; None where it gives no sound answer in time."""
     try:
         async with asyncio.timeout(ASK_S):
-            reader, writer = await connect(address)
+            ends = await connect(address)
             try:
                 asked = time.perf_counter()
-                writer.write(b"LOAD\n")
-                line = await reader.readuntil(b"\n")
+                ends.writer.write(b"LOAD\n")
+                line = await ends.reader.readuntil(b"\n")
                 delay_ms = (time.perf_counter() - asked) * 1e3 / 2
             finally:
-                writer.close()
+                ends.close()
         if len(line) > MAX_LINE_BYTES:
             return None
         return RelayProbe(address, peer, delay_ms, parse_load(line))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.reach import relay_choice
-from node.reach.circuits import CONNECT_S, Circuits, StreamPair, connect
+from node.reach.circuits import CONNECT_S, Circuits
 from node.reach.relay_choice import RelayProbe
 from swarm.discovery.dialable import DialPolicy, is_public
 from swarm.discovery.identity import Identity
@@ -29,6 +29,7 @@ from swarm.runtime.counted_log import CountedLog
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, parse_ip
 from swarm.runtime.tasks import TaskScope, unending
+from swarm.ways.streams import Streams, connect
 
 WANTED: Final = 2
 """Relays at which a machine stands."""
@@ -276,14 +277,14 @@ class Standing:
         except (OSError, RemoteProtocolError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             raise RelayLost(str(error) if isinstance(error, RemoteProtocolError) else "ended the connection") from error
         finally:
-            ends[1].transport.abort()
+            ends.abort()
             if stand in self._stands:
                 self._stands.remove(stand)
                 self.changed.set()
 
-    async def _introduce(self, ends: StreamPair, probe: RelayProbe) -> str:
+    async def _introduce(self, ends: Streams, probe: RelayProbe) -> str:
         """Say HERE and prove it; this machine's address as the relay sees it."""
-        reader, writer = ends
+        reader, writer = ends.reader, ends.writer
         own = self._identity
         writer.write(f"HERE {own.peer_id}\n".encode())
         match await _line(reader):
@@ -301,9 +302,9 @@ class Standing:
             case said:
                 raise RemoteProtocolError("ok", _refusal(said))
 
-    async def _listen(self, ends: StreamPair, stand: _Stand) -> None:
+    async def _listen(self, ends: Streams, stand: _Stand) -> None:
         """Do what a relay asks for, until it is silent or ends."""
-        reader, writer = ends
+        reader, writer = ends.reader, ends.writer
         async with TaskScope() as punches:
             while True:
                 async with asyncio.timeout(DEAD_S):

@@ -129,7 +129,8 @@ class Successors:
         if address is None:
             raise Unreachable(hop.peer, str(hop.span), "lists an address that this node does not call")
         endpoint = replace(record.endpoint, address=address)
-        return Connection(self._dialer.channel(endpoint, stuck), endpoint, self._dialer.was_cold(endpoint))
+        channel, is_cold = self._dialer.channel(endpoint, stuck), self._dialer.was_cold(endpoint)
+        return Connection(channel, endpoint, is_cold, self._dialer.is_member)
 
     def _carried(self, hop: RouteHop, records: Iterable[bytes]) -> NodeRecord | None:
         """The hop's own record among those that the client brought; only its signature is checked."""

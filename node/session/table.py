@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 MAX_SWEEPS = 64
 MAX_NODES = 8_192
 MAX_SESSIONS = 1_024
+LEAVING, PAUSED, MOVING = "is leaving the swarm", "is paused by its owner", "moves to other layers"
+"""Why a node takes no session."""
 RETRY = f"try again in {IDLE_S:.0f} s"
 
 
@@ -38,11 +40,13 @@ class SessionTable:
     Attributes:
         kv_tokens: the KV budget of all sessions together.
         draining: whether new sessions are refused.
+        because: why they are then, as `is leaving the swarm`.
     """
 
     def __init__(self, context: NodeContext, identity: ModelIdentity, kv_tokens: int, scope: TaskScope) -> None:
         self.kv_tokens = kv_tokens
         self.draining = False
+        self.because = LEAVING
         self._context = context
         self._identity = identity
         self._scope = scope
@@ -149,7 +153,7 @@ class SessionTable:
         """Take no new session and ask every client to move its own; whether all had left in time."""
         self.draining = True
         for hop in self._open.values():
-            hop.warn("leaves the swarm")
+            hop.warn(self.because)
         try:
             async with asyncio.timeout(seconds):
                 while self._open:
@@ -166,7 +170,7 @@ class SessionTable:
     def _reserve(self, attach: Attach, owner: str) -> HopSession:
         asked = attach.open
         if self.draining:
-            raise HopClosed(self._context.peer, str(attach.route[attach.index].span), "is leaving the swarm")
+            raise HopClosed(self._context.peer, str(attach.route[attach.index].span), self.because)
         credits = Credits(asked.window_tokens, min(asked.sweeps, MAX_SWEEPS), min(asked.nodes, MAX_NODES))
         reservation = Reservation(owner, self._context.kv_tokens(credits))
         self._make_room(attach, reservation)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +37,7 @@ from swarm.commands.certificates import (
 from swarm.discovery.identity import Identity, is_peer_id
 from swarm.errors import ConfigError
 from swarm.runtime.cli_types import Count, Folder, Host, Peer, Port
+from swarm.runtime.files import replace_file
 from swarm.transport.network_key import NetworkKey
 
 MAX_NODES = 1_000
@@ -248,15 +248,11 @@ def _parsed(path: Path, read: Callable[[bytes], _Parsed]) -> _Parsed:
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
     """Write a file atomically; its owner is that of its folder."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    draft = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        draft.chmod(mode)
+
+    def write(draft: Path) -> None:
+        draft.write_bytes(data)
         if os.geteuid() == 0:
             folder = path.parent.stat()
             os.chown(draft, folder.st_uid, folder.st_gid)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+
+    replace_file(path, write, mode=mode)

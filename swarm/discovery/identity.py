@@ -9,9 +9,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm.errors import IdentityError
 from swarm.ids import PeerId
+from swarm.runtime.files import create_file
 
 _MAX_FILE_BYTES = 16_384
 _MAX_PUBLIC_KEY_BYTES = 1_024
@@ -82,17 +82,8 @@ class Identity:
             serialization.PrivateFormat.TraditionalOpenSSL,
             serialization.NoEncryption(),
         )
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # new, and nobody's link
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_wrap_key(der))
-                os.fchmod(file.fileno(), 0o400)
-            path.hardlink_to(temporary)  # atomic, and fails where the file exists
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink(missing_ok=True)
+        with suppress(FileExistsError):
+            create_file(path, _wrap_key(der), mode=0o400)
 
     @cached_property
     def public_key(self) -> bytes:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from swarm.discovery.identity import default_identity_path, is_peer_id
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.runtime.cli_types import LanMode
+from swarm.runtime.files import replace_file
 from swarm.runtime.plain_text import plain_line
 
 if TYPE_CHECKING:
@@ -59,10 +58,7 @@ class LanAnswers:
         text = json.dumps(dict(list(kept.items())[-MAX_ANSWERS:]), indent=1)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}.")
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            Path(name).replace(self._path)
+            replace_file(self._path, text.encode())
         except OSError as error:
             logger.info("the answer is not remembered: %s", error.strerror)
 

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from typing import Any, Final
 from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.identity import default_identity_path
 from swarm.errors import ConfigError
+from swarm.runtime.files import replace_file
 from swarm.runtime.strict_json import strict_json
 from swarm.telemetry.broker_address import parse_broker
 from swarm.transport.network_key import NetworkKey
@@ -231,14 +231,7 @@ class SwarmMemory:
     def _write(self, swarms: Iterable[RememberedSwarm]) -> None:
         assert self.path is not None, "it was read"
         text = json.dumps({"format": _FORMAT, "swarms": [asdict(one) for one in swarms]}, indent=1)
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")  # mode 0600
-        draft = Path(name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(f"{text}\n")
-            draft.replace(self.path)
-        finally:
-            draft.unlink(missing_ok=True)
+        replace_file(self.path, f"{text}\n".encode())
 
     def _complain(self, text: str) -> None:
         """Say it once: a node looks again and again."""

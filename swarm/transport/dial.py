@@ -162,11 +162,17 @@ def bind_port(
     return server.add_secure_port(address, members_only)
 
 
-def plain_reason(error: grpc.aio.AioRpcError) -> str:
-    """What a failed call says, in plain words where the connection could not be made secure."""
+def plain_reason(error: grpc.aio.AioRpcError, *, is_member: bool = False) -> str:
+    """What a failed call says, in plain words where the connection could not be made secure.
+
+    Args:
+        error: of the call.
+        is_member: whether the dialler showed that it is a member of a private swarm.
+    """
     details = error.details() or error.code().name.lower()
     if _CLOSED_AT_ONCE.search(details):
-        return "it hung up at once (Socket closed), as a private swarm does to whoever has not its network key"
+        whom = "has another network key or a wrong clock" if is_member else "has not its network key"
+        return f"it hung up at once (Socket closed), as a private swarm does to whoever {whom}"
     return next((plain for sign, plain in _REASONS.items() if sign in details), details)
 
 
@@ -200,11 +206,13 @@ class Connection:
         channel: connects when first used.
         endpoint: whom it leads to: signatures made for this machine name its certificate.
         is_cold: it has carried nothing large for a while.
+        is_member: whoever dials shows that it is a member of a private swarm.
     """
 
     channel: grpc.aio.Channel
     endpoint: Endpoint
     is_cold: bool = False
+    is_member: bool = False
 
 
 @dataclass(slots=True)
@@ -331,6 +339,11 @@ class Dialer:
     def _can_improve(self, channel: grpc.aio.Channel) -> bool:
         door = self._doors.get(channel)
         return door is not None and door.can_improve
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it shows that it is a member of a private swarm."""
+        return self._network is not None
 
     async def __aenter__(self) -> Dialer:
         """Nothing is dialled yet."""

@@ -185,7 +185,7 @@ async def open_link(
     call: Stream = connection.channel.stream_stream(wire.LINK)(metadata=metadata)
     async with TaskScope() as scope:
         scope.spawn(_write(call, link, uplink))
-        scope.spawn(_read(call, link, listener))
+        scope.spawn(_read(call, link, listener, connection))
         scope.spawn(_watch(link, listener))
         try:
             yield link
@@ -211,7 +211,9 @@ async def _write(call: Stream, link: Link, uplink: Uplink) -> None:
         return  # the reader sees the same end and knows why
 
 
-async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopError], None]) -> None:
+async def _read(
+    call: Stream, link: Link, listener: Callable[[Upstream | HopError], None], connection: Connection
+) -> None:
     error: HopError = HopClosed(link.hop.peer, str(link.hop.span), "ended the session")
     try:
         while isinstance(data := await call.read(), bytes):
@@ -222,7 +224,8 @@ async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopErro
                 link.warm_up()
             listener(message)
     except grpc.aio.AioRpcError as failure:
-        error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({plain_reason(failure)})")
+        reason = plain_reason(failure, is_member=connection.is_member)
+        error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({reason})")
     except RemoteProtocolError as failure:
         error = HopMisbehaved(link.hop.peer, str(link.hop.span), f"sent what nobody can read: {failure}")
     listener(error)

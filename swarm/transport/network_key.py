@@ -18,7 +18,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import tempfile
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,6 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
+from swarm.runtime.files import create_file
 
 KEY_BYTES: Final = 32
 PROOF_BYTES: Final = 32
@@ -116,17 +116,10 @@ class NetworkKey:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-            temporary = Path(name)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(self.file_line)
-                path.hardlink_to(temporary)  # atomic, and fails where the file exists
-            except FileExistsError:
-                if self.load(path) != self:
-                    raise ConfigError(f"network key {path} is there and is another one; choose another file") from None
-            finally:
-                temporary.unlink(missing_ok=True)
+            create_file(path, self.file_line)
+        except FileExistsError:
+            if self.load(path) != self:
+                raise ConfigError(f"network key {path} is there and is another one; choose another file") from None
         except OSError as error:
             raise ConfigError(f"network key {path}: {error.strerror}") from error
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Address
 from typing import Final
 
-import psutil
-
 from swarm.discovery.dialable import IpAddress, is_public
+from swarm.discovery.interfaces import listed_addresses
 
 MAX_LAN: Final = 3
 """Addresses in own networks that are told."""
@@ -40,20 +37,12 @@ class OwnAddresses:
 
 def own_addresses() -> OwnAddresses:
     """Those of the interfaces that are up; virtual networks of this machine may be among them."""
-    stats = psutil.net_if_stats()
     lan: list[IPv4Interface] = []
     global_v6: list[IPv6Address] = []
-    for name, addresses in psutil.net_if_addrs().items():
-        if name not in stats or not stats[name].isup:
-            continue
-        for one in addresses:
-            match one.family:
-                case socket.AF_INET if one.netmask:
-                    interface = IPv4Interface(f"{one.address}/{one.netmask}")
-                    if interface.is_private and not (interface.is_loopback or interface.is_link_local):
-                        lan.append(interface)
-                case socket.AF_INET6:
-                    ip = ipaddress.IPv6Address(one.address.partition("%")[0])
-                    if is_public(ip):
-                        global_v6.append(ip)
+    for ip, mask in listed_addresses():
+        if isinstance(ip, IPv6Address):
+            if is_public(ip):
+                global_v6.append(ip)
+        elif mask and ip.is_private:
+            lan.append(IPv4Interface(f"{ip}/{mask}"))
     return OwnAddresses(tuple(lan), tuple(global_v6))

@@ -17,6 +17,8 @@ CHUNK_BYTES: Final = 1 << 16
 """Read at a time; a stream holds twice as much at most before its source waits."""
 LINGER_S: Final = 10.0
 """How long one direction may go on after the other has ended."""
+STUCK_S: Final = 30.0
+"""Bytes that nobody acknowledges for so long end their connection."""
 FAMILY_DELAY_S: Final = 0.25
 """After so long a name's next address is tried beside the first: half of a name's addresses may be dead."""
 
@@ -89,11 +91,13 @@ async def connect(address: str) -> Streams:
 
 
 def tuned(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Streams:
-    """The streams of a new connection, on which small messages leave at once."""
+    """The streams of a new connection, on which small messages leave at once and a dead end is noticed."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):  # some systems refuse it where the other end has gone meanwhile
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STUCK_S * 1e3))
     return Streams(reader, writer)
 
 

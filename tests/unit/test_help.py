@@ -110,6 +110,7 @@ def check(shown: Screen, line: str) -> None:
     assert not TYPES.search(shown.text), line
     assert len(shown.text.split("\n\n")[0]) <= 100, f"{line}: its usage is not one line"
     assert "options" in shown.boxes, line
+    assert "--no-no-" not in shown.text, f"{line}: an option that says no twice"
     for title in shown.boxes.keys() - {"subcommands"}:
         entries = shown.entries(title)
         assert 0 < len(entries) <= MANY, f"{line}: {title}"

@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +20,7 @@ import numpy as np
 from client.drafting.search.calibration import Calibration, Fit
 from client.drafting.search.temperatures import TEMPERATURES
 from client.target import Target
+from swarm.runtime.files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -83,15 +83,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
     text = json.dumps({"version": VERSION, "temperatures": TEMPERATURES, "fits": fits})
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=_PREFIX, suffix=".tmp", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                file.write(text)
-                file.flush()
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+        replace_file(path, text.encode())
         _remove_oldest(path)
     except OSError as error:
         logger.warning("calibration %s is not kept (%s)", path, error.strerror or error)
@@ -114,7 +106,7 @@ def _parse(data: bytes) -> tuple[Fit, ...]:
 
 def _remove_oldest(path: Path) -> None:
     """Keep a file and the newest beside it, `MAX_FILES` in all; those that a killed program left half-written count."""
-    others = sorted((file for file in path.parent.glob(f"{_PREFIX}*") if file != path), key=_written, reverse=True)
+    others = sorted((file for file in path.parent.glob(f"*{_PREFIX}*") if file != path), key=_written, reverse=True)
     for file in others[MAX_FILES - 1 :]:
         file.unlink(missing_ok=True)
 

@@ -113,7 +113,9 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
         port = port or free_port(host.version)
         announce = (f"{_host_part(config.announce_host)}/tcp/{config.announce_port or port}",)
     listened = [f"/ip{host.version}/{host}/tcp/{port}"]
-    if host == _EVERYWHERE and not config.client_mode and is_reached_by_ipv6(interface_addresses()):
+    by_ipv6 = any(address.startswith("/ip6/") for address in config.join)
+    is_reached = is_reached_by_ipv6(interface_addresses(), joins_by_ipv6=by_ipv6)
+    if host == _EVERYWHERE and not config.client_mode and is_reached:
         listened.append(f"/ip6/::/tcp/{port}")  # libp2p listens to one family at a time
     return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, config.allow_private)
 

@@ -7,9 +7,7 @@ followed. Only a folder that is new, empty or a snapshot's is written to.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +18,7 @@ from jinja2 import Environment
 
 from swarm.errors import ConfigError
 from swarm.health.web.badge import badge
+from swarm.runtime.files import replace_file
 
 PAGE: Final = Path(__file__).parent / "page"
 WINDOWS: Final = ("1h", "24h", "30d")
@@ -162,15 +161,7 @@ def write(directory: Path, snapshot: PageSnapshot) -> None:
 def _put(path: Path, data: bytes) -> None:
     if path.is_file() and not path.is_symlink() and path.read_bytes() == data:
         return
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
+    replace_file(path, data, mode=0o644)
 
 
 def _between(text: str, name: str, instead: str) -> str:

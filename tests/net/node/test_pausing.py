@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +18,7 @@ from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.discovery.node_record import NodeState
+from swarm.errors import HopClosed
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import SPANS, prompt, until
 
@@ -82,6 +85,9 @@ async def test_sessions_move_away_and_the_node_comes_back_by_itself() -> None:
             assert (facts.stage, facts.paused_for, facts.sessions) == (Stage.PAUSED, REASON, 0)
             assert facts.given.sweeps > 0
             assert [one.text for one in node.running.resources.outbox._events][-1] == f"paused: {REASON}"
+            asked = SimpleNamespace(open=None, index=0, route=[SimpleNamespace(span=SPANS[0])])
+            with pytest.raises(HopClosed, match="is paused by its owner"):
+                node.running.host.sessions._reserve(cast("Any", asked), "somebody")
             await swarm.generate(prompt(1), max_new_tokens=2)
             assert node.facts().given.sweeps == facts.given.sweeps, "it takes nothing meanwhile"
         plug.is_pulled = False

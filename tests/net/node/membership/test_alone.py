@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import node.lifecycle.arrival
 import node.membership.joining
 from node.config import ServeConfig
 from node.serve import Node
@@ -20,7 +21,8 @@ from swarm.routing.latency import measure_delays
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 
 JOIN = ("/ip4/192.0.2.1/tcp/31337/p2p/QmbLHAnMoJPWSCR5Zhtx6BHJX9KiKNN6tpvbUcqanj75Nb",)
-HERE = ServeConfig(join=JOIN, host="127.0.0.1", threads=1, drain=0.0, lan="no")
+HERE = ServeConfig(join=JOIN, host="127.0.0.1", threads=1, drain=0.0, lan="no", relay="off")
+"""Nobody is there who could dial back or lend a relay, so neither is waited for."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +30,7 @@ def at_the_models_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The swarm calls its model `demo-target`, and it is found here."""
     monkeypatch.chdir(TARGET.parent)
     monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
+    monkeypatch.setattr(node.lifecycle.arrival, "ASK_AGAIN_S", 0.0)
 
 
 async def test_it_takes_the_swarms_model_its_type_and_the_layers_that_are_missing() -> None:

@@ -64,7 +64,7 @@ async def home(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Home]:
     monkeypatch.setattr(LocalServer, "connect", note)
     async with lent_relay() as relay, answering(identity) as direct, TaskScope() as scope:
         circuits = Circuits(LocalServer("127.0.0.1", int(direct.address.rpartition(":")[2])), scope)
-        punches = PunchAnswerer(lambda way, ends, who: circuits.adopt(way, (ends.reader, ends.writer), who))
+        punches = PunchAnswerer(circuits.adopt)
 
         async def punch(request: PunchRequest) -> None:
             await punches.answer(request.relay, request.token, request.addresses)

@@ -56,15 +56,19 @@ async def test_a_member_is_served() -> None:
     assert calls == [NONCE, NONCE]
 
 
-@pytest.mark.parametrize("network", [None, OTHER_KEY], ids=["stranger", "member of another swarm"])
-async def test_others_get_no_call_and_one_line(network: NetworkKey | None) -> None:
+@pytest.mark.parametrize(
+    ("network", "whom"),
+    [(None, "has not its network key"), (OTHER_KEY, "has another network key or a wrong clock")],
+    ids=["stranger", "member of another swarm"],
+)
+async def test_others_get_no_call_and_one_line(network: NetworkKey | None, whom: str) -> None:
     calls: list[bytes] = []
     async with private_machine(calls) as there:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await call_hello(there, NONCE, network=network)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert plain_reason(error.value) == (
-            "it hung up at once (Socket closed), as a private swarm does to whoever has not its network key"
+        assert plain_reason(error.value, is_member=network is not None) == (
+            f"it hung up at once (Socket closed), as a private swarm does to whoever {whom}"
         )
     assert calls == []
 
@@ -83,8 +87,9 @@ async def test_a_certificate_that_has_run_out_gets_no_call(monkeypatch: pytest.M
     old = _member(KEY.secret, day=20_000)  # of 2024
     monkeypatch.setattr(NetworkKey, "member", lambda *_: old)
     async with private_machine(calls) as there:
-        with pytest.raises(grpc.aio.AioRpcError):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
             await call_hello(there, NONCE, network=KEY)
+        assert plain_reason(error.value, is_member=True).endswith("another network key or a wrong clock")
     assert calls == []
 
 

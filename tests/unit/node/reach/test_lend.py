@@ -85,3 +85,22 @@ async def test_an_option_says_how_much_and_zero_is_nothing(monkeypatch: pytest.M
     for options in ({"relay_mbit": -1.0}, {"relay_port": 70_000}):
         with pytest.raises(ConfigError, match="--relay-"):
             ServeConfig("0-4", **options).check()
+
+
+@pytest.mark.parametrize(
+    ("options", "measured", "lent_mbit"),
+    [({}, 100.0, 5.0), ({}, None, 5.0), ({}, 8.0, 2.0), ({"relay_mbit": 50.0}, 100.0, 50.0)],
+    ids=["less than the line", "not measured", "more than the line", "an option of its own"],
+)
+async def test_who_bounds_what_sessions_send_bounds_its_relay_too(
+    options: dict[str, float], measured: float | None, lent_mbit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent = Lent()
+    monkeypatch.setattr(lend, "lend", lent.lend)
+    config = ServeConfig("0-4", max_mbit=20.0, **options)  # type: ignore[arg-type]
+    lender = lend.RelayLender(MemoryRegistry(MemoryNetwork()), config, Whereabouts(DIRECT), mapped)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(lender.run(lambda: measured))
+        await lent.said.get()
+        assert lent.rate() == lent_mbit
+        running.cancel()

@@ -8,6 +8,7 @@ import pytest
 
 import swarm.discovery.dht.addresses
 from swarm.discovery.dht.addresses import DhtConfig, host_and_port, listen_addresses
+from swarm.discovery.identity import Identity
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,21 @@ def test_it_listens_to_ipv6_too_where_that_leads_here(
         swarm.discovery.dht.addresses, "interface_addresses", lambda: tuple(ip_address(one) for one in own)
     )
     assert list(listen_addresses(DhtConfig(host=host, port=7)).host) == listened
+
+
+@pytest.mark.parametrize(
+    ("own", "join", "listened"),
+    [
+        (["192.168.1.7", "fd00::2"], "/ip6/fd00::1", ["/ip4/0.0.0.0/tcp/7", "/ip6/::/tcp/7"]),
+        (["192.168.1.7", "fd00::2"], "/ip4/192.168.1.1", ["/ip4/0.0.0.0/tcp/7"]),
+        (["192.168.1.7"], "/ip6/fd00::1", ["/ip4/0.0.0.0/tcp/7"]),
+    ],
+)
+def test_who_knows_a_peer_by_ipv6_listens_to_it_too(
+    own: list[str], join: str, listened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        swarm.discovery.dht.addresses, "interface_addresses", lambda: tuple(ip_address(one) for one in own)
+    )
+    peer = f"{join}/tcp/1/p2p/{Identity.ephemeral().peer_id}"
+    assert list(listen_addresses(DhtConfig(join=(peer,), port=7)).host) == listened
