@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.recovery.frame_flood import Broken, FloodCounts, FloodTarget, fuzz
 from benchmarks.recovery.garbage import ServedModel
-from benchmarks.redteam.parsers import fuzz_parsers
+from benchmarks.redteam.fuzzing.parsers import fuzz_parsers
 from benchmarks.sheet import Sheet
 from client import AsyncSwarm
 from swarm import wire

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.redteam.mutations import mutate_wire
+from benchmarks.redteam.fuzzing.mutations import mutate_wire
 from swarm import wire
 from swarm.errors import ConfigError, ContextFull, LocalProtocolError, RemoteProtocolError
 from swarm.ids import PeerId, TreeNodeId

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from benchmarks.redteam.mutations import mutate_bytes, mutate_packed, mutate_wire
+from benchmarks.redteam.fuzzing.mutations import mutate_bytes, mutate_packed, mutate_wire
 from swarm import wire
 from swarm.discovery import node_record
 from swarm.discovery.address_proof import check_hello, hello_response

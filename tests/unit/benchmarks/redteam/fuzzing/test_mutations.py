@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.redteam.mutations import build_wire, mutate_packed, mutate_wire, parse_wire
-from benchmarks.redteam.parsers import Subject, all_subjects, fuzz_parsers
+from benchmarks.redteam.fuzzing.mutations import build_wire, mutate_packed, mutate_wire, parse_wire
+from benchmarks.redteam.fuzzing.parsers import Subject, all_subjects, fuzz_parsers
 
 MUTANTS = 2_500
 

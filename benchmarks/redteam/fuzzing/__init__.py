@@ -1,0 +1,1 @@
+"""Mutants of everything that strangers send, for every parser that reads it."""
