@@ -5,7 +5,7 @@ load, or a lost packet. So what hops say of a sweep that takes `SLOW_TIMES` its 
 noted, and a hop is *slow*
 
 - at once where it is the tail that says twice, `AGAIN_S` apart, that it answered a sweep whose reply is not there: its
-  word came over the same connection, behind that reply;
+  word came over the same connection, behind that reply, unless the reply waits for the machine's own limit of its rate;
 - after `IDLE_SWEEPS` sweeps at which it was found to do nothing with a sweep that it has;
 - after `WORKING_SWEEPS` sweeps at which it was found to work, each `SLOW_S` longer than predicted. First sweeps of a
   route and long prompts do not count: they compile, and predictions of them are rough.

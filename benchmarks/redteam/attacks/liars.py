@@ -79,7 +79,7 @@ async def nan_rows(fight: Fight) -> None:
     await lying_hop(fight, MIDDLE, _lying_rows(_not_numbers))
 
 
-@attack("dropped-sweeps", Kind.HOPS, lasts_s=LONG_S)
+@attack("dropped-sweeps", Kind.HOPS, lasts_s=LONG_S, slows=MET_ONCE)
 async def dropped_sweeps(fight: Fight) -> None:
     """A middle hop receipts every sweep and passes every third one on."""
     count = 0
@@ -165,7 +165,7 @@ async def forked_sweeps(fight: Fight) -> None:
     await lying_hop(fight, MIDDLE, Lie(sweeps=lie))
 
 
-@attack("forged-headers", Kind.HOPS)
+@attack("forged-headers", Kind.HOPS, slows=MET_ONCE)
 async def forged_headers(fight: Fight) -> None:
     """A middle hop changes what a sweep commits, which the hops behind it must refuse or the client repair."""
 
@@ -216,7 +216,7 @@ async def mute_tail(fight: Fight) -> None:
     await lying_hop(fight, TAIL, Lie(replies=lambda reply: ()))
 
 
-@attack("double-replies", Kind.TAILS)
+@attack("double-replies", Kind.TAILS, slows=MET_ONCE)
 async def double_replies(fight: Fight) -> None:
     """A tail that answers every sweep twice, the second time with other picks."""
 
