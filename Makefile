@@ -22,6 +22,7 @@ LINT = $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/typos && $(BIN)
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 check test: export OMP_NUM_THREADS = 1
+check test: export PYTHONDONTWRITEBYTECODE =
 check: $(STAMP) ## lint, spelling, types and the unit tests, among them the import levels: under a minute
 	$(LINT)
 	$(PYTEST) tests/unit

@@ -19,7 +19,7 @@ from swarm.runtime.console import make_console
 PROGRAMS: Final = {
     "control": ("cells", "changes", "cold", "first_texts", "pipe", "replay", "uneven", "wide_rows"),
     "drafting": ("boost", "calibration", "codec", "drafters", "near_ties"),
-    "emulation": ("homes", "network", "paths"),
+    "emulation": ("homes", "network", "pairs", "paths"),
     "operations": ("health_load", "page_load", "page_server", "relay_cost", "telemetry"),
     "recovery": ("fault_tolerance", "faults", "fuzz", "hedging", "schedules", "soak"),
     "redteam": ("redteam",),
@@ -31,7 +31,7 @@ PROGRAMS: Final = {
     ),
 }
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""
-MODULES: Final = {"homes": "homes_faults", "network": "network_check", "routing": "routes"}
+MODULES: Final = {"homes": "homes_faults", "network": "network_check", "pairs": "homes_pairs", "routing": "routes"}
 """Names that differ from their module's."""
 PARTS: Final = {"codec": ("codec_cost", "codec_effect")}
 """Tables of the benchmarks that make more than one. All others make one, which is called like them."""

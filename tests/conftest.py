@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import uuid
@@ -17,6 +18,8 @@ MARK = "CANOPY_TEST_RUN"
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 os.environ[MARK] = uuid.uuid4().hex
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start some 200 programs: each would compile all modules
+sys.dont_write_bytecode = False
 HOME = tempfile.TemporaryDirectory(prefix="canopy-home-")
 """Where programs keep identities, swarms, histories and what they give, in place of the user's folders."""
 os.environ.update(
@@ -34,15 +37,24 @@ import psutil  # noqa: E402  (after the environment: torch reads its thread coun
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from tests.leftovers import has_ended  # noqa: E402
+from tests.leftovers import descendants, has_ended  # noqa: E402
 
 CI = os.environ.get("CI", "false") not in {"", "0", "false"}
 FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}
 """The folders in the order in which they run, with the timeout of one test in seconds."""
+LONGEST = (
+    *("e2e/test_faults.py", "e2e/test_health.py", "e2e/test_swarm.py", "e2e/test_guides.py", "e2e/test_wheel.py"),
+    *("e2e/test_misuse.py", "e2e/test_examples.py", "e2e/swarm/joining/test_lan.py", "e2e/test_private_swarm.py"),
+)
+"""Files of 20 s and more. Workers begin with them, or one of them would go on alone at the end."""
+APART = "e2e/homes/"
+"""Files that measure delays: workers begin them after the programs of the other end-to-end tests."""
 PROCESS_FOLDERS = {"net", "model", "e2e"}
 LIBRARY_THREADS = ("_poll_wrapper", "channel_spin", "TMonitor", "pytest_timeout", "asyncio_")
 """Parts of the names of threads that grpc, tqdm, pytest and an event loop start once and keep for their whole life."""
 LIBRARY_PROCESSES = ("multiprocessing.resource_tracker",)
+NOT_OURS: set[psutil.Process] = set()
+"""Processes whose environment was read once: to read all of them twice per test took 15 s of the suite."""
 
 settings.register_profile("canopy", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
@@ -54,14 +66,27 @@ def folder_of(path: Path) -> str:
     return path.relative_to(Path(__file__).parent).parts[0]
 
 
-def pytest_configure() -> None:
+def place_of(path: Path, *, is_worker: bool) -> tuple[int, int]:
+    """Where a file's tests run among the others: cheap ones first, or what takes longest where workers share them."""
+    order = list(FOLDERS).index(folder_of(path))
+    if not is_worker:
+        return order, 0
+    name = path.relative_to(Path(__file__).parent).as_posix()
+    if name.startswith(APART):
+        return -order, len(LONGEST) + 1
+    return -order, LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("loadscopereorder", None):  # pytest-xdist would begin with the files that have most tests
+        config.option.loadscopereorder = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, which would pass that on
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {folder: place for place, folder in enumerate(FOLDERS)}
-    items.sort(key=lambda item: order[folder_of(item.path)])
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_worker = hasattr(config, "workerinput")
+    items.sort(key=lambda item: place_of(item.path, is_worker=is_worker))
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(FOLDERS[folder_of(item.path)]))
@@ -114,7 +139,12 @@ def _threads() -> set[threading.Thread]:
 
 
 def _is_ours(process: psutil.Process) -> bool:
+    if process in NOT_OURS:
+        return False
     try:
+        if MARK not in process.environ():
+            NOT_OURS.add(process)
+            return False
         return bool(process.environ().get(MARK) == os.environ[MARK]) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
@@ -123,7 +153,7 @@ def _is_ours(process: psutil.Process) -> bool:
 def _processes(everywhere: bool) -> set[psutil.Process]:
     """Our descendants; `everywhere` adds those who lost their parent on the way."""
     this = psutil.Process()
-    found = set(this.children(recursive=True))
+    found = descendants()
     if everywhere:
         found |= {process for process in psutil.process_iter() if process != this and _is_ours(process)}
     return {process for process in found if not _is_library(process)}

@@ -1,9 +1,15 @@
-"""Threads that a test may have left behind."""
+"""Threads and processes that a test may have left behind."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 
 def has_ended(thread: threading.Thread, seconds: float) -> bool:
@@ -18,3 +24,25 @@ def has_ended(thread: threading.Thread, seconds: float) -> bool:
             time.sleep(0.001)
         else:
             return not thread.is_alive()
+
+
+def descendants() -> set[psutil.Process]:
+    """This process's children, and theirs. The kernel's own lists are read, since psutil reads all processes."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        return set(psutil.Process().children(recursive=True))
+    found: set[psutil.Process] = set()
+    for pid in _below(os.getpid()):
+        with suppress(psutil.Error):  # gone meanwhile
+            found.add(psutil.Process(pid))
+    return found
+
+
+def _below(pid: int) -> Iterator[int]:
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in listed.read_text(encoding="ascii").split()]
+        except OSError:
+            continue  # gone meanwhile
+        for child in children:
+            yield child
+            yield from _below(child)

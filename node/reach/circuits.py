@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final
 
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, stand_in
@@ -57,7 +57,8 @@ class LocalServer:
         Raises:
             OSError: it does not listen now.
         """
-        here, source_too = self.address, {} if ":" in self.address else {"local_addr": (source, 0)}
+        here = self.address
+        source_too: dict[str, Any] = {} if ":" in here else {"local_addr": (source, 0)}
         try:
             return tuned(*await asyncio.open_connection(here, self.port, limit=CHUNK_BYTES, **source_too))
         except ConnectionRefusedError:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import threading
 
-from tests.leftovers import has_ended
+import psutil
+
+from tests.leftovers import descendants, has_ended
 
 
 def test_a_thread_that_is_only_just_being_started_is_waited_for() -> None:
@@ -25,3 +30,16 @@ def test_a_thread_that_goes_on_or_never_starts_is_left_behind() -> None:
     assert not has_ended(threading.Thread(target=over.wait), 0.01)
     over.set()
     assert has_ended(running, 5.0)
+
+
+def test_children_of_children_are_found_and_only_while_they_live() -> None:
+    shell = subprocess.Popen(["bash", "-c", "sleep 60 & wait"], start_new_session=True)
+    try:
+        while len(found := descendants()) < 2:
+            assert shell.poll() is None
+        assert found == set(psutil.Process().children(recursive=True))
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+    psutil.wait_procs(found, timeout=5)
+    assert not found & descendants()

@@ -68,6 +68,8 @@ CELLS: Final = [
     ("symmetric", "cone two", HomesPath.RELAYED),
     ("symmetric", "carrier", HomesPath.RELAYED),
     ("mapping", "cone two", HomesPath.CALLED_BACK),
+    ("cone two", "cone", HomesPath.PUNCHED),
+    ("carrier", "cone two", HomesPath.RELAYED),
 ]
 """Who dials, whom, and the path that must come about. The client, which is public, dials the first of them itself."""
 

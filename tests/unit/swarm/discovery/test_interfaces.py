@@ -12,7 +12,7 @@ import pytest
 from swarm.discovery.interfaces import interface_addresses, listed_addresses
 from swarm.ways.own_addresses import OwnAddresses, own_addresses
 
-LISTED = {
+LISTED: dict[str, list[tuple[str, str | None]]] = {
     "lo": [("127.0.0.1", "255.0.0.0"), ("::1", None)],
     "wlan0": [("192.168.1.7", "255.255.255.0"), ("fe80::1%wlan0", None), ("2001:db8::7", None)],
     "eth0": [("93.184.216.7", "255.255.255.0"), ("00:11:22:33:44:55", None), ("10.0.0.7", "255.0.0.0")],
