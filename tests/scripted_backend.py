@@ -77,6 +77,9 @@ class ScriptedBackend:
             raise self.tokens
         return self.tokens
 
+    def token_bytes(self, token: int) -> bytes:
+        return f"t{token}".encode()
+
     async def run(self, job: Job, caller: Caller) -> AsyncGenerator[Event, None]:
         self.jobs.append(job)
         self.callers.append(caller)

@@ -29,6 +29,7 @@ Routes = Callable[[ApiContext], APIRouter]
 DIALECTS: Final[Sequence[Routes]] = (health.routes,)
 """Every module's routes. The page comes last, since it answers at `/`."""
 
+_ARMS: Final = frozenset({"str", "int", "float", "bool", "dict", "none"})
 _CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -99,4 +100,4 @@ def from_validation(problems: Sequence[Any]) -> ApiError:
 
 def _is_union_arm(part: object) -> bool:
     """Whether pydantic names one of a field's alternatives here, and no field."""
-    return isinstance(part, str) and not part.isidentifier()
+    return isinstance(part, str) and (part in _ARMS or part[:1].isupper() or not part.replace("-", "_").isidentifier())

@@ -71,7 +71,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = plain_line(message)[:MAX_MESSAGE]
+        self.message = plain_line(message[:MAX_MESSAGE])
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s

@@ -13,13 +13,13 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from client.api.context import Answer, ApiSettings
+from client.api.context import ApiSettings
 from client.api.errors import ApiError, as_api_error
 from swarm.errors import SwarmError
 from swarm.runtime.tasks import TaskScope
@@ -33,6 +33,13 @@ NDJSON: Final = "application/x-ndjson"
 Frames = AsyncGenerator[bytes, None]
 """A dialect's frames, encoded by `sse` or `json_line`."""
 ErrorFrame = Callable[[ApiError], bytes]
+
+
+class Closable(Protocol):
+    """What a stream ends with: an `Answer`, or several."""
+
+    async def close(self) -> None:
+        """End the run."""
 
 
 def compact(value: object) -> str:
@@ -50,12 +57,12 @@ def json_line(data: Any) -> bytes:  # noqa: ANN401 - JSON values
     return compact(data).encode() + b"\n"
 
 
-def sse_response(answer: Answer, frames: Frames, error_frame: ErrorFrame, settings: ApiSettings) -> StreamingResponse:
+def sse_response(answer: Closable, frames: Frames, error_frame: ErrorFrame, settings: ApiSettings) -> StreamingResponse:
     """A stream of events.
 
     Args:
         answer: the run; it is closed when the stream ends, however it ends.
-        frames: what the dialect makes of `answer.events`.
+        frames: what the dialect makes of the answer's events; read and closed in one task.
         error_frame: the event for an error in mid-stream.
         settings: keep-alive and bounds.
     """
@@ -63,7 +70,7 @@ def sse_response(answer: Answer, frames: Frames, error_frame: ErrorFrame, settin
 
 
 def json_lines_response(
-    answer: Answer, frames: Frames, error_frame: ErrorFrame, settings: ApiSettings
+    answer: Closable, frames: Frames, error_frame: ErrorFrame, settings: ApiSettings
 ) -> StreamingResponse:
     """A stream of lines of JSON, without keep-alive; arguments as of `sse_response`."""
     return _AnswerStream(answer, frames, error_frame, settings, NDJSON)
@@ -73,7 +80,7 @@ class _AnswerStream(StreamingResponse):
     """Runs the frames in a task of its own, and the client's side beside it."""
 
     def __init__(
-        self, answer: Answer, frames: Frames, error_frame: ErrorFrame, settings: ApiSettings, media_type: str
+        self, answer: Closable, frames: Frames, error_frame: ErrorFrame, settings: ApiSettings, media_type: str
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(frames, media_type=media_type, headers=headers)
