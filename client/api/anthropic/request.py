@@ -9,6 +9,7 @@ from pydantic import Field
 from client.api.anthropic.blocks import InputBlock, block_text, read_messages
 from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
+from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
 from client.api.openai.fields import ApiModel
 from client.api.sampling_fields import asked_options, schema_grammar
 from client.dialogue.messages import Message, Tool, ToolChoice
@@ -26,7 +27,7 @@ class InputMessage(ApiModel):
 class ToolSpec(ApiModel):
     """A tool of the client; those that Anthropic's servers run are refused."""
 
-    name: str
+    name: ToolName
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -67,9 +68,9 @@ class MessagesInput(ApiModel):
     """What makes the prompt: of a message, and of counting its tokens; unknown fields are ignored."""
 
     model: str
-    messages: list[InputMessage] = Field(min_length=1)
+    messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[InputBlock] | None = None
-    tools: list[ToolSpec] | None = None
+    tools: list[ToolSpec] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoiceSpec | None = None
     thinking: ThinkingSpec | None = None
     output_config: OutputConfig | None = None

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob, Job, ModelCard, TextJob
 from client.api.errors import invalid, unsupported
+from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
 from client.api.openai.fields import ApiModel
 from client.api.sampling_fields import asked_options, schema_grammar, stop_strings
 from client.dialogue.messages import Message, Tool, ToolCall
@@ -84,7 +85,7 @@ class ChatTurn(ApiModel):
 class ToolFunction(ApiModel):
     """A function that may be called."""
 
-    name: str
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -99,8 +100,8 @@ class ChatTool(ApiModel):
 class ChatRunRequest(RunRequest):
     """Of `/api/chat`; no messages ask whether the model is there."""
 
-    messages: list[ChatTurn] = Field(default_factory=list)
-    tools: list[ChatTool] | None = None
+    messages: list[ChatTurn] = Field(default_factory=list, max_length=MAX_MESSAGES)
+    tools: list[ChatTool] | None = Field(default=None, max_length=MAX_TOOLS)
 
 
 class GenerateRequest(RunRequest):

@@ -129,7 +129,7 @@ class _ItemReader:
         call_id = _wanted(item.call_id, f"{param}.call_id")
         if call_id not in self._names:
             raise invalid(f"No tool call found for function call output with call_id {call_id[:100]}.", param)
-        text = part_text(_wanted(item.output, f"{param}.output"), f"{param}.output")
+        text = part_text(item.output, f"{param}.output")
         self._end_turn()
         self._messages.append(Message("tool", text, tool_call_id=call_id, name=self._names[call_id]))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
+from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
 from client.api.openai.fields import ApiModel
 from client.api.responses.items import InputItem, read_items
 from client.api.sampling_fields import asked_options, schema_grammar, stop_strings, wrapped_seed
@@ -27,7 +28,7 @@ class FunctionSpec(ApiModel):
     """A tool; only functions are served."""
 
     type: str = Field(examples=["function"])
-    name: str | None = None
+    name: ToolName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -61,10 +62,10 @@ class ResponsesInput(ApiModel):
     """What makes the prompt: of a response, and of counting its tokens."""
 
     model: str | None = None
-    input: str | list[InputItem] = ""
+    input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[FunctionSpec] | None = None
+    tools: list[FunctionSpec] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None

@@ -1,7 +1,7 @@
 """Responses that a later request may name, bounded in number, bytes and age.
 
-A response belongs to the key that asked for it. Nobody else reads it, continues it or deletes it. Where there is no room,
-the oldest response of whoever holds most goes.
+A response belongs to the key that asked for it. Nobody else reads it, continues it or deletes it. Where there is no
+room, the oldest response of whoever holds most goes.
 """
 
 from __future__ import annotations

@@ -139,7 +139,13 @@ class ResponseWriter:
 
     def response(self, status: str, **fields: Any) -> JsonObject:  # noqa: ANN401 - JSON values
         """The response object at some time."""
-        empty = {"error": None, "incomplete_details": None, "output": [], "usage": None, "completed_at": None}
+        empty: JsonObject = {
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+            "completed_at": None,
+        }
         return {**self._head, "status": status, **empty, **fields}
 
     def _event(self, kind: str, **fields: Any) -> JsonObject:  # noqa: ANN401 - JSON values
