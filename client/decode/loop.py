@@ -96,13 +96,15 @@ class Generation:
     async def run(self) -> AsyncIterator[str]:
         """Generate; yields text as it becomes certain, "" while a character or a stop string is incomplete.
 
+        It also ends, with the text unfinished, at the state's `max_new_tokens`: another session may go on with it.
+
         Raises:
             SwarmError: what broke the chain; `state.text` holds the tokens so far.
         """
         if self.state.text.stopped:
             return
         await self._prefill()
-        while not self.state.text.stopped:
+        while not self.state.text.stopped and self.state.tokens_left > 0:
             await self._draft()
             answer = await self._chain.answer()  # verify: the target's pick after every node of a sweep
             yield self._accept(answer)

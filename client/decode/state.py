@@ -27,7 +27,7 @@ class GenerationState:
         sampling: how the tail picks.
         policy: chooses how many nodes a sweep carries.
         chunk: nodes of a sweep that carries a part of the prompt, at most.
-        max_new_tokens: tokens after which it ends in any case.
+        max_new_tokens: tokens after which a session ends; less than the text's own limit where its window is smaller.
         text: decides where the output ends; holds the tokens so far.
         drafter: grows trees; replaced while one is lent, or for good where it runs out of memory.
         drafting: the thread that drafts.

@@ -137,6 +137,8 @@ class Session:
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
         ended = state.text
+        if not ended.stopped:
+            last = ""  # it was handed out; the text goes on in another session
         yield Piece(last, Result(ended.text, tuple(ended.tokens), ended.finish_reason or "length", stats))
 
     def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
