@@ -16,11 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from client.api import health
+from client.api.anthropic import routes as anthropic
 from client.api.backend import Backend
 from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
 from client.api.guard import ApiGuard, refusal
+from client.api.ollama import routes as ollama
 from client.api.openai import chat_completions, completions, models
+from client.api.responses import routes as responses
 from swarm.errors import SwarmError
 from swarm.runtime.version import VERSION
 
@@ -32,6 +35,9 @@ DIALECTS: Final[Sequence[Routes]] = (
     models.routes,
     chat_completions.routes,
     completions.routes,
+    responses.routes,
+    anthropic.routes,
+    ollama.routes,
 )
 """Every module's routes. The page comes last, since it answers at `/`."""
 
@@ -64,7 +70,7 @@ def build_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI:
     app.add_exception_handler(Exception, _unexpected)
     if settings.origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=settings.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware, allow_origins=settings.origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"]
         )
     app.add_middleware(ApiGuard, settings=settings)
     return app

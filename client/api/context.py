@@ -94,7 +94,9 @@ class FullAnswer:
 
     def take(self, event: Event) -> None:
         """Add the next event."""
-        if isinstance(event, Finished):
+        if isinstance(event, Begun):
+            self.prompt_tokens = event.prompt_tokens
+        elif isinstance(event, Finished):
             self.finished = event
         elif isinstance(event, Delta):
             self.log_probs += event.log_probs
@@ -164,12 +166,21 @@ class ApiContext:
 
     async def complete(self, job: Job, request: Request) -> FullAnswer:
         """Run to the end; a client that goes away ends the run at once. Errors as in `begin`."""
+        full = FullAnswer(0)
+        await self.read(job, request, full.take)
+        return full
+
+    async def read(self, job: Job, request: Request, take: Callable[[Event], None]) -> Finished:
+        """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
         answer = await self.begin(job, request)
-        full = FullAnswer(answer.begun.prompt_tokens)
+        take(answer.begun)
+        end: Finished | None = None
         async with aclosing(answer.events) as events, while_there(request):
             async for event in events:
-                full.take(event)
-        return full
+                take(event)
+                end = event if isinstance(event, Finished) else None
+        assert end is not None, "a run ends with Finished or an error"
+        return end
 
 
 def reasoning_tokens(delta: Delta) -> int:

@@ -136,8 +136,14 @@ def form_of(path: str) -> ErrorForm:
     return "ollama" if path.startswith("/api/") else "openai"
 
 
-def error_body(form: ErrorForm, error: ApiError) -> dict[str, Any]:
-    """The body of an error, as JSON values; in a stream it is the data of the error event."""
+def error_body(form: ErrorForm, error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+    """The body of an error, as JSON values; in a stream it is the data of the error event.
+
+    Args:
+        form: whose.
+        error: what to tell.
+        request_id: of the request, which Anthropic's bodies repeat.
+    """
     match form:
         case "openai":
             kind = _OPENAI_TYPES.get(error.status, "invalid_request_error")
@@ -152,6 +158,7 @@ def error_body(form: ErrorForm, error: ApiError) -> dict[str, Any]:
             }
         case "anthropic":
             kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
-            return {"type": "error", "error": {"type": kind, "message": error.message, **error.details}}
+            told = {"type": kind, "message": error.message, **error.details}
+            return {"type": "error", "error": told, "request_id": request_id}
         case "ollama":
             return {"error": error.message}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import secrets
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ from swarm.metrics.http import HEADERS
 
 _OPEN_PREFIXES: Final = ("/v1/", "/api/", "/metrics")
 """Paths that need a key, where there are keys; the page, its files and `/health` do not."""
+_ID_HEADERS: Final = (b"x-request-id", b"request-id")
+"""Where OpenAI's clients and Anthropic's look for the name of a request."""
 _RAW_HEADERS: Final = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
@@ -34,9 +37,12 @@ class ApiGuard:
                 await self._app(scope, receive, send)
             return
 
+        scope["canopy.request_id"] = name = f"req_{secrets.token_hex(12)}"
+        named = [(header, name.encode()) for header in _ID_HEADERS]
+
         async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS]}
+                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS, *named]}
             await send(message)
 
         request = Request(scope)
@@ -90,7 +96,14 @@ def host_name(host: str) -> str:
 
 def refusal(request: Request, error: ApiError) -> JSONResponse:
     """The answer to a request, in the form of the dialect of its path."""
-    return JSONResponse(error_body(form_of(request.url.path), error), error.status, error.headers)
+    body = error_body(form_of(request.url.path), error, request_id(request))
+    return JSONResponse(body, error.status, error.headers)
+
+
+def request_id(request: Request) -> str | None:
+    """The name of a request, which every answer carries; logs and reports use it."""
+    name: str | None = request.scope.get("canopy.request_id")
+    return name
 
 
 def too_large(max_bytes: int) -> ApiError:
