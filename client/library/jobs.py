@@ -102,6 +102,7 @@ class GenerationFactory:
             options=asdict(options),
             lend=self.drafters.lend,
             resumed_tokens=len(text.tokens),
+            top_log_probs=options.log_probs,
         )
 
 
