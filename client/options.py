@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 from swarm.discovery.dht.addresses import Membership
 from swarm.errors import ConfigError
 from swarm.protocol.messages import Sampling
-from swarm.runtime.cli_types import Count, Number, Probability, Text, headed
+from swarm.runtime.cli_types import Count, Found, Number, Probability, Text, headed
 
 if TYPE_CHECKING:
     from swarm.discovery.registry import Registry
@@ -66,6 +66,7 @@ class Options:
         stop: strings that end the text, which is cut before them (default: none).
         nodes: tree nodes per sweep (K); 0 is plain decoding (default: whatever pays most, chosen before each sweep).
         multistep: pick by multi-step speculative sampling: the same law, but a text that depends on the trees too.
+        show: special tokens that the text shows, such as `<|python_tag|>`; decoding drops all others.
     """
 
     max_new_tokens: Count = 128
@@ -77,6 +78,7 @@ class Options:
     stop: tuple[Text, ...] = ()
     nodes: Count | None = None
     multistep: bool = False
+    show: Found[tuple[str, ...]] = ()
 
     def sampling(self) -> Sampling:
         """The options that the tail needs; a seed is drawn if there is none."""
@@ -117,6 +119,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     nodes: int | None
     multistep: bool
+    show: Sequence[str]
     frequency_penalty: float
     presence_penalty: float
     repetition_penalty: float

@@ -137,7 +137,8 @@ class Session:
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
         ended = state.text
-        yield Piece(last, Result(ended.text, tuple(ended.tokens), ended.finish_reason or "length", stats))
+        reason, stop = ended.finish_reason or "length", ended.stop_string
+        yield Piece(last, Result(ended.text, tuple(ended.tokens), reason, stats, stop_string=stop))
 
     def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
         route = self.chain.route
