@@ -88,6 +88,7 @@ class GenerationFactory:
             stop=options.stop,
             eos_ids=target.eos_ids,
             max_new_tokens=options.max_new_tokens,
+            show=options.show,
         )
         text.push(so_far)
         return GenerationState(

@@ -140,7 +140,14 @@ class Session:
         ended = state.text
         if not ended.stopped:
             last = ""  # it was handed out; the text goes on in another session
-        result = Result(ended.text, tuple(ended.tokens), ended.finish_reason or "length", stats, tuple(state.log_probs))
+        result = Result(
+            ended.text,
+            tuple(ended.tokens),
+            ended.finish_reason or "length",
+            stats,
+            tuple(state.log_probs),
+            ended.stop_string,
+        )
         yield replace(_piece(last, state, told), result=result)
 
     def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
