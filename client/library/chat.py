@@ -127,6 +127,7 @@ class AsyncChat:
     async def _answer(self, options: GenerateOptions) -> AsyncGenerator[Piece, None]:
         """Run one turn; if the kept session has ended meanwhile, again in a new one."""
         state = self._generation(options)
+        await self._factory.check_grammar(state)
         session = self._fitting(state)
         if session is not None:
             try:
