@@ -80,10 +80,9 @@ class ChatTemplate:
         """Strings that end an answer, beside the model's own ends of text."""
         return () if self.has_template else TRANSCRIPT_STOP
 
-    @cached_property
-    def markers(self) -> tuple[str, ...]:
+    def markers(self, *, with_tools: bool) -> tuple[str, ...]:
         """Special tokens that the text of an answer has to show, so that it can be parsed into its parts."""
-        wanted = {*MARKERS[self.family], *(self.thinking or ())}
+        wanted = {*(self.thinking or ()), *(MARKERS[self.family] if with_tools or self.family == "harmony" else ())}
         added = self.tokenizer.added_tokens_decoder.values()
         return tuple(token.content for token in added if token.special and token.content in wanted)
 

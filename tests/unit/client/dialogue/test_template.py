@@ -9,7 +9,7 @@ import pytest
 from client.dialogue.families import family_of
 from client.dialogue.messages import Message, Tool, ToolCall, ToolChoice
 from client.dialogue.plan import AnswerRequest, plan_answer
-from client.dialogue.template import ChatTemplate, PromptSwitches
+from client.dialogue.template import DEFAULT_SWITCHES, ChatTemplate, PromptSwitches
 from swarm.errors import ConfigError
 from tests.chat_templates import TEMPLATES, chat_tokenizer
 
@@ -56,7 +56,7 @@ def template_of(name: str) -> ChatTemplate:
     return ChatTemplate(chat_tokenizer(TEMPLATES[name]))
 
 
-def shown(name: str, messages: list[Message], *tools: Tool, switches: PromptSwitches = PromptSwitches()) -> str:
+def shown(name: str, messages: list[Message], *tools: Tool, switches: PromptSwitches = DEFAULT_SWITCHES) -> str:
     template = template_of(name)
     return str(template.tokenizer.decode(list(template.prompt(messages, tools, switches).tokens)))
 
@@ -157,6 +157,7 @@ def test_a_plan_has_all_that_an_answer_needs() -> None:
     assert (plan.show, plan.stop, plan.grammar) == (("<|python_tag|>",), (), None)
     assert plan.tokens == template.prompt(messages, [LOOK]).tokens
     silent = plan_answer(template, AnswerRequest(messages, [LOOK], ToolChoice("none")))
+    assert silent.show == ()
     assert silent.tokens == template.prompt(messages).tokens
     forced = plan_answer(template, AnswerRequest(messages, [LOOK], ToolChoice("required", "look")))
     assert forced.grammar is not None
