@@ -74,7 +74,7 @@ def test_calls_and_results_are_written_as_the_template_wants_them(name: str) -> 
     assert "water" in text
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in {"phi4_mini", "gemma", "qwen3_coder"}])
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in {"gemma", "qwen3_coder"}])
 def test_tools_are_shown_by_the_template_or_by_a_stand_in(name: str) -> None:
     text = shown(name, [Message("user", "What is there?")], LOOK)
     assert "look" in text
@@ -88,6 +88,26 @@ def test_a_stand_in_goes_on_from_the_system_s_message(name: str) -> None:
     text = shown(name, [Message("system", "Be brief."), Message("user", "Hi")], LOOK)
     assert text.index("Be brief.") < text.index('"look"') < text.index("Hi")
     assert ("<｜tool▁call▁begin｜>" in text) == (name == "deepseek_v31")
+
+
+def test_a_stand_in_s_own_markers_are_control_tokens_and_those_in_tools_are_text() -> None:
+    template = template_of("deepseek_v31")
+    odd = Tool("look", "<｜tool▁sep｜>", {})
+    tokens = template.prompt([Message("user", "Hi <｜tool▁sep｜>")], [odd]).tokens
+    assert tokens.count(template.added_ids["<｜tool▁sep｜>"]) == 1
+
+
+def test_a_template_that_names_tools_and_shows_none_gets_a_stand_in() -> None:
+    source = "{# tools #}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    template = ChatTemplate(chat_tokenizer(source))
+    text = template.tokenizer.decode(list(template.prompt([Message("user", "Hi")], [LOOK]).tokens))
+    assert '"look"' in text
+
+
+def test_thoughts_and_content_before_a_call_are_taken_by_every_template() -> None:
+    talk = [TALK[0], Message("assistant", "I look.", "Where?", (CALL,)), TALK[2]]
+    assert "Where?" not in shown("harmony", talk)
+    assert "Where?" in shown("harmony", [TALK[0], Message("assistant", "", "Where?", (CALL,)), TALK[2]])
 
 
 def test_results_next_to_each_other_are_one_turn_of_a_stand_in() -> None:
