@@ -105,8 +105,8 @@ class GenerationFactory:
             stop=options.stop,
             eos_ids=target.eos_ids,
             max_new_tokens=options.max_new_tokens,
-            show=options.show,
         )
+        text.show(options.show)
         text.push(so_far)
         return GenerationState(
             prompt=ids,
