@@ -31,6 +31,7 @@ class ApiSettings:
         hosts: names and addresses that a `Host` header may have, without the port; empty accepts any.
         origins: web pages' origins, such as `https://chat.example.org`, that may call it; `*` accepts any.
         max_body_bytes: of a request.
+        body_s: seconds in which a request's body has to come.
         keep_alive_s: seconds of silence after which a stream carries a comment.
         stalled_s: seconds that a reader may take nothing before it is cut, and that a run may wait for it in all.
         max_unread_bytes: what a run may be ahead of its reader.
@@ -41,6 +42,7 @@ class ApiSettings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
+    body_s: float = 60.0
     keep_alive_s: float = 10.0
     stalled_s: float = 30.0
     max_unread_bytes: int = 2**20
@@ -118,12 +120,34 @@ class FullAnswer:
         self.tool_calls[part.index] = ToolCall(call.id, call.name, call.arguments + part.arguments)
 
 
+@dataclass(slots=True)
+class RequestCounts:
+    """Answers so far.
+
+    Attributes:
+        by_status: how many, by whose form they have and by HTTP status.
+    """
+
+    by_status: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def add(self, dialect: str, status: int) -> None:
+        """One more."""
+        self.by_status[dialect, status] = self.by_status.get((dialect, status), 0) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """Given to every dialect's `routes`."""
+    """Given to every dialect's `routes`.
+
+    Attributes:
+        backend: the model.
+        settings: how the API behaves towards callers.
+        requests: answers so far.
+    """
 
     backend: Backend
     settings: ApiSettings
+    requests: RequestCounts = field(default_factory=RequestCounts)
 
     def caller(self, request: Request) -> Caller:
         """Who asks; `client.api.guard` has checked the key."""

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import llguidance.hf
 from llguidance import LLTokenizer
 
 from client.api.backend import ChatJob, Job
 from client.decode.state import GenerationState
-from client.dialogue.messages import AnswerDelta, ContentDelta
-from client.library.conversation import Conversation
+from client.dialogue.answers import parser_for
+from client.dialogue.encoding import encode_text
+from client.dialogue.messages import Tool
+from client.dialogue.parsing import AnswerParser, ContentParser
+from client.dialogue.template import ChatTemplate, Prompt, PromptSwitches
 from client.library.jobs import GenerationFactory
-from client.options import MAX_NEW_TOKENS, GenerateOptions, make_options
-from swarm.errors import ConfigError, ContextFull
-
-
-class PartsOfAnswer(Protocol):
-    """Turns an answer's text into its parts."""
-
-    def push(self, text: str) -> list[AnswerDelta]:
-        """Take the next characters; returns what they made certain."""
-
-    def finish(self) -> list[AnswerDelta]:
-        """The text has ended; returns what was held back."""
-
-
-class ChatTemplate:
-    family = ""
-
-    def __init__(self, tokenizer):
-        self.has_template = bool(tokenizer.chat_template)
-
-
-class PlainText:
-    """An answer that is content alone."""
-
-    def push(self, text: str) -> list[AnswerDelta]:
-        """The text as it is."""
-        return [ContentDelta(text)] if text else []
-
-    def finish(self) -> list[AnswerDelta]:
-        """Nothing is held back."""
-        return []
+from client.options import MAX_NEW_TOKENS, check_text, make_options
+from swarm.errors import ContextFull
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +32,7 @@ class Prepared:
     """
 
     state: GenerationState
-    parser: PartsOfAnswer
+    parser: AnswerParser
     stops: tuple[str, ...]
     ends: frozenset[int]
 
@@ -98,7 +71,7 @@ class JobReader:
         Raises:
             ConfigError: the template does not take the messages, or a text is not valid.
         """
-        return len(self._tokens(job))
+        return len(self._prompt(job).tokens)
 
     def prepare(self, job: Job) -> Prepared:
         """Read a job.
@@ -107,52 +80,47 @@ class JobReader:
             ConfigError: an option or a message is not valid.
             ContextFull: the prompt, or the prompt with what was asked for, exceeds the context.
         """
-        given = dict(job.options)
-        asked = make_options(GenerateOptions(**given))  # type: ignore[typeddict-item]
-        if isinstance(job, ChatJob):
-            self._check_offers(job)
-        tokens = self._tokens(job)
-        given["stop"] = (*asked.stop, *self._more_stops(job))
-        given["max_new_tokens"] = self._limit(len(tokens), job.options.get("max_new_tokens"))
-        options = make_options(GenerateOptions(**given))  # type: ignore[typeddict-item]
+        asked = make_options(job.options)
+        prompt = self._prompt(job)
+        limit = self._limit(len(prompt.tokens), job.options.get("max_new_tokens"))
+        more = self.template.stop if isinstance(job, ChatJob) else ()
+        options = replace(asked, stop=(*asked.stop, *more), max_new_tokens=limit)
+        state = self.factory.make(prompt.tokens, options)
         if asked.log_probs is not None:
             self._made_vocabulary()
-        return Prepared(self.factory.make(tokens, options), PlainText(), asked.stop, self.factory.target.eos_ids)
+        parser: AnswerParser = ContentParser()
+        if isinstance(job, ChatJob):
+            parser = parser_for(self.template, prompt, _tools(job))
+        return Prepared(state, parser, asked.stop, self.factory.target.eos_ids)
 
     def _limit(self, prompt_tokens: int, asked: int | None) -> int:
+        """Tokens that may be generated.
+
+        Raises:
+            ContextFull: they do not fit the context.
+        """
         limit = self.factory.target.max_positions
         if limit is None:
             return MAX_NEW_TOKENS if asked is None else asked
+        most = f"This model's maximum context length is {limit} tokens."
         if prompt_tokens >= limit:
-            raise ContextFull(
-                f"This model's maximum context length is {limit} tokens. However, your prompt has {prompt_tokens} "
-                "tokens. Please shorten it."
-            )
+            raise ContextFull(f"{most} However, your prompt has {prompt_tokens} tokens. Please shorten it.")
         if asked is not None and prompt_tokens + asked > limit:
             raise ContextFull(
-                f"This model's maximum context length is {limit} tokens. However, you requested "
-                f"{prompt_tokens + asked} tokens ({prompt_tokens} in the prompt, {asked} in the completion). Please "
-                "shorten one of them."
+                f"{most} However, you requested {prompt_tokens + asked} tokens ({prompt_tokens} in the prompt, {asked} "
+                "in the completion). Please shorten one of them."
             )
         return limit - prompt_tokens if asked is None else asked
 
-    def _check_offers(self, job: ChatJob) -> None:
-        if job.tools and job.tool_choice.mode != "none":
-            raise ConfigError("tools: this model's template knows none")
-        if job.continues:
-            raise ConfigError("this model's template cannot go on with an assistant's message")
-
-    def _tokens(self, job: Job) -> tuple[int, ...]:
+    def _prompt(self, job: Job) -> Prompt:
         if isinstance(job, ChatJob):
-            return self._conversation(job).prompt()
+            switches = PromptSwitches(job.reasoning, job.continues)
+            return self.template.prompt(job.messages, _tools(job), switches)
         if isinstance(job.prompt, str):
-            return tuple(self.factory.target.tokenizer(job.prompt)["input_ids"])
-        return tuple(job.prompt)
+            return Prompt(tuple(encode_text(self.factory.target.tokenizer, check_text(job.prompt, "prompt"))))
+        return Prompt(tuple(job.prompt))
 
-    def _more_stops(self, job: Job) -> tuple[str, ...]:
-        return self._conversation(job).stop if isinstance(job, ChatJob) else ()
 
-    def _conversation(self, job: ChatJob) -> Conversation:
-        conversation = Conversation(self.factory.target.tokenizer)
-        conversation.messages = list(job.messages)
-        return conversation
+def _tools(job: ChatJob) -> tuple[Tool, ...]:
+    """The tools that the model is told of."""
+    return () if job.tool_choice.mode == "none" else tuple(job.tools)

@@ -85,18 +85,21 @@ class ModelLink:
 class SwarmLink:
     """The link to the model, while it is kept up by `keep`."""
 
-    def __init__(
-        self, source: SwarmSource, limits: SessionLimits, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, source: SwarmSource, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
         self._limits = limits
         self._clock = clock
         self._created = int(time.time())
         self._model: ModelLink | None = None
-        self._why: SwarmError = RouteError(f"still looking for {source.name} in the swarm", ())
+        self._why: SwarmError = RouteError(f"still looking for {source.name or 'a model'} in the swarm", ())
         self._log = CountedLog(logger, clock)
         self.tried = asyncio.Event()
         """Set once the first try has ended, whether the model was found or not."""
+
+    @property
+    def name(self) -> str:
+        """Of the model; empty while it is not known."""
+        return self._source.name if self._model is None else self._source.name or self._model.swarm.target.name
 
     @property
     def sessions(self) -> SessionPool | None:
@@ -154,7 +157,7 @@ class SwarmLink:
         lines = [] if coverage is None else fill_lines(coverage, self._source.join)
         template = self._model.reader.template
         return ModelCard(
-            id=self._source.name,
+            id=self.name,
             created=self._created,
             context_length=target.max_positions or 0,
             fingerprint=self._model.swarm.identity.fingerprint,
@@ -168,7 +171,7 @@ class SwarmLink:
     def _unknown(self) -> ModelCard:
         spans = [Span(start, end) for start, end in getattr(self._why, "missing", ())]
         name = self._source.name
-        line = serve_line(name, spans[0] if spans else "auto", self._source.join)
+        line = serve_line(name or "MODEL", spans[0] if spans else "auto", self._source.join)
         return ModelCard(name, self._created, 0, "", False, tuple(map(str, spans)), line, False, "")
 
     async def explained(self, error: RouteError) -> RouteError:
