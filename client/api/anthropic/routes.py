@@ -10,9 +10,8 @@ from fastapi.responses import JSONResponse
 from client.api.anthropic.request import MessagesInput, MessagesRequest, hides_thinking, make_job
 from client.api.anthropic.writer import MessageWriter
 from client.api.backend import Delta, Event, Finished
-from client.api.context import Answer, ApiContext
+from client.api.context import Answer, ApiContext, request_id
 from client.api.errors import ApiError, error_body
-from client.api.guard import request_id
 from client.api.sse import Frames, sse, sse_response
 
 
