@@ -11,11 +11,12 @@ from fastapi.responses import JSONResponse
 from client.api.backend import ModelCard
 from client.api.context import ApiContext, speaks_anthropic
 from client.api.errors import ApiError
+from client.api.json_text import JsonRoute
 
 
 def routes(context: ApiContext) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> JSONResponse:
