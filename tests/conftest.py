@@ -50,6 +50,7 @@ LONGEST = (
 APART = "e2e/homes/"
 """Files that measure delays: workers begin them after the programs of the other end-to-end tests."""
 PROCESS_FOLDERS = {"net", "model", "e2e"}
+NODE_MODULES = Path(__file__).parent / "npm/node_modules"
 LIBRARY_THREADS = ("_poll_wrapper", "channel_spin", "TMonitor", "pytest_timeout", "asyncio_")
 """Parts of the names of threads that grpc, tqdm, pytest and an event loop start once and keep for their whole life."""
 LIBRARY_PROCESSES = ("multiprocessing.resource_tracker",)
@@ -97,6 +98,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("needs_root") and os.geteuid() != 0:
         pytest.skip("needs root")
+    if item.get_closest_marker("needs_npm") and not (NODE_MODULES.is_dir() and shutil.which("node")):
+        pytest.skip("needs Node.js and its packages: apt-get install nodejs npm && npm ci --prefix tests/npm")
     for marker in item.iter_markers("needs_program"):
         name, package = marker.args
         if shutil.which(name) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
@@ -11,11 +12,14 @@ from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.decode.state import GenerationState
 from client.decode.text_stream import TextStream
+from client.dialogue.encoding import encode_text
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.pool import Drafters
 from client.options import Options, check_text
 from client.target import Target
 from swarm.errors import ConfigError, ContextFull
+from swarm.inference.grammar import GrammarCompiler
+from swarm.inference.sampling import check as check_sampling
 
 PREFILL_CHUNK = 512
 """Tokens of a prefill sweep, at most."""
@@ -40,12 +44,27 @@ class GenerationFactory:
     drafting: Executor
     nodes: int | None
     goodput: Goodput = field(default_factory=lambda: Goodput(MAX_NODES))
+    _grammars: list[GrammarCompiler] = field(default_factory=list)
 
     def forget(self) -> None:
         """Let drafters drop their state of texts, before they grow another tree."""
         for drafter in self.drafters.all:
             if isinstance(drafter, TreeDrafter):
                 self.drafting.submit(drafter.forget)
+
+    async def check_grammar(self, state: GenerationState) -> None:
+        """Compile a generation's grammar as the tail will, before anything travels; a known one takes no time.
+
+        Raises:
+            ConfigError: it is none, or too large.
+        """
+        grammar = None if state.sampling.rules is None else state.sampling.rules.grammar
+        if grammar is None:
+            return
+        if not self._grammars:
+            self._grammars.append(GrammarCompiler.of_tokenizer(self.target.tokenizer))
+        if self._grammars[0].kept(grammar) is None:
+            await asyncio.to_thread(self._grammars[0].compile, grammar)
 
     def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> GenerationState:
         """Make a generation.
@@ -61,13 +80,7 @@ class GenerationFactory:
         """
         target = self.target
         options.check()
-        sampling = options.sampling()
-        if isinstance(prompt, str):
-            check_text(prompt, "prompt")
-        try:
-            ids = tuple(map(index, target.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt))
-        except TypeError:
-            raise ConfigError("prompt: give text, or token ids, which are whole numbers") from None
+        ids = _ids(target, prompt)
         if not ids:
             raise ConfigError("prompt: is empty, and this tokenizer adds no token of its own; give at least one token")
         if not all(0 <= token < target.vocab_size for token in (*ids, *so_far)):
@@ -80,6 +93,8 @@ class GenerationFactory:
                 f"prompt of {len(ids)} tokens and {options.max_new_tokens} new ones exceed the model's context of "
                 f"{limit}; shorten one of them"
             )
+        sampling = options.sampling(len(ids), [token for token in target.eos_ids if token < target.vocab_size])
+        check_sampling(sampling, target.vocab_size)
         nodes = self.nodes if options.nodes is None else options.nodes
         policy: SpeculationPolicy = self.goodput if nodes is None else FixedPolicy(nodes)
         if isinstance(self.drafters.first, NoDrafter):
@@ -91,6 +106,7 @@ class GenerationFactory:
             eos_ids=target.eos_ids,
             max_new_tokens=options.max_new_tokens,
         )
+        text.show(options.show)
         text.push(so_far)
         return GenerationState(
             prompt=ids,
@@ -104,4 +120,19 @@ class GenerationFactory:
             options=asdict(options),
             lend=self.drafters.lend,
             resumed_tokens=len(text.tokens),
+            top_log_probs=options.log_probs,
         )
+
+
+def _ids(target: Target, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    """Token ids of a prompt; a text that a template has made already begins once.
+
+    Raises:
+        ConfigError: it is neither text nor token ids.
+    """
+    if isinstance(prompt, str):
+        return tuple(encode_text(target.tokenizer, check_text(prompt, "prompt")))
+    try:
+        return tuple(map(index, prompt))
+    except TypeError:
+        raise ConfigError("prompt: give text, or token ids, which are whole numbers") from None

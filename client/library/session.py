@@ -63,9 +63,10 @@ class Piece:
     Attributes:
         text: the next characters; empty while tokens make no whole one.
         result: of the whole generation, in the last piece of a stream.
-        tokens: the ids that became certain.
+        tokens: the ids that became certain since the last piece.
         log_probs: one per token, where they were asked for.
         sweeps: the sweeps that answered since the last piece, where `trace` was asked for: plain values for JSON.
+        reasoning: in a chat, the next characters of what the model thinks before it answers.
     """
 
     text: str
@@ -73,6 +74,7 @@ class Piece:
     tokens: tuple[int, ...] = ()
     log_probs: tuple[TokenLogProbs, ...] = ()
     sweeps: tuple[dict[str, object], ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Session:
         started = state.clock()
         repaired = len(self.chain.repairs)
         first_token = started
-        last = ""
+        last, told = "", len(state.text.tokens)
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         try:
             with state.with_drafter():
@@ -119,7 +121,8 @@ class Session:
                     if first_token == started and len(state.text.tokens) > state.resumed_tokens:
                         first_token = state.clock()
                     if text and not state.text.stopped:
-                        yield Piece(text)
+                        yield _piece(text, state, told)
+                        told = len(state.text.tokens)
                     last = text
         except SwarmError as error:
             if isinstance(error, HopError):
@@ -137,7 +140,17 @@ class Session:
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
         ended = state.text
-        yield Piece(last, Result(ended.text, tuple(ended.tokens), ended.finish_reason or "length", stats))
+        if not ended.stopped:
+            last = ""  # it was handed out; the text goes on in another session
+        result = Result(
+            ended.text,
+            tuple(ended.tokens),
+            ended.finish_reason or "length",
+            stats,
+            tuple(state.log_probs),
+            ended.stop_string,
+        )
+        yield replace(_piece(last, state, told), result=result)
 
     def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
         route = self.chain.route
@@ -332,6 +345,12 @@ class SessionOpener:
         credits = chain.credits
         limits = Limits(self.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
         return Walk(limits, Sampling())
+
+
+def _piece(text: str, state: GenerationState, told: int) -> Piece:
+    """The piece behind so many tokens."""
+    new = tuple(state.text.tokens[told:])
+    return Piece(text, tokens=new, log_probs=tuple(state.log_probs[told - state.resumed_tokens :]))
 
 
 def _is_multistep(sampling: Sampling) -> bool:

@@ -17,12 +17,14 @@ from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.multistep_sampling import by_offset, multistep_picks
+from swarm.inference.path_rules import PathRules
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.row_codec import all_finite, decode_rows, encode_rows
-from swarm.inference.sampling import pick, target_probs
+from swarm.inference.sampling import PickLogProbs, log_probs, pick, target_probs
 from swarm.layers import Span
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Codec, Rows, Sampling
+from swarm.protocol.session import SessionState
 
 NoiseSource = Callable[[int, int, int], NDArray[np.float64]]
 """Makes a row of noise from seed, position and vocabulary size, as `swarm.inference.gumbel.gumbel_row`."""
@@ -39,6 +41,17 @@ class HopRole:
     valid_tokens: int
     """Ids that the tail may pick are below this."""
     noise: NoiseSource
+
+
+@dataclass(frozen=True, slots=True)
+class Picking:
+    """How the tail picks after the nodes of a sweep."""
+
+    sampling: Sampling
+    rules: PathRules | None = None
+    """Those of `sampling`, along the paths of this session."""
+    state: SessionState | None = None
+    """The session's, with the sweep applied; needed for rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +76,11 @@ class SweepRun:
         forwards_ms: of the batches in which it came first.
         rows: what travels on; None at the tail and until the sweep is done.
         picks: (tree node, token picked after it), at the tail.
+        log_probs: of the picks after these nodes, where the client wants them.
         is_tail: whether this hop runs the model's last layer.
     """
 
-    def __init__(self, model: SpanModel, kv_cache: KvCache, role: HopRole, work: SweepWork, sampling: Sampling) -> None:
+    def __init__(self, model: SpanModel, kv_cache: KvCache, role: HopRole, work: SweepWork, picking: Picking) -> None:
         self.model = model
         self.work = work
         self.compute_ms = 0.0
@@ -74,9 +88,10 @@ class SweepRun:
         self.forwards_ms: list[float] = []
         self.rows: Rows | None = None
         self.picks: list[tuple[TreeNodeId, int]] = []
+        self.log_probs: dict[TreeNodeId, PickLogProbs] = {}
         self._kv_cache = kv_cache
         self._role = role
-        self._sampling = sampling
+        self._picking = picking
         self.is_tail = role.span.end == model.num_layers
         self._entered: torch.Tensor | None = None
         self._hidden: list[torch.Tensor] = []
@@ -178,16 +193,23 @@ class SweepRun:
         """Pick the tokens after some nodes, by shared noise or by what the draft drew.
 
         Args:
-            logits: [len(offsets), vocab_size].
+            logits: float32 [len(offsets), vocab_size]; changed in place where there are rules.
             offsets: the nodes, by place in the sweep.
         """
-        applied = self.work.applied
+        applied, picking, want = self.work.applied, self._picking, self.work.frame.sweep.want
+        nodes, own = [applied.appended[offset] for offset in offsets], logits
+        if picking.rules is not None and picking.state is not None:
+            own = logits.clone() if want is not None and want.log_probs else logits
+            picking.rules.apply(logits, nodes, picking.state)
         positions = [applied.positions[offset] + 1 for offset in offsets]
         tokens = self._choose(logits, positions, offsets)
-        self.picks += [(applied.appended[offset], token) for offset, token in zip(offsets, tokens, strict=True)]
+        self.picks += zip(nodes, tokens, strict=True)
+        if want is not None and want.log_probs:
+            found = log_probs(own, tokens, want.top_log_probs, self._role.valid_tokens)
+            self.log_probs |= zip(nodes, found, strict=True)
 
     def _choose(self, logits: torch.Tensor, positions: Sequence[int], offsets: Sequence[int]) -> list[int]:
-        sampling, valid = self._sampling, self._role.valid_tokens
+        sampling, valid = self._picking.sampling, self._role.valid_tokens
         if not sampling.multistep or sampling.temperature == 0:
             return pick(logits, positions, sampling, valid, self._role.noise)
         sweep = self.work.frame.sweep

@@ -5,26 +5,93 @@ After a snapshot it answers again what is unanswered (R6), from the parts of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from node.engine.sweep_run import SweepRun
+from node.engine.sweep_run import Picking, SweepRun
 from node.session.accepted_path import AcceptedPath, requested_rows
+from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
+from swarm.inference.grammar import CompiledGrammar, GrammarCompiler
+from swarm.inference.path_rules import PathRules
 from swarm.inference.row_codec import encode_rows, lossless_codec
+from swarm.inference.sampling import PickLogProbs
 from swarm.protocol.hop_log import HopLog
-from swarm.protocol.messages import HopTime, Reply
+from swarm.protocol.messages import HopTime, Reply, Sampling, Want
+from swarm.protocol.pick_rules import Grammar
 
 
 class Tail:
     """Makes the replies of one session, whose state its log holds."""
 
-    def __init__(self, log: HopLog) -> None:
+    def __init__(self, log: HopLog, grammars: GrammarCompiler | None) -> None:
+        """Begin without a grammar.
+
+        Args:
+            log: holds the session's state.
+            grammars: compiles them; None on a hop that picks nothing.
+        """
         self._log = log
+        self._grammars = grammars
+        self._awaited: Grammar | None = None
+        self._is_awaited = asyncio.Event()
+        self._compiled: tuple[Grammar, CompiledGrammar] | None = None
         self._accepted = AcceptedPath()
         self._replayed: list[SweepRun] = []
+        self._rules: PathRules | None = None
+
+    def picking(self) -> Picking:
+        """How to pick after the nodes of the sweep that was handed out last."""
+        state = self._log.executed
+        sampling = state.sampling
+        if sampling.rules is None:
+            self._rules = None
+        elif self._rules is None or self._rules.rules != sampling.rules:
+            self._rules = PathRules(sampling.rules, self._of(sampling.rules.grammar))
+        return Picking(sampling, self._rules, state)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether no grammar is being compiled."""
+        return self._awaited is None
+
+    def expect(self, sampling: Sampling | None) -> None:
+        """Picks will follow this: its grammar is compiled before any sweep is run, beside the event loop."""
+        grammar = None if sampling is None or sampling.rules is None else sampling.rules.grammar
+        if grammar is None or self._grammars is None or (self._compiled is not None and self._compiled[0] == grammar):
+            return
+        self._awaited = grammar
+        self._is_awaited.set()
+
+    async def compile_grammars(self, on_ready: Callable[[], None]) -> None:
+        """Compile what is expected, one after the other, until cancelled.
+
+        Args:
+            on_ready: called when sweeps can run.
+
+        Raises:
+            RemoteProtocolError: one is none, or too large.
+        """
+        while True:
+            await self._is_awaited.wait()
+            self._is_awaited.clear()
+            grammar = self._awaited
+            if grammar is None or self._grammars is None:
+                continue
+            try:
+                found = await asyncio.to_thread(self._grammars.compile, grammar)
+            except ConfigError as error:
+                raise RemoteProtocolError("grammar", str(error)) from error
+            if self._awaited == grammar:
+                self._compiled, self._awaited = (grammar, found), None
+                on_ready()
+
+    def _of(self, grammar: Grammar | None) -> CompiledGrammar | None:
+        """The grammar, compiled; None for one that a later one has replaced: nobody needs those picks."""
+        return self._compiled[1] if self._compiled is not None and self._compiled[0] == grammar else None
 
     def reply(self, run: SweepRun, times: Sequence[HopTime]) -> Reply:
         """The answer to the sweep that was run last."""
@@ -33,6 +100,7 @@ class Tail:
         reply = Reply(sweep.sequence, sweep.generation, tuple(run.picks), tuple(times))
         if sweep.want is None:
             return reply
+        reply = _with_log_probs(reply, sweep.want, run.log_probs)
         return _with_rows(reply, requested_rows(sweep, self._accepted.walk(state, sweep)), run.final)
 
     def replayed(self, run: SweepRun) -> None:
@@ -49,9 +117,11 @@ class Tail:
         log, state = self._log, self._log.executed
         picks: dict[TreeNodeId, int] = {}
         final: dict[TreeNodeId, torch.Tensor] = {}
+        log_probs: dict[TreeNodeId, PickLogProbs] = {}
         for run in self._replayed:
             picks |= run.picks
             final |= run.final
+            log_probs |= run.log_probs
         self._replayed.clear()
         replies = log.replies(picks, generation)
         self._accepted.note(dict(pick for reply in replies for pick in reply.picks), state, is_cut=True)
@@ -59,9 +129,18 @@ class Tail:
         if log.unanswered:
             path += self._accepted.walk(state, log.unanswered[-1])
         return [
-            _with_rows(reply, requested_rows(header, path), final)
+            _with_rows(_with_log_probs(reply, header.want, log_probs), requested_rows(header, path), final)
             for header, reply in zip(log.unanswered, replies, strict=True)
         ]
+
+
+def _with_log_probs(reply: Reply, want: Want | None, found: Mapping[TreeNodeId, PickLogProbs]) -> Reply:
+    """The reply with what the target thinks of each pick, where that was asked for."""
+    if want is None or not want.log_probs:
+        return reply
+    values = [found[node] for node, _ in reply.picks]
+    top = tuple(best[: want.top_log_probs] for _, best in values) if want.top_log_probs else None
+    return replace(reply, log_probs=tuple(value for value, _ in values), top_log_probs=top)
 
 
 def _with_rows(reply: Reply, requested: Sequence[TreeNodeId], final: Mapping[TreeNodeId, torch.Tensor]) -> Reply:

@@ -9,7 +9,8 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from client.dialogue.messages import Message
-from client.library.conversation import TRANSCRIPT_STOP, Conversation
+from client.dialogue.template import TRANSCRIPT_STOP
+from client.library.conversation import Conversation
 from swarm.errors import ConfigError
 from tests.property.tiny_tokenizers import byte_level
 

@@ -1,0 +1,258 @@
+"""What every dialect works with: the backend, the settings, who asks, and the start of an answer."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.requests import Request
+
+from client.api.backend import Backend, Begun, Caller, Delta, Event, Finished, Job, ModelCard
+from client.api.errors import ApiError, unknown_model
+from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
+from client.stats import TokenLogProbs
+from swarm.runtime.tasks import TaskScope
+
+MAX_BODY_BYTES: Final = 8 * 2**20
+REQUEST_ID: Final = "canopy.request_id"
+"""Where the guard leaves the name of a request, in the scope."""
+GONE: Final = 499
+"""The status of a request whose client has gone; nobody sees it but the counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """How the API behaves towards those who call it.
+
+    Attributes:
+        keys: API keys of which a caller must show one; empty asks for none.
+        hosts: names and addresses that a `Host` header may have, without the port; empty accepts any.
+        origins: web pages' origins, such as `https://chat.example.org`, that may call it; `*` accepts any.
+        max_body_bytes: of a request.
+        body_s: seconds in which a request's body has to come.
+        keep_alive_s: seconds of silence after which a stream carries a comment.
+        stalled_s: seconds that a reader may take nothing before it is cut, and that a run may wait for it in all.
+        max_unread_bytes: what a run may be ahead of its reader.
+        clock: seconds of the epoch.
+    """
+
+    keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    max_body_bytes: int = MAX_BODY_BYTES
+    body_s: float = 60.0
+    keep_alive_s: float = 10.0
+    stalled_s: float = 30.0
+    max_unread_bytes: int = 2**20
+    clock: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A run whose prompt was taken.
+
+    Attributes:
+        begun: its first event.
+        events: the others; `close` it where they are not read to the end, and every hop is free.
+    """
+
+    begun: Begun
+    events: AsyncGenerator[Event, None]
+
+    async def close(self) -> None:
+        """End the run."""
+        await self.events.aclose()
+
+
+@dataclass(slots=True)
+class FullAnswer:
+    """An answer that was read to its end, put together.
+
+    Attributes:
+        prompt_tokens: of the prompt.
+        content: what it says.
+        reasoning: what the model thought before.
+        reasoning_tokens: of that.
+        tool_calls: in order.
+        log_probs: one per token, where they were asked for.
+        finished: its last event.
+    """
+
+    prompt_tokens: int
+    content: str = ""
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    log_probs: list[TokenLogProbs] = field(default_factory=list)
+    finished: Finished | None = None
+
+    @property
+    def end(self) -> Finished:
+        """The last event of a whole answer."""
+        assert self.finished is not None, "a run ends with Finished or an error"
+        return self.finished
+
+    def take(self, event: Event) -> None:
+        """Add the next event."""
+        if isinstance(event, Begun):
+            self.prompt_tokens = event.prompt_tokens
+        elif isinstance(event, Finished):
+            self.finished = event
+        elif isinstance(event, Delta):
+            self.log_probs += event.log_probs
+            self.reasoning_tokens += reasoning_tokens(event)
+            for part in event.parts:
+                match part:
+                    case ContentDelta():
+                        self.content += part.text
+                    case ReasoningDelta():
+                        self.reasoning += part.text
+                    case ToolCallDelta():
+                        self._take_call(part)
+
+    def _take_call(self, part: ToolCallDelta) -> None:
+        if part.index == len(self.tool_calls):
+            self.tool_calls.append(ToolCall(part.id, part.name, part.arguments))
+            return
+        call = self.tool_calls[part.index]
+        self.tool_calls[part.index] = ToolCall(call.id, call.name, call.arguments + part.arguments)
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """Answers so far.
+
+    Attributes:
+        by_status: how many, by whose form they have and by HTTP status.
+    """
+
+    by_status: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def add(self, dialect: str, status: int) -> None:
+        """One more."""
+        self.by_status[dialect, status] = self.by_status.get((dialect, status), 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """Given to every dialect's `routes`.
+
+    Attributes:
+        backend: the model.
+        settings: how the API behaves towards callers.
+        requests: answers so far.
+    """
+
+    backend: Backend
+    settings: ApiSettings
+    requests: RequestCounts = field(default_factory=RequestCounts)
+
+    def caller(self, request: Request) -> Caller:
+        """Who asks; `client.api.guard` has checked the key."""
+        key = api_key(request)
+        if self.settings.keys and key:
+            return Caller(hashlib.sha256(key.encode()).hexdigest()[:16])
+        return Caller(request.client.host if request.client is not None else "")
+
+    async def card(self, model: str | None) -> ModelCard:
+        """The model's card, if `model` names it; an empty name means the only one.
+
+        Raises:
+            ApiError: there is no such model here (404).
+        """
+        card = await self.backend.card()
+        if model and model != card.id:
+            raise unknown_model(model, card.id)
+        return card
+
+    async def begin(self, job: Job, request: Request) -> Answer:
+        """Start a run and wait until its prompt was taken; errors until then become HTTP statuses.
+
+        Raises:
+            ApiError: the client has gone meanwhile.
+            SwarmError: as `Backend.run`.
+        """
+        async with while_there(request):
+            return await self.start(job, self.caller(request))
+
+    async def start(self, job: Job, caller: Caller) -> Answer:
+        """The same for a caller that nobody watches."""
+        events = self.backend.run(job, caller)
+        try:
+            begun = await anext(events)
+        except BaseException:
+            await events.aclose()
+            raise
+        assert isinstance(begun, Begun), "a run begins with Begun"
+        return Answer(begun, events)
+
+    async def complete(self, job: Job, request: Request) -> FullAnswer:
+        """Run to the end; a client that goes away ends the run at once. Errors as in `begin`."""
+        full = FullAnswer(0)
+        await self.read(job, request, full.take)
+        return full
+
+    async def read(self, job: Job, request: Request, take: Callable[[Event], None]) -> Finished:
+        """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
+        answer = await self.begin(job, request)
+        take(answer.begun)
+        end: Finished | None = None
+        async with aclosing(answer.events) as events, while_there(request):
+            async for event in events:
+                take(event)
+                end = event if isinstance(event, Finished) else None
+        assert end is not None, "a run ends with Finished or an error"
+        return end
+
+
+def reasoning_tokens(delta: Delta) -> int:
+    """Tokens of a delta that were thought and not said."""
+    is_thought = bool(delta.parts) and all(isinstance(part, ReasoningDelta) for part in delta.parts)
+    return len(delta.tokens) if is_thought else 0
+
+
+def api_key(request: Request) -> str:
+    """The key that a request shows, in the header of OpenAI's clients or of Anthropic's; empty for none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def request_id(request: Request) -> str | None:
+    """The name of a request, which its answer carries."""
+    name: str | None = request.scope.get(REQUEST_ID)
+    return name
+
+
+def speaks_anthropic(request: Request) -> bool:
+    """Whether a request is of a client of Anthropic's, which says so in a header."""
+    return "anthropic-version" in request.headers
+
+
+class _ClientGone(Exception):
+    """The client closed its connection."""
+
+
+@asynccontextmanager
+async def while_there(request: Request) -> AsyncIterator[None]:
+    """Cancel what is inside when the client goes away.
+
+    Raises:
+        ApiError: it has gone.
+    """
+
+    async def watch() -> None:
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientGone
+
+    try:
+        async with TaskScope() as scope:
+            scope.spawn(watch(), "client")
+            yield
+    except _ClientGone:
+        raise ApiError(GONE, "the client has gone") from None

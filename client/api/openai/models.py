@@ -1,0 +1,79 @@
+"""`GET /v1/models`, in OpenAI's form or in Anthropic's; `POST /v1/embeddings`, which is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from client.api.backend import ModelCard
+from client.api.context import ApiContext, speaks_anthropic
+from client.api.errors import ApiError
+from client.api.json_text import JsonRoute
+
+
+def routes(context: ApiContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
+
+    @router.get("/v1/models")
+    async def list_models(request: Request) -> JSONResponse:
+        """The swarm's model, with its context and whether every layer is served."""
+        card = await context.backend.card()
+        if speaks_anthropic(request):
+            return JSONResponse(model_page(card))
+        return JSONResponse({"object": "list", "data": [model_body(card)] if card.id else []})
+
+    @router.get("/v1/models/{model:path}")
+    async def retrieve_model(model: str, request: Request) -> JSONResponse:
+        """The same for one name."""
+        card = await context.card(model)
+        return JSONResponse(model_info(card) if speaks_anthropic(request) else model_body(card))
+
+    @router.post("/v1/embeddings")
+    async def create_embedding() -> JSONResponse:
+        """Refused: a chain of nodes that hold a language model's layers makes none."""
+        message = "This server makes no embeddings; run an embedding model beside it."
+        raise ApiError(400, message, code="unsupported_endpoint")
+
+    return router
+
+
+def model_body(card: ModelCard) -> dict[str, Any]:
+    """A model as `/v1/models` shows it: OpenAI's fields, and those that other servers have made common."""
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "canopy",
+        "context_length": card.context_length,
+        "max_model_len": card.context_length,
+        "health": {
+            "is_complete": card.is_complete,
+            "missing_layers": list(card.missing),
+            "serve_line": card.serve_line,
+        },
+        "capabilities": {"chat": True, "chat_template": card.has_template, "tools": bool(card.tool_family)},
+        "fingerprint": card.fingerprint,
+    }
+
+
+def model_info(card: ModelCard) -> dict[str, Any]:
+    """A model as Anthropic's clients read it."""
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "created_at": datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": card.context_length,
+        "max_tokens": card.context_length,
+    }
+
+
+def model_page(card: ModelCard) -> dict[str, Any]:
+    """The only page of the list of models, for Anthropic's clients."""
+    end = card.id or None
+    return {"data": [model_info(card)] if card.id else [], "has_more": False, "first_id": end, "last_id": end}
