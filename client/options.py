@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
+
+import tyro
 
 from swarm.discovery.dht.addresses import Membership
 from swarm.errors import ConfigError
@@ -28,6 +30,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "seed": (Integral | None, "a whole number"),
     "nodes": (Integral | None, "a whole number"),
     "multistep": (bool, "True or False"),
+    "trace": (bool, "True or False"),
 }
 CodecChoice = Literal["lossless", "int8"]
 """How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
@@ -66,6 +69,7 @@ class Options:
         stop: strings that end the text, which is cut before them (default: none).
         nodes: tree nodes per sweep (K); 0 is plain decoding (default: whatever pays most, chosen before each sweep).
         multistep: pick by multi-step speculative sampling: the same law, but a text that depends on the trees too.
+        trace: hand out what people see of each sweep as well (`Piece.sweeps`); not for the command line.
     """
 
     max_new_tokens: Count = 128
@@ -77,6 +81,7 @@ class Options:
     stop: tuple[Text, ...] = ()
     nodes: Count | None = None
     multistep: bool = False
+    trace: Annotated[bool, tyro.conf.Suppress] = False
 
     def sampling(self) -> Sampling:
         """The options that the tail needs; a seed is drawn if there is none."""

@@ -10,6 +10,7 @@ from operator import index
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.decode.state import GenerationState
+from client.decode.sweep_trace import SweepTracer
 from client.decode.text_stream import TextStream
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.pool import Drafters
@@ -104,4 +105,5 @@ class GenerationFactory:
             options=asdict(options),
             lend=self.drafters.lend,
             resumed_tokens=len(text.tokens),
+            tracer=SweepTracer(target.tokenizer.backend_tokenizer) if options.trace else None,
         )

@@ -111,16 +111,16 @@ class Session:
         started = state.clock()
         repaired = len(self.chain.repairs)
         first_token = started
-        last = ""
+        last = Piece("")
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         try:
             with state.with_drafter():
                 async for text in Generation(state, self.chain, self.walk).run():
                     if first_token == started and len(state.text.tokens) > state.resumed_tokens:
                         first_token = state.clock()
-                    if text and not state.text.stopped:
-                        yield Piece(text)
-                    last = text
+                    last = Piece(text, sweeps=() if state.tracer is None else state.tracer.take(self._hops))
+                    if (text or last.sweeps) and not state.text.stopped:
+                        yield last
         except SwarmError as error:
             if isinstance(error, HopError):
                 self.nearby.failed(error.peer)
@@ -137,7 +137,13 @@ class Session:
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
         ended = state.text
-        yield Piece(last, Result(ended.text, tuple(ended.tokens), ended.finish_reason or "length", stats))
+        result = Result(ended.text, tuple(ended.tokens), ended.finish_reason or "length", stats)
+        yield replace(last, result=result)
+
+    @property
+    def _hops(self) -> tuple[str, ...]:
+        """The chain as it is shown to people."""
+        return tuple(f"{hop.peer[-8:]} {hop.span}" for hop in self.chain.route.hops)
 
     def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
         route = self.chain.route
@@ -155,7 +161,7 @@ class Session:
             time_to_first_token_s=first_token_s,
             total_s=total_s,
             sweeps=tuple(state.sweeps),
-            hops=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.hops),
+            hops=self._hops,
             replicas=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.replicas),
             repairs=tuple(self.chain.repairs[repaired:]),
             differences=tuple(self.chain.differences),
