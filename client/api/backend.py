@@ -154,6 +154,9 @@ class Backend(Protocol):
             ConfigError: the template does not take the messages.
         """
 
+    def token_bytes(self, token: int) -> bytes:
+        """What a token writes, as UTF-8; a part of a character is only some of its bytes, a control token none."""
+
     def run(self, job: Job, caller: Caller) -> AsyncGenerator[Event, None]:
         """One answer: `Begun`, then any number of `Delta`, then `Finished`. Closing it early frees every hop.
 

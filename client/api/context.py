@@ -1,0 +1,199 @@
+"""What every dialect works with: the backend, the settings, who asks, and the start of an answer."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.requests import Request
+
+from client.api.backend import Backend, Begun, Caller, Delta, Event, Finished, Job, ModelCard
+from client.api.errors import ApiError, unknown_model
+from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
+from client.stats import TokenLogProbs
+from swarm.runtime.tasks import TaskScope
+
+MAX_BODY_BYTES: Final = 8 * 2**20
+GONE: Final = 499
+"""The status of a request whose client has gone; nobody sees it but the counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """How the API behaves towards those who call it.
+
+    Attributes:
+        keys: API keys of which a caller must show one; empty asks for none.
+        hosts: names and addresses that a `Host` header may have, without the port; empty accepts any.
+        origins: web pages' origins, such as `https://chat.example.org`, that may call it; `*` accepts any.
+        max_body_bytes: of a request.
+        keep_alive_s: seconds of silence after which a stream carries a comment.
+        stalled_s: seconds that a reader may take nothing before it is cut, and that a run may wait for it in all.
+        max_unread_bytes: what a run may be ahead of its reader.
+        clock: seconds of the epoch.
+    """
+
+    keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    max_body_bytes: int = MAX_BODY_BYTES
+    keep_alive_s: float = 10.0
+    stalled_s: float = 30.0
+    max_unread_bytes: int = 2**20
+    clock: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A run whose prompt was taken.
+
+    Attributes:
+        begun: its first event.
+        events: the others; `close` it where they are not read to the end, and every hop is free.
+    """
+
+    begun: Begun
+    events: AsyncGenerator[Event, None]
+
+    async def close(self) -> None:
+        """End the run."""
+        await self.events.aclose()
+
+
+@dataclass(slots=True)
+class FullAnswer:
+    """An answer that was read to its end, put together.
+
+    Attributes:
+        prompt_tokens: of the prompt.
+        content: what it says.
+        reasoning: what the model thought before.
+        tool_calls: in order.
+        log_probs: one per token, where they were asked for.
+        finished: its last event.
+    """
+
+    prompt_tokens: int
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    log_probs: list[TokenLogProbs] = field(default_factory=list)
+    finished: Finished | None = None
+
+    @property
+    def end(self) -> Finished:
+        """The last event of a whole answer."""
+        assert self.finished is not None, "a run ends with Finished or an error"
+        return self.finished
+
+    def take(self, event: Event) -> None:
+        """Add the next event."""
+        if isinstance(event, Finished):
+            self.finished = event
+        elif isinstance(event, Delta):
+            self.log_probs += event.log_probs
+            for part in event.parts:
+                match part:
+                    case ContentDelta():
+                        self.content += part.text
+                    case ReasoningDelta():
+                        self.reasoning += part.text
+                    case ToolCallDelta():
+                        self._take_call(part)
+
+    def _take_call(self, part: ToolCallDelta) -> None:
+        if part.index == len(self.tool_calls):
+            self.tool_calls.append(ToolCall(part.id, part.name, part.arguments))
+            return
+        call = self.tool_calls[part.index]
+        self.tool_calls[part.index] = ToolCall(call.id, call.name, call.arguments + part.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """Given to every dialect's `routes`."""
+
+    backend: Backend
+    settings: ApiSettings
+
+    def caller(self, request: Request) -> Caller:
+        """Who asks; `client.api.guard` has checked the key."""
+        key = api_key(request)
+        if self.settings.keys and key:
+            return Caller(hashlib.sha256(key.encode()).hexdigest()[:16])
+        return Caller(request.client.host if request.client is not None else "")
+
+    async def card(self, model: str | None) -> ModelCard:
+        """The model's card, if `model` names it; an empty name means the only one.
+
+        Raises:
+            ApiError: there is no such model here (404).
+        """
+        card = await self.backend.card()
+        if model and model != card.id:
+            raise unknown_model(model, card.id)
+        return card
+
+    async def begin(self, job: Job, request: Request) -> Answer:
+        """Start a run and wait until its prompt was taken; errors until then become HTTP statuses.
+
+        Raises:
+            ApiError: the client has gone meanwhile.
+            SwarmError: as `Backend.run`.
+        """
+        events = self.backend.run(job, self.caller(request))
+        try:
+            async with _while_there(request):
+                begun = await anext(events)
+        except BaseException:
+            await events.aclose()
+            raise
+        assert isinstance(begun, Begun), "a run begins with Begun"
+        return Answer(begun, events)
+
+    async def complete(self, job: Job, request: Request) -> FullAnswer:
+        """Run to the end; a client that goes away ends the run at once. Errors as in `begin`."""
+        events = self.backend.run(job, self.caller(request))
+        full = FullAnswer(0)
+        async with aclosing(events), _while_there(request):
+            async for event in events:
+                if isinstance(event, Begun):
+                    full.prompt_tokens = event.prompt_tokens
+                full.take(event)
+        return full
+
+
+def api_key(request: Request) -> str:
+    """The key that a request shows, in the header of OpenAI's clients or of Anthropic's; empty for none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+class _ClientGone(Exception):
+    """The client closed its connection."""
+
+
+@asynccontextmanager
+async def _while_there(request: Request) -> AsyncIterator[None]:
+    """Cancel what is inside when the client goes away.
+
+    Raises:
+        ApiError: it has gone.
+    """
+
+    async def watch() -> None:
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientGone
+
+    try:
+        async with TaskScope() as scope:
+            scope.spawn(watch(), "client")
+            yield
+    except _ClientGone:
+        raise ApiError(GONE, "the client has gone") from None

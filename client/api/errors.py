@@ -1,0 +1,153 @@
+"""What goes wrong with a request, as HTTP statuses and as bodies in the form of the dialect that was spoken.
+
+A dialect raises `ApiError`, or lets the library's errors through; `as_api_error` gives each its status and code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from swarm.errors import (
+    Busy,
+    ConfigError,
+    ContextFull,
+    GenerationInterrupted,
+    RouteError,
+    SwarmError,
+    UnknownModel,
+)
+from swarm.runtime.plain_text import plain_line
+
+ErrorForm = Literal["openai", "anthropic", "ollama"]
+"""Whose error bodies a route writes."""
+
+RETRY_S: Final = 5
+"""What `Retry-After` says where nothing better is known."""
+ROUTE_RETRY_S: Final = 30
+"""What it says while layers are missing: a machine needs about so long to load some."""
+MAX_MESSAGE: Final = 2_000
+"""Characters of a message, at most; a model's template may say anything."""
+
+_OPENAI_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: HTTP status.
+        message: one line for the user.
+        code: what went wrong, in OpenAI's words, such as `model_not_found`; None where there is no word.
+        param: the field of the request that is at fault; None for none.
+        retry_after_s: whole seconds until it is worth asking again; None where asking again does not help.
+        details: more fields of the body, as JSON values; clients that do not know them pass over them.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = plain_line(message[:MAX_MESSAGE])
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.details: dict[str, Any] = {}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the answer."""
+        headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return {**headers, "www-authenticate": "Bearer"} if self.status == 401 else headers
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be right, whoever sends it again (400)."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """A field whose meaning this server does not offer: refused, since passing over it would change the answer."""
+    return ApiError(400, message, code="unsupported_parameter", param=param)
+
+
+def unknown_model(name: str, served: str) -> ApiError:
+    """A model that this swarm is not asked for (404)."""
+    message = f"The model `{name[:200]}` does not exist here; this server speaks for `{served}`."
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The same error with its HTTP status; what nobody expected becomes a 500 that tells nothing."""
+    match error:
+        case ApiError():
+            return error
+        case ContextFull():
+            return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+        case UnknownModel():
+            return ApiError(404, str(error), code="model_not_found", param="model")
+        case RouteError():
+            told = ApiError(503, str(error), code="layers_missing", retry_after_s=ROUTE_RETRY_S)
+            told.details = {"missing_layers": [f"{start}-{end}" for start, end in error.missing]}
+            return told
+        case Busy():
+            retry_s = getattr(error, "retry_after_s", None)
+            wait_s = RETRY_S if retry_s is None else max(math.ceil(retry_s), 1)
+            return ApiError(429, str(error), code="rate_limit_exceeded", retry_after_s=wait_s)
+        case ConfigError():
+            return ApiError(400, str(error), param=getattr(error, "param", None))
+        case GenerationInterrupted() | SwarmError():
+            return ApiError(503, str(error), code="generation_interrupted", retry_after_s=RETRY_S)
+        case _:
+            return ApiError(500, "The server failed at this request; its log says more.", code="internal_error")
+
+
+def form_of(path: str) -> ErrorForm:
+    """Whose form errors of a path have; routes of no dialect have OpenAI's."""
+    if path.startswith("/v1/messages"):
+        return "anthropic"
+    return "ollama" if path.startswith("/api/") else "openai"
+
+
+def error_body(form: ErrorForm, error: ApiError) -> dict[str, Any]:
+    """The body of an error, as JSON values; in a stream it is the data of the error event."""
+    match form:
+        case "openai":
+            kind = _OPENAI_TYPES.get(error.status, "invalid_request_error")
+            return {
+                "error": {
+                    "message": error.message,
+                    "type": kind,
+                    "param": error.param,
+                    "code": error.code,
+                    **error.details,
+                }
+            }
+        case "anthropic":
+            kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+            return {"type": "error", "error": {"type": kind, "message": error.message, **error.details}}
+        case "ollama":
+            return {"error": error.message}

@@ -1,0 +1,74 @@
+"""The application around the dialects: the guard, errors in each dialect's form, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import httpx2
+import pytest
+
+from client.api.app import build_app
+from client.api.context import ApiSettings
+from tests.api_server import served
+from tests.scripted_backend import CARD, ScriptedBackend, saying
+
+KEYS = ("sk-first", "sk-second")
+
+
+@pytest.fixture(scope="module")
+def backend() -> ScriptedBackend:
+    return ScriptedBackend(saying("Hello"))
+
+
+@pytest.fixture(scope="module")
+def url(backend: ScriptedBackend) -> Iterator[str]:
+    settings = ApiSettings(keys=KEYS, hosts=("127.0.0.1", "localhost"), max_body_bytes=1_000)
+    with served(build_app(backend, settings)) as base:
+        yield base
+
+
+def test_health_says_what_is_missing(url: str, backend: ScriptedBackend) -> None:
+    assert httpx2.get(f"{url}/health").json()["status"] == "ok"
+    backend.model = replace(CARD, is_complete=False, missing=("5-8",), serve_line="node serve demo --layers 5-8")
+    answer = httpx2.get(f"{url}/health")
+    backend.model = CARD
+    assert answer.status_code == 503
+    assert answer.json()["model"]["missing"] == ["5-8"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/nothing", {"error": {"type": "authentication_error", "code": "invalid_api_key", "param": None}}),
+        ("/v1/messages", {"type": "error", "error": {"type": "authentication_error"}}),
+    ],
+)
+def test_a_wrong_key_is_refused_in_the_dialect(url: str, path: str, body: dict[str, dict[str, str]]) -> None:
+    answer = httpx2.post(f"{url}{path}", headers={"authorization": "Bearer sk-wrong"}, json={})
+    assert answer.status_code == 401
+    assert answer.json()["error"].items() >= body["error"].items()
+
+
+@pytest.mark.parametrize("headers", [{"authorization": f"Bearer {KEYS[1]}"}, {"x-api-key": KEYS[0]}])
+def test_any_of_the_keys_opens(url: str, headers: dict[str, str]) -> None:
+    answer = httpx2.get(f"{url}/v1/nothing", headers=headers)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"host": "evil.example"}, "host_not_allowed"),
+        ({"origin": "https://evil.example"}, "origin_not_allowed"),
+    ],
+)
+def test_strange_pages_and_names_are_refused(url: str, headers: dict[str, str], code: str) -> None:
+    answer = httpx2.get(f"{url}/health", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, code)
+
+
+def test_a_large_body_is_refused(url: str) -> None:
+    answer = httpx2.post(f"{url}/v1/nothing", content=b"x" * 1_001, headers={"x-api-key": KEYS[0]})
+    assert answer.status_code == 413
