@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from swarm.discovery.dht.addresses import Membership
 from swarm.errors import ConfigError
-from swarm.protocol.messages import Sampling
-from swarm.runtime.cli_types import Count, Number, Probability, Text, headed
+from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS, PickRules, Sampling
+from swarm.protocol.pick_rules import Grammar as Grammar
+from swarm.runtime.cli_types import Count, Found, Number, Probability, Text, headed
 
 if TYPE_CHECKING:
     from swarm.discovery.registry import Registry
 
 MAX_NODES = 2_048
 MAX_NEW_TOKENS = 2**31
+MAX_VOCABULARY = 2**31
 _TYPES: dict[str, tuple[Any, str]] = {
     "max_new_tokens": (Integral, "a whole number"),
     "temperature": (Real, "a number"),
@@ -31,28 +31,20 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "nodes": (Integral | None, "a whole number"),
     "multistep": (bool, "True or False"),
     "trace": (bool, "True or False"),
+    "frequency_penalty": (Real, "a number"),
+    "presence_penalty": (Real, "a number"),
+    "repetition_penalty": (Real, "a number"),
+    "grammar": (Grammar | None, "a Grammar"),
+    "log_probs": (Integral | None, "a whole number"),
 }
 CodecChoice = Literal["lossless", "int8"]
 """How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What a text must match from its first token to its end.
-
-    Attributes:
-        kind: `json_schema`; `json` for any JSON object (its text is then ignored); `regex`; `lark`, a context-free
-            grammar in the dialect of llguidance, which can also begin at a trigger in the middle of a text.
-        text: of the schema, expression or grammar.
-    """
-
-    kind: Literal["json_schema", "json", "regex", "lark"]
-    text: str = ""
-
-
 @headed(
     text=("max_new_tokens", "stop"),
     sampling=("temperature", "top_k", "top_p", "min_p", "seed", "multistep"),
+    rules=("frequency_penalty", "presence_penalty", "repetition_penalty"),
     drafting=("nodes",),
 )
 @dataclass(frozen=True, slots=True)
@@ -69,7 +61,13 @@ class Options:
         stop: strings that end the text, which is cut before them (default: none).
         nodes: tree nodes per sweep (K); 0 is plain decoding (default: whatever pays most, chosen before each sweep).
         multistep: pick by multi-step speculative sampling: the same law, but a text that depends on the trees too.
-        trace: hand out what people see of each sweep as well (`Piece.sweeps`); not for the command line.
+        trace: hand out what people see of each sweep as well (`Piece.sweeps`).
+        frequency_penalty: take so much from a token's logit for each time that it was generated; -2 to 2.
+        presence_penalty: take so much from the logit of each token that was generated; -2 to 2.
+        repetition_penalty: divide logits above 0, and multiply others, of all tokens so far; 1 does nothing.
+        logit_bias: pairs of a token id and what is added to its logit, -100 to 100; at most 1,024.
+        grammar: what the text must match.
+        log_probs: give each token's log-probability, and those of so many of the likeliest tokens, at most 20.
     """
 
     max_new_tokens: Count = 128
@@ -81,12 +79,33 @@ class Options:
     stop: tuple[Text, ...] = ()
     nodes: Count | None = None
     multistep: bool = False
-    trace: Annotated[bool, tyro.conf.Suppress] = False
+    trace: Found[bool] = False
+    frequency_penalty: Number = 0.0
+    presence_penalty: Number = 0.0
+    repetition_penalty: Number = 1.0
+    logit_bias: Found[tuple[tuple[int, float], ...]] = ()
+    grammar: Found[Grammar | None] = None
+    log_probs: Found[int | None] = None
 
-    def sampling(self) -> Sampling:
-        """The options that the tail needs; a seed is drawn if there is none."""
+    def sampling(self, start: int = 0, end_tokens: Collection[int] = ()) -> Sampling:
+        """The options that the tail needs; a seed is drawn if there is none.
+
+        Args:
+            start: tokens of the prompt.
+            end_tokens: ids that end a text.
+        """
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        return Sampling(seed, self.temperature, self.top_k, self.top_p, self.min_p, self.multistep)
+        plain = Sampling(seed, self.temperature, self.top_k, self.top_p, self.min_p, self.multistep)
+        rules = PickRules(
+            frequency_penalty=float(self.frequency_penalty),
+            presence_penalty=float(self.presence_penalty),
+            repetition_penalty=float(self.repetition_penalty),
+            logit_bias=tuple((token, float(bias)) for token, bias in sorted(self.logit_bias)),
+            grammar=self.grammar,
+        )
+        if rules == PickRules():
+            return plain
+        return replace(plain, rules=replace(rules, start=start, end_tokens=tuple(sorted(end_tokens))))
 
     def check(self) -> None:
         """Check the values.
@@ -103,11 +122,15 @@ class Options:
             raise ConfigError(f"max_new_tokens: {self.max_new_tokens}; ask for 1 … {MAX_NEW_TOKENS}")
         if self.nodes is not None and not 0 <= self.nodes <= MAX_NODES:
             raise ConfigError(f"nodes: {self.nodes} is not in 0 … {MAX_NODES}")
+        if self.log_probs is not None and not 0 <= self.log_probs <= MAX_TOP_LOG_PROBS:
+            raise ConfigError(f"log_probs: {self.log_probs} is not in 0 … {MAX_TOP_LOG_PROBS}")
+        if not all(isinstance(token, Integral) and isinstance(bias, Real) for token, bias in self.logit_bias):
+            raise ConfigError("logit_bias must map token ids, which are whole numbers, to numbers")
         if not all(isinstance(stop, str) for stop in self.stop):
             raise ConfigError(f"stop: {self.stop!r}; give strings")
         if not all(self.stop):
             raise ConfigError("stop: an empty stop string would end every text at once")
-        check_sampling(self.sampling())
+        check_sampling(self.sampling(), MAX_VOCABULARY)
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -188,6 +211,24 @@ def make_options(arguments: GenerateOptions) -> Options:
     unknown = sorted(set(arguments) - set(known))
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(known)}")
-    stop = arguments.get("stop", ())
-    rest: dict[str, Any] = {name: value for name, value in arguments.items() if name != "stop"}
-    return Options(**rest, stop=tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,))
+    given: dict[str, Any] = dict(arguments)
+    stop = given.get("stop", ())
+    given["stop"] = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
+    if isinstance(given.get("grammar"), Mapping):  # of a generation that was interrupted
+        given["grammar"] = Grammar(**given["grammar"])
+    if "logit_bias" in given:
+        given["logit_bias"] = _biases(given["logit_bias"])
+    return Options(**given)
+
+
+def _biases(given: object) -> tuple[tuple[int, float], ...]:
+    """Pairs from a mapping, or from the pairs of a generation that was interrupted.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else given
+        return tuple((token, bias) for token, bias in pairs)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise ConfigError("logit_bias must map token ids to numbers") from None

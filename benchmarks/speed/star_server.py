@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from node.engine.batch import Batch, BatchMember
-from node.engine.sweep_run import HopRole, SweepRun
+from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.span import SpanModel
 from node.session.service import RpcContext
 from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
@@ -61,7 +61,7 @@ class StarSession:
             raise RemoteProtocolError("sequence", f"sweep {sweep.sequence} came before")
         work = self._log.next_work()
         assert work is not None, "just received"
-        run = SweepRun(self._model, self._kv_cache, self._role, work, self._log.executed.sampling)
+        run = SweepRun(self._model, self._kv_cache, self._role, work, Picking(self._log.executed.sampling))
         for error in Batch([BatchMember(self, run, run.remaining)]).run().values():
             raise error
         if run.rows is not None:

@@ -19,7 +19,7 @@ import tyro
 
 from benchmarks.sheet import Sheet
 from node.engine.batch import Batch, BatchMember
-from node.engine.sweep_run import HopRole, SweepRun
+from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, load_span
 from swarm.demo import TARGET
@@ -108,7 +108,7 @@ class BinaryTreeSession:
         self._log.receive(SweepFrame(sweep, None, self._rows(len(parents))))
         work = self._log.next_work()
         assert work is not None, "just received"
-        return SweepRun(self.model, self._kv_cache, self._role, work, sampling)
+        return SweepRun(self.model, self._kv_cache, self._role, work, Picking(sampling))
 
     def _rows(self, count: int) -> Rows | None:
         if self.model.span.start == 0:

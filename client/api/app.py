@@ -15,18 +15,25 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from client.api import health
+from client.api import chat_page, health
 from client.api.backend import Backend
 from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
 from client.api.guard import ApiGuard, refusal
+from client.api.openai import chat_completions, completions, models
 from swarm.errors import SwarmError
 from swarm.runtime.version import VERSION
 
 logger = logging.getLogger(__name__)
 
 Routes = Callable[[ApiContext], APIRouter]
-DIALECTS: Final[Sequence[Routes]] = (health.routes,)
+DIALECTS: Final[Sequence[Routes]] = (
+    health.routes,
+    models.routes,
+    chat_completions.routes,
+    completions.routes,
+    chat_page.routes,
+)
 """Every module's routes. The page comes last, since it answers at `/`."""
 
 _ARMS: Final = frozenset({"str", "int", "float", "bool", "dict", "none"})
@@ -100,4 +107,4 @@ def from_validation(problems: Sequence[Any]) -> ApiError:
 
 def _is_union_arm(part: object) -> bool:
     """Whether pydantic names one of a field's alternatives here, and no field."""
-    return isinstance(part, str) and (part in _ARMS or part[:1].isupper() or not part.replace("-", "_").isidentifier())
+    return isinstance(part, str) and (part in _ARMS or part[:1].isupper() or not part.isidentifier())

@@ -72,6 +72,7 @@ class FullAnswer:
         prompt_tokens: of the prompt.
         content: what it says.
         reasoning: what the model thought before.
+        reasoning_tokens: of that.
         tool_calls: in order.
         log_probs: one per token, where they were asked for.
         finished: its last event.
@@ -80,6 +81,7 @@ class FullAnswer:
     prompt_tokens: int
     content: str = ""
     reasoning: str = ""
+    reasoning_tokens: int = 0
     tool_calls: list[ToolCall] = field(default_factory=list)
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     finished: Finished | None = None
@@ -96,6 +98,7 @@ class FullAnswer:
             self.finished = event
         elif isinstance(event, Delta):
             self.log_probs += event.log_probs
+            self.reasoning_tokens += reasoning_tokens(event)
             for part in event.parts:
                 match part:
                     case ContentDelta():
@@ -145,10 +148,14 @@ class ApiContext:
             ApiError: the client has gone meanwhile.
             SwarmError: as `Backend.run`.
         """
-        events = self.backend.run(job, self.caller(request))
+        async with while_there(request):
+            return await self.start(job, self.caller(request))
+
+    async def start(self, job: Job, caller: Caller) -> Answer:
+        """The same for a caller that nobody watches."""
+        events = self.backend.run(job, caller)
         try:
-            async with _while_there(request):
-                begun = await anext(events)
+            begun = await anext(events)
         except BaseException:
             await events.aclose()
             raise
@@ -157,14 +164,18 @@ class ApiContext:
 
     async def complete(self, job: Job, request: Request) -> FullAnswer:
         """Run to the end; a client that goes away ends the run at once. Errors as in `begin`."""
-        events = self.backend.run(job, self.caller(request))
-        full = FullAnswer(0)
-        async with aclosing(events), _while_there(request):
+        answer = await self.begin(job, request)
+        full = FullAnswer(answer.begun.prompt_tokens)
+        async with aclosing(answer.events) as events, while_there(request):
             async for event in events:
-                if isinstance(event, Begun):
-                    full.prompt_tokens = event.prompt_tokens
                 full.take(event)
         return full
+
+
+def reasoning_tokens(delta: Delta) -> int:
+    """Tokens of a delta that were thought and not said."""
+    is_thought = bool(delta.parts) and all(isinstance(part, ReasoningDelta) for part in delta.parts)
+    return len(delta.tokens) if is_thought else 0
 
 
 def api_key(request: Request) -> str:
@@ -178,7 +189,7 @@ class _ClientGone(Exception):
 
 
 @asynccontextmanager
-async def _while_there(request: Request) -> AsyncIterator[None]:
+async def while_there(request: Request) -> AsyncIterator[None]:
     """Cancel what is inside when the client goes away.
 
     Raises:

@@ -17,6 +17,7 @@ from client.drafting.pool import Drafters
 from client.options import Options, check_text
 from client.target import Target
 from swarm.errors import ConfigError, ContextFull
+from swarm.inference.sampling import check as check_sampling
 
 PREFILL_CHUNK = 512
 """Tokens of a prefill sweep, at most."""
@@ -62,7 +63,6 @@ class GenerationFactory:
         """
         target = self.target
         options.check()
-        sampling = options.sampling()
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
         try:
@@ -81,6 +81,8 @@ class GenerationFactory:
                 f"prompt of {len(ids)} tokens and {options.max_new_tokens} new ones exceed the model's context of "
                 f"{limit}; shorten one of them"
             )
+        sampling = options.sampling(len(ids), [token for token in target.eos_ids if token < target.vocab_size])
+        check_sampling(sampling, target.vocab_size)
         nodes = self.nodes if options.nodes is None else options.nodes
         policy: SpeculationPolicy = self.goodput if nodes is None else FixedPolicy(nodes)
         if isinstance(self.drafters.first, NoDrafter):

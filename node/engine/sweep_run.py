@@ -17,12 +17,14 @@ from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.multistep_sampling import by_offset, multistep_picks
+from swarm.inference.path_rules import PathRules
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.row_codec import all_finite, decode_rows, encode_rows
 from swarm.inference.sampling import pick, target_probs
 from swarm.layers import Span
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Codec, Rows, Sampling
+from swarm.protocol.session import SessionState
 
 NoiseSource = Callable[[int, int, int], NDArray[np.float64]]
 """Makes a row of noise from seed, position and vocabulary size, as `swarm.inference.gumbel.gumbel_row`."""
@@ -39,6 +41,17 @@ class HopRole:
     valid_tokens: int
     """Ids that the tail may pick are below this."""
     noise: NoiseSource
+
+
+@dataclass(frozen=True, slots=True)
+class Picking:
+    """How the tail picks after the nodes of a sweep."""
+
+    sampling: Sampling
+    rules: PathRules | None = None
+    """Those of `sampling`, along the paths of this session."""
+    state: SessionState | None = None
+    """The session's, with the sweep applied; needed for rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +79,7 @@ class SweepRun:
         is_tail: whether this hop runs the model's last layer.
     """
 
-    def __init__(self, model: SpanModel, kv_cache: KvCache, role: HopRole, work: SweepWork, sampling: Sampling) -> None:
+    def __init__(self, model: SpanModel, kv_cache: KvCache, role: HopRole, work: SweepWork, picking: Picking) -> None:
         self.model = model
         self.work = work
         self.compute_ms = 0.0
@@ -76,7 +89,7 @@ class SweepRun:
         self.picks: list[tuple[TreeNodeId, int]] = []
         self._kv_cache = kv_cache
         self._role = role
-        self._sampling = sampling
+        self._picking = picking
         self.is_tail = role.span.end == model.num_layers
         self._entered: torch.Tensor | None = None
         self._hidden: list[torch.Tensor] = []
@@ -178,16 +191,18 @@ class SweepRun:
         """Pick the tokens after some nodes, by shared noise or by what the draft drew.
 
         Args:
-            logits: [len(offsets), vocab_size].
+            logits: float32 [len(offsets), vocab_size]; changed in place where there are rules.
             offsets: the nodes, by place in the sweep.
         """
-        applied = self.work.applied
+        applied, picking = self.work.applied, self._picking
+        if picking.rules is not None and picking.state is not None:
+            picking.rules.apply(logits, [applied.appended[offset] for offset in offsets], picking.state)
         positions = [applied.positions[offset] + 1 for offset in offsets]
         tokens = self._choose(logits, positions, offsets)
         self.picks += [(applied.appended[offset], token) for offset, token in zip(offsets, tokens, strict=True)]
 
     def _choose(self, logits: torch.Tensor, positions: Sequence[int], offsets: Sequence[int]) -> list[int]:
-        sampling, valid = self._sampling, self._role.valid_tokens
+        sampling, valid = self._picking.sampling, self._role.valid_tokens
         if not sampling.multistep or sampling.temperature == 0:
             return pick(logits, positions, sampling, valid, self._role.noise)
         sweep = self.work.frame.sweep

@@ -334,8 +334,8 @@ class HopSession:
         if self._running is None:
             work = self.log.next_work()
             if work is not None:
-                sampling = self.log.executed.sampling
-                self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, sampling)
+                picking = self._tail.picking()
+                self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, picking)
         return self._running
 
     def finish(self, run: SweepRun) -> None:

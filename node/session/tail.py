@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from node.engine.sweep_run import SweepRun
+from node.engine.sweep_run import Picking, SweepRun
 from node.session.accepted_path import AcceptedPath, requested_rows
 from swarm.ids import TreeNodeId
+from swarm.inference.path_rules import PathRules
 from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import HopTime, Reply
@@ -25,6 +26,17 @@ class Tail:
         self._log = log
         self._accepted = AcceptedPath()
         self._replayed: list[SweepRun] = []
+        self._rules: PathRules | None = None
+
+    def picking(self) -> Picking:
+        """How to pick after the nodes of the sweep that was handed out last."""
+        state = self._log.executed
+        sampling = state.sampling
+        if sampling.rules is None:
+            self._rules = None
+        elif self._rules is None or self._rules.rules != sampling.rules:
+            self._rules = PathRules(sampling.rules)
+        return Picking(sampling, self._rules, state)
 
     def reply(self, run: SweepRun, times: Sequence[HopTime]) -> Reply:
         """The answer to the sweep that was run last."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
-from swarm.protocol.messages import Sampling
+from swarm.protocol.pick_rules import Sampling
 
 Noise = npt.NDArray[np.float64]
 
@@ -55,6 +55,9 @@ def check(sampling: Sampling, vocab_size: int = 1) -> None:
     for field, value, fits, law in rules:
         if not fits:
             raise ConfigError(f"{field} {law}, got {value}")
+    problem = None if sampling.rules is None else sampling.rules.problem(vocab_size)
+    if problem is not None:
+        raise ConfigError(" ".join(problem))
 
 
 def pick(

@@ -10,6 +10,7 @@ survive), any other one a snapshot.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Codec, Rows, Snapshot, Sweep, SweepFrame
@@ -117,7 +118,9 @@ class Journal:
             tokens=(*(token.token for token in committed), *(node.token for node in live)),
             sequences=(*(token.sequence for token in committed), *(node.sequence for node in live)),
             parents=(*above, *(node.parent for node in live)),
-            headers=tuple(header for number, header in sorted(self._headers.items()) if number > state.acked),
+            headers=_with_last_sampling(
+                [header for number, header in sorted(self._headers.items()) if number > state.acked]
+            ),
             kept=kept,
             rows=rows,
         )
@@ -135,3 +138,12 @@ class Journal:
         codec, width = self._form
         pieces = [self._committed[node] if node in self._committed else self._live[node] for node in nodes]
         return Rows(codec, len(pieces), width, b"".join(pieces))
+
+
+def _with_last_sampling(headers: Sequence[Sweep]) -> tuple[Sweep, ...]:
+    """Headers for a snapshot: only the last sampling among them still counts, and rules may be large."""
+    last = max((header.sequence for header in headers if header.sampling is not None), default=0)
+    return tuple(
+        header if header.sampling is None or header.sequence == last else replace(header, sampling=None)
+        for header in headers
+    )

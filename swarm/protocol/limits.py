@@ -69,6 +69,9 @@ TOKEN_HEAD_BYTES = 64
 """What a token of a snapshot, or a tree node of a sweep, takes in a head at most (33 in fact)."""
 GUESS_HEAD_BYTES = 384
 """What a draft's distribution after a node takes besides."""
+RULES_HEAD_BYTES = 176 << 10
+"""What rules of picks take in a head at most, a snapshot's and those of one header: each a grammar, 1,024 biases and 64
+ids that end a text (80 KiB in fact)."""
 MAX_HEAD_BYTES = 4 << 20
 """A frame's head, whatever the credits."""
 
@@ -91,4 +94,5 @@ class HeadLimits:
     def head_bytes(self) -> int:
         """Bytes that the largest legal head takes, and some more."""
         tokens = TOKEN_HEAD_BYTES * (self.window_tokens + self.nodes)
-        return min(OPENING_HEAD_BYTES + tokens + GUESS_HEAD_BYTES * self.nodes, MAX_HEAD_BYTES)
+        most = OPENING_HEAD_BYTES + RULES_HEAD_BYTES + tokens + GUESS_HEAD_BYTES * self.nodes
+        return min(most, MAX_HEAD_BYTES)

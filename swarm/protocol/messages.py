@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.pick_rules import Sampling as Sampling
+from swarm.protocol.pick_rules import Want as Want
 
 INT8_BLOCK = 32
 """Values of a row that share a scale in `Codec.INT8`."""
@@ -37,40 +39,6 @@ class Codec(enum.Enum):
         """Bytes that a row of `width` values takes."""
         scales = -(-width // INT8_BLOCK) if self is Codec.INT8 else 0
         return width * self.item_bytes + scales * INT8_SCALE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the tail picks a token. Design: docs/design/session-protocol.md.
-
-    Attributes:
-        seed: key of the Gumbel noise, below 2^64.
-        temperature: finite; 0 is greedy.
-        top_k: at least 1; None is no filter.
-        top_p: in `[0, 1]`; None is no filter.
-        min_p: in `[0, 1]`; None is no filter.
-        multistep: pick by multi-step speculative sampling over `Sweep.guesses`, not by coupled noise.
-    """
-
-    seed: int = 0
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    multistep: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What a sweep asks for beside picks.
-
-    Attributes:
-        log_probs: the target's log-probability of each pick.
-        hidden_rows: final hidden rows of the accepted path.
-    """
-
-    log_probs: bool = False
-    hidden_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +141,8 @@ class Reply:
         generation: of the session's route.
         picks: (node, token picked after it) of each kept node from `Sweep.picks_from` on, in id order.
         times: [hops] in chain order.
-        log_probs: [len(picks)] natural logarithms; None unless asked for.
+        log_probs: [len(picks)] natural logarithms of the target's own probabilities; None unless asked for.
+        top_log_probs: [len(picks)] the likeliest tokens and theirs, best first; None unless asked for.
         row_ids: nodes of `rows`, root first.
         rows: final hidden rows of the accepted path; None unless asked for.
     """
@@ -185,6 +154,7 @@ class Reply:
     log_probs: tuple[float, ...] | None = None
     row_ids: tuple[TreeNodeId, ...] = ()
     rows: Rows | None = None
+    top_log_probs: tuple[tuple[tuple[int, float], ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

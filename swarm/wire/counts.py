@@ -5,6 +5,7 @@ from __future__ import annotations
 from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS
 from swarm.protocol.limits import HeadLimits
 from swarm.wire import checks
+from swarm.wire.picks import check_rules
 from swarm.wire.v1 import node_pb2 as pb
 
 
@@ -21,8 +22,11 @@ def check_counts(frame: pb.Frame, limits: HeadLimits) -> None:
     match frame.WhichOneof("kind"):
         case "sweep":
             _check_sweep(frame.sweep.sweep, limits)
-        case "snapshot":
-            snapshot = frame.snapshot
+        case "ruled_sweep":
+            _check_sweep(frame.ruled_sweep.sweep, limits)
+        case "snapshot" | "ruled_snapshot" as kind:
+            snapshot = frame.snapshot if kind == "snapshot" else frame.ruled_snapshot
+            check_rules(snapshot.sampling)
             checks.at_most(snapshot.headers, limits.sweeps, "headers")
             checks.at_most(snapshot.ids, limits.window_tokens + limits.nodes, "ids")
             for field in ("tokens", "sequences", "parents"):
@@ -37,6 +41,7 @@ def check_counts(frame: pb.Frame, limits: HeadLimits) -> None:
 def _check_sweep(sweep: pb.Sweep, limits: HeadLimits) -> None:
     checks.at_most(sweep.tokens, limits.nodes, "tokens")
     checks.same_length(len(sweep.parents), len(sweep.tokens), "parents", "tokens")
+    check_rules(sweep.sampling)
     for guess in checks.at_most(sweep.guesses, len(sweep.tokens), "guesses"):
         checks.at_most(guess.tokens, MAX_CANDIDATES, "guesses")
         checks.at_most(guess.weights, MAX_CANDIDATES, "guesses")

@@ -12,7 +12,6 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import (
     MAX_COUNT,
@@ -62,9 +61,11 @@ from swarm.protocol.messages import (
     Want,
 )
 from swarm.protocol.node_info import Counters, NodeInfo
+from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS
 from swarm.runtime.version import unknown_here
 from swarm.wire import checks, encoding
 from swarm.wire.counts import check_counts
+from swarm.wire.picks import decode_guesses, decode_log_probs, decode_rules
 from swarm.wire.v1 import node_pb2 as pb
 
 CODECS = {int(value): codec for codec, value in encoding.CODECS.items()}
@@ -101,16 +102,16 @@ def decode_frame(data: bytes | bytearray, limits: HeadLimits | None = None) -> F
     if limits is not None:
         check_counts(frame, limits)
     match frame.WhichOneof("kind"):
-        case "sweep":
-            return _sweep_frame(frame.sweep)
+        case "sweep" | "ruled_sweep" as kind:
+            return _sweep_frame(getattr(frame, kind))
         case "reply":
             return _reply(frame.reply)
         case "attach":
             return _attach(frame.attach)
         case "reroute":
             return _reroute(frame.reroute)
-        case "snapshot":
-            return _snapshot(frame.snapshot)
+        case "snapshot" | "ruled_snapshot" as kind:
+            return _snapshot(getattr(frame, kind))
         case "close":
             reason = checks.printable(checks.at_most(frame.close.reason, REASON_CHARACTERS, "reason"), "reason")
             return Close(reason, frame.close.dismissed)
@@ -299,8 +300,8 @@ def _sweep(sweep: pb.Sweep) -> Sweep:
         truncate_to=checks.number(sweep.truncate_to, "truncate_to") if sweep.HasField("truncate_to") else None,
         commit_to=checks.node_id(sweep.commit_to, "commit_to") if sweep.HasField("commit_to") else None,
         sampling=_sampling(sweep.sampling) if sweep.HasField("sampling") else None,
-        want=Want(sweep.want.log_probs, sweep.want.hidden_rows) if sweep.HasField("want") else None,
-        guesses=_guesses(sweep.guesses, len(tokens)),
+        want=_want(sweep.want) if sweep.HasField("want") else None,
+        guesses=decode_guesses(sweep.guesses, len(tokens)),
     )
 
 
@@ -315,21 +316,16 @@ def _sampling(sampling: pb.Sampling) -> Sampling:
         top_p=checks.fraction(sampling.top_p, "top_p") if sampling.HasField("top_p") else None,
         min_p=checks.fraction(sampling.min_p, "min_p") if sampling.HasField("min_p") else None,
         multistep=sampling.multistep,
+        rules=decode_rules(sampling.rules) if sampling.HasField("rules") else None,
     )
 
 
-def _guesses(guesses: Collection[pb.Guess], nodes: int) -> tuple[DraftDistribution, ...]:
-    """What a draft drew after nodes of a sweep of `nodes`: at most one per node, by rising offsets."""
-    found: list[DraftDistribution] = []
-    for sent in checks.at_most(guesses, nodes, "guesses"):
-        guess = DraftDistribution(sent.offset, tuple(sent.tokens), tuple(sent.weights), tuple(sent.draws))
-        problem = guess.problem(checks.TOKEN_END)
-        if problem is not None:
-            raise RemoteProtocolError("guesses", problem)
-        if guess.offset >= nodes or (found and guess.offset <= found[-1].offset):
-            raise RemoteProtocolError("guesses", f"offset {guess.offset} is not below {nodes} or not rising")
-        found.append(guess)
-    return tuple(found)
+def _want(want: pb.Want) -> Want:
+    return Want(
+        log_probs=want.log_probs,
+        hidden_rows=want.hidden_rows,
+        top_log_probs=checks.number(want.top_log_probs, "want", MAX_TOP_LOG_PROBS + 1),
+    )
 
 
 def _kept(bitmap: bytes, nodes: int) -> tuple[bool, ...]:
@@ -373,10 +369,7 @@ def _reply(reply: pb.Reply) -> Reply:
     ids = checks.node_ids(reply.ids, "ids")
     tokens = checks.numbers(reply.tokens, "tokens", checks.TOKEN_END)
     checks.same_length(len(tokens), len(ids), "tokens", "ids")
-    log_probs = None
-    if reply.HasField("log_probs"):
-        checks.same_length(len(reply.log_probs.values), len(ids), "log_probs", "ids")
-        log_probs = tuple(checks.log_probability(value, "log_probs") for value in reply.log_probs.values)
+    log_probs, top = decode_log_probs(reply.log_probs, len(ids)) if reply.HasField("log_probs") else (None, None)
     row_ids = checks.node_ids(reply.row_ids, "row_ids")
     rows = _rows(reply.rows, len(row_ids), "row ids") if reply.HasField("rows") else None
     if row_ids and rows is None:
@@ -389,6 +382,7 @@ def _reply(reply: pb.Reply) -> Reply:
         log_probs=log_probs,
         row_ids=row_ids,
         rows=rows,
+        top_log_probs=top,
     )
 
 

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
+from swarm.protocol import pick_rules
 from swarm.protocol.faults import one_line
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import MAX_HOP_MS, REASON_CHARACTERS
@@ -42,6 +43,7 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.protocol.node_info import NodeInfo
+from swarm.protocol.pick_rules import GrammarKind, PickRules
 from swarm.wire.checks import TIP
 from swarm.wire.v1 import node_pb2 as pb
 
@@ -53,6 +55,9 @@ CODECS: dict[Codec, pb.Codec.ValueType] = {
 }
 FAULT_KINDS: dict[FaultKind, pb.FaultKind.ValueType] = {
     kind: pb.FaultKind.Value(f"FAULT_KIND_{kind.name}") for kind in FaultKind
+}
+GRAMMAR_KINDS: dict[GrammarKind, pb.GrammarKind.ValueType] = {
+    kind: pb.GrammarKind.Value(f"GRAMMAR_KIND_{kind.upper()}") for kind in pick_rules.GRAMMAR_KINDS
 }
 LENGTH_DELIMITED = 2  # protobuf's wire type of a `bytes` field
 DATA_KEY = bytes([pb.Part.DATA_FIELD_NUMBER << 3 | LENGTH_DELIMITED])
@@ -132,7 +137,8 @@ def _bytes(build: Callable[[T], Message], message: T) -> bytes:
 def _frame(message: Frame) -> pb.Frame:
     match message:
         case SweepFrame():
-            return pb.Frame(sweep=_sweep_frame(message))
+            frame = _sweep_frame(message)
+            return pb.Frame(ruled_sweep=frame) if _has_rules(message.sweep) else pb.Frame(sweep=frame)
         case Reply():
             return pb.Frame(reply=_reply(message))
         case Attach():
@@ -140,7 +146,8 @@ def _frame(message: Frame) -> pb.Frame:
         case Reroute():
             return pb.Frame(reroute=_reroute(message))
         case Snapshot():
-            return pb.Frame(snapshot=_snapshot(message))
+            snapshot = _snapshot(message)
+            return pb.Frame(ruled_snapshot=snapshot) if _has_rules(message) else pb.Frame(snapshot=snapshot)
         case Close():
             return pb.Frame(close=pb.Close(reason=_reason(message.reason), dismissed=message.dismissed))
         case Ping():
@@ -177,8 +184,37 @@ def _replies_up(message: RepliesUp) -> pb.RepliesUp:
     assert_never(message)
 
 
+def _has_rules(message: Sweep | Snapshot) -> bool:
+    """Whether a release that knows no rules must refuse it: it would read past them, and pick without (V2)."""
+    return message.sampling is not None and message.sampling.rules is not None
+
+
 def _sampling(sampling: Sampling | None) -> pb.Sampling | None:
-    return None if sampling is None else pb.Sampling(**asdict(sampling))
+    if sampling is None:
+        return None
+    return pb.Sampling(
+        seed=sampling.seed,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        multistep=sampling.multistep,
+        rules=None if sampling.rules is None else _rules(sampling.rules),
+    )
+
+
+def _rules(rules: PickRules) -> pb.PickRules:
+    grammar = rules.grammar
+    return pb.PickRules(
+        start=rules.start,
+        frequency_penalty=rules.frequency_penalty,
+        presence_penalty=rules.presence_penalty,
+        repetition_penalty=rules.repetition_penalty,
+        bias_tokens=[token for token, _ in rules.logit_bias],
+        biases=[bias for _, bias in rules.logit_bias],
+        grammar=None if grammar is None else pb.Grammar(kind=GRAMMAR_KINDS[grammar.kind], text=grammar.text),
+        end_tokens=rules.end_tokens,
+    )
 
 
 def _parents(parents: Iterable[TreeNodeId | None]) -> list[int]:
@@ -229,9 +265,18 @@ def _reply(reply: Reply) -> pb.Reply:
         ids=[node for node, _ in reply.picks],
         tokens=[token for _, token in reply.picks],
         times=_times(reply.times),
-        log_probs=None if reply.log_probs is None else pb.LogProbs(values=reply.log_probs),
+        log_probs=_log_probs(reply),
         row_ids=reply.row_ids,
         rows=_rows(reply.rows),
+    )
+
+
+def _log_probs(reply: Reply) -> pb.LogProbs | None:
+    if reply.log_probs is None:
+        return None
+    top = [one for best in reply.top_log_probs or () for one in best]
+    return pb.LogProbs(
+        values=reply.log_probs, top_tokens=[token for token, _ in top], top_values=[value for _, value in top]
     )
 
 

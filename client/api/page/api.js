@@ -59,7 +59,7 @@ export async function stream(request, signal, onChunk) {
   const response = await fetch("v1/chat/completions", {
     method: "POST",
     headers: { ...headers(), "content-type": "application/json" },
-    body: JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true }, canopy: { sweeps: true } }),
+    body: JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true }, canopy: { trace: true } }),
     signal,
   });
   if (!response.ok) throw await refused(response);

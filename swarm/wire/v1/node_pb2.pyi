@@ -60,6 +60,38 @@ A value is int8 × scale; scales are positive and finite, and never span rows.
 """
 Global___Codec: _TypeAlias = Codec  # noqa: Y015
 
+class _GrammarKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAMMAR_KIND_UNSPECIFIED: _GrammarKind.ValueType  # 0
+    """Refused."""
+    GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 1
+    """A JSON schema."""
+    GRAMMAR_KIND_JSON: _GrammarKind.ValueType  # 2
+    """Any JSON object; the text is ignored."""
+    GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 3
+    """A regular expression."""
+    GRAMMAR_KIND_LARK: _GrammarKind.ValueType  # 4
+    """A context-free grammar in llguidance's dialect of Lark."""
+
+class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
+    """What a grammar's text is."""
+
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
+"""Refused."""
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
+"""A JSON schema."""
+GRAMMAR_KIND_JSON: GrammarKind.ValueType  # 2
+"""Any JSON object; the text is ignored."""
+GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 3
+"""A regular expression."""
+GRAMMAR_KIND_LARK: GrammarKind.ValueType  # 4
+"""A context-free grammar in llguidance's dialect of Lark."""
+Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
+
 class _FaultKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -164,6 +196,8 @@ class Frame(_message.Message):
     PING_FIELD_NUMBER: _builtins.int
     REPLY_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
+    RULED_SWEEP_FIELD_NUMBER: _builtins.int
+    RULED_SNAPSHOT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach:
         """First frame of a link."""
@@ -196,6 +230,14 @@ class Frame(_message.Message):
     def fault(self) -> Global___Fault:
         """R1: faults travel downstream and to the client too."""
 
+    @_builtins.property
+    def ruled_sweep(self) -> Global___SweepFrame:
+        """A `sweep` whose sampling has rules: releases that would pick without them do not know this kind (V2)."""
+
+    @_builtins.property
+    def ruled_snapshot(self) -> Global___Snapshot:
+        """A `snapshot` likewise."""
+
     def __init__(
         self,
         *,
@@ -207,12 +249,14 @@ class Frame(_message.Message):
         ping: Global___Ping | None = ...,
         reply: Global___Reply | None = ...,
         fault: Global___Fault | None = ...,
+        ruled_sweep: Global___SweepFrame | None = ...,
+        ruled_snapshot: Global___Snapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "snapshot", b"snapshot", "sweep", b"sweep"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "snapshot", b"snapshot", "sweep", b"sweep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "sweep", "reroute", "snapshot", "close", "ping", "reply", "fault"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "sweep", "reroute", "snapshot", "close", "ping", "reply", "fault", "ruled_sweep", "ruled_snapshot"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -263,6 +307,7 @@ class Sampling(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     MULTISTEP_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Key of the Gumbel noise, all 64 bits."""
     temperature: _builtins.float
@@ -275,6 +320,10 @@ class Sampling(_message.Message):
     """0 … 1; absent: off."""
     multistep: _builtins.bool
     """Picks by multi-step speculative sampling over `Sweep.guesses` instead of shared noise."""
+    @_builtins.property
+    def rules(self) -> Global___PickRules:
+        """Rules that depend on the path to a node (P12), in a `ruled_sweep` or `ruled_snapshot` only; absent: none."""
+
     def __init__(
         self,
         *,
@@ -284,10 +333,11 @@ class Sampling(_message.Message):
         top_p: _builtins.float | None = ...,
         min_p: _builtins.float | None = ...,
         multistep: _builtins.bool = ...,
+        rules: Global___PickRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "rules", b"rules", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "multistep", b"multistep", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "multistep", b"multistep", "rules", b"rules", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
@@ -303,6 +353,92 @@ class Sampling(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class PickRules(_message.Message):
+    """Rules of picks, by the path to a node: all committed tokens, then its ancestors and itself (P12)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    BIAS_TOKENS_FIELD_NUMBER: _builtins.int
+    BIASES_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    END_TOKENS_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Position of the first generated token: the prompt lies before it."""
+    frequency_penalty: _builtins.float
+    """-2 … 2: taken from a logit for each time that its token was generated."""
+    presence_penalty: _builtins.float
+    """-2 … 2: taken from the logit of each token that was generated."""
+    repetition_penalty: _builtins.float
+    """0.01 … 100: divides positive logits and multiplies negative ones of all tokens on the path; absent: 1."""
+    @_builtins.property
+    def bias_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[n], n <= 1,024: token ids, rising."""
+
+    @_builtins.property
+    def biases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """[n] -100 … 100: what is added to their logits."""
+
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """What the generated tokens must match; absent: anything."""
+
+    @_builtins.property
+    def end_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 64 ids that end the text, rising; under a grammar they are picked only where it accepts."""
+
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        bias_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        biases: _abc.Iterable[_builtins.float] | None = ...,
+        grammar: Global___Grammar | None = ...,
+        end_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "grammar", b"grammar", "repetition_penalty", b"repetition_penalty"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "bias_tokens", b"bias_tokens", "biases", b"biases", "end_tokens", b"end_tokens", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+
+Global___PickRules: _TypeAlias = PickRules  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """What a text is to match."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: Global___GrammarKind.ValueType
+    """Of the text."""
+    text: _builtins.str
+    """At most 65,536 bytes."""
+    def __init__(
+        self,
+        *,
+        kind: Global___GrammarKind.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class Guess(_message.Message):
@@ -352,19 +488,23 @@ class Want(_message.Message):
 
     LOG_PROBS_FIELD_NUMBER: _builtins.int
     HIDDEN_ROWS_FIELD_NUMBER: _builtins.int
+    TOP_LOG_PROBS_FIELD_NUMBER: _builtins.int
     log_probs: _builtins.bool
     """Send the target's log-probability of each pick."""
     hidden_rows: _builtins.bool
     """Send final hidden rows of the accepted path."""
+    top_log_probs: _builtins.int
+    """With `log_probs`: so many of the target's likeliest tokens too; at most 20."""
     def __init__(
         self,
         *,
         log_probs: _builtins.bool = ...,
         hidden_rows: _builtins.bool = ...,
+        top_log_probs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_rows", b"hidden_rows", "log_probs", b"log_probs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_rows", b"hidden_rows", "log_probs", b"log_probs", "top_log_probs", b"top_log_probs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -599,23 +739,35 @@ Global___Reply: _TypeAlias = Reply  # noqa: Y015
 
 @_typing.final
 class LogProbs(_message.Message):
-    """The target's log-probabilities of a reply's picks."""
+    """The target's log-probabilities of a reply's picks: of its own distribution, before any rule, temperature or filter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VALUES_FIELD_NUMBER: _builtins.int
+    TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    TOP_VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """[n] natural logarithms, finite, one per pick."""
+
+    @_builtins.property
+    def top_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[n x top]: token ids of each pick's likeliest tokens, best first, pick after pick."""
+
+    @_builtins.property
+    def top_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """[n x top] theirs."""
 
     def __init__(
         self,
         *,
         values: _abc.Iterable[_builtins.float] | None = ...,
+        top_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        top_values: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["top_tokens", b"top_tokens", "top_values", b"top_values", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from client.options import GenerateOptions, Options, make_options
+from client.options import GenerateOptions, Grammar, Options, make_options
 from swarm.errors import ConfigError
 
 
@@ -36,6 +37,21 @@ def test_one_stop_string_is_not_many_letters() -> None:
         ({"max_new_tokens": None}, "max_new_tokens"),
         ({"max_new_tokens": 10**11}, "max_new_tokens"),
         ({"nodes": "16"}, "nodes"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+        ({"presence_penalty": -3}, "presence_penalty"),
+        ({"presence_penalty": "1"}, "presence_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"logit_bias": {5: 101}}, "logit_bias"),
+        ({"logit_bias": {-5: 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": 7}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias"),
+        ({"grammar": "json"}, "grammar"),
+        ({"grammar": Grammar("yaml")}, "grammar"),  # type: ignore[arg-type]
+        ({"grammar": Grammar("regex", "a" * 65_537)}, "grammar"),
+        ({"log_probs": 21}, "log_probs"),
+        ({"log_probs": -1}, "log_probs"),
         ({"seed": 1.5}, "seed"),
         ({"seed": -1}, "seed"),
         ({"temperature": "0.7"}, "temperature"),
@@ -59,3 +75,16 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
 def test_a_seed_is_drawn_when_none_is_given() -> None:
     assert Options(seed=7).sampling().seed == 7
     assert Options().sampling().seed != Options().sampling().seed
+
+
+def test_rules_travel_only_where_there_are_some() -> None:
+    assert Options().sampling(7, {2}).rules is None
+    rules = make_options({"logit_bias": {9: 1, 4: -2}}).sampling(7, {3, 2}).rules
+    assert rules is not None
+    assert (rules.start, rules.logit_bias, rules.end_tokens) == (7, ((4, -2.0), (9, 1.0)), (2, 3))
+
+
+def test_an_interrupted_generation_has_its_rules_again() -> None:
+    options = make_options({"grammar": Grammar("regex", "a+"), "logit_bias": {9: 1.5}, "frequency_penalty": 0.5})
+    kept = json.loads(json.dumps(asdict(options)))
+    assert make_options(kept) == options

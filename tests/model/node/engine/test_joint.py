@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.engine.batch import Batch, BatchMember
-from node.engine.sweep_run import HopRole, SweepRun
+from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, load_span
 from swarm.errors import RemoteProtocolError
@@ -66,7 +66,7 @@ class Hop:
         assert self._log.receive(frame)
         work = self._log.next_work()
         assert work is not None
-        return SweepRun(self.model, self.kv_cache, self._role, work, self.sampling)
+        return SweepRun(self.model, self.kv_cache, self._role, work, Picking(self.sampling))
 
     def _rows(self, count: int, *, spoil: bool) -> Rows:
         values = torch.randn(count, self.model.hidden_size, generator=self._random)

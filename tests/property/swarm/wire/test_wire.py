@@ -48,6 +48,7 @@ from swarm.protocol.messages import (
     Want,
 )
 from swarm.protocol.node_info import Counters, NodeInfo
+from swarm.protocol.pick_rules import GRAMMAR_KINDS, MAX_BIAS, MAX_PENALTY, REPETITION, Grammar, PickRules
 from swarm.wire.frames import FrameAssembler, FrameLimits, split
 from swarm.wire.v1 import node_pb2 as pb
 
@@ -63,6 +64,18 @@ counts = st.integers(0, MAX_COUNT)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 peers = texts.map(PeerId)
 session_ids = st.binary(min_size=16, max_size=16).map(SessionId)
+grammars = st.builds(Grammar, st.sampled_from(GRAMMAR_KINDS), texts)
+biases = st.dictionaries(tokens, st.floats(-MAX_BIAS, MAX_BIAS), max_size=5)
+rules = st.builds(
+    PickRules,
+    start=naturals,
+    frequency_penalty=st.floats(-MAX_PENALTY, MAX_PENALTY),
+    presence_penalty=st.floats(-MAX_PENALTY, MAX_PENALTY),
+    repetition_penalty=st.floats(*REPETITION),
+    logit_bias=biases.map(lambda found: tuple(sorted(found.items()))),
+    grammar=st.none() | grammars,
+    end_tokens=st.sets(tokens, max_size=5).map(lambda found: tuple(sorted(found))),
+)
 samplings = st.builds(
     Sampling,
     seed=uint64,
@@ -71,6 +84,7 @@ samplings = st.builds(
     top_p=st.none() | st.floats(0, 1),
     min_p=st.none() | st.floats(0, 1),
     multistep=st.booleans(),
+    rules=st.none() | rules,
 )
 times = st.lists(st.builds(HopTime, durations, durations, durations, durations), max_size=3).map(tuple)
 spans = st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda t: Span(t[0], t[0] + t[1]))
@@ -122,7 +136,7 @@ def sweeps(draw: st.DrawFn) -> Sweep:
         truncate_to=draw(st.none() | naturals),
         commit_to=draw(st.none() | node_ids),
         sampling=draw(st.none() | samplings),
-        want=draw(st.none() | st.builds(Want, st.booleans(), st.booleans())),
+        want=draw(st.none() | st.builds(Want, st.booleans(), st.booleans(), st.integers(0, 20))),
         guesses=tuple(draw(guesses(offset)) for offset in range(count) if draw(st.integers(0, 9)) == 0),
     )
 
@@ -139,16 +153,21 @@ def sweep_frames(draw: st.DrawFn) -> SweepFrame:
 @st.composite
 def replies(draw: st.DrawFn) -> Reply:
     picks = tuple(draw(st.lists(st.tuples(node_ids, tokens), max_size=20)))
-    log_probs = st.lists(st.floats(max_value=0, width=32, allow_nan=False, allow_infinity=False), min_size=len(picks))
+    log_prob = st.floats(max_value=0, width=32, allow_nan=False, allow_infinity=False)
+    log_probs = st.lists(log_prob, min_size=len(picks))
+    values = draw(st.none() | log_probs.map(lambda values: tuple(values[: len(picks)])))
+    best = st.lists(st.tuples(tokens, log_prob), min_size=2, max_size=2).map(tuple)
+    top = st.lists(best, min_size=len(picks), max_size=len(picks)).map(tuple)
     row_ids = tuple(draw(st.lists(node_ids, max_size=5)))
     return Reply(
         sequence=draw(naturals),
         generation=draw(naturals),
         picks=picks,
         times=draw(times),
-        log_probs=draw(st.none() | log_probs.map(lambda values: tuple(values[: len(picks)]))),
+        log_probs=values,
         row_ids=row_ids,
         rows=draw(rows_of(len(row_ids))) if row_ids else None,
+        top_log_probs=draw(st.none() | top) if values else None,
     )
 
 

@@ -1,0 +1,1 @@
+"""OpenAI's dialect but for Responses: chat completions, completions, models."""

@@ -1,0 +1,198 @@
+"""`POST /v1/completions`: texts that go on without a template, whole and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from client.api.backend import Delta, Finished, ModelCard, TextJob
+from client.api.choices import Answers, begin_all, complete_all
+from client.api.context import ApiContext, FullAnswer
+from client.api.errors import invalid, unsupported
+from client.api.openai.bodies import LEAST_LOG_PROB, fingerprint, new_id, speed, usage
+from client.api.openai.chat_completions import error_frame
+from client.api.openai.fields import SamplingRequest, for_choice
+from client.api.sse import DONE, sse, sse_response
+from client.dialogue.messages import ContentDelta
+from client.stats import TokenLogProbs
+
+MAX_PROMPTS: Final = 16
+MAX_LOG_PROBS: Final = 5
+MAX_ANSWERS: Final = 16
+DEFAULT_TOKENS: Final = 16
+"""`max_tokens` where none is given, as OpenAI has it."""
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(SamplingRequest):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] | None = None
+    suffix: str | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """One or several."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        return [one for one in prompt if not isinstance(one, int)]
+
+    def jobs(self) -> list[TextJob]:
+        """What is asked for: the choices of the first prompt, then those of the next.
+
+        Raises:
+            ApiError: a field contradicts another one, or asks for what this server does not offer.
+        """
+        self.check()
+        if self.suffix:
+            raise unsupported("suffix", "This server goes on with texts; it does not fill gaps in them.")
+        if self.best_of not in (None, self.choices):
+            raise unsupported("best_of", "Use 'n'.")
+        if self.echo and self.logprobs is not None:
+            raise unsupported(
+                "logprobs", "Log-probabilities of a prompt are not known; leave 'echo' or 'logprobs' out."
+            )
+        prompts = self.prompts()
+        if len(prompts) * self.choices > MAX_ANSWERS:
+            raise invalid(f"{len(prompts)} prompts with {self.choices} choices each exceed {MAX_ANSWERS}.", "n")
+        options = self.generate_options()
+        options["max_new_tokens"] = self.max_tokens or DEFAULT_TOKENS
+        if self.logprobs is not None:
+            options["log_probs"] = self.logprobs
+        return [TextJob(prompt, for_choice(options, choice)) for prompt in prompts for choice in range(self.choices)]
+
+
+def routes(context: ApiContext) -> APIRouter:
+    """The route."""
+    router = APIRouter(tags=["OpenAI"])
+
+    @router.post("/v1/completions", response_model=None)
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """The continuation of one text or several."""
+        card = await context.card(body.model)
+        jobs = body.jobs()
+        writer = CompletionWriter(context, body, card, new_id("cmpl"), int(context.settings.clock()))
+        writer.echoes = [_echo(context, job) if body.echo else "" for job in jobs]
+        if body.stream:
+            answers = await begin_all(context, jobs, request)
+            return sse_response(answers, writer.chunks(answers), error_frame, context.settings)
+        return JSONResponse(writer.whole(await complete_all(context, jobs, request)))
+
+    return router
+
+
+def _echo(context: ApiContext, job: TextJob) -> str:
+    if isinstance(job.prompt, str):
+        return job.prompt
+    return b"".join(map(context.backend.token_bytes, job.prompt)).decode(errors="replace")
+
+
+@dataclass(slots=True)
+class CompletionWriter:
+    """Writes the answers to one request.
+
+    Attributes:
+        echoes: per choice, what stands before the answer.
+    """
+
+    context: ApiContext
+    request: CompletionRequest
+    card: ModelCard
+    id: str
+    created: int
+    echoes: list[str] = field(default_factory=list)
+
+    def whole(self, answers: list[FullAnswer]) -> dict[str, Any]:
+        """The body of an answer that was not streamed."""
+        ends = [answer.end for answer in answers]
+        choices = []
+        for number, answer in enumerate(answers):
+            log_probs = self._log_probs(answer.log_probs, 0) if self.request.logprobs is not None else None
+            text = self.echoes[number] + answer.content
+            choices.append(_choice(number, text, answer.end.reason, log_probs))
+        prompt_tokens = sum(answer.prompt_tokens for answer in answers[:: self.request.choices])
+        body = {**self._head(), "choices": choices, "usage": usage(prompt_tokens, ends)}
+        return {**body, "canopy": speed(ends[0].result)} if self.request.canopy is not None else body
+
+    async def chunks(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+        """The frames of a stream."""
+        for number, echo in enumerate(self.echoes):
+            if echo:
+                yield self._chunk(number, echo, None, None)
+        ends: list[Finished] = []
+        offsets = [0] * len(answers.each)
+        async with aclosing(answers.events()) as events:
+            async for number, event in events:
+                if isinstance(event, Delta):
+                    text = _text(event)
+                    log_probs = self._log_probs(event.log_probs, offsets[number]) if event.log_probs else None
+                    offsets[number] += len(text)
+                    if text or log_probs is not None:
+                        yield self._chunk(number, text, None, log_probs)
+                elif isinstance(event, Finished):
+                    ends.append(event)
+                    yield self._chunk(number, "", event.reason, None)
+        if self.request.wants_usage:
+            prompt_tokens = sum(answer.begun.prompt_tokens for answer in answers.each[:: self.request.choices])
+            yield sse({**self._head(), "choices": [], "usage": usage(prompt_tokens, ends)})
+        yield DONE
+
+    def _chunk(self, number: int, text: str, reason: str | None, log_probs: dict[str, Any] | None) -> bytes:
+        usage_field = {"usage": None} if self.request.wants_usage else {}
+        return sse({**self._head(), "choices": [_choice(number, text, reason, log_probs)], **usage_field})
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.card.id,
+            "system_fingerprint": fingerprint(self.card),
+        }
+
+    def _log_probs(self, log_probs: Sequence[TokenLogProbs], offset: int) -> dict[str, Any]:
+        """`logprobs` of a choice; of tokens that write the same text the likelier one stands."""
+
+        def text(token: int) -> str:
+            return self.context.backend.token_bytes(token).decode(errors="replace")
+
+        tokens = [text(entry.token) for entry in log_probs]
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        top = [
+            {text(token): max(log_prob, LEAST_LOG_PROB) for token, log_prob in reversed(entry.top)}
+            for entry in log_probs
+        ]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [max(entry.log_prob, LEAST_LOG_PROB) for entry in log_probs],
+            "top_logprobs": top if self.request.logprobs else None,
+            "text_offset": offsets,
+        }
+
+
+def _text(delta: Delta) -> str:
+    return "".join(part.text for part in delta.parts if isinstance(part, ContentDelta))
+
+
+def _choice(number: int, text: str, reason: str | None, log_probs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": number, "text": text, "logprobs": log_probs, "finish_reason": reason}

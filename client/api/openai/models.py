@@ -1,0 +1,55 @@
+"""`GET /v1/models`, and `POST /v1/embeddings`, which is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from client.api.backend import ModelCard
+from client.api.context import ApiContext
+from client.api.errors import ApiError
+
+
+def routes(context: ApiContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter(tags=["OpenAI"])
+
+    @router.get("/v1/models")
+    async def list_models() -> JSONResponse:
+        """The swarm's model, with its context and whether every layer is served."""
+        card = await context.backend.card()
+        return JSONResponse({"object": "list", "data": [model_body(card)] if card.id else []})
+
+    @router.get("/v1/models/{model:path}")
+    async def retrieve_model(model: str) -> JSONResponse:
+        """The same for one name."""
+        return JSONResponse(model_body(await context.card(model)))
+
+    @router.post("/v1/embeddings")
+    async def create_embedding() -> JSONResponse:
+        """Refused: a chain of nodes that hold a language model's layers makes none."""
+        message = "This server makes no embeddings; run an embedding model beside it."
+        raise ApiError(400, message, code="unsupported_endpoint")
+
+    return router
+
+
+def model_body(card: ModelCard) -> dict[str, Any]:
+    """A model as `/v1/models` shows it: OpenAI's fields, and those that other servers have made common."""
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "canopy",
+        "context_length": card.context_length,
+        "max_model_len": card.context_length,
+        "health": {
+            "is_complete": card.is_complete,
+            "missing_layers": list(card.missing),
+            "serve_line": card.serve_line,
+        },
+        "capabilities": {"chat": True, "chat_template": card.has_template, "tools": bool(card.tool_family)},
+        "fingerprint": card.fingerprint,
+    }

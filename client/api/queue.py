@@ -1,0 +1,130 @@
+"""Who runs next: a bounded queue, fair between keys. Owns no run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.errors import SwarmError
+
+MAX_RETRY_S: Final = 60.0
+_FIRST_GUESS_S: Final = 5.0
+"""How long a run takes, before any was measured."""
+_NEWEST: Final = 0.2
+"""Weight of the newest run in the mean."""
+
+
+class QueueFull(SwarmError):
+    """No more may wait, of this key or of all together.
+
+    Attributes:
+        retry_after_s: when a place is expected.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Bounds of the queue.
+
+    Attributes:
+        running: runs at a time.
+        waiting: requests that wait.
+        waiting_per_key: of one key.
+    """
+
+    running: int = 16
+    waiting: int = 256
+    waiting_per_key: int = 64
+
+
+class FairQueue:
+    """Lets so many run at a time; of those that wait, each key has its turn after every other.
+
+    Attributes:
+        running: now.
+        refused: requests for which there was no room.
+    """
+
+    def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._run_s = _FIRST_GUESS_S
+        self.running = 0
+        self.refused = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait now."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        """Wait for a turn and hold it.
+
+        Raises:
+            QueueFull: too many wait already.
+        """
+        await self._wait(key)
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._run_s += _NEWEST * (self._clock() - began - self._run_s)
+            self._leave()
+
+    async def _wait(self, key: str) -> None:
+        if self.running < self._limits.running and not self._waiting:
+            self.running += 1
+            return
+        self._check_room(key)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave()  # it was this one's turn already
+            else:
+                self._forget(key, turn)
+            raise
+
+    def _check_room(self, key: str) -> None:
+        limits, mine = self._limits, len(self._waiting.get(key, ()))
+        if mine < limits.waiting_per_key and self.waiting < limits.waiting:
+            return
+        self.refused += 1
+        ahead = mine if mine >= limits.waiting_per_key else self.waiting
+        expected_s = self._run_s * math.ceil(ahead / limits.running)
+        whose = "of yours " if mine >= limits.waiting_per_key else ""
+        raise QueueFull(f"{ahead} requests {whose}wait already; ask again later", min(expected_s, MAX_RETRY_S))
+
+    def _leave(self) -> None:
+        """Give the turn to the next key in the round."""
+        while self._waiting:
+            key, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[key] = turns  # at the end of the round
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.running -= 1
+
+    def _forget(self, key: str, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(key)
+        if turns is None or turn not in turns:
+            return
+        turns.remove(turn)
+        if not turns:
+            del self._waiting[key]

@@ -1,0 +1,200 @@
+"""Sessions that are kept between requests, so that a prompt which begins like an earlier one does not travel again.
+
+A session is one sequence. Of the idle ones a request takes that whose sequence has most in common with its prompt. Kept
+sessions hold memory of the swarm's nodes, so they are few, and none is kept idle for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from client.decode.state import GenerationState
+from client.library.session import Session, SessionOpener
+from swarm.errors import Busy
+from swarm.runtime.tasks import HeldContext, TaskScope
+
+FIRST_WINDOW_TOKENS: Final = 2_048
+"""Window that a session reserves at first."""
+MIN_SHARED_TOKENS: Final = 32
+"""Tokens that a prompt and a session must have in common at least, for the session to be worth more than another."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Bounds of what is kept.
+
+    Attributes:
+        kept: idle sessions.
+        idle_s: how long one is kept.
+    """
+
+    kept: int = 8
+    idle_s: float = 60.0
+
+
+@dataclass(slots=True)
+class LentSession:
+    """An open session and what it holds.
+
+    Attributes:
+        session: open.
+        nodes: tree nodes of a sweep that it was opened for.
+        sequence: token ids that its machines hold.
+        was_kept: whether an earlier request opened it.
+        is_good: whether it may be kept; whoever uses it says so at the end.
+    """
+
+    held: HeldContext[Session]
+    session: Session
+    nodes: int
+    sequence: tuple[int, ...] = ()
+    was_kept: bool = False
+    is_good: bool = False
+    idle_since: float = field(default=0.0)
+
+    def fits(self, prompt_tokens: int, nodes: int) -> bool:
+        """Whether a prompt and at least one token have room, with trees of this size."""
+        return prompt_tokens < self.session.window_tokens and nodes <= self.nodes
+
+
+class SessionPool:
+    """Opens sessions, lends them and keeps some.
+
+    Attributes:
+        opener: of sessions of one model.
+        reused: how often a kept one was lent.
+        opened: how often a new one was opened.
+    """
+
+    def __init__(
+        self,
+        opener: SessionOpener,
+        scope: TaskScope,
+        limits: SessionLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.opener = opener
+        self._scope = scope
+        self._limits = limits
+        self._clock = clock
+        self._idle: list[LentSession] = []
+        self.reused = 0
+        self.opened = 0
+        scope.spawn(self._forget_old(), "kept sessions")
+
+    @property
+    def idle(self) -> int:
+        """Sessions that are kept now."""
+        return len(self._idle)
+
+    @asynccontextmanager
+    async def lend(self, state: GenerationState) -> AsyncIterator[LentSession]:
+        """A session for a generation: a kept one that shares its prompt's beginning, else a new one.
+
+        It is kept afterwards where `is_good` was set, else closed.
+
+        Raises:
+            RouteError: nobody serves some layers.
+            HopError: no machine takes the session.
+        """
+        lent = self._shared(state) or await self.open(state, 0)
+        try:
+            yield lent
+        finally:
+            await self._take_back(lent)
+
+    async def open(self, state: GenerationState, larger_than: int) -> LentSession:
+        """A new session with room for the sequence so far and some more, or for all that may come if that is less.
+
+        Args:
+            state: of the generation.
+            larger_than: tokens of the window that was too small; 0 for none.
+        """
+        limit = self.opener.target.max_positions
+        most = len(state.prompt) + state.max_new_tokens
+        most = most if limit is None else min(most, limit)
+        window = FIRST_WINDOW_TOKENS
+        while window < len(state.sequence) * 3 // 2 or window <= larger_than:
+            window *= 2
+        window = min(window, most)
+        try:
+            return await self._open(window, state.nodes)
+        except Busy:
+            if not self._idle:
+                raise
+            await self.clear()  # what is kept takes the room that is needed
+            return await self._open(window, state.nodes)
+
+    async def clear(self) -> None:
+        """Close every session that is kept."""
+        idle, self._idle = self._idle, []
+        for lent in idle:
+            await lent.held.close()
+
+    async def close(self, lent: LentSession) -> None:
+        """Close a session that was lent."""
+        await lent.held.close()
+
+    async def _open(self, window_tokens: int, nodes: int) -> LentSession:
+        held: HeldContext[Session] = HeldContext(self._scope)
+        session = await held.open(self.opener.open(window_tokens, nodes))
+        self.opened += 1
+        return LentSession(held, session, nodes)
+
+    def _shared(self, state: GenerationState) -> LentSession | None:
+        """The kept session whose sequence has most in common with the prompt.
+
+        One that would lose most of its sequence is left to the conversation that it belongs to, while others may still
+        be kept.
+        """
+        fitting = [
+            (common_prefix(lent.sequence, state.prompt), lent)
+            for lent in self._idle
+            if lent.fits(len(state.prompt), state.nodes)
+        ]
+        shared, best = max(fitting, key=lambda pair: pair[0], default=(0, None))
+        if best is None:
+            return None
+        is_full = len(self._idle) >= self._limits.kept
+        is_own = shared >= MIN_SHARED_TOKENS and 2 * shared >= len(best.sequence)
+        if not is_own and not is_full:
+            return None
+        if not is_own and shared < MIN_SHARED_TOKENS:
+            best = min((lent for _, lent in fitting), key=lambda lent: lent.idle_since)
+        self._idle.remove(best)
+        best.was_kept, best.is_good = True, False
+        self.reused += 1
+        return best
+
+    async def _take_back(self, lent: LentSession) -> None:
+        if not lent.is_good or self._limits.kept == 0:
+            await lent.held.close()
+            return
+        lent.idle_since = self._clock()
+        self._idle.append(lent)
+        if len(self._idle) > self._limits.kept:
+            await self._idle.pop(0).held.close()
+
+    async def _forget_old(self) -> None:
+        while True:
+            await asyncio.sleep(max(self._limits.idle_s / 4, 0.05))
+            now = self._clock()
+            while self._idle and now - self._idle[0].idle_since >= self._limits.idle_s:
+                await self._idle.pop(0).held.close()
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from their beginning."""
+    length = min(len(one), len(other))
+    if one[:length] == other[:length]:
+        return length
+    low, high = 0, length  # the first `low` are the same, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle)
+    return low
