@@ -51,13 +51,13 @@ export class Answering {
     if (choice?.finish_reason) message.finish = choice.finish_reason;
     const sweeps = Array.isArray(chunk.canopy?.sweeps) ? chunk.canopy.sweeps : [];
     message.sweeps.push(...sweeps.slice(0, MAX_SWEEPS - message.sweeps.length));
-    this.#count(sweeps, chunk.usage);
+    this.#count(sweeps, chunk.canopy?.tokens, chunk.usage);
     this.onChange();
   }
 
-  #count(sweeps, usage) {
+  #count(sweeps, tokens, usage) {
     const { stats } = this.message;
-    const came = sweeps.reduce((sum, sweep) => sum + sweep.emitted.length, 0);
+    const came = tokens?.length ?? sweeps.reduce((sum, sweep) => sum + sweep.emitted.length, 0);
     const now = this.clock();
     if (came > 0) {
       stats.tokens += came;

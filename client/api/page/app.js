@@ -92,7 +92,7 @@ function drawSoon() {
     drawTimer = 0;
     const wasAtEnd = isAtEnd();
     const began = performance.now();
-    if (answering !== null) {
+    if (answering !== null && conversation.messages[answering.message.id] === answering.message) {
       drawMessage(answering.message);
       speech.hear(answering.message.content);
     }
@@ -127,6 +127,8 @@ function open(next) {
   removed = null;
   conversation = next;
   views.clear();
+  clearTimeout(drawTimer);
+  drawTimer = 0;
   byId("messages").replaceChildren();
   remember("canopy.open", conversation.id);
   draw();
@@ -147,6 +149,7 @@ async function answer(parent) {
   const request = { model: service.card?.id, messages: conversations.requestMessages(own, message), ...samplingOf(own.settings) };
   const run = new Answering(message, drawSoon);
   answering = run;
+  save();
   speech.begin();
   composer.running(true);
   draw();
@@ -200,7 +203,7 @@ const actions = {
   show(id) {
     conversations.choose(conversation, id);
     draw();
-    saveSoon();
+    save();
     views.get(id)?.element.querySelector(".versions button:enabled")?.focus();
   },
   redraw: draw,
@@ -266,7 +269,7 @@ function wire() {
   byId("undo-button").addEventListener("click", async () => {
     const one = removed;
     removed = null;
-    await store.put(one);
+    await store.restore(one);
     open(one);
   });
   for (const theme of THEMES) {
@@ -277,7 +280,12 @@ function wire() {
   for (const button of document.querySelectorAll("[data-ask]")) button.addEventListener("click", () => composer.fill(button.textContent));
   log.addEventListener("scroll", () => { byId("newest").hidden = isAtEnd(); }, { passive: true });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !event.defaultPrevented && !byId("settings").open && stop()) event.preventDefault();
+    if (event.key !== "Escape" || event.defaultPrevented || byId("settings").open) return;
+    if (sidebar.isOpen) sidebar.toggle(false);
+    else stop();
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) save(); // a phone may end the page without another word
   });
   addEventListener("pagehide", () => {
     stop();

@@ -23,6 +23,13 @@ export function plural(count, word) {
   return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 }
 
+// A half-open range of layers, as `4-8`, by its first and last layer.
+export function layers(span) {
+  const [, start, end] = /(\d+)-(\d+)$/.exec(span) ?? [];
+  if (start === undefined) return span;
+  return Number(end) - Number(start) === 1 ? start : `${start}…${Number(end) - 1}`;
+}
+
 // A token as a label: white space that stands alone becomes visible.
 export function tokenLabel(text, most = 14) {
   if (text === "") return "∅";

@@ -5,7 +5,8 @@ import { lexer } from "./vendor/marked.js";
 
 const MAX_DEPTH = 24;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", hellip: "…", mdash: "—", ndash: "–" };
-const HEADINGS = { 1: "h3", 2: "h4", 3: "h5", 4: "h6", 5: "h6", 6: "h6" }; // the page's own are h1 and h2
+const FIRST_LEVEL = 3; // the page's own headings are h1 and h2
+const LAST_LEVEL = 6;
 
 function decoded(text) {
   return text.replaceAll(/&(?:#(\d{1,7})|#x([0-9a-f]{1,6})|([a-z]{2,6}));/gi, (whole, decimal, hex, name) => {
@@ -65,12 +66,12 @@ export function codeBlock(code, language) {
   const name = /^[\w+#.-]{1,24}/.exec(language ?? "")?.[0] ?? "";
   return el("div", { class: "code" },
     el("div", { class: "code-head" }, el("span", { class: "code-language" }, name || "text"), copyButton(() => code, "Copy this code", "code-copy")),
-    el("pre", { tabindex: "0", role: "region", "aria-label": name === "" ? "code" : `code, ${name}` }, el("code", {}, code)));
+    el("pre", { tabindex: "0", role: "group", "aria-label": name === "" ? "code" : `code, ${name}` }, el("code", {}, code)));
 }
 
 function table(token, depth) {
   const cell = (tag, { tokens, align }) => el(tag, { class: align ? `align-${align}` : null, scope: tag === "th" ? "col" : null }, ...inline(tokens, depth + 1));
-  return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "table" },
+  return el("div", { class: "table", tabindex: "0", role: "group", "aria-label": "table" },
     el("table", {},
       el("thead", {}, el("tr", {}, ...token.header.map((each) => cell("th", each)))),
       el("tbody", {}, ...token.rows.map((row) => el("tr", {}, ...row.map((each) => cell("td", each)))))));
@@ -94,7 +95,7 @@ function block(token, depth) {
     case "hr":
       return el("hr");
     case "heading":
-      return el(HEADINGS[token.depth] ?? "h6", {}, ...inline(token.tokens, depth + 1));
+      return el(`h${token.level ?? LAST_LEVEL}`, {}, ...inline(token.tokens, depth + 1));
     case "code":
       return codeBlock(token.text, token.lang);
     case "blockquote":
@@ -116,9 +117,20 @@ function blocks(tokens, depth) {
   return (tokens ?? []).map((token) => block(token, depth)).filter((element) => element !== null);
 }
 
+// Levels follow each other without a gap, whatever level a model begins with.
+function levelled(tokens) {
+  let first = 0;
+  let before = FIRST_LEVEL - 1;
+  for (const token of tokens.filter(({ type }) => type === "heading")) {
+    first ||= token.depth;
+    before = token.level = Math.min(FIRST_LEVEL + Math.max(token.depth - first, 0), before + 1, LAST_LEVEL);
+  }
+  return tokens;
+}
+
 function parts(source) {
   try {
-    return lexer(source, { gfm: true, breaks: true }).filter((token) => token.type !== "space" && token.type !== "def");
+    return levelled(lexer(source, { gfm: true, breaks: true }).filter((token) => token.type !== "space" && token.type !== "def"));
   } catch {
     return [{ type: "paragraph", raw: source, tokens: [{ type: "escape", raw: source, text: source }] }];
   }

@@ -34,7 +34,7 @@ export class MessageView {
     this.reasoning = isUser ? null : el("details", { class: "reasoning" }, el("summary", {}, "How it thought"), el("div", { class: "prose" }));
     this.waiting = isUser ? null : el("p", { class: "waiting" }, el("span", { class: "dots", "aria-hidden": "true" }, el("span"), el("span"), el("span")), el("span", {}, "The swarm reads the prompt"));
     this.sweeps = null;
-    this.problem = el("div", { class: "banner is-bad", role: "alert" });
+    this.problem = el("div", { class: "banner is-bad", role: "alert", hidden: true });
     this.facts = el("p", { class: "facts" });
     this.tools = el("div", { class: "tools" });
     const files = message.attachments?.length ? el("ul", { class: "chips", "aria-label": "Attached files" }, ...message.attachments.map((file) => chip(file))) : null;

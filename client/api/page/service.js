@@ -2,6 +2,7 @@
 
 import { health } from "./api.js";
 import { announce, byId, copyButton, el, icon, setText } from "./dom.js";
+import { layers } from "./format.js";
 
 const WELL_MS = 15_000;
 const ILL_MS = 2_500;
@@ -51,7 +52,8 @@ export class Service extends EventTarget {
 
   #draw() {
     const { card } = this;
-    setText(byId("model"), card?.id ?? "");
+    setText(byId("model"), card?.id.split("/").at(-1) ?? "");
+    byId("model").title = card?.id ?? "";
     const words = { ready: "Ready", waiting: "Layers missing", silent: "No connection", asking: "Asking" };
     const pill = byId("state");
     pill.className = `pill is-${this.#state}`;
@@ -67,12 +69,13 @@ export class Service extends EventTarget {
 
   #missing(card) {
     const line = card.serve_line;
-    const many = card.missing.length === 1 && !card.missing[0].includes("-") ? "Layer" : "Layers";
+    const missing = card.missing.map(layers).join(", ");
+    const subject = /^\d+$/.test(missing) ? `Layer ${missing} of ${card.id} is` : `Layers ${missing} of ${card.id} are`;
     return [
       icon("warning"),
       el("div", {},
-        el("p", {}, el("strong", {}, `${many} ${card.missing.join(", ")} of ${card.id} are served by no machine.`), " On any machine with room for them, run:"),
-        line ? el("div", { class: "command" }, el("pre", { tabindex: "0", role: "region", "aria-label": "command" }, el("code", {}, line)), copyButton(() => line, "Copy the command", "button")) : null,
+        el("p", {}, el("strong", {}, `${subject} served by no machine.`), " On any machine with room for them, run:"),
+        line ? el("div", { class: "command" }, el("pre", { tabindex: "0", role: "group", "aria-label": "command" }, el("code", {}, line)), copyButton(() => line, "Copy the command", "button")) : null,
         el("p", { class: "small" }, "The page notices by itself when they are there; nothing needs to be loaded again.")),
     ];
   }

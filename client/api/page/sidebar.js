@@ -25,11 +25,6 @@ export class Sidebar {
     byId("menu").addEventListener("click", () => this.toggle(!this.isOpen));
     byId("shade").addEventListener("click", () => this.toggle(false));
     byId("sidebar-close").addEventListener("click", () => this.toggle(false));
-    byId("sidebar").addEventListener("keydown", (event) => {
-      if (event.key !== "Escape" || !this.isOpen) return;
-      event.stopPropagation();
-      this.toggle(false);
-    });
   }
 
   get isOpen() {
@@ -40,6 +35,7 @@ export class Sidebar {
   toggle(isOpen) {
     document.body.classList.toggle("has-sidebar", isOpen);
     setAttribute(byId("menu"), "aria-expanded", String(isOpen));
+    byId("column").inert = isOpen;
     if (isOpen) this.search.focus();
     else if (byId("sidebar").contains(document.activeElement)) byId("menu").focus();
   }

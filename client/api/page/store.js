@@ -35,6 +35,7 @@ function bounded(conversation) {
 export class Store {
   #database = null;
   #memory = new Map();
+  #gone = new Set(); // deleted ones, so that an answer that ends late does not bring its conversation back
 
   // Returns whether conversations outlive the page.
   async start() {
@@ -58,6 +59,7 @@ export class Store {
 
   // Keep a conversation; over the bound, the one that was longest untouched is forgotten.
   async put(conversation) {
+    if (this.#gone.has(conversation.id)) return;
     this.#memory.set(conversation.id, conversation);
     const over = this.all.slice(MAX_CONVERSATIONS);
     for (const old of over) this.#memory.delete(old.id);
@@ -67,7 +69,13 @@ export class Store {
     await asked(table.put(bounded(conversation)));
   }
 
+  async restore(conversation) {
+    this.#gone.delete(conversation.id);
+    await this.put(conversation);
+  }
+
   async remove(id) {
+    this.#gone.add(id);
     this.#memory.delete(id);
     if (this.#database !== null) await asked(this.#table("readwrite").delete(id));
   }

@@ -5,7 +5,7 @@ import { plural, tokenLabel } from "./format.js";
 
 const ROW = 27;
 const HEIGHT = 20;
-const GAP = 28;
+const GAP = 22;
 const CHAR = 7.3; // of the monospace face at 12 px
 const PADDING = 8;
 const EDGE = 6;
@@ -52,7 +52,7 @@ function layout(sweep) {
   }
   const widths = [];
   for (const node of all) {
-    node.label = tokenLabel(node.text);
+    node.label = tokenLabel(node.text, 12);
     node.width = width(node.label);
     widths[node.depth] = Math.max(widths[node.depth] ?? 0, node.width);
   }

@@ -20,7 +20,8 @@ export class SweepView {
     this.text = el("div", { class: "swept", role: "group", "aria-label": "The answer by sweep; arrow keys go from sweep to sweep" });
     this.panel = el("section", { class: "sweep-panel", "aria-label": "The sweep that is looked at" });
     this.none = el("p", { class: "small" }, "How this answer came was not kept.");
-    this.element = el("div", { class: "sweep-view" }, this.none, this.text, this.panel);
+    this.key = el("p", { class: "small swept-key" }, "Every colour is one sweep through the swarm. An underlined token is the target’s own; the others were drafted, and it would have said the same.");
+    this.element = el("div", { class: "sweep-view" }, this.none, this.key, this.text, this.panel);
     this.text.addEventListener("pointerover", (event) => this.#look(this.#at(event.target)));
     this.text.addEventListener("pointerleave", () => this.#look(this.#pinned));
     this.text.addEventListener("focusin", (event) => this.#pin(this.#at(event.target)));
@@ -34,7 +35,7 @@ export class SweepView {
     if (sweeps.length < this.#sweeps.length) this.#clear();
     for (const sweep of sweeps.slice(this.#sweeps.length)) this.#add(sweep);
     this.none.hidden = this.#sweeps.length > 0;
-    this.panel.hidden = this.#sweeps.length === 0;
+    this.panel.hidden = this.key.hidden = this.#sweeps.length === 0;
     if (this.#sweeps.length > 0) this.#look(this.#pinned ?? this.#sweeps.length - 1);
   }
 

@@ -1,7 +1,7 @@
 // Where the time of one sweep went: drafting, every hop, and the wire between them, on one axis.
 
 import { el, svg } from "./dom.js";
-import { milliseconds } from "./format.js";
+import { layers, milliseconds } from "./format.js";
 
 export const PARTS = {
   draft: "drafting",
@@ -42,7 +42,7 @@ export function drawWaterfall(sweep) {
     const bars = row.parts.filter((part) => part.ms > 0).map((part) => svg("rect", { class: `part-${part.kind}`, x: percent(part.start), width: percent(Math.max(part.ms, total / 400)), y: "20%", height: "60%" }));
     const said = row.parts.filter((part) => part.ms > 0).map((part) => `${PARTS[part.kind]} ${milliseconds(part.ms)}`).join(", ");
     return el("li", { class: "fall", title: `${row.detail ? `${row.detail}: ` : ""}${said || "0 ms"}` },
-      el("span", { class: "fall-name" }, row.name, row.detail ? el("span", { class: "fall-detail" }, row.detail) : null),
+      el("span", { class: "fall-name" }, row.name, row.detail ? el("span", { class: "fall-detail" }, `layers ${layers(row.detail)}`) : null),
       svg("svg", { class: "fall-bar", "aria-hidden": "true" }, svg("rect", { class: "fall-ground", width: "100%", height: "100%", rx: 3 }), ...bars),
       el("span", { class: "fall-ms" }, milliseconds(row.ms)),
       el("span", { class: "unseen" }, said));
