@@ -19,7 +19,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from client.demo import command as demo
 from client.demo.command import Demo
-from client.terminal.commands import Bench, ChatCommand, ConnectionOptions, Generate
+from client.terminal.commands import ApiCommand, Bench, ChatCommand, ConnectionOptions, Generate
 from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
@@ -35,7 +35,7 @@ from swarm.runtime.plain_text import plain_for, plain_line
 if TYPE_CHECKING:
     from client.options import ConnectOptions
 
-ClientCommand = Generate | ChatCommand | Bench | TrainDraft | Demo
+ClientCommand = Generate | ChatCommand | ApiCommand | Bench | TrainDraft | Demo
 
 
 def main() -> None:
@@ -43,6 +43,7 @@ def main() -> None:
     commands: dict[str, Callable[..., ClientCommand]] = {
         "generate": Generate,
         "chat": ChatCommand,
+        "api": ApiCommand,
         "bench": Bench,
         "train-draft": TrainDraft,
         "demo": Demo,
@@ -61,20 +62,7 @@ def run(command: ClientCommand) -> int:
     """Carry out a command; returns the exit code. An error is printed as one line."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are raised as exceptions too
     try:
-        command = _with_swarm(command)
-        match command:
-            case Generate():
-                generate(command)
-            case ChatCommand():
-                return chat(command)
-            case Bench():
-                return asyncio.run(bench(command))
-            case TrainDraft():
-                train(command)
-            case Demo():
-                return demo.run(command)
-            case _:
-                assert_never(command)
+        return _carry_out(_with_swarm(command))
     except GenerationInterrupted as error:
         said = "; ".join((str(error), *getattr(error, "__notes__", ())))
         print(f"\nclient: {plain_line(said)}", file=sys.stderr)  # noqa: T201 - the command line's own output
@@ -87,6 +75,25 @@ def run(command: ClientCommand) -> int:
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
+
+
+def _carry_out(command: ClientCommand) -> int:
+    """Do what the command says; returns the exit code."""
+    match command:
+        case Generate():
+            generate(command)
+        case ChatCommand():
+            return chat(command)
+        case ApiCommand():
+            api(command)
+        case Bench():
+            return asyncio.run(bench(command))
+        case TrainDraft():
+            train(command)
+        case Demo():
+            return demo.run(command)
+        case _:
+            assert_never(command)
     return 0
 
 
@@ -174,6 +181,37 @@ def chat(command: ChatCommand) -> int:
         terminal = ChatTerminal(conversation, console, command.options.seed)
         terminal.run(typed_lines(is_terminal))
     return 1 if terminal.failed else 0
+
+
+def api(command: ApiCommand) -> None:
+    """Serve until Ctrl-C."""
+    require("api", "client api")
+    from client.api.command import ServerOptions, serve_api, swarm_source
+    from client.api.queue import QueueLimits
+    from client.api.sessions import SessionLimits
+    from client.api.swarm_backend import BackendLimits
+    from swarm.runtime.gc_freeze import freeze_imports
+    from swarm.runtime.library_logging import quiet_libraries
+
+    keys = tuple(key for key in (*command.api_key, *os.environ.get("CANOPY_API_KEY", "").split()) if key)
+    options = ServerOptions(
+        host=command.host,
+        port=command.port,
+        keys=keys,
+        no_key=command.no_key,
+        hosts=command.allow_host,
+        origins=command.origin,
+        limits=BackendLimits(
+            QueueLimits(command.running, command.waiting, command.waiting_per_key),
+            SessionLimits(command.keep, command.keep_idle),
+        ),
+    )
+    options.check()
+    quiet_libraries()
+    freeze_imports()
+    source = swarm_source(command.model, _connect_options(command))
+    console = make_console(soft_wrap=True)
+    asyncio.run(serve_api(source, options, lambda line: console.print(line, markup=False, highlight=False)))
 
 
 async def bench(command: Bench) -> int:
@@ -272,7 +310,11 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
     model = command.model
     if model is None:
         raise ConfigError("which model? name a hub id or folder, use an invite, or set CANOPY_MODEL")
-    return model, {
+    return model, _connect_options(command)
+
+
+def _connect_options(command: ConnectionOptions) -> ConnectOptions:
+    return {
         "peers": command.join,
         "draft": tuple(draft for draft in command.draft if draft != "none"),
         "draft_device": command.draft_device,

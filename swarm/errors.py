@@ -176,11 +176,13 @@ class RouteError(SwarmError):
 
     Attributes:
         missing: half-open ranges `(start, end)` of those layers, in order.
+        eta_s: when somebody is expected to serve them, in seconds; None where nobody knows.
     """
 
     def __init__(self, message: str, missing: Sequence[tuple[int, int]]) -> None:
         super().__init__(message)
         self.missing = tuple(missing)
+        self.eta_s: float | None = None
 
 
 class SessionError(SwarmError):

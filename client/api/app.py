@@ -5,7 +5,6 @@ A dialect is a module with `routes(context)`; `DIALECTS` is the register.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,23 +14,28 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from client.api import chat_page, health
+from client.api import chat_page, health, reference
+from client.api.anthropic import routes as anthropic
 from client.api.backend import Backend
 from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
 from client.api.guard import ApiGuard, refusal
+from client.api.ollama import routes as ollama
 from client.api.openai import chat_completions, completions, models
+from client.api.responses import routes as responses
 from swarm.errors import SwarmError
 from swarm.runtime.version import VERSION
-
-logger = logging.getLogger(__name__)
 
 Routes = Callable[[ApiContext], APIRouter]
 DIALECTS: Final[Sequence[Routes]] = (
     health.routes,
+    reference.routes,
     models.routes,
     chat_completions.routes,
     completions.routes,
+    responses.routes,
+    anthropic.routes,
+    ollama.routes,
     chat_page.routes,
 )
 """Every module's routes. The page comes last, since it answers at `/`."""
@@ -40,12 +44,13 @@ _ARMS: Final = frozenset({"str", "int", "float", "bool", "dict", "none"})
 _CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
-def build_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI:
+def build_app(backend: Backend, settings: ApiSettings | None = None, more: Sequence[Routes] = ()) -> FastAPI:
     """All routes.
 
     Args:
         backend: the model of the swarm.
         settings: how it behaves towards callers.
+        more: routes beside the dialects'.
     """
     settings = settings or ApiSettings()
     context = ApiContext(backend, settings)
@@ -53,21 +58,20 @@ def build_app(backend: Backend, settings: ApiSettings | None = None) -> FastAPI:
         title="Canopy",
         version=VERSION,
         description="A swarm's model, in the dialects that clients speak.",
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
     )
-    for routes in DIALECTS:
+    for routes in (*more, *DIALECTS):
         app.include_router(routes(context))
     for kind in (ApiError, SwarmError):
         app.add_exception_handler(kind, _known)
     app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unexpected)
+    app.add_middleware(ApiGuard, settings=settings, requests=context.requests)
     if settings.origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=settings.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
-    app.add_middleware(ApiGuard, settings=settings)
+        methods = ["GET", "POST", "DELETE"]
+        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=methods, allow_headers=["*"])
     return app
 
 
@@ -82,12 +86,14 @@ async def _not_valid(request: Request, error: Exception) -> JSONResponse:
 
 async def _of_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, ApiError):  # FastAPI wraps what befalls it while it reads a body
+        return refusal(request, error.__cause__)
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
     return refusal(request, ApiError(error.status_code, message, code=_CODES.get(error.status_code)))
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    logger.error("%s failed", request.url.path, exc_info=error)
+    """What nobody expected; the server logs it."""
     return refusal(request, as_api_error(error))
 
 

@@ -68,7 +68,7 @@ async def _pump(number: int, answer: Answer, queue: asyncio.Queue[tuple[int, Eve
 
 
 async def begin_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> Answers:
-    """Start every job and wait until each prompt was taken; errors as of `ApiContext.begin`, and then no run is left."""
+    """Start every job and wait until each prompt was taken; errors as of `ApiContext.begin`, after which none runs."""
     caller = context.caller(request)
     started: dict[int, Answer] = {}
 

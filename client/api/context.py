@@ -31,6 +31,7 @@ class ApiSettings:
         hosts: names and addresses that a `Host` header may have, without the port; empty accepts any.
         origins: web pages' origins, such as `https://chat.example.org`, that may call it; `*` accepts any.
         max_body_bytes: of a request.
+        body_s: seconds in which a request's body has to come.
         keep_alive_s: seconds of silence after which a stream carries a comment.
         stalled_s: seconds that a reader may take nothing before it is cut, and that a run may wait for it in all.
         max_unread_bytes: what a run may be ahead of its reader.
@@ -41,6 +42,7 @@ class ApiSettings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
+    body_s: float = 60.0
     keep_alive_s: float = 10.0
     stalled_s: float = 30.0
     max_unread_bytes: int = 2**20
@@ -94,7 +96,9 @@ class FullAnswer:
 
     def take(self, event: Event) -> None:
         """Add the next event."""
-        if isinstance(event, Finished):
+        if isinstance(event, Begun):
+            self.prompt_tokens = event.prompt_tokens
+        elif isinstance(event, Finished):
             self.finished = event
         elif isinstance(event, Delta):
             self.log_probs += event.log_probs
@@ -116,12 +120,34 @@ class FullAnswer:
         self.tool_calls[part.index] = ToolCall(call.id, call.name, call.arguments + part.arguments)
 
 
+@dataclass(slots=True)
+class RequestCounts:
+    """Answers so far.
+
+    Attributes:
+        by_status: how many, by whose form they have and by HTTP status.
+    """
+
+    by_status: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def add(self, dialect: str, status: int) -> None:
+        """One more."""
+        self.by_status[dialect, status] = self.by_status.get((dialect, status), 0) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """Given to every dialect's `routes`."""
+    """Given to every dialect's `routes`.
+
+    Attributes:
+        backend: the model.
+        settings: how the API behaves towards callers.
+        requests: answers so far.
+    """
 
     backend: Backend
     settings: ApiSettings
+    requests: RequestCounts = field(default_factory=RequestCounts)
 
     def caller(self, request: Request) -> Caller:
         """Who asks; `client.api.guard` has checked the key."""
@@ -164,12 +190,21 @@ class ApiContext:
 
     async def complete(self, job: Job, request: Request) -> FullAnswer:
         """Run to the end; a client that goes away ends the run at once. Errors as in `begin`."""
+        full = FullAnswer(0)
+        await self.read(job, request, full.take)
+        return full
+
+    async def read(self, job: Job, request: Request, take: Callable[[Event], None]) -> Finished:
+        """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
         answer = await self.begin(job, request)
-        full = FullAnswer(answer.begun.prompt_tokens)
+        take(answer.begun)
+        end: Finished | None = None
         async with aclosing(answer.events) as events, while_there(request):
             async for event in events:
-                full.take(event)
-        return full
+                take(event)
+                end = event if isinstance(event, Finished) else None
+        assert end is not None, "a run ends with Finished or an error"
+        return end
 
 
 def reasoning_tokens(delta: Delta) -> int:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+from client.api.queue import QueueFull
 from swarm.errors import (
     Busy,
     ConfigError,
@@ -111,12 +112,15 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(404, str(error), code="model_not_found", param="model")
         case RouteError():
             told = ApiError(503, str(error), code="layers_missing", retry_after_s=ROUTE_RETRY_S)
-            told.details = {"missing_layers": [f"{start}-{end}" for start, end in error.missing]}
+            missing = [f"{start}-{end}" for start, end in error.missing]
+            told.details = {"missing_layers": missing, "eta_s": error.eta_s}
             return told
-        case Busy():
-            retry_s = getattr(error, "retry_after_s", None)
-            wait_s = RETRY_S if retry_s is None else max(math.ceil(retry_s), 1)
+        case QueueFull():
+            wait_s = max(math.ceil(error.retry_after_s), 1)
             return ApiError(429, str(error), code="rate_limit_exceeded", retry_after_s=wait_s)
+        case Busy():
+            message = "The swarm has no memory left for another session; ask again later."
+            return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=RETRY_S)
         case ConfigError():
             return ApiError(400, str(error), param=getattr(error, "param", None))
         case GenerationInterrupted() | SwarmError():
@@ -132,8 +136,14 @@ def form_of(path: str) -> ErrorForm:
     return "ollama" if path.startswith("/api/") else "openai"
 
 
-def error_body(form: ErrorForm, error: ApiError) -> dict[str, Any]:
-    """The body of an error, as JSON values; in a stream it is the data of the error event."""
+def error_body(form: ErrorForm, error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+    """The body of an error, as JSON values; in a stream it is the data of the error event.
+
+    Args:
+        form: whose.
+        error: what to tell.
+        request_id: of the request, which Anthropic's bodies repeat.
+    """
     match form:
         case "openai":
             kind = _OPENAI_TYPES.get(error.status, "invalid_request_error")
@@ -148,6 +158,7 @@ def error_body(form: ErrorForm, error: ApiError) -> dict[str, Any]:
             }
         case "anthropic":
             kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
-            return {"type": "error", "error": {"type": kind, "message": error.message, **error.details}}
+            told = {"type": kind, "message": error.message, **error.details}
+            return {"type": "error", "error": told, "request_id": request_id}
         case "ollama":
             return {"error": error.message}

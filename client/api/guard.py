@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import secrets
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -10,21 +12,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from client.api.context import ApiSettings, api_key
-from client.api.errors import ApiError, error_body, form_of
+from client.api.anthropic.models import speaks_anthropic
+from client.api.context import ApiSettings, RequestCounts, api_key
+from client.api.errors import ApiError, ErrorForm, error_body, form_of
 from swarm.metrics.http import HEADERS
 
-_OPEN_PREFIXES: Final = ("/v1/", "/api/", "/metrics")
+_KEYED: Final = ("/v1/", "/api/", "/metrics")
 """Paths that need a key, where there are keys; the page, its files and `/health` do not."""
+_ID_HEADERS: Final = (b"x-request-id", b"request-id")
+"""Where OpenAI's clients and Anthropic's look for the name of a request."""
 _RAW_HEADERS: Final = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 class ApiGuard:
     """Refuses what must not reach a route, and adds the security headers to every answer."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ApiSettings, requests: RequestCounts) -> None:
         self._app = app
         self._settings = settings
+        self._requests = requests
         self._keys = [key.encode() for key in settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,9 +40,13 @@ class ApiGuard:
                 await self._app(scope, receive, send)
             return
 
+        scope["canopy.request_id"] = name = f"req_{secrets.token_hex(12)}"
+        named = [(header, name.encode()) for header in _ID_HEADERS]
+
         async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS]}
+                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS, *named]}
+                self._requests.add(form_of(scope["path"]), message["status"])
             await send(message)
 
         request = Request(scope)
@@ -45,7 +55,7 @@ class ApiGuard:
         except ApiError as error:
             await refusal(request, error)(scope, receive, secured)
             return
-        await self._app(scope, _bounded(receive, self._settings.max_body_bytes), secured)
+        await self._app(scope, _bounded(receive, self._settings), secured)
 
     def _check(self, request: Request) -> None:
         """Refuse the request by its head.
@@ -66,7 +76,7 @@ class ApiGuard:
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > settings.max_body_bytes:
             raise too_large(settings.max_body_bytes)
-        if self._keys and request.url.path.startswith(_OPEN_PREFIXES) and request.method != "OPTIONS":
+        if self._keys and request.url.path.startswith(_KEYED) and request.method != "OPTIONS":
             self._check_key(api_key(request))
 
     def _is_welcome(self, origin: str, host: str) -> bool:
@@ -90,7 +100,15 @@ def host_name(host: str) -> str:
 
 def refusal(request: Request, error: ApiError) -> JSONResponse:
     """The answer to a request, in the form of the dialect of its path."""
-    return JSONResponse(error_body(form_of(request.url.path), error), error.status, error.headers)
+    form: ErrorForm = "anthropic" if speaks_anthropic(request) else form_of(request.url.path)
+    body = error_body(form, error, request_id(request))
+    return JSONResponse(body, error.status, error.headers)
+
+
+def request_id(request: Request) -> str | None:
+    """The name of a request, which every answer carries; logs and reports use it."""
+    name: str | None = request.scope.get("canopy.request_id")
+    return name
 
 
 def too_large(max_bytes: int) -> ApiError:
@@ -98,16 +116,26 @@ def too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"The request is larger than {max_bytes:,} bytes.", code="request_too_large")
 
 
-def _bounded(receive: Receive, max_bytes: int) -> Receive:
-    """The same, with an error where a body without a length grows over the bound."""
+def _bounded(receive: Receive, settings: ApiSettings) -> Receive:
+    """The same, with an error where a body grows over the bound, or does not come in time."""
     taken = 0
+    is_whole = False
+    until: float | None = None
 
     async def receive_some() -> Message:
-        nonlocal taken
-        message = await receive()
+        nonlocal taken, is_whole, until
+        if is_whole:
+            return await receive()
+        until = until or asyncio.get_running_loop().time() + settings.body_s
+        try:
+            async with asyncio.timeout_at(until):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(408, "The request's body did not come in time.", code="request_timeout") from None
+        is_whole = not message.get("more_body", False)
         taken += len(message.get("body", b""))
-        if taken > max_bytes:
-            raise too_large(max_bytes)
+        if taken > settings.max_body_bytes:
+            raise too_large(settings.max_body_bytes)
         return message
 
     return receive_some

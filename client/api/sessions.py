@@ -102,21 +102,22 @@ class SessionPool:
             RouteError: nobody serves some layers.
             HopError: no machine takes the session.
         """
-        lent = self._shared(state) or await self.open(state, 0)
+        lent = self._shared(state) or await self.open(state, 0, state.max_new_tokens)
         try:
             yield lent
         finally:
             await self._take_back(lent)
 
-    async def open(self, state: GenerationState, larger_than: int) -> LentSession:
+    async def open(self, state: GenerationState, larger_than: int, max_new_tokens: int) -> LentSession:
         """A new session with room for the sequence so far and some more, or for all that may come if that is less.
 
         Args:
             state: of the generation.
             larger_than: tokens of the window that was too small; 0 for none.
+            max_new_tokens: that may come after the prompt in all.
         """
         limit = self.opener.target.max_positions
-        most = len(state.prompt) + state.max_new_tokens
+        most = len(state.prompt) + max_new_tokens
         most = most if limit is None else min(most, limit)
         window = FIRST_WINDOW_TOKENS
         while window < len(state.sequence) * 3 // 2 or window <= larger_than:

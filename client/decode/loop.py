@@ -16,7 +16,7 @@ from typing import Protocol
 from client.chain.answers import Answer
 from client.control.policy import PipelineState, SpeculationPlan
 from client.decode.draft_worker import DraftRequest, DraftWorker
-from client.decode.hidden_rows import WANT_ROWS, hand_over_rows
+from client.decode.hidden_rows import hand_over_rows
 from client.decode.pipeline import InFlightSweep, SendWindow
 from client.decode.state import GenerationState
 from client.decode.sweep_trace import AnsweredSweep
@@ -97,13 +97,15 @@ class Generation:
     async def run(self) -> AsyncIterator[str]:
         """Generate; yields text as it becomes certain, "" while a character or a stop string is incomplete.
 
+        It also ends, with the text unfinished, at the state's `max_new_tokens`: another session may go on with it.
+
         Raises:
             SwarmError: what broke the chain; `state.text` holds the tokens so far.
         """
         if self.state.text.stopped:
             return
         await self._prefill()
-        while not self.state.text.stopped:
+        while not self.state.text.stopped and self.state.tokens_left > 0:
             await self._draft()
             answer = await self._chain.answer()  # verify: the target's pick after every node of a sweep
             yield self._accept(answer)
@@ -126,6 +128,7 @@ class Generation:
         state, reply = self.state, answer.reply
         emitted, before = self._walk.accept(reply), len(state.text.tokens)
         pieces = [state.text.push([token]) for token in emitted]
+        state.log_probs += self._walk.log_probs[: len(state.text.tokens) - before]
         if state.observe is not None and reply.rows is not None and not self._worker.is_busy:
             hand_over_rows(reply, self._walk, state.sequence, state.observe)
         sweep = self._account(answer, len(emitted))
@@ -162,7 +165,7 @@ class Generation:
             window.add_prompt(sweep.sequence, end - start, chain.route_key, now_s, contention)
             start, state.prefill_sweeps = end, state.prefill_sweeps + 1
         await self._await_replies(chain.credits.sweeps - 1)
-        walk.want = WANT_ROWS if state.observe is not None else None
+        walk.want = state.want
 
     async def _await_replies(self, max_unanswered: int) -> None:
         """Take replies until at most so many sweeps are unanswered, and there is room for another."""

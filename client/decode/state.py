@@ -14,9 +14,9 @@ from client.decode.hidden_rows import Observe
 from client.decode.sweep_trace import SweepTracer
 from client.decode.text_stream import TextStream
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
-from client.stats import SweepMeasurement
+from client.stats import SweepMeasurement, TokenLogProbs
 from swarm.errors import Unfinished
-from swarm.protocol.messages import Sampling
+from swarm.protocol.messages import Sampling, Want
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class GenerationState:
         sampling: how the tail picks.
         policy: chooses how many nodes a sweep carries.
         chunk: nodes of a sweep that carries a part of the prompt, at most.
-        max_new_tokens: tokens after which it ends in any case.
+        max_new_tokens: tokens after which a session ends; less than the text's own limit where its window is smaller.
         text: decides where the output ends; holds the tokens so far.
         drafter: grows trees; replaced while one is lent, or for good where it runs out of memory.
         drafting: the thread that drafts.
@@ -41,6 +41,8 @@ class GenerationState:
         prefill_sweeps: sweeps that carried a part of the prompt.
         sweeps: one record per answered decode sweep.
         tracer: makes what people see of each sweep; None where nobody asked.
+        top_log_probs: how many of the likeliest tokens are told with each token's log-probability; None: neither is.
+        log_probs: one per token of `text` that this run brought, where they are told.
     """
 
     prompt: tuple[int, ...]
@@ -60,6 +62,15 @@ class GenerationState:
     prefill_sweeps: int = 0
     sweeps: list[SweepMeasurement] = field(default_factory=list)
     tracer: SweepTracer | None = None
+    top_log_probs: int | None = None
+    log_probs: list[TokenLogProbs] = field(default_factory=list)
+
+    @property
+    def want(self) -> Want | None:
+        """What sweeps ask for beside picks."""
+        if self.observe is None and self.top_log_probs is None:
+            return None
+        return Want(self.top_log_probs is not None, self.observe is not None, self.top_log_probs or 0)
 
     @property
     def nodes(self) -> int:

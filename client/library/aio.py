@@ -28,6 +28,7 @@ from client.library.session import Piece, SessionOpener
 from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
 from client.stats import Result
 from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
+from swarm.discovery.coverage import Coverage, cover
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import ConfigError, GenerationInterrupted
@@ -60,6 +61,16 @@ class AsyncSwarm:
     def target(self) -> Target:
         """The model as its client knows it."""
         return self._opener.target
+
+    @property
+    def opener(self) -> SessionOpener:
+        """Opens sessions, for programs that hold them longer than one text."""
+        return self._opener
+
+    @property
+    def factory(self) -> GenerationFactory:
+        """Makes generations for those sessions."""
+        return self._factory
 
     @property
     def identity(self) -> ModelIdentity:
@@ -181,6 +192,15 @@ class AsyncSwarm:
         For measurements that generate a text more than once: the second time would be faster.
         """
         self._factory.forget()
+
+    async def coverage(self) -> Coverage:
+        """The model's nodes as the directory lists them now, and the layers that nobody serves.
+
+        Raises:
+            RegistryError: the directory did not answer.
+        """
+        identity, registry = self.identity, self._opener.registry
+        return cover(identity, await registry.records(identity.fingerprint, identity.num_layers))
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
         """The chain that a generation would take now.

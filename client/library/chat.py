@@ -153,7 +153,7 @@ class AsyncChat:
         """Make the generation of the next answer; near the end of the context it gets the tokens that are left."""
         options = make_options(given)
         options = replace(options, stop=(*options.stop, *self._conversation.stop))
-        prompt, limit = self._conversation.prompt(), self._opener.target.max_positions
+        prompt, limit = self._conversation.prompt().tokens, self._opener.target.max_positions
         if not prompt:
             raise ConfigError("say something: the prompt is empty")
         if limit is not None:

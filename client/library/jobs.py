@@ -12,6 +12,7 @@ from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.decode.state import GenerationState
 from client.decode.sweep_trace import SweepTracer
 from client.decode.text_stream import TextStream
+from client.dialogue.encoding import encode_text
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.pool import Drafters
 from client.options import Options, check_text
@@ -63,12 +64,7 @@ class GenerationFactory:
         """
         target = self.target
         options.check()
-        if isinstance(prompt, str):
-            check_text(prompt, "prompt")
-        try:
-            ids = tuple(map(index, target.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt))
-        except TypeError:
-            raise ConfigError("prompt: give text, or token ids, which are whole numbers") from None
+        ids = _ids(target, prompt)
         if not ids:
             raise ConfigError("prompt: is empty, and this tokenizer adds no token of its own; give at least one token")
         if not all(0 <= token < target.vocab_size for token in (*ids, *so_far)):
@@ -93,6 +89,7 @@ class GenerationFactory:
             stop=options.stop,
             eos_ids=target.eos_ids,
             max_new_tokens=options.max_new_tokens,
+            show=options.show,
         )
         text.push(so_far)
         return GenerationState(
@@ -108,4 +105,19 @@ class GenerationFactory:
             lend=self.drafters.lend,
             resumed_tokens=len(text.tokens),
             tracer=SweepTracer(target.tokenizer.backend_tokenizer) if options.trace else None,
+            top_log_probs=options.log_probs,
         )
+
+
+def _ids(target: Target, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    """Token ids of a prompt; a text that a template has made already begins once.
+
+    Raises:
+        ConfigError: it is neither text nor token ids.
+    """
+    if isinstance(prompt, str):
+        return tuple(encode_text(target.tokenizer, check_text(prompt, "prompt")))
+    try:
+        return tuple(map(index, prompt))
+    except TypeError:
+        raise ConfigError("prompt: give text, or token ids, which are whole numbers") from None

@@ -63,7 +63,7 @@ class Piece:
     Attributes:
         text: the next characters; empty while tokens make no whole one.
         result: of the whole generation, in the last piece of a stream.
-        tokens: the ids that became certain.
+        tokens: the ids that became certain since the last piece.
         log_probs: one per token, where they were asked for.
         sweeps: the sweeps that answered since the last piece, where `trace` was asked for: plain values for JSON.
     """
@@ -111,16 +111,17 @@ class Session:
         started = state.clock()
         repaired = len(self.chain.repairs)
         first_token = started
-        last = Piece("")
+        last, told = "", len(state.text.tokens)
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         try:
             with state.with_drafter():
                 async for text in Generation(state, self.chain, self.walk).run():
                     if first_token == started and len(state.text.tokens) > state.resumed_tokens:
                         first_token = state.clock()
-                    last = Piece(text, sweeps=() if state.tracer is None else state.tracer.take(self._hops))
-                    if (text or last.sweeps) and not state.text.stopped:
-                        yield last
+                    if (text or state.tracer is not None) and not state.text.stopped:
+                        yield self._traced_piece(text, state, told)
+                        told = len(state.text.tokens)
+                    last = text
         except SwarmError as error:
             if isinstance(error, HopError):
                 self.nearby.failed(error.peer)
@@ -137,8 +138,22 @@ class Session:
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
         ended = state.text
-        result = Result(ended.text, tuple(ended.tokens), ended.finish_reason or "length", stats)
-        yield replace(last, result=result)
+        if not ended.stopped:
+            last = ""  # it was handed out; the text goes on in another session
+        result = Result(
+            ended.text,
+            tuple(ended.tokens),
+            ended.finish_reason or "length",
+            stats,
+            tuple(state.log_probs),
+            ended.stop_string,
+        )
+        yield replace(self._traced_piece(last, state, told), result=result)
+
+    def _traced_piece(self, text: str, state: GenerationState, told: int) -> Piece:
+        """The text, and what came with it since there were `told` tokens."""
+        piece = _piece(text, state, told)
+        return piece if state.tracer is None else replace(piece, sweeps=state.tracer.take(self._hops))
 
     @property
     def _hops(self) -> tuple[str, ...]:
@@ -336,6 +351,12 @@ class SessionOpener:
         credits = chain.credits
         limits = Limits(self.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
         return Walk(limits, Sampling())
+
+
+def _piece(text: str, state: GenerationState, told: int) -> Piece:
+    """The piece behind so many tokens."""
+    new = tuple(state.text.tokens[told:])
+    return Piece(text, tokens=new, log_probs=tuple(state.log_probs[told - state.resumed_tokens :]))
 
 
 def _is_multistep(sampling: Sampling) -> bool:

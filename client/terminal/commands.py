@@ -15,14 +15,17 @@ from swarm.runtime.cli_types import (
     File,
     Fingerprint,
     Found,
+    Host,
     Insecure,
     LanMode,
     Model,
     NetworkKeyFile,
     Peer,
+    Port,
     Revision,
     Seconds,
     Text,
+    Url,
     headed,
 )
 
@@ -153,3 +156,42 @@ class Bench(ConnectionOptions):
     json: File | None = None
     plot: File | None = None
     options: GenerationOptions = field(default_factory=Options)
+
+
+@headed(
+    server=("host", "port", "api_key", "no_key", "allow_host", "origin"),
+    bounds=("running", "waiting", "waiting_per_key", "keep", "keep_idle"),
+    swarm=_SWARM,
+    links=_LINKS,
+    drafting=_DRAFTING,
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCommand(ConnectionOptions):
+    """Serve a swarm's model over HTTP, as OpenAI, Anthropic and Ollama do: for programs that speak to these.
+
+    Attributes:
+        host: IP address to listen on; another one than this machine's own needs a key.
+        port: TCP port to listen on; 0 takes any free one.
+        api_key: key that callers have to show; may be repeated. CANOPY_API_KEY takes more, for keys that not every user
+            of this machine may read (default: none).
+        no_key: let others than this machine call without a key.
+        allow_host: a further name under which this machine may be called; may be repeated.
+        origin: web pages of this origin, such as https://chat.example.org, may call; may be repeated.
+        running: answers at a time; further requests wait.
+        waiting: requests that may wait.
+        waiting_per_key: requests of one key that may wait.
+        keep: idle sessions to keep, for prompts that begin like earlier ones.
+        keep_idle: seconds to keep an idle session.
+    """
+
+    host: Host = "127.0.0.1"
+    port: Port = 8_000
+    api_key: tyro.conf.UseAppendAction[tuple[Text, ...]] = field(default=(), repr=False)
+    no_key: bool = False
+    allow_host: tyro.conf.UseAppendAction[tuple[Host, ...]] = ()
+    origin: tyro.conf.UseAppendAction[tuple[Url, ...]] = ()
+    running: Count = 16
+    waiting: Count = 256
+    waiting_per_key: Count = 64
+    keep: Count = 8
+    keep_idle: Seconds = 60.0

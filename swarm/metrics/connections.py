@@ -34,11 +34,13 @@ class ConnectionLimits:
         total: connections at a time.
         per_address: those of one address; of an IPv6 network of 64 bits.
         head_s: how long a request's head may take, and a connection may be idle.
+        stalled_s: how long a reader may take nothing of what waits for it; None bears it for ever.
     """
 
     total: int = MAX_CONNECTIONS
     per_address: int = PER_ADDRESS
     head_s: float = HEAD_S
+    stalled_s: float | None = None
 
 
 class Connections:
@@ -91,6 +93,7 @@ class HttpConnection(H11Protocol):
         super().__init__(config, state, {})
         self._bounds = connections
         self._deadline: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self.idle_since: float | None = connections.clock()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -106,6 +109,18 @@ class HttpConnection(H11Protocol):
         super().connection_lost(exc)
         self._bounds.leave(self)
         self._unwatch()
+        self._end_stall()
+
+    def pause_writing(self) -> None:
+        """Called by asyncio: the reader is behind."""
+        super().pause_writing()
+        if self._bounds.limits.stalled_s is not None and self._stall is None:
+            self._stall = self.loop.call_later(self._bounds.limits.stalled_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Called by asyncio: it has taken some."""
+        super().resume_writing()
+        self._end_stall()
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio: a part of a request."""
@@ -124,6 +139,11 @@ class HttpConnection(H11Protocol):
         elif self._deadline is None:
             self.idle_since = self._bounds.clock()
             self._deadline = self.loop.call_later(self._bounds.limits.head_s, self.transport.abort)
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _unwatch(self) -> None:
         if self._deadline is not None:

@@ -1,0 +1,179 @@
+"""A request of the Messages API, and the job that it asks for."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from client.api.anthropic.blocks import InputBlock, block_text, read_messages
+from client.api.backend import ChatJob
+from client.api.errors import invalid, unsupported
+from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
+from client.api.openai.fields import ApiModel
+from client.api.sampling_fields import asked_options, schema_grammar
+from client.dialogue.messages import Message, Tool, ToolChoice
+
+MAX_STOPS: Final = 64
+
+
+class InputMessage(ApiModel):
+    """One turn; `system` may stand among the others."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[InputBlock]
+
+
+class ToolSpec(ApiModel):
+    """A tool of the client; those that Anthropic's servers run are refused."""
+
+    name: ToolName
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoiceSpec(ApiModel):
+    """Whether tools may or must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingSpec(ApiModel):
+    """Whether the model thinks first; a budget is not kept."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class JsonFormat(ApiModel):
+    """The form of the text."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(ApiModel):
+    """How the answer looks; `effort` is left to the model."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class MessagesInput(ApiModel):
+    """What makes the prompt: of a message, and of counting its tokens; unknown fields are ignored."""
+
+    model: str
+    messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: str | list[InputBlock] | None = None
+    tools: list[ToolSpec] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoiceSpec | None = None
+    thinking: ThinkingSpec | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(MessagesInput):
+    """A request for a message; without a temperature it is 1, as Anthropic has it."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool = False
+    stop_sequences: list[str] | None = Field(default=None, max_length=MAX_STOPS)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    metadata: dict[str, Any] | None = None
+    container: Any = None
+    mcp_servers: list[Any] | None = None
+
+
+def make_job(request: MessagesInput) -> ChatJob:
+    """The job of a request.
+
+    Raises:
+        ApiError: a block, a tool or a choice of tools is not served; the message names it.
+    """
+    messages = read_messages([(turn.role, turn.content) for turn in request.messages])
+    if request.system:
+        messages.insert(0, Message("system", block_text(request.system, "system")))
+    tools, choice = _read_tools(request)
+    continues = messages[-1].role == "assistant"
+    if continues:
+        _check_prefill(messages[-1])
+    output_format = request.output_config.format if request.output_config is not None else None
+    grammar = None if output_format is None else schema_grammar(output_format.schema_)
+    options = asked_options(grammar=grammar)
+    if isinstance(request, MessagesRequest):
+        _check_request(request)
+        options = asked_options(
+            grammar=grammar,
+            max_new_tokens=request.max_tokens,
+            stop=tuple(request.stop_sequences) if request.stop_sequences else None,
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k or None,
+        )
+    thinking = request.thinking.type if request.thinking is not None else None
+    return ChatJob(
+        messages=tuple(messages),
+        options=options,
+        tools=tools,
+        tool_choice=choice,
+        reasoning={"enabled": True, "disabled": False}.get(thinking or ""),
+        continues=continues,
+    )
+
+
+def hides_thinking(request: MessagesRequest) -> bool:
+    """Whether thoughts come without their text."""
+    return request.thinking is not None and request.thinking.display == "omitted"
+
+
+def _check_request(request: MessagesRequest) -> None:
+    if request.container is not None:
+        raise unsupported("container", "container: containers are not supported")
+    if request.mcp_servers:
+        raise unsupported("mcp_servers", "mcp_servers: MCP servers are not supported")
+    for place, stop in enumerate(request.stop_sequences or ()):
+        if not stop.strip():
+            raise invalid(f"stop_sequences.{place}: each stop sequence must contain non-whitespace", "stop_sequences")
+
+
+def _check_prefill(beginning: Message) -> None:
+    if beginning.tool_calls:
+        raise invalid("messages: `tool_use` ids were found without `tool_result` blocks immediately after", "messages")
+    if beginning.content != beginning.content.rstrip():
+        raise invalid("messages: final assistant content cannot end with trailing whitespace", "messages")
+
+
+def _read_tools(request: MessagesInput) -> tuple[tuple[Tool, ...], ToolChoice]:
+    tools = tuple(_tool(spec, f"tools.{place}") for place, spec in enumerate(request.tools or ()))
+    choice = request.tool_choice
+    if choice is None:
+        return tools, ToolChoice()
+    parallel = not choice.disable_parallel_tool_use
+    match choice.type:
+        case "auto":
+            return tools, ToolChoice(parallel=parallel)
+        case "none":
+            return tools, ToolChoice("none")
+        case "any":
+            if not tools:
+                raise invalid("tool_choice: any needs tools", "tool_choice")
+            return tools, ToolChoice("required", parallel=parallel)
+        case "tool":
+            name = choice.name or ""
+            if not name or name not in [tool.name for tool in tools]:
+                raise invalid(f"tool_choice: tool '{name[:100]}' not found in provided tools", "tool_choice")
+            return tools, ToolChoice("required", name, parallel)
+
+
+def _tool(spec: ToolSpec, param: str) -> Tool:
+    if spec.type not in (None, "custom"):
+        raise unsupported(param, f"{param}: tools of type '{spec.type[:100]}' are not supported; custom tools are")
+    if spec.input_schema is None:
+        raise invalid(f"{param}.input_schema: Field required", param)
+    return Tool(spec.name, spec.description or "", spec.input_schema, bool(spec.strict))

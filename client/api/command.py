@@ -1,0 +1,197 @@
+"""`client api`: serves a swarm's model over HTTP until it is told to end. Owns the server's life and its line."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from client.api.app import build_app
+from client.api.context import ApiSettings
+from client.api.metrics import metrics_routes
+from client.api.swarm_backend import BackendLimits, SwarmBackend
+from client.api.swarm_link import SwarmSource
+from client.library.aio import AsyncSwarm
+from client.options import ConnectOptions
+from swarm.discovery.dht.addresses import OPEN_SWARM
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.node_record import bracketed
+from swarm.errors import ConfigError, RouteError
+from swarm.metrics.connections import ConnectionLimits
+from swarm.metrics.http import make_server
+from swarm.routing.served import ServedModels
+from swarm.runtime.tasks import TaskScope
+
+BACKLOG: Final = 256
+MIN_KEY: Final = 8
+"""Characters of an API key, at least: a shorter one is guessed."""
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+MODELS_NAMED: Final = 8
+"""Models that a message names, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where the API listens, and to whom.
+
+    Attributes:
+        host: IP address.
+        port: TCP port; 0 takes any free one.
+        keys: API keys of which a caller must show one.
+        no_key: whether others than this machine may call without one.
+        hosts: further names that a `Host` header may have.
+        origins: of web pages that may call.
+        limits: of the queue and of kept sessions.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8_000
+    keys: tuple[str, ...] = ()
+    no_key: bool = False
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    limits: BackendLimits = field(default_factory=BackendLimits)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine comes there."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def check(self) -> None:
+        """Refuse what cannot be right or is not safe.
+
+        Raises:
+            ConfigError: names the option.
+        """
+        if any(len(key) < MIN_KEY or not key.isascii() or not key.isprintable() or " " in key for key in self.keys):
+            raise ConfigError(f"--api-key: give {MIN_KEY} or more printable ASCII characters without spaces")
+        if not 0 <= self.port < 2**16:
+            raise ConfigError(f"--port {self.port}: is no TCP port")
+        if not self.keys and not self.no_key and not self.is_loopback:
+            raise ConfigError(
+                f"--host {self.host} without a key lets everybody who reaches it use your swarm: give --api-key (or "
+                "CANOPY_API_KEY), or say --no-key"
+            )
+        queue, sessions = self.limits.queue, self.limits.sessions
+        for name, value in (("--running", queue.running), ("--waiting", queue.waiting)):
+            if value < 1:
+                raise ConfigError(f"{name} {value}: give 1 or more")
+        if sessions.kept < 0 or sessions.idle_s < 0:
+            raise ConfigError("--keep and --keep-idle cannot be negative")
+
+    def settings(self) -> ApiSettings:
+        """What the application keeps to; on loopback only this machine's names are answered to (DNS rebinding)."""
+        names = (*LOOPBACK_NAMES, self.host, *self.hosts)
+        hosts = tuple(name.lower() for name in names) if self.is_loopback else ()
+        return ApiSettings(self.keys, hosts, self.origins)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Take the port, before anything slow.
+
+    Raises:
+        ConfigError: it is taken, or the address is not this machine's.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen on {host} port {port} ({reason}); choose another with --port") from error
+
+
+async def serve_api(source: SwarmSource, options: ServerOptions, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        source: where the model is.
+        options: of the server.
+        say: shows a line to the user.
+
+    Raises:
+        ConfigError: an option is wrong, a port is taken, or the model cannot be used.
+    """
+    options.check()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with listening(options.host, options.port) as taken:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            async with served_api(source, options, taken) as url:
+                say(f"API at {url}/v1")
+                await stop.wait()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def served_api(source: SwarmSource, options: ServerOptions, taken: socket.socket) -> AsyncIterator[str]:
+    """Serve on a socket that listens, for as long as the block lasts; the value is the base URL.
+
+    Raises:
+        ConfigError: the model cannot be used; the block is cancelled.
+    """
+    async with TaskScope() as scope:
+        backend = SwarmBackend(source, scope, options.limits)
+        scope.spawn(backend.link.keep(), "link")
+        app = build_app(backend, options.settings(), [metrics_routes(backend)])
+        server = make_server(app, ConnectionLimits(stalled_s=options.settings().stalled_s))
+
+        async def serve() -> None:
+            await server.serve(sockets=[taken])
+
+        task = scope.spawn(serve(), "server")
+        host, port = taken.getsockname()[:2]
+        try:
+            yield f"http://{bracketed(host)}:{port}"
+        finally:
+            server.should_exit = True
+            await asyncio.wait([task])
+
+
+def swarm_source(model: str | None, options: ConnectOptions) -> SwarmSource:
+    """Where a model is; without a name it is the only one that the swarm serves."""
+    join = tuple(options.get("peers", ()))
+    if model is None:
+        return SwarmSource("", partial(_only_model, options), join)
+    name = Path(model).resolve().name if Path(model).is_dir() else model
+    return SwarmSource(name, partial(_connect, model, options), join)
+
+
+def _connect(model: str, options: ConnectOptions) -> AbstractAsyncContextManager[AsyncSwarm]:
+    return AsyncSwarm.connect(model, **options)
+
+
+@asynccontextmanager
+async def _only_model(options: ConnectOptions) -> AsyncIterator[AsyncSwarm]:
+    """Connect to the only model that machines serve which answer.
+
+    Raises:
+        RouteError: there is none yet.
+        ConfigError: there are several.
+    """
+    config = DhtConfig(
+        join=tuple(options.get("peers", ())), client_mode=True, membership=options.get("membership", OPEN_SWARM)
+    )
+    async with DhtRegistry.open(config) as registry:
+        listed = await registry.models()
+        served = await ServedModels(registry).served(listed) or listed
+    names = sorted({model.name for model in served})
+    if not names:
+        raise RouteError("nobody serves a model in this swarm yet; name one, or serve one with node serve MODEL", ())
+    if len(names) > 1:
+        raise ConfigError(f"which model? this swarm serves {', '.join(names[:MODELS_NAMED])}")
+    async with AsyncSwarm.connect(names[0], **options) as swarm:
+        yield swarm

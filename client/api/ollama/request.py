@@ -1,0 +1,231 @@
+"""Requests of Ollama's API, and the jobs that they ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from pydantic import ConfigDict, Field
+
+from client.api.backend import ChatJob, Job, ModelCard, TextJob
+from client.api.errors import invalid, unsupported
+from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
+from client.api.openai.fields import ApiModel
+from client.api.sampling_fields import asked_options, schema_grammar, stop_strings
+from client.dialogue.messages import Message, Tool, ToolCall
+from client.options import GenerateOptions, Grammar
+
+TEMPERATURE: Final = 0.8
+TOP_K: Final = 40
+TOP_P: Final = 0.9
+
+
+class RunOptions(ApiModel):
+    """`options`, with Ollama's defaults; those that are not here are about Ollama's own engine and change nothing."""
+
+    model_config = ConfigDict(strict=False)  # its clients send 20.0 for 20
+
+    num_predict: int | None = None
+    temperature: float | None = Field(default=None, ge=0)
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class RunRequest(ApiModel):
+    """What chat and generate share; unknown fields are ignored, and so is `keep_alive`."""
+
+    model: str
+    stream: bool | None = None
+    format: Literal["json", ""] | dict[str, Any] | None = None
+    options: RunOptions | None = None
+    think: bool | Literal["high", "medium", "low", "max"] | None = None
+    keep_alive: str | float | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether lines are sent as they come, which is so unless it is refused."""
+        return self.stream is not False
+
+
+class CallFunction(ApiModel):
+    """The function of a call."""
+
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class ChatCall(ApiModel):
+    """A call of an assistant's message."""
+
+    id: str | None = None
+    function: CallFunction
+
+
+class ChatTurn(ApiModel):
+    """A message."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[ChatCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ToolFunction(ApiModel):
+    """A function that may be called."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ChatTool(ApiModel):
+    """A tool."""
+
+    type: str = "function"
+    function: ToolFunction
+
+
+class ChatRunRequest(RunRequest):
+    """Of `/api/chat`; no messages ask whether the model is there."""
+
+    messages: list[ChatTurn] = Field(default_factory=list, max_length=MAX_MESSAGES)
+    tools: list[ChatTool] | None = Field(default=None, max_length=MAX_TOOLS)
+
+
+class GenerateRequest(RunRequest):
+    """Of `/api/generate`; no prompt asks whether the model is there."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None
+    suffix: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    images: list[str] | None = None
+
+
+def chat_job(request: ChatRunRequest) -> ChatJob:
+    """The job of a chat.
+
+    Raises:
+        ApiError: it has images, or tools that are no functions.
+    """
+    tools = []
+    for place, tool in enumerate(request.tools or ()):
+        if tool.type != "function":
+            raise unsupported(f"tools[{place}]", f"tools of type {tool.type[:100]!r} are not supported")
+        spec = tool.function
+        tools.append(Tool(spec.name, spec.description or "", spec.parameters or {}))
+    return ChatJob(
+        messages=tuple(_messages(request.messages)),
+        options=_options(request),
+        tools=tuple(tools),
+        reasoning=_reasoning(request),
+        continues=request.messages[-1].role == "assistant",
+    )
+
+
+def generate_job(request: GenerateRequest, card: ModelCard) -> Job:
+    """The job of a prompt: a turn of the user in the model's template, or the text itself.
+
+    A model without a template continues the text.
+
+    Raises:
+        ApiError: a field asks for what is not served.
+    """
+    if request.images:
+        raise _no_images("images")
+    if request.suffix:
+        raise unsupported("suffix", f"{card.id} does not support insert")
+    if request.template:
+        raise unsupported("template", "template is not supported: the model's own is used; raw takes a whole prompt")
+    if request.context:
+        raise unsupported("context", "context is not supported; /api/chat takes the messages so far")
+    if request.raw:
+        if request.system:
+            raise invalid("raw mode does not support template, system, or context", "raw")
+        return TextJob(request.prompt, _options(request))
+    if not card.has_template:
+        if request.system:
+            raise unsupported("system", f"{card.id} has no chat template, which system needs")
+        return TextJob(request.prompt, _options(request))
+    system = [Message("system", request.system)] if request.system else []
+    messages = (*system, Message("user", request.prompt))
+    return ChatJob(messages, _options(request), reasoning=_reasoning(request))
+
+
+def _reasoning(request: RunRequest) -> bool | None:
+    return None if request.think is None else request.think is not False
+
+
+def _options(request: RunRequest) -> GenerateOptions:
+    given = request.options or RunOptions()
+    limit, top_k = given.num_predict, TOP_K if given.top_k is None else given.top_k
+    return asked_options(
+        max_new_tokens=None if limit is None or limit < 0 else limit,
+        temperature=TEMPERATURE if given.temperature is None else given.temperature,
+        top_k=top_k if top_k > 0 else None,
+        top_p=TOP_P if given.top_p is None else given.top_p,
+        min_p=given.min_p,
+        seed=given.seed if given.seed is not None and given.seed >= 0 else None,
+        stop=stop_strings(given.stop),
+        repetition_penalty=given.repeat_penalty,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        grammar=_grammar(request.format),
+        log_probs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+
+
+def _grammar(text_format: str | dict[str, Any] | None) -> Grammar | None:
+    if not text_format:
+        return None
+    return Grammar("json") if isinstance(text_format, str) else schema_grammar(text_format)
+
+
+def _messages(turns: Sequence[ChatTurn]) -> list[Message]:
+    """Messages whose calls and results are joined by ids, which old clients do not send."""
+    messages: list[Message] = []
+    pending: list[ToolCall] = []
+    made = 0
+    for place, turn in enumerate(turns):
+        if turn.images:
+            raise _no_images(f"messages[{place}].images")
+        if turn.role == "tool":
+            answered = _take_pending(pending, turn)
+            name = turn.tool_name or answered.name
+            messages.append(Message("tool", turn.content, tool_call_id=answered.id, name=name))
+            continue
+        calls = []
+        for call in turn.tool_calls or ():
+            arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+            calls.append(ToolCall(call.id or f"call_{made}", call.function.name, arguments))
+            made += 1
+        pending += calls
+        messages.append(Message(turn.role, turn.content, reasoning=turn.thinking or "", tool_calls=tuple(calls)))
+    return messages
+
+
+def _take_pending(pending: list[ToolCall], turn: ChatTurn) -> ToolCall:
+    """The call that a result answers: by its id, else by its name, else the first that has no result yet."""
+    for call in pending:
+        if turn.tool_call_id == call.id or (turn.tool_call_id is None and turn.tool_name in (None, call.name)):
+            pending.remove(call)
+            return call
+    return ToolCall(turn.tool_call_id or "", turn.tool_name or "", "")
+
+
+def _no_images(param: str) -> Exception:
+    return unsupported(param, "images are not supported: the model reads text only")

@@ -1,0 +1,240 @@
+"""The events of an answer as items and typed events of the Responses API.
+
+One writer makes both forms: a stream sends its events, and a whole response is what they add up to.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from client.api.backend import Begun, Delta, Finished
+from client.api.context import reasoning_tokens
+from client.api.errors import ApiError
+from client.dialogue.messages import ContentDelta, Message, ReasoningDelta, ToolCall, ToolCallDelta
+from client.stats import TokenLogProbs
+
+JsonObject = dict[str, Any]
+LogProbEntries = Callable[[Sequence[TokenLogProbs]], list[JsonObject]]
+"""Log-probabilities of tokens as JSON values with the tokens' texts."""
+ItemKind = Literal["message", "reasoning", "function_call"]
+
+_ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
+
+
+def new_id(prefix: str) -> str:
+    """A name that nobody guesses, such as `resp_…`."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+@dataclass(slots=True)
+class _OpenItem:
+    """The item that grows now; its text is put together when it ends.
+
+    Attributes:
+        place: in the output.
+        item: as JSON values, without its text.
+        kind: of it.
+        pieces: of its text or arguments.
+        log_probs: of its text.
+        call_index: of the call, where it is one.
+    """
+
+    place: int
+    item: JsonObject
+    kind: ItemKind
+    pieces: list[str] = field(default_factory=list)
+    log_probs: list[JsonObject] = field(default_factory=list)
+    call_index: int = -1
+
+    @property
+    def text(self) -> str:
+        """What it says so far."""
+        return "".join(self.pieces)
+
+    def part(self, text: str) -> JsonObject:
+        """The part that holds its text."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.log_probs if text else []}
+
+
+class ResponseWriter:
+    """Writes one response.
+
+    Attributes:
+        output: items that have ended, as JSON values.
+    """
+
+    def __init__(self, head: Mapping[str, Any], log_prob_entries: LogProbEntries) -> None:
+        """`head` are the fields of the response that do not change, its id among them."""
+        self._head = dict(head)
+        self._log_prob_entries = log_prob_entries
+        self._sequence_number = 0
+        self._open: _OpenItem | None = None
+        self._reasoning_tokens = 0
+        self.output: list[JsonObject] = []
+
+    def begin(self, begun: Begun) -> Iterator[JsonObject]:
+        """The prompt was taken."""
+        yield self._event("response.created", response=self.response("in_progress"))
+        yield self._event("response.in_progress", response=self.response("in_progress"))
+
+    def take(self, delta: Delta) -> Iterator[JsonObject]:
+        """More of the answer."""
+        entries = self._log_prob_entries(delta.log_probs) if delta.log_probs else []
+        self._reasoning_tokens += reasoning_tokens(delta)
+        for part in delta.parts:
+            match part:
+                case ContentDelta(text):
+                    yield from self._grow("message", text, entries)
+                    entries = []
+                case ReasoningDelta(text):
+                    yield from self._grow("reasoning", text, [])
+                case ToolCallDelta():
+                    yield from self._grow_call(part)
+
+    def finish(self, finished: Finished, completed_at: float) -> Iterator[JsonObject]:
+        """The end: `response.completed`, or `response.incomplete` where the length ended it."""
+        is_cut = finished.reason == "length"
+        if self._open is None and not self.output:
+            yield from self._begin_item("message")
+        yield from self._end_item("incomplete" if is_cut else "completed")
+        yield self._event(
+            "response.incomplete" if is_cut else "response.completed", response=self.whole(finished, completed_at)
+        )
+
+    def fail(self, error: ApiError) -> Iterator[JsonObject]:
+        """An error in mid-stream: `error`, then `response.failed` with what there was."""
+        yield self._event("error", code=error.code, message=error.message, param=error.param)
+        yield from self._end_item("incomplete")
+        told = {"code": _ERROR_CODES.get(error.status, "server_error"), "message": error.message}
+        yield self._event("response.failed", response=self.response("failed", error=told, output=self.output))
+
+    def whole(self, finished: Finished, completed_at: float) -> JsonObject:
+        """The response after its end."""
+        is_cut = finished.reason == "length"
+        return self.response(
+            "incomplete" if is_cut else "completed",
+            output=self.output,
+            usage=self._usage(finished),
+            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            completed_at=None if is_cut else int(completed_at),
+        )
+
+    def message(self) -> Message:
+        """The answer as a turn of the conversation."""
+        texts: dict[str, list[str]] = {"message": [], "reasoning": []}
+        calls = []
+        for item in self.output:
+            if item["type"] == "function_call":
+                calls.append(ToolCall(item["call_id"], item["name"], item["arguments"]))
+            else:
+                texts[item["type"]] += [part["text"] for part in item["content"]]
+        return Message(
+            "assistant", "".join(texts["message"]), reasoning="".join(texts["reasoning"]), tool_calls=tuple(calls)
+        )
+
+    def response(self, status: str, **fields: Any) -> JsonObject:  # noqa: ANN401 - JSON values
+        """The response object at some time."""
+        empty: JsonObject = {
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+            "completed_at": None,
+        }
+        return {**self._head, "status": status, **empty, **fields}
+
+    def _event(self, kind: str, **fields: Any) -> JsonObject:  # noqa: ANN401 - JSON values
+        event = {"type": kind, "sequence_number": self._sequence_number, **fields}
+        self._sequence_number += 1
+        return event
+
+    def _grow(
+        self, kind: Literal["message", "reasoning"], text: str, entries: list[JsonObject]
+    ) -> Iterator[JsonObject]:
+        if self._open is None or self._open.kind != kind:
+            yield from self._begin_item(kind)
+        item = self._open
+        assert item is not None
+        item.pieces.append(text)
+        place = {"item_id": item.item["id"], "output_index": item.place, "content_index": 0}
+        if kind == "reasoning":
+            yield self._event("response.reasoning_text.delta", **place, delta=text)
+            return
+        item.log_probs += entries
+        yield self._event("response.output_text.delta", **place, delta=text, logprobs=entries)
+
+    def _grow_call(self, part: ToolCallDelta) -> Iterator[JsonObject]:
+        item = self._open
+        if item is None or item.call_index != part.index:
+            yield from self._end_item("completed")
+            item = self._add(
+                "function_call",
+                {"type": "function_call", "id": new_id("fc"), "call_id": part.id, "name": part.name, "arguments": ""},
+            )
+            item.call_index = part.index
+            yield self._event("response.output_item.added", output_index=item.place, item={**item.item})
+        if part.arguments:
+            item.pieces.append(part.arguments)
+            yield self._event(
+                "response.function_call_arguments.delta",
+                item_id=item.item["id"],
+                output_index=item.place,
+                delta=part.arguments,
+            )
+
+    def _begin_item(self, kind: Literal["message", "reasoning"]) -> Iterator[JsonObject]:
+        yield from self._end_item("completed")
+        if kind == "message":
+            item = self._add(kind, {"type": kind, "id": new_id("msg"), "role": "assistant", "content": []})
+        else:
+            item = self._add(kind, {"type": kind, "id": new_id("rs"), "summary": [], "content": []})
+        yield self._event("response.output_item.added", output_index=item.place, item={**item.item})
+        yield self._event(
+            "response.content_part.added",
+            item_id=item.item["id"],
+            output_index=item.place,
+            content_index=0,
+            part=item.part(""),
+        )
+
+    def _add(self, kind: ItemKind, item: JsonObject) -> _OpenItem:
+        self._open = _OpenItem(len(self.output), {**item, "status": "in_progress"}, kind)
+        return self._open
+
+    def _end_item(self, status: str) -> Iterator[JsonObject]:
+        item = self._open
+        if item is None:
+            return
+        self._open = None
+        place = {"item_id": item.item["id"], "output_index": item.place}
+        if item.kind == "function_call":
+            done = {**item.item, "arguments": item.text, "status": status}
+            yield self._event(
+                "response.function_call_arguments.done", **place, name=done["name"], arguments=done["arguments"]
+            )
+        else:
+            part = item.part(item.text)
+            done = {**item.item, "content": [part], "status": status}
+            if item.kind == "message":
+                log_probs = {"logprobs": item.log_probs}
+                yield self._event("response.output_text.done", **place, content_index=0, text=part["text"], **log_probs)
+            else:
+                yield self._event("response.reasoning_text.done", **place, content_index=0, text=part["text"])
+            yield self._event("response.content_part.done", **place, content_index=0, part=part)
+        self.output.append(done)
+        yield self._event("response.output_item.done", output_index=item.place, item=done)
+
+    def _usage(self, finished: Finished) -> JsonObject:
+        stats = finished.result.stats
+        return {
+            "input_tokens": stats.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.reused_tokens, "cache_write_tokens": 0},
+            "output_tokens": stats.tokens,
+            "output_tokens_details": {"reasoning_tokens": min(self._reasoning_tokens, stats.tokens)},
+            "total_tokens": stats.prompt_tokens + stats.tokens,
+        }

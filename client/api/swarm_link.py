@@ -1,0 +1,189 @@
+"""The way to the model: finds the swarm, goes on trying, and knows which layers are served. Owns no request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from client.api.backend import ModelCard
+from client.api.errors import ROUTE_RETRY_S
+from client.api.prepared import JobReader
+from client.api.sessions import SessionLimits, SessionPool
+from client.library.aio import AsyncSwarm
+from swarm.discovery.coverage import Coverage, fill_lines, serve_line
+from swarm.discovery.node_record import NodeState
+from swarm.errors import RegistryError, RouteError, SwarmError
+from swarm.layers import Span
+from swarm.runtime.counted_log import CountedLog
+from swarm.runtime.plain_text import plain_line
+from swarm.runtime.tasks import TaskScope
+
+logger = logging.getLogger(__name__)
+
+RECENT_S: Final = 2.0
+"""How old the state of the swarm may be that is told."""
+PATIENCE_S: Final = 3.0
+"""How long the directory is waited for before what was known is told."""
+RETRY_S: Final = 5.0
+"""Between tries to find the swarm, and between looks at it."""
+LOST_S: Final = 60.0
+"""After so long without any node of the model it is looked for again: it may be served with other weights now."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSource:
+    """Where the model is.
+
+    Attributes:
+        name: of the model, before the swarm was found.
+        connect: joins the swarm.
+        join: addresses of it, for the line that serves missing layers.
+    """
+
+    name: str
+    connect: Callable[[], AbstractAsyncContextManager[AsyncSwarm]]
+    join: Sequence[str] = ()
+
+
+class ModelLink:
+    """A swarm that was found: its model, the sessions that are kept there, and which layers are served.
+
+    Attributes:
+        swarm: connected.
+        sessions: that are kept.
+        reader: of jobs.
+        coverage: as last read; None before the first time.
+    """
+
+    def __init__(self, swarm: AsyncSwarm, sessions: SessionPool, clock: Callable[[], float]) -> None:
+        self.swarm = swarm
+        self.sessions = sessions
+        self.reader = JobReader(swarm.factory)
+        self.coverage: Coverage | None = None
+        self._clock = clock
+        self._read_at = float("-inf")
+        self._is_read = asyncio.Lock()
+
+    async def look(self) -> Coverage | None:
+        """Which layers are served: as of now, or as last known where the directory takes too long."""
+        async with self._is_read:
+            if self._clock() - self._read_at >= RECENT_S:
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        self.coverage = await self.swarm.coverage()
+                except (TimeoutError, RegistryError) as error:
+                    logger.debug("the directory did not answer", exc_info=error)
+                self._read_at = self._clock()
+        return self.coverage
+
+
+class SwarmLink:
+    """The link to the model, while it is kept up by `keep`."""
+
+    def __init__(self, source: SwarmSource, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._limits = limits
+        self._clock = clock
+        self._created = int(time.time())
+        self._model: ModelLink | None = None
+        self._why: SwarmError = RouteError(f"still looking for {source.name or 'a model'} in the swarm", ())
+        self._log = CountedLog(logger, clock)
+        self.tried = asyncio.Event()
+        """Set once the first try has ended, whether the model was found or not."""
+
+    @property
+    def name(self) -> str:
+        """Of the model; empty while it is not known."""
+        return self._source.name if self._model is None else self._source.name or self._model.swarm.target.name
+
+    @property
+    def sessions(self) -> SessionPool | None:
+        """Those that are kept; None while the model was not found."""
+        return None if self._model is None else self._model.sessions
+
+    def model(self) -> ModelLink:
+        """The model.
+
+        Raises:
+            SwarmError: it was not found yet; the error says why.
+        """
+        if self._model is None:
+            raise self._why
+        return self._model
+
+    async def keep(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Connect, and again where nothing of the model is left; never ends.
+
+        Raises:
+            ConfigError: what the user asked for cannot be: no such model, or a draft that does not fit.
+        """
+        while True:
+            try:
+                async with self._source.connect() as swarm, TaskScope() as scope:
+                    self._model = ModelLink(swarm, SessionPool(swarm.opener, scope, self._limits), self._clock)
+                    self.tried.set()
+                    await self._watch(self._model, pause)
+            except (RouteError, RegistryError) as error:
+                self._why = error
+                self._log.say("find", f"{plain_line(str(error))}; trying again")
+            finally:
+                self._model = None
+            self.tried.set()
+            await pause(RETRY_S)
+
+    async def _watch(self, model: ModelLink, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Look at the model's nodes now and then; ends when there have been none for long."""
+        last_seen = self._clock()
+        while True:
+            coverage = await model.look()
+            if coverage is None or coverage.records:
+                last_seen = self._clock()
+            elif self._clock() - last_seen >= LOST_S:
+                self._why = RouteError(f"nobody serves {coverage.model.name} any more", _all(coverage))
+                return
+            await pause(RETRY_S)
+
+    async def card(self) -> ModelCard:
+        """The model and its state now."""
+        if self._model is None:
+            return self._unknown()
+        target, coverage = self._model.swarm.target, await self._model.look()
+        missing = () if coverage is None else coverage.missing
+        lines = [] if coverage is None else fill_lines(coverage, self._source.join)
+        template = self._model.reader.template
+        return ModelCard(
+            id=self.name,
+            created=self._created,
+            context_length=target.max_positions or 0,
+            fingerprint=self._model.swarm.identity.fingerprint,
+            is_complete=coverage is not None and not missing,
+            missing=tuple(map(str, missing)),
+            serve_line=lines[0] if lines else "",
+            has_template=template.has_template,
+            tool_family=template.family,
+        )
+
+    def _unknown(self) -> ModelCard:
+        spans = [Span(start, end) for start, end in getattr(self._why, "missing", ())]
+        name = self._source.name
+        line = serve_line(name or "MODEL", spans[0] if spans else "auto", self._source.join)
+        return ModelCard(name, self._created, 0, "", False, tuple(map(str, spans)), line, False, "")
+
+    async def explained(self, error: RouteError) -> RouteError:
+        """The same error, with the time in which a node that loads the missing layers will serve them, if one does."""
+        coverage = None if self._model is None else await self._model.look()
+        loading = [] if coverage is None else [one for one in coverage.records if one.state is NodeState.JOINING]
+        comes = error.missing and all(
+            any(node.span.start <= start and end <= node.span.end for node in loading) for start, end in error.missing
+        )
+        error.eta_s = ROUTE_RETRY_S if comes else None
+        return error
+
+
+def _all(coverage: Coverage) -> list[tuple[int, int]]:
+    return [(0, coverage.model.num_layers)]

@@ -1,0 +1,184 @@
+"""From a conversation to a prompt's token ids, by the model's chat template or a plain stand-in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from client.dialogue.encoding import ControlTokens, Json, Marks
+from client.dialogue.families import MARKERS, ToolFamily, family_of, thinking_of
+from client.dialogue.history import introduced, message_dicts, nine_characters, tool_dicts, without_calls
+from client.dialogue.messages import Message, Tool
+from client.options import check_text
+from swarm.errors import ConfigError
+
+TRANSCRIPT = (
+    "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}"
+    "{{ '\n\n' if not loop.last or add_generation_prompt else '' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""For a model without a template: the conversation written down as a play."""
+TRANSCRIPT_STOP = ("\nUser:", "\nSystem:")
+"""Where a model that goes on writing the play begins the next line of its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation as the model reads it.
+
+    Attributes:
+        tokens: ids.
+        opens_reasoning: whether it ends with the mark after which the model thinks.
+        closes_reasoning: whether it ends with the mark behind which it answers, so that it does not think.
+    """
+
+    tokens: tuple[int, ...]
+    opens_reasoning: bool = False
+    closes_reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSwitches:
+    """How a conversation becomes a prompt.
+
+    Attributes:
+        reasoning: whether to think first, where the template knows a switch; None leaves it to the model.
+        continues: whether the last message is the assistant's own beginning, which the answer goes on with.
+    """
+
+    reasoning: bool | None = None
+    continues: bool = False
+
+
+DEFAULT_SWITCHES = PromptSwitches()
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer.
+
+    Attributes:
+        has_template: whether the model brings one; without it turns are joined as a plain transcript.
+        family: in which form the template writes tool calls; empty when it knows none.
+        thinking: what stands around thoughts; None where the template marks none so.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+        source = self._source(with_tools=True)
+        self.family: ToolFamily = family_of(source) if self.has_template else ""
+        self.thinking = thinking_of(source) if self.has_template else None
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end an answer, beside the model's own ends of text."""
+        return () if self.has_template else TRANSCRIPT_STOP
+
+    @cached_property
+    def markers(self) -> tuple[str, ...]:
+        """Special tokens that the text of an answer has to show, so that it can be parsed into its parts."""
+        wanted = {*MARKERS[self.family], *(self.thinking or ())}
+        added = self.tokenizer.added_tokens_decoder.values()
+        return tuple(token.content for token in added if token.special and token.content in wanted)
+
+    @cached_property
+    def added_ids(self) -> dict[str, int]:
+        """The ids of the tokenizer's added tokens, special or not."""
+        return {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the model which tools there are."""
+        return self.has_template and re.search(r"\btools\b", self._source(with_tools=True)) is not None
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), switches: PromptSwitches = DEFAULT_SWITCHES
+    ) -> Prompt:
+        """The tokens after which the assistant speaks next.
+
+        Content, names and arguments are plain text, also where they look like control tokens. A template writes its own
+        beginning of text, so the tokenizer adds none to it.
+
+        Args:
+            messages: so far, the system's first if there is one.
+            tools: that the model is told of.
+            switches: of this answer.
+
+        Raises:
+            ConfigError: the template does not take these messages, such as a system message where it knows none, or
+                they are not valid text.
+        """
+        messages = list(messages)
+        if tools and not self.shows_tools:
+            messages = introduced(messages, tools, self.family)
+        if not self.family and not self.shows_tools:
+            messages = without_calls(messages)
+        shown = tool_dicts(tools) if tools and self.shows_tools else None
+        source = self._source(with_tools=shown is not None)
+        values = message_dicts(messages, as_text=self._wants_text, call_id=self._call_id(source))
+        marks = Marks.beside([values, shown or []])
+        control = self._control(source)
+        text = self._render(control.mark(values, marks), control.mark(shown, marks), switches, source)
+        tokens = tuple(control.encode(text, marks, begins=not self.has_template))
+        if self.thinking is None:
+            return Prompt(tokens)
+        is_open, is_closed = (text.rstrip().endswith(mark) for mark in self.thinking)
+        return Prompt(tokens, is_open, is_closed)
+
+    @property
+    def _wants_text(self) -> bool:
+        """Whether the template joins a call's arguments as text."""
+        return self.family in {"deepseek", "deepseek_v31"}
+
+    def _call_id(self, source: str) -> Callable[[str], str]:
+        return nine_characters if self.family.startswith("mistral") and "9" in source else str
+
+    def _source(self, *, with_tools: bool) -> str:
+        """The template's text; some models bring one for conversations with tools and one for those without."""
+        if not self.has_template:
+            return TRANSCRIPT
+        template = self.tokenizer.chat_template
+        if isinstance(template, dict):
+            names = ("tool_use", "default") if with_tools else ("default", "tool_use")
+            found = next((template[name] for name in names if name in template), None)
+            return str(next(iter(template.values())) if found is None else found)
+        return str(template)
+
+    def _control(self, source: str) -> ControlTokens:
+        if source not in self._controls:
+            self._controls[source] = ControlTokens(self.tokenizer, source)
+        return self._controls[source]
+
+    @cached_property
+    def _controls(self) -> dict[str, ControlTokens]:
+        return {}
+
+    def _render(self, messages: Json, tools: Json, switches: PromptSwitches, source: str) -> str:
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=source,
+                add_generation_prompt=not switches.continues,
+                continue_final_message=switches.continues,
+                tokenize=False,
+                **_reasoning_switches(source, switches.reasoning),
+            )
+        except (TemplateError, ValueError, TypeError, LookupError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(f"this model's chat template does not take this conversation: {reason}") from error
+        return check_text(str(text), "prompt")
+
+
+def _reasoning_switches(source: str, reasoning: bool | None) -> dict[str, Any]:
+    """The variables by which a template is told whether the model thinks first."""
+    if reasoning is None:
+        return {}
+    values = {"enable_thinking": reasoning, "thinking": reasoning, "reasoning_effort": "medium" if reasoning else "low"}
+    return {name: value for name, value in values.items() if re.search(rf"(?<![\w.'\"]){name}\b(?!['\"])", source)}

@@ -1,0 +1,148 @@
+"""The backend over real nodes: exact texts, kept sessions, readers that go away, layers that are missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+import client.api.sessions
+from client import AsyncSwarm
+from client.api.backend import Begun, Caller, ChatJob, Delta, Event, Finished, Job, TextJob
+from client.api.swarm_backend import BackendLimits, SwarmBackend
+from client.api.swarm_link import SwarmSource
+from client.dialogue.messages import ContentDelta, Message
+from client.options import GenerateOptions
+from swarm.errors import ConfigError, ContextFull
+from swarm.runtime.tasks import TaskScope
+from tests.net.raw_client import info
+from tests.net.three_nodes import ThreeNodes, three_nodes, until_freed
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OPTIONS: GenerateOptions = {"temperature": 0.8, "seed": 5, "max_new_tokens": 12}
+ME = Caller("me")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Three nodes and a backend over them."""
+
+    nodes: ThreeNodes
+    backend: SwarmBackend
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running() -> AsyncIterator[Running]:
+    async with three_nodes() as nodes, TaskScope() as scope:
+
+        def connect() -> AbstractAsyncContextManager[AsyncSwarm]:
+            return nodes.swarm.client()
+
+        backend = SwarmBackend(SwarmSource("demo", connect), scope, BackendLimits())
+        scope.spawn(backend.link.keep())
+        await backend.link.tried.wait()
+        yield Running(nodes, backend)
+
+
+async def events(backend: SwarmBackend, job: Job, caller: Caller = ME) -> list[Event]:
+    async with aclosing(backend.run(job, caller)) as run:
+        return [event async for event in run]
+
+
+def chat(text: str, **options: object) -> ChatJob:
+    return ChatJob([Message("user", text)], GenerateOptions(**{**OPTIONS, **options}))  # type: ignore[typeddict-item]
+
+
+def text_of(found: list[Event]) -> str:
+    parts = [part for event in found if isinstance(event, Delta) for part in event.parts]
+    return "".join(part.text for part in parts if isinstance(part, ContentDelta))
+
+
+def end_of(found: list[Event]) -> Finished:
+    assert isinstance(found[-1], Finished)
+    return found[-1]
+
+
+async def test_texts_are_the_librarys(running: Running) -> None:
+    found = await events(running.backend, TextJob("It was a dark night", OPTIONS))
+    alone = await running.nodes.client.generate("It was a dark night", **OPTIONS)
+    assert isinstance(found[0], Begun)
+    assert text_of(found) == alone.text == end_of(found).result.text
+    assert end_of(found).result.tokens == alone.tokens
+    assert end_of(found).reason == "length"
+
+
+async def test_an_answer_is_the_conversations(running: Running) -> None:
+    found = await events(running.backend, chat("Where is the captain?"))
+    async with running.nodes.client.chat(**OPTIONS) as conversation:
+        said = await conversation.say("Where is the captain?")
+    assert text_of(found) == said.text
+    assert running.backend.count(chat("Where is the captain?")) == said.stats.prompt_tokens
+
+
+async def test_a_shared_beginning_does_not_travel_again(running: Running) -> None:
+    prompt = "Once upon a time there was a captain who had lost his boat in the dark of a long night at sea. " * 3
+    first = end_of(await events(running.backend, TextJob(prompt + "He", OPTIONS))).result.stats
+    second = end_of(await events(running.backend, TextJob(prompt + "She", OPTIONS))).result
+    assert second.stats.reused_tokens >= first.prompt_tokens - 2
+    alone = await running.nodes.client.generate(prompt + "She", **OPTIONS)
+    assert second.tokens == alone.tokens
+
+
+async def test_a_long_text_goes_on_in_a_larger_window(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.api.sessions, "FIRST_WINDOW_TOKENS", 32)
+    backend = running.backend
+    assert backend.link.sessions is not None
+    await backend.link.sessions.clear()
+    opened = backend.link.sessions.opened
+    options: GenerateOptions = {"temperature": 0.8, "seed": 6, "max_new_tokens": 120}
+    found = await events(backend, TextJob("It was", options))
+    alone = await running.nodes.client.generate("It was", **options)
+    assert end_of(found).result.tokens == alone.tokens
+    assert text_of(found) == alone.text
+    assert backend.link.sessions.opened - opened >= 3, "windows of 32, 64 and 128 tokens"
+    assert end_of(found).result.stats.tokens == len(alone.tokens)
+
+
+async def test_a_reader_that_goes_away_frees_every_hop(running: Running) -> None:
+    backend = running.backend
+    assert backend.link.sessions is not None
+    await backend.link.sessions.clear()
+    run = backend.run(TextJob("It was a dark night", {**OPTIONS, "max_new_tokens": 2_000, "nodes": 0}), ME)
+    async with aclosing(run):
+        assert isinstance(await anext(run), Begun)
+        assert isinstance(await anext(run), Delta)
+        assert [(await info(node)).sessions for node in running.nodes.nodes] == [1, 1, 1]
+    async with asyncio.timeout(5):
+        await until_freed(running.nodes.nodes)
+    assert backend.queue.running == 0
+
+
+async def test_a_kept_session_that_ended_meanwhile_is_opened_again(running: Running) -> None:
+    backend, prompt = running.backend, "The old captain looked at the sea and at his boat. " * 6
+    await events(backend, TextJob(prompt, OPTIONS))
+    for node in running.nodes.nodes:
+        node.sessions.close_all("idle for too long")
+    await until_freed(running.nodes.nodes)
+    found = await events(backend, TextJob(prompt, OPTIONS))
+    alone = await running.nodes.client.generate(prompt, **OPTIONS)
+    assert end_of(found).result.tokens == alone.tokens
+
+
+async def test_what_cannot_be_is_refused_before_it_waits(running: Running) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        await events(running.backend, TextJob("It was", {"temperature": -1.0}))
+    with pytest.raises(ContextFull, match="maximum context length"):
+        await events(running.backend, TextJob("It was", {"max_new_tokens": 10**6}))
+    assert running.backend.queue.running == 0
+
+
+async def test_the_card_tells_the_context(running: Running) -> None:
+    card = await running.backend.card()
+    assert (card.is_complete, card.missing, card.serve_line) == (True, (), "")
+    assert card.context_length == running.nodes.client.target.max_positions
