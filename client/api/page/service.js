@@ -70,7 +70,8 @@ export class Service extends EventTarget {
   #missing(card) {
     const line = card.serve_line;
     const missing = card.missing.map(layers).join(", ");
-    const subject = /^\d+$/.test(missing) ? `Layer ${missing} of ${card.id} is` : `Layers ${missing} of ${card.id} are`;
+    const name = card.id || "the model";
+    const subject = missing === "" ? `All layers of ${name} are` : /^\d+$/.test(missing) ? `Layer ${missing} of ${name} is` : `Layers ${missing} of ${name} are`;
     return [
       icon("warning"),
       el("div", {},
