@@ -50,17 +50,20 @@ async def test_traces_rebuild_the_text(swarm: AsyncSwarm, nodes: int | None) -> 
 
 async def test_a_tree_shows_the_path_that_the_text_took(swarm: AsyncSwarm) -> None:
     sweeps, _, result = await traced(swarm, nodes=16, max_new_tokens=40)
-    assert any(sweep["nodes"] for sweep in sweeps)
+    accepted = 0
     for sweep in sweeps:
         path = [node for node in sweep["nodes"] if node["is_accepted"]]
         following = list(result.tokens[sweep["start"] :][: len(path)])
         assert [node["token"] for node in path] == following
+        assert len(path) in {len(sweep["emitted"]) - 1, len(sweep["emitted"])}  # as many where the text was cut
         parents = [node["parent"] for node in path]
         assert parents == [None, *(sweep["nodes"].index(node) for node in path)][: len(path)]
         assert all(0 <= node["probability"] <= 1 for node in sweep["nodes"])
         last = path[-1] if path else sweep["root"]
+        accepted += len(path)
         if sweep["start"] + len(path) < len(result.tokens):
             assert last["pick"]["token"] == result.tokens[sweep["start"] + len(path)]
+    assert accepted > len(sweeps)
 
 
 async def test_a_cut_text_counts_no_token_behind_its_end(swarm: AsyncSwarm) -> None:
