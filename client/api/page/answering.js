@@ -12,12 +12,13 @@ function newStats() {
 export class Answering {
   #abort = new AbortController();
   #firstTokens = 0;
+  #trees = 0;
 
   constructor(message, onChange, clock = () => performance.now()) {
     this.message = message;
     this.onChange = onChange;
     this.clock = clock;
-    Object.assign(message, { content: "", reasoning: "", sweeps: [], stats: newStats(), state: "streaming", finish: null, error: "" });
+    Object.assign(message, { content: "", reasoning: "", sweeps: [], sweepBytes: 0, sweepsLeftOut: 0, stats: newStats(), state: "streaming", finish: null, error: "" });
   }
 
   stop() {
@@ -50,7 +51,10 @@ export class Answering {
     if (typeof thought === "string") message.reasoning += thought;
     if (choice?.finish_reason) message.finish = choice.finish_reason;
     const sweeps = Array.isArray(chunk.canopy?.sweeps) ? chunk.canopy.sweeps : [];
-    message.sweeps.push(...sweeps.slice(0, MAX_SWEEPS - message.sweeps.length));
+    const drawn = sweeps.slice(0, MAX_SWEEPS - message.sweeps.length);
+    message.sweeps.push(...drawn);
+    message.sweepsLeftOut += sweeps.length - drawn.length;
+    if (drawn.length > 0) message.sweepBytes += JSON.stringify(drawn).length;
     this.#count(sweeps, chunk.canopy?.tokens, chunk.usage);
     this.onChange();
   }
@@ -67,8 +71,8 @@ export class Answering {
         this.#firstTokens = came;
       }
     }
-    const trees = this.message.sweeps.filter((sweep) => !sweep.is_part).length;
-    if (trees > 0) stats.perSweep = stats.tokens / trees;
+    this.#trees += sweeps.filter((sweep) => !sweep.is_part).length;
+    if (this.#trees > 0) stats.perSweep = stats.tokens / this.#trees;
     if (usage) this.#countWhole(usage);
     const later = stats.totalMs - (stats.firstMs ?? 0);
     stats.rate = later > 0 ? (1_000 * (stats.tokens - this.#firstTokens)) / later : 0;

@@ -12,7 +12,7 @@ import { Speech } from "./speech.js";
 import { Store } from "./store.js";
 
 const DRAW_MS = 40; // between drawings of a streaming answer, at least; more where drawing takes long
-const SAVE_MS = 2_000;
+const SAVE_MS = 3_000;
 const NEAR_END = 80; // pixels from the end of the log in which new text keeps it at the end
 const THEMES = ["auto", "light", "dark"];
 
@@ -291,8 +291,10 @@ function wire() {
     stop();
     save();
   });
+  let wasIll = false;
   service.addEventListener("change", () => {
-    if (service.state === "ready") composer.say("");
+    if (service.state === "ready" && wasIll) composer.say("");
+    wasIll = service.state !== "ready";
     const card = service.card;
     byId("about").textContent = card ? `${card.context_length.toLocaleString("en")} tokens of context${card.has_template ? "" : " · it brings no chat template, so turns are joined as a plain transcript"}` : "";
   });

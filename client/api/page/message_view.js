@@ -68,7 +68,7 @@ export class MessageView {
         this.sweeps = new SweepView();
         this.body.after(this.sweeps.element);
       }
-      this.sweeps.update(message.sweeps ?? []);
+      this.sweeps.update(message.sweeps ?? [], message.sweepsLeftOut);
       this.sweeps.element.hidden = false;
     } else if (this.sweeps !== null) {
       this.sweeps.element.hidden = true;

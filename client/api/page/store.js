@@ -3,7 +3,7 @@
 const NAME = "canopy-chat";
 const TABLE = "conversations";
 export const MAX_CONVERSATIONS = 200;
-export const MAX_BYTES = 8_000_000; // of one conversation, sweeps included
+export const MAX_BYTES = 8_000_000; // of the sweeps of one conversation
 
 function asked(request) {
   return new Promise((resolve, reject) => {
@@ -19,17 +19,17 @@ async function open() {
 }
 
 // The oldest sweeps go first: they are the largest part, and the text does not need them.
-function bounded(conversation) {
-  const copy = structuredClone(conversation);
-  const carriers = Object.values(copy.messages).filter((message) => message.sweeps?.length);
+export function bounded(conversation) {
+  const messages = { ...conversation.messages };
+  const carriers = Object.values(messages).filter((message) => message.sweeps?.length);
   carriers.sort((one, other) => one.created - other.created);
-  let size = JSON.stringify(copy).length;
+  let size = carriers.reduce((sum, message) => sum + message.sweepBytes, 0);
   for (const message of carriers) {
     if (size <= MAX_BYTES) break;
-    size -= JSON.stringify(message.sweeps).length;
-    message.sweeps = [];
+    size -= message.sweepBytes;
+    messages[message.id] = { ...message, sweeps: [], sweepBytes: 0 };
   }
-  return copy;
+  return { ...conversation, messages };
 }
 
 export class Store {

@@ -31,10 +31,11 @@ export class SweepView {
   }
 
   // Show these sweeps; they only ever grow at the end.
-  update(sweeps) {
+  update(sweeps, leftOut = 0) {
     if (sweeps.length < this.#sweeps.length) this.#clear();
     for (const sweep of sweeps.slice(this.#sweeps.length)) this.#add(sweep);
-    this.none.hidden = this.#sweeps.length > 0;
+    this.none.textContent = leftOut > 0 ? `The text goes on: its last ${plural(leftOut, "sweep")} are not drawn.` : "How this answer came was not kept.";
+    this.none.hidden = this.#sweeps.length > 0 && leftOut === 0;
     this.panel.hidden = this.key.hidden = this.#sweeps.length === 0;
     if (this.#sweeps.length > 0) this.#look(this.#pinned ?? this.#sweeps.length - 1);
   }

@@ -67,7 +67,7 @@ def shared(browser: Browser) -> Iterator[Chat]:
     with served(build_app(backend)) as url, browser.new_context(timezone_id="UTC", locale="en-GB") as context:
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
         page = context.new_page()
-        yield Chat(page, backend, url, watch(page, url, expected="status of 503"))
+        yield Chat(page, backend, url, watch(page, url, expected="status of (401|503)"))
         page.close()
 
 

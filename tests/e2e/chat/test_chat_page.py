@@ -334,3 +334,34 @@ def test_an_answer_that_breaks_off_says_why_and_keeps_what_came(chat: Chat) -> N
     chat.answer.get_by_role("button", name="Answer again").click()
     expect(chat.answer).to_contain_text("Whole")
     expect(chat.answer.get_by_role("alert")).to_have_count(0)
+
+
+@in_browser
+def test_a_server_that_wants_a_key_is_given_one(chat: Chat) -> None:
+    refusal = {"error": {"message": "You didn't provide an API key.", "code": "invalid_api_key"}}
+    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=401, json=refusal))
+    chat.open()
+    chat.asked("Hello?")
+    expect(chat.answer.get_by_role("alert")).to_contain_text("No answer: You didn't provide an API key.")
+    key = chat.page.get_by_label("API key")
+    expect(key).to_be_focused()
+    key.fill("sk-mine")
+    key.press("Enter")
+    chat.page.unroute("**/v1/chat/completions")
+    with chat.page.expect_request("**/v1/chat/completions") as asked:
+        chat.answer.get_by_role("button", name="Answer again").click()
+    assert asked.value.headers["authorization"] == "Bearer sk-mine"
+    expect(chat.answer).to_contain_text("Hello")
+
+
+@in_browser
+def test_a_stream_that_ends_without_its_end_is_said(chat: Chat) -> None:
+    event = 'data: {"choices": [{"index": 0, "delta": {"content": "So far"}, "finish_reason": null}]}'
+    body = f": keep-alive\n\n{event}\n\n"
+    headers = {"content-type": "text/event-stream"}
+    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, headers=headers))
+    chat.open()
+    chat.asked("Go on")
+    chat.page.unroute("**/v1/chat/completions")
+    expect(chat.answer.get_by_role("alert")).to_contain_text("the connection ended before the answer did")
+    expect(chat.answer).to_contain_text("So far")
