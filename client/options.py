@@ -30,6 +30,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "seed": (Integral | None, "a whole number"),
     "nodes": (Integral | None, "a whole number"),
     "multistep": (bool, "True or False"),
+    "trace": (bool, "True or False"),
     "frequency_penalty": (Real, "a number"),
     "presence_penalty": (Real, "a number"),
     "repetition_penalty": (Real, "a number"),
@@ -60,6 +61,7 @@ class Options:
         stop: strings that end the text, which is cut before them (default: none).
         nodes: tree nodes per sweep (K); 0 is plain decoding (default: whatever pays most, chosen before each sweep).
         multistep: pick by multi-step speculative sampling: the same law, but a text that depends on the trees too.
+        trace: hand out what people see of each sweep as well (`Piece.sweeps`).
         frequency_penalty: take so much from a token's logit for each time that it was generated; -2 to 2.
         presence_penalty: take so much from the logit of each token that was generated; -2 to 2.
         repetition_penalty: divide logits above 0, and multiply others, of all tokens so far; 1 does nothing.
@@ -78,6 +80,7 @@ class Options:
     stop: tuple[Text, ...] = ()
     nodes: Count | None = None
     multistep: bool = False
+    trace: Found[bool] = False
     frequency_penalty: Number = 0.0
     presence_penalty: Number = 0.0
     repetition_penalty: Number = 1.0

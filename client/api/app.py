@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from client.api import health, reference
+from client.api import chat_page, health, reference
 from client.api.anthropic import routes as anthropic
 from client.api.backend import Backend
 from client.api.context import ApiContext, ApiSettings
@@ -36,6 +36,7 @@ DIALECTS: Final[Sequence[Routes]] = (
     responses.routes,
     anthropic.routes,
     ollama.routes,
+    chat_page.routes,
 )
 """Every module's routes. The page comes last, since it answers at `/`."""
 

@@ -19,6 +19,7 @@ from client.decode.draft_worker import DraftRequest, DraftWorker
 from client.decode.hidden_rows import hand_over_rows
 from client.decode.pipeline import InFlightSweep, SendWindow
 from client.decode.state import GenerationState
+from client.decode.sweep_trace import AnsweredSweep
 from client.decode.walk import Walk
 from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
@@ -125,16 +126,19 @@ class Generation:
     def _accept(self, answer: Answer) -> str:
         """Walk from the certain node along the picks, the text's next tokens. Returns the text that they add."""
         state, reply = self.state, answer.reply
-        emitted = self._walk.accept(reply)
-        before = len(state.text.tokens)
-        piece = state.text.push(emitted)
+        emitted, before = self._walk.accept(reply), len(state.text.tokens)
+        pieces = [state.text.push([token]) for token in emitted]
         state.log_probs += self._walk.log_probs[: len(state.text.tokens) - before]
         if state.observe is not None and reply.rows is not None and not self._worker.is_busy:
             hand_over_rows(reply, self._walk, state.sequence, state.observe)
         sweep = self._account(answer, len(emitted))
         if sweep is not None and not sweep.is_prompt:
             self._window.lessons.append((sweep, reply, self._walk.passed))
-        return piece
+            if state.tracer is not None:
+                counted = list(zip(state.text.tokens[before:], pieces, strict=False))
+                measured, prompt_tokens = state.sweeps[-1], len(state.prompt)
+                state.tracer.note(AnsweredSweep(sweep, reply, measured, counted, state.sequence, prompt_tokens))
+        return "".join(pieces)
 
     # The prompt
 
@@ -196,10 +200,12 @@ class Generation:
         contention, pipeline = window.contention(now_s, foreign), window.pipeline_state(now_s)
         if plan.predicted_ms is not None:
             plan = replace(plan, predicted_ms=plan.predicted_ms + pipeline.busy_ms)
-        occupancy = self.state.policy.occupancy(route, len(sweep.tokens))
+        occupancy, start = self.state.policy.occupancy(route, len(sweep.tokens)), len(self.state.text.tokens)
         window.add(
             sweep.sequence,
-            InFlightSweep(sent, places, len(sent), sent.depth, route, plan, draft_ms, now_s, *contention, occupancy),
+            InFlightSweep(
+                sent, places, len(sent), sent.depth, route, plan, draft_ms, now_s, *contention, occupancy, start
+            ),
         )
 
     async def _grow_tree(self, room: int) -> tuple[DraftTree, SpeculationPlan, float]:
@@ -258,10 +264,10 @@ class Generation:
         chain.send(sweep)
         places: dict[TreeNodeId, int | None] = {ids[place]: place for place in new}
         occupancy = state.policy.occupancy(route, len(new))
-        plan, depth = found.plan, tree.depth
+        plan, depth, start = found.plan, tree.depth, len(state.text.tokens)
         window.add(
             sweep.sequence,
-            InFlightSweep(tree, places, len(new), depth, route, plan, draft_ms, now_s, *contention, occupancy),
+            InFlightSweep(tree, places, len(new), depth, route, plan, draft_ms, now_s, *contention, occupancy, start),
         )
         return True
 

@@ -31,6 +31,7 @@ class InFlightSweep:
         behind: how many of this generation's sweeps were unanswered when it left; None where sweeps of an earlier
             generation were unanswered too.
         occupancy: how long it keeps hops and links busy.
+        start: tokens of the text so far when it left, the prompt's not counted.
     """
 
     tree: DraftTree
@@ -44,6 +45,7 @@ class InFlightSweep:
     is_alone: bool
     behind: int | None
     occupancy: Occupancy
+    start: int = 0
 
     @property
     def has_root(self) -> bool:

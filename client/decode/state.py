@@ -11,6 +11,7 @@ from typing import Any
 
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.decode.hidden_rows import Observe
+from client.decode.sweep_trace import SweepTracer
 from client.decode.text_stream import TextStream
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
 from client.stats import SweepMeasurement, TokenLogProbs
@@ -39,6 +40,7 @@ class GenerationState:
         kept_tokens: of the prompt, those that the session held already.
         prefill_sweeps: sweeps that carried a part of the prompt.
         sweeps: one record per answered decode sweep.
+        tracer: makes what people see of each sweep; None where nobody asked.
         top_log_probs: how many of the likeliest tokens are told with each token's log-probability; None: neither is.
         log_probs: one per token of `text` that this run brought, where they are told.
     """
@@ -59,6 +61,7 @@ class GenerationState:
     kept_tokens: int = 0
     prefill_sweeps: int = 0
     sweeps: list[SweepMeasurement] = field(default_factory=list)
+    tracer: SweepTracer | None = None
     top_log_probs: int | None = None
     log_probs: list[TokenLogProbs] = field(default_factory=list)
 

@@ -11,6 +11,7 @@ from operator import index
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.decode.state import GenerationState
+from client.decode.sweep_trace import SweepTracer
 from client.decode.text_stream import TextStream
 from client.dialogue.encoding import encode_text
 from client.drafting.drafter import NoDrafter, TreeDrafter
@@ -120,6 +121,7 @@ class GenerationFactory:
             options=asdict(options),
             lend=self.drafters.lend,
             resumed_tokens=len(text.tokens),
+            tracer=SweepTracer(target.tokenizer.backend_tokenizer) if options.trace else None,
             top_log_probs=options.log_probs,
         )
 

@@ -120,8 +120,8 @@ class Session:
                 async for text in Generation(state, self.chain, self.walk).run():
                     if first_token == started and len(state.text.tokens) > state.resumed_tokens:
                         first_token = state.clock()
-                    if text and not state.text.stopped:
-                        yield _piece(text, state, told)
+                    if (text or state.tracer is not None) and not state.text.stopped:
+                        yield self._traced_piece(text, state, told)
                         told = len(state.text.tokens)
                     last = text
         except SwarmError as error:
@@ -150,7 +150,17 @@ class Session:
             tuple(state.log_probs),
             ended.stop_string,
         )
-        yield replace(_piece(last, state, told), result=result)
+        yield replace(self._traced_piece(last, state, told), result=result)
+
+    def _traced_piece(self, text: str, state: GenerationState, told: int) -> Piece:
+        """The text, and what came with it since there were `told` tokens."""
+        piece = _piece(text, state, told)
+        return piece if state.tracer is None else replace(piece, sweeps=state.tracer.take(self._hops))
+
+    @property
+    def _hops(self) -> tuple[str, ...]:
+        """The chain as it is shown to people."""
+        return tuple(f"{hop.peer[-8:]} {hop.span}" for hop in self.chain.route.hops)
 
     def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
         route = self.chain.route
@@ -168,7 +178,7 @@ class Session:
             time_to_first_token_s=first_token_s,
             total_s=total_s,
             sweeps=tuple(state.sweeps),
-            hops=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.hops),
+            hops=self._hops,
             replicas=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.replicas),
             repairs=tuple(self.chain.repairs[repaired:]),
             differences=tuple(self.chain.differences),

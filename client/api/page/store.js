@@ -1,0 +1,86 @@
+// Conversations in this browser: IndexedDB, bounded. Where the browser keeps nothing, they live as long as the page.
+
+const NAME = "canopy-chat";
+const TABLE = "conversations";
+export const MAX_CONVERSATIONS = 200;
+export const MAX_BYTES = 8_000_000; // of the sweeps of one conversation
+
+function asked(request) {
+  return new Promise((resolve, reject) => {
+    request.addEventListener("success", () => resolve(request.result));
+    request.addEventListener("error", () => reject(request.error));
+  });
+}
+
+async function open() {
+  const request = indexedDB.open(NAME, 1);
+  request.addEventListener("upgradeneeded", () => request.result.createObjectStore(TABLE, { keyPath: "id" }));
+  return asked(request);
+}
+
+// The oldest sweeps go first: they are the largest part, and the text does not need them.
+export function bounded(conversation) {
+  const messages = { ...conversation.messages };
+  const carriers = Object.values(messages).filter((message) => message.sweeps?.length);
+  carriers.sort((one, other) => one.created - other.created);
+  let size = carriers.reduce((sum, message) => sum + message.sweepBytes, 0);
+  for (const message of carriers) {
+    if (size <= MAX_BYTES) break;
+    size -= message.sweepBytes;
+    messages[message.id] = { ...message, sweeps: [], sweepBytes: 0 };
+  }
+  return { ...conversation, messages };
+}
+
+export class Store {
+  #database = null;
+  #memory = new Map();
+  #gone = new Set(); // deleted ones, so that an answer that ends late does not bring its conversation back
+
+  // Returns whether conversations outlive the page.
+  async start() {
+    try {
+      this.#database = await open();
+      for (const one of await asked(this.#table("readonly").getAll())) this.#memory.set(one.id, one);
+      return true;
+    } catch {
+      this.#database = null;
+      return false;
+    }
+  }
+
+  get all() {
+    return [...this.#memory.values()].sort((one, other) => other.updated - one.updated);
+  }
+
+  get(id) {
+    return this.#memory.get(id) ?? null;
+  }
+
+  // Keep a conversation; over the bound, the one that was longest untouched is forgotten.
+  async put(conversation) {
+    if (this.#gone.has(conversation.id)) return;
+    this.#memory.set(conversation.id, conversation);
+    const over = this.all.slice(MAX_CONVERSATIONS);
+    for (const old of over) this.#memory.delete(old.id);
+    if (this.#database === null) return;
+    const table = this.#table("readwrite");
+    for (const old of over) table.delete(old.id);
+    await asked(table.put(bounded(conversation)));
+  }
+
+  async restore(conversation) {
+    this.#gone.delete(conversation.id);
+    await this.put(conversation);
+  }
+
+  async remove(id) {
+    this.#gone.add(id);
+    this.#memory.delete(id);
+    if (this.#database !== null) await asked(this.#table("readwrite").delete(id));
+  }
+
+  #table(mode) {
+    return this.#database.transaction(TABLE, mode).objectStore(TABLE);
+  }
+}
