@@ -24,7 +24,7 @@ from client.options import GenerateOptions
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ConfigError, RouteError
 from tests.net.raw_client import info
-from tests.net.three_nodes import ThreeNodes, three_nodes
+from tests.net.three_nodes import ThreeNodes, three_nodes, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -158,11 +158,12 @@ async def test_a_tool_is_called_where_it_must_be(served: Served) -> None:
     }
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
     answer = await served.client.chat.completions.create(
-        model="", messages=SAY, seed=1, max_tokens=200, tools=tools, tool_choice="required"
+        model="", messages=SAY, temperature=0, max_tokens=200, tools=tools, tool_choice="required", parallel_tool_calls=False
     )
     choice = answer.choices[0]
-    assert choice.finish_reason == "tool_calls"
-    (call,) = (choice.message.tool_calls or ())[:1]
+    assert choice.finish_reason == "tool_calls", choice
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
     assert call.type == "function"
     assert call.function.name == "weather"
     assert set(json.loads(call.function.arguments)) == {"town"}
