@@ -21,7 +21,12 @@ from tests.net.three_nodes import three_nodes
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HI = [{"role": "user", "content": "Once"}]
-SCHEMA = {"type": "object", "properties": {"is_old": {"type": "boolean"}}, "required": ["is_old"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"is_old": {"type": "boolean"}},
+    "required": ["is_old"],
+    "additionalProperties": False,
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -70,21 +75,34 @@ async def test_a_seed_gives_one_text(client: httpx2.AsyncClient) -> None:
 async def test_schemas_are_kept(client: httpx2.AsyncClient) -> None:
     name = (await client.get("/v1/models")).json()["data"][0]["id"]
     text = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
-    response = await ask(client, "/v1/responses", model=name, input="Once", text=text, seed=1, max_output_tokens=60)
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    options = {"num_predict": 60, "temperature": 0}
+    response = await ask(client, "/v1/responses", input="Once", text=text, temperature=0, max_output_tokens=60)
     message = await ask(
-        client,
-        "/v1/messages",
-        model=name,
-        messages=HI,
-        max_tokens=60,
-        output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        client, "/v1/messages", model=name, messages=HI, output_config=config, temperature=0, max_tokens=60
     )
-    options = {"num_predict": 60}
     chat = await ask(client, "/api/chat", model=name, messages=HI, format=SCHEMA, options=options, stream=False)
     texts = [response["output"][0]["content"][0]["text"], message["content"][0]["text"], chat["message"]["content"]]
-    print(texts, response["usage"])
-    for written in texts:
-        assert isinstance(json.loads(written)["is_old"], bool)
+    assert [type(json.loads(written)["is_old"]) for written in texts] == [bool, bool, bool]
+    assert [response["status"], message["stop_reason"], chat["done_reason"]] == ["completed", "end_turn", "stop"]
+
+
+async def test_a_tool_that_must_be_called_is_called(client: httpx2.AsyncClient) -> None:
+    """Also where a session is kept whose last text followed the same grammar: it begins anew."""
+    name = (await client.get("/v1/models")).json()["data"][0]["id"]
+    tool = {"name": "age", "description": "of a thing", "input_schema": SCHEMA, "strict": True}
+    choice = {"type": "tool", "name": "age", "disable_parallel_tool_use": True}
+    asked = {"tools": [tool], "tool_choice": choice, "max_tokens": 90, "temperature": 0}
+    message = await ask(client, "/v1/messages", model=name, messages=HI, **asked)
+    function = {"type": "function", "name": "age", "description": "of a thing", "parameters": SCHEMA, "strict": True}
+    asked = {"tools": [function], "tool_choice": {"type": "function", "name": "age"}, "parallel_tool_calls": False}
+    response = await ask(client, "/v1/responses", input="Once", max_output_tokens=90, temperature=0, **asked)
+    assert response["usage"]["input_tokens_details"]["cached_tokens"] > 0
+    (call,) = response["output"]
+    assert (call["type"], call["name"], call["status"]) == ("function_call", "age", "completed")
+    assert isinstance(json.loads(call["arguments"])["is_old"], bool)
+    assert message["content"][0]["input"] == json.loads(call["arguments"])
+    assert message["stop_reason"] == "tool_use"
 
 
 async def test_a_response_goes_on(client: httpx2.AsyncClient) -> None:
