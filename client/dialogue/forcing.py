@@ -13,7 +13,7 @@ from typing import Any
 
 from client.dialogue.families import ToolFamily
 from client.dialogue.messages import Tool, ToolChoice
-from client.dialogue.template import ChatTemplate, Prompt
+from client.dialogue.template import ChatPrompt, ChatTemplate
 from client.options import Grammar
 
 _ANY_OBJECT = {"type": "object"}
@@ -74,7 +74,7 @@ _FORMS: dict[ToolFamily, CallForm] = {
 
 def grammar_for(
     template: ChatTemplate,
-    prompt: Prompt,
+    prompt: ChatPrompt,
     tools: Sequence[Tool],
     choice: ToolChoice,
     answer: Grammar | None = None,
@@ -112,7 +112,7 @@ class _Writer:
     """
 
     template: ChatTemplate
-    prompt: Prompt
+    prompt: ChatPrompt
     rules: list[str] = field(default_factory=list)
 
     def calls(self, tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
