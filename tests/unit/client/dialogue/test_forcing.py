@@ -15,6 +15,7 @@ from client.dialogue.messages import ContentDelta, ReasoningDelta, Tool, ToolCal
 from client.dialogue.parsing import joined
 from client.dialogue.template import ChatPrompt, ChatTemplate
 from client.options import Grammar
+from swarm.errors import ConfigError
 from tests.chat_templates import ADDED, TEMPLATES, chat_tokenizer
 
 LOOK = Tool(
@@ -144,3 +145,24 @@ def test_an_answer_s_schema_leaves_thoughts_free() -> None:
     assert takes("harmony", asked("harmony"), final)
     parser = parser_for(made("harmony")[0], ChatPrompt(()))
     assert joined([*parser.push(final), *parser.finish()]) == [ReasoningDelta("hm"), ContentDelta('{"a": 1}')]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_answer_s_schema_leaves_calls_free(name: str) -> None:
+    grammar = grammar_for(made(name)[0], ChatPrompt(()), [LOOK, GO], ToolChoice(), SCHEMA)
+    head = "<|channel|>final<|message|>" if name == "harmony" else ""
+    assert takes(name, grammar, head + '{"a": 1}')
+    assert takes(name, grammar, ("<|python_tag|>" if name == "llama31" else "") + CALLS[name])
+    assert not takes(name, grammar, head + '{"a": "x"}')
+    assert not takes(name, grammar, head + "Well.")
+
+
+def test_a_schema_that_is_no_json_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="no JSON"):
+        grammar_for(made("qwen3")[0], ChatPrompt(()), [], ToolChoice(), Grammar("json_schema", "{} start: x"))
+
+
+def test_an_expression_for_an_answer_leaves_thoughts_free() -> None:
+    grammar = grammar_for(made("qwen3")[0], ChatPrompt(()), [], ToolChoice(), Grammar("regex", r"[a-z]+/[0-9]+\/x"))
+    assert takes("qwen3", grammar, "<think>hm</think>\nab/12/x")
+    assert not takes("qwen3", grammar, "<think>hm</think>\nab")
