@@ -15,9 +15,12 @@ from client.dialogue.families import ToolFamily
 from client.dialogue.messages import Tool, ToolChoice
 from client.dialogue.template import ChatTemplate, Prompt
 from client.options import Grammar
+from swarm.errors import ConfigError
 
 _ANY_OBJECT = {"type": "object"}
 _TEXT = r"/(.|\n)*/"
+_BLANKS = {"whitespace_flexible": True, "whitespace_pattern": r" ?|\n {0,16}"}
+"""A gap in JSON is bounded, as in `swarm.inference.grammar`: some models would go on with blanks for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,8 @@ class _Writer:
         if answer.kind == "lark":
             return answer
         body = {
-            "json": lambda: f"%json {json.dumps(_ANY_OBJECT)}",
-            "json_schema": lambda: f"%json {answer.text}",
+            "json": lambda: _json(_ANY_OBJECT),
+            "json_schema": lambda: _json(_schema(answer.text)),
             "regex": lambda: "/" + answer.text.replace("/", "\\/") + "/",
         }[answer.kind]()
         self.rules.append(f"content: {body}")
@@ -176,7 +179,7 @@ class _Writer:
         if self.template.family in {"qwen_xml", "glm"}:
             return ""
         schema = {"type": "object", **_plain(tool.parameters)}
-        self.rules.append(f"arguments_{place}: %json {json.dumps(schema)}")
+        self.rules.append(f"arguments_{place}: {_json(schema)}")
         return f"arguments_{place}"
 
     def _tagged(self, place: int, tool: Tool) -> str:
@@ -197,7 +200,7 @@ class _Writer:
         schema = _plain(schema) if isinstance(schema, Mapping) else {}
         if schema.get("type") != "string":
             definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-            self.rules.append(f"{name}_value: %json {json.dumps({**schema, **definitions})}")
+            self.rules.append(f"{name}_value: {_json({**schema, **definitions})}")
             return f"{name}_value {self._text(behind)}"
         if isinstance(choices := schema.get("enum"), Sequence):
             return f"({' | '.join(json.dumps(str(choice)) for choice in choices)}) {self._text(behind)}"
@@ -257,3 +260,15 @@ def _escaped(text: str) -> str:
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     return dict(value)
+
+
+def _json(schema: Any) -> str:  # noqa: ANN401 - a schema may also be true or false
+    """JSON that follows a schema."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _BLANKS} if isinstance(schema, Mapping) else schema)}"
+
+
+def _schema(text: str) -> Any:  # noqa: ANN401
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigError("grammar: the schema is no JSON") from None
