@@ -83,6 +83,6 @@ export class Answering {
     const { stats } = this.message;
     const accepted = usage.completion_tokens_details?.accepted_prediction_tokens ?? 0;
     stats.tokens = usage.completion_tokens ?? stats.tokens;
-    if (stats.tokens > accepted) stats.perSweep = stats.tokens / (stats.tokens - accepted);
+    if (this.#trees === 0 && stats.tokens > accepted) stats.perSweep = stats.tokens / (stats.tokens - accepted);
   }
 }

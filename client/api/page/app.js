@@ -16,7 +16,7 @@ const SAVE_MS = 3_000;
 const NEAR_END = 80; // pixels from the end of the log in which new text keeps it at the end
 const THEMES = ["auto", "light", "dark"];
 
-const store = new Store();
+const store = new Store((message) => message === answering?.message, heard);
 const service = new Service();
 const speech = new Speech();
 const settings = new Settings();
@@ -133,6 +133,13 @@ function open(next) {
   remember("canopy.open", conversation.id);
   draw();
   toEnd();
+}
+
+// Another tab changed what is kept.
+function heard() {
+  const isGone = conversation.roots.length > 0 && store.get(conversation.id) === null;
+  if (isGone) open(conversations.create(lastSettings()));
+  else draw();
 }
 
 // Answers

@@ -82,6 +82,23 @@ export function asMarkdown(conversation) {
   return `${parts.join("\n\n")}\n`;
 }
 
+const union = (one, other) => [...new Set([...one, ...other])];
+
+// Take in what another tab did to the same conversation. Messages are only ever added, so nothing is lost; what
+// `isOwn` says is written here now is left alone.
+export function merge(ours, theirs, isOwn) {
+  for (const [id, message] of Object.entries(theirs.messages)) {
+    const own = ours.messages[id];
+    if (own === undefined) ours.messages[id] = message;
+    else if (isOwn(own)) own.children = union(own.children, message.children);
+    else Object.assign(own, message, { children: union(own.children, message.children) });
+  }
+  ours.roots = union(ours.roots, theirs.roots);
+  ours.chosen = { ...theirs.chosen, ...ours.chosen };
+  Object.assign(ours, { title: theirs.title, settings: theirs.settings, updated: Math.max(ours.updated, theirs.updated) });
+  return ours;
+}
+
 // Whether a text stands in a conversation; for searching.
 export function mentions(conversation, wanted) {
   if (conversation.title.toLowerCase().includes(wanted)) return true;

@@ -7,6 +7,7 @@ export function milliseconds(value) {
 }
 
 export function seconds(ms) {
+  if (ms < 995) return `${Math.round(ms)} ms`;
   return ms >= 9_950 ? `${Math.round(ms / 1_000)} s` : `${(ms / 1_000).toFixed(1)} s`;
 }
 

@@ -71,11 +71,12 @@ export class Service extends EventTarget {
     const line = card.serve_line;
     const missing = card.missing.map(layers).join(", ");
     const name = card.id || "the model";
-    const subject = missing === "" ? `All layers of ${name} are` : /^\d+$/.test(missing) ? `Layer ${missing} of ${name} is` : `Layers ${missing} of ${name} are`;
+    const named = /^\d+$/.test(missing) ? `Layer ${missing} of ${name} is` : `Layers ${missing} of ${name} are`;
+    const trouble = missing === "" ? `No machine that serves ${name} is found yet.` : `${named} served by no machine.`;
     return [
       icon("warning"),
       el("div", {},
-        el("p", {}, el("strong", {}, `${subject} served by no machine.`), " On any machine with room for them, run:"),
+        el("p", {}, el("strong", {}, trouble), " On any machine with room, run:"),
         line ? el("div", { class: "command" }, el("pre", { tabindex: "0", role: "group", "aria-label": "command" }, el("code", {}, line)), copyButton(() => line, "Copy the command", "button")) : null,
         el("p", { class: "small" }, "The page notices by itself when they are there; nothing needs to be loaded again.")),
     ];

@@ -1,4 +1,7 @@
 // Conversations in this browser: IndexedDB, bounded. Where the browser keeps nothing, they live as long as the page.
+// Tabs tell each other what they keep.
+
+import { merge } from "./conversation.js";
 
 const NAME = "canopy-chat";
 const TABLE = "conversations";
@@ -35,13 +38,22 @@ export function bounded(conversation) {
 export class Store {
   #database = null;
   #memory = new Map();
+  #tabs = null;
   #gone = new Set(); // deleted ones, so that an answer that ends late does not bring its conversation back
+
+  // `isOwn(message)`: whether this tab writes it now; `onOther()`: another tab changed something.
+  constructor(isOwn, onOther) {
+    this.isOwn = isOwn;
+    this.onOther = onOther;
+  }
 
   // Returns whether conversations outlive the page.
   async start() {
     try {
       this.#database = await open();
       for (const one of await asked(this.#table("readonly").getAll())) this.#memory.set(one.id, one);
+      this.#tabs = new BroadcastChannel(NAME);
+      this.#tabs.addEventListener("message", ({ data }) => this.#hear(data));
       return true;
     } catch {
       this.#database = null;
@@ -67,6 +79,7 @@ export class Store {
     const table = this.#table("readwrite");
     for (const old of over) table.delete(old.id);
     await asked(table.put(bounded(conversation)));
+    this.#tabs.postMessage({ id: conversation.id, isGone: false });
   }
 
   async restore(conversation) {
@@ -77,7 +90,23 @@ export class Store {
   async remove(id) {
     this.#gone.add(id);
     this.#memory.delete(id);
-    if (this.#database !== null) await asked(this.#table("readwrite").delete(id));
+    if (this.#database === null) return;
+    await asked(this.#table("readwrite").delete(id));
+    this.#tabs.postMessage({ id, isGone: true });
+  }
+
+  async #hear({ id, isGone }) {
+    if (isGone) {
+      this.#gone.add(id);
+      this.#memory.delete(id);
+    } else {
+      const theirs = await asked(this.#table("readonly").get(id));
+      if (theirs === undefined) return;
+      const ours = this.#memory.get(id);
+      this.#gone.delete(id);
+      this.#memory.set(id, ours === undefined ? theirs : merge(ours, theirs, this.isOwn));
+    }
+    this.onOther();
   }
 
   #table(mode) {

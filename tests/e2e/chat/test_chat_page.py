@@ -337,6 +337,25 @@ def test_an_answer_that_breaks_off_says_why_and_keeps_what_came(chat: Chat) -> N
 
 
 @in_browser
+def test_two_tabs_of_one_conversation_lose_nothing(chat: Chat) -> None:
+    chat.open()
+    chat.asked("From the first")
+    other = replace(chat, page=chat.page.context.new_page())
+    other.open()
+    chat.backend.script = saying("Second")
+    other.asked("From the second")
+    expect(chat.page.locator("article")).to_have_count(4)
+    expect(chat.answer).to_contain_text("Second")
+    chat.asked("From the first again")
+    expect(other.page.locator("article")).to_have_count(6)
+    other.page.locator(".conversation").hover()
+    other.page.get_by_role("button", name="Delete From the first").click()
+    expect(chat.page.locator("article")).to_have_count(0)
+    expect(chat.page.locator(".conversation")).to_have_count(0)
+    other.page.close()
+
+
+@in_browser
 def test_a_server_that_wants_a_key_is_given_one(chat: Chat) -> None:
     refusal = {"error": {"message": "You didn't provide an API key.", "code": "invalid_api_key"}}
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=401, json=refusal))

@@ -115,6 +115,17 @@ async def test_a_stop_string_cuts_exactly(served: Served) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+async def test_the_sweeps_behind_a_stream_spell_it(served: Served) -> None:
+    stream = await served.client.chat.completions.create(
+        model="", messages=SAY, max_tokens=30, seed=4, stream=True, extra_body={"canopy": {"trace": True}}
+    )
+    chunks = [chunk.model_dump() async for chunk in stream]
+    said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    sweeps = [sweep for chunk in chunks for sweep in (chunk.get("canopy") or {}).get("sweeps", ())]
+    assert "".join(token["text"] for sweep in sweeps for token in sweep["emitted"]) == said != ""
+    assert all(len(sweep["hops"]) == 3 and sweep["hops"][0]["name"] for sweep in sweeps)
+
+
 async def test_log_probabilities_spell_the_text(served: Served) -> None:
     answer = await served.client.chat.completions.create(
         model="", messages=SAY, seed=5, max_tokens=12, logprobs=True, top_logprobs=3
