@@ -128,7 +128,7 @@ class CallParser(TextParser):
         inner = value.get("function")
         value = inner if isinstance(inner, dict) else value
         name = value.get("name")
-        bare = {} if set(value) <= _WITHOUT_ARGUMENTS else None
+        bare: dict[str, Any] | None = {} if set(value) <= _WITHOUT_ARGUMENTS else None
         arguments = value.get("arguments", value.get("parameters", bare))
         if not isinstance(name, str) or not self._is_tool(name) or not isinstance(arguments, dict | str):
             return False

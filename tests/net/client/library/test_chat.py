@@ -47,6 +47,14 @@ def prompt_of(running: ThreeNodes, messages: tuple[Message, ...]) -> tuple[int, 
     return conversation.prompt()
 
 
+async def test_the_stop_string_that_ended_an_answer_is_said(running: ThreeNodes) -> None:
+    whole = await running.client.generate("It was a dark night", **OPTIONS)
+    assert whole.stop_string == ""
+    stop = whole.text[3:6]
+    cut = await running.client.generate("It was a dark night", stop=["never said", stop], **OPTIONS)
+    assert (cut.text, cut.finish_reason, cut.stop_string) == (whole.text[: whole.text.find(stop)], "stop", stop)
+
+
 THINKS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}<think>{# </think> #}"
 
 
