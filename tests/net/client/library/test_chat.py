@@ -51,7 +51,8 @@ async def test_the_stop_string_that_ended_an_answer_is_said(running: ThreeNodes)
     whole = await running.client.generate("It was a dark night", **OPTIONS)
     assert whole.stop_string == ""
     stop = whole.text[3:6]
-    cut = await running.client.generate("It was a dark night", stop=["never said", stop], **OPTIONS)
+    stopping: GenerateOptions = {**OPTIONS, "stop": ["never said", stop]}
+    cut = await running.client.generate("It was a dark night", **stopping)
     assert (cut.text, cut.finish_reason, cut.stop_string) == (whole.text[: whole.text.find(stop)], "stop", stop)
 
 
