@@ -155,7 +155,7 @@ class FilteredRegistry:
         """Empty: a probe dials those that are listed, and needs no relay of its own."""
         return []
 
-    async def offer_relay(self, address: str | None) -> None:
+    async def offer_relay(self, *addresses: str) -> None:
         """A probe lends nothing."""
         raise NotImplementedError
 

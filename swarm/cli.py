@@ -42,7 +42,7 @@ from swarm.joining.command import (
 )
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.relay.lending import lend, lent_settings, offered_host
+from swarm.relay.lending import lend, lent_settings, offered_hosts
 from swarm.runtime.cli import fit, plain_words
 from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
 from swarm.runtime.console import make_console
@@ -254,9 +254,9 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
         console.print(Text("leaving"))
 
 
-async def _beside(registry: Registry, port: int) -> str:
-    """Under which address others reach another port of this machine: as they reach its DHT peer."""
-    return f"{offered_host(registry.join_addresses())}:{port}"
+async def _beside(registry: Registry, port: int) -> list[str]:
+    """Under which addresses others reach another port of this machine: as they reach its DHT peer."""
+    return [f"{host}:{port}" for host in offered_hosts(registry.join_addresses())]
 
 
 async def _health(command: Health, console: Console) -> None:

@@ -94,8 +94,8 @@ class ReplyStream:
             error = HopTimeout(self.tail.peer, span, "is silent: nothing came on the reply stream")
             self.stuck = connection.channel
         except grpc.aio.AioRpcError as failure:
-            reason = plain_reason(failure, is_member=connection.is_member)
-            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({reason})")
+            why = plain_reason(failure, is_member=connection.is_member)
+            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({why})")
             if failure.code() is grpc.StatusCode.NOT_FOUND:
                 error = HopClosed(self.tail.peer, span, "no longer holds this session")
         except RemoteProtocolError as failure:

@@ -11,7 +11,9 @@ from typing import Final
 
 from node.config import ServeConfig
 from node.reach.reached import Whereabouts
-from swarm.discovery.node_record import Reach, split_address
+from swarm.discovery.dialable import is_public
+from swarm.discovery.interfaces import interface_addresses
+from swarm.discovery.node_record import Reach, bracketed, split_address
 from swarm.discovery.registry import Registry
 from swarm.gateway.ports import NoMapping
 from swarm.relay.lending import lend, lent_settings
@@ -78,18 +80,25 @@ class RelayLender:
                 is_lent = is_reached
                 await asyncio.sleep(LOOK_S)
 
-    async def _reached_at(self, port: int) -> str | None:
-        """Under which address others reach the relay, if they do."""
+    async def _reached_at(self, port: int) -> list[str]:
+        """Under which addresses others may reach the relay: as the node, and by its other family."""
         reached = self._whereabouts.now
         match reached.reach:
             case Reach.DIRECT:
-                return f"{split_address(reached.address)[0]}:{port}"
+                best = f"{split_address(reached.address)[0]}:{port}"
             case Reach.MAPPED:
                 try:
-                    return await self._map_port(port)
+                    best = await self._map_port(port)
                 except NoMapping as none:
                     logger.info("the relay's port is not mapped: %s", none)
-        return None
+                    return []
+            case _:
+                return []
+        if self._config.host != "0.0.0.0":
+            return [best]
+        version = 4 if best.startswith("[") else 6
+        others = [ip for ip in interface_addresses() if ip.version == version and is_public(ip)]
+        return [best, *(f"{bracketed(str(ip))}:{port}" for ip in others[:1])]
 
 
 def usual_mbit(uplink_mbit_per_s: float | None, limit_mbit_per_s: float | None = None) -> float:

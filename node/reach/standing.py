@@ -155,7 +155,7 @@ class Standing:
         self._quota = Quota(_LIMITS, lambda: asyncio.get_running_loop().time())
         self._log = CountedLog(logger)
         self._dialling = asyncio.Lock()
-        self._taken: set[str] = set()
+        self._taken: dict[str, PeerId | None] = {}
 
     @property
     def relays(self) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class Standing:
         async with self._dialling:  # the two choose one after the other
             probe = await self._choose()
             if probe is not None:
-                self._taken.add(probe.address)
+                self._taken[probe.address] = probe.peer
         if probe is None:
             await asyncio.sleep(self._pause_s())
             return
@@ -209,7 +209,7 @@ class Standing:
                 self._failures.pop(probe.address, None)
             self._note_failure(probe.address, str(lost))
         finally:
-            self._taken.discard(probe.address)
+            self._taken.pop(probe.address, None)
 
     def _pause_s(self) -> float:
         """Until relays are looked for again: when one that failed is due, or others may have come."""
@@ -235,14 +235,16 @@ class Standing:
             address, peer = (offer, None) if isinstance(offer, str) else (offer.address, offer.peer)
             failed = self._failures.get(address)
             is_due = failed is None or failed.until <= now
-            is_other = address not in self._taken and peer != self._identity.peer_id
+            is_taken = address in self._taken or (peer is not None and peer in self._taken.values())
+            is_other = not is_taken and peer != self._identity.peer_id
             if is_due and is_other and await self._options.policy.resolve(address) is not None:
                 wanted[address] = peer
         probes = await asyncio.gather(*(self._probe(address, peer) for address, peer in wanted.items()))
         for address, probe in zip(wanted, probes, strict=True):
             if probe is None:
                 self._note_failure(address, "does not answer")
-        found = [probe for probe in probes if probe is not None]
+        # Of a relay that answers by both families, the address that it prefers: more of the others reach that one.
+        found = list({probe.peer or probe.address: probe for probe in reversed(probes) if probe is not None}.values())
         return next(iter(relay_choice.in_order(found, self._identity.peer_id)), None)
 
     def _note_failure(self, relay: str, why: str) -> None:

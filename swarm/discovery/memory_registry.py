@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
@@ -32,6 +33,7 @@ class MemoryNetwork:
         dial: carries out dial-backs; None means that nobody can be asked for one.
         dial_relay: the same for relays.
         relays: `host:port` of the relay that a peer lends.
+        further_relays: its other addresses.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, dial: DialBackCall | None = None) -> None:
@@ -39,6 +41,7 @@ class MemoryNetwork:
         self.dial = dial
         self.dial_relay: RelayCall | None = None
         self.relays: dict[PeerId, str] = {}
+        self.further_relays: defaultdict[PeerId, list[str]] = defaultdict(list)
         self._store = RecordStore()
 
     def store(self, name: str, subkey: str, data: bytes, expires_at: float) -> bool:
@@ -134,14 +137,16 @@ class MemoryRegistry:
     async def relays(self) -> list[RelayOffer]:
         """The relays that the others lend."""
         self._check_open()
-        return [RelayOffer(peer, at) for peer, at in self._network.relays.items() if peer != self.peer_id]
+        further = self._network.further_relays
+        every = [(peer, at) for peer, best in self._network.relays.items() for at in (best, *further.get(peer, ()))]
+        return [RelayOffer(peer, at) for peer, at in every if peer != self.peer_id]
 
-    async def offer_relay(self, address: str | None) -> None:
-        """Lend a relay there; None: no more."""
+    async def offer_relay(self, *addresses: str) -> None:
+        """Lend a relay there; none: no more."""
         self._check_open()
         self._network.relays.pop(self.peer_id, None)
-        if address is not None:
-            self._network.relays[self.peer_id] = address
+        if addresses:
+            self._network.relays[self.peer_id], *self._network.further_relays[self.peer_id] = addresses
 
     async def aclose(self) -> None:
         """Leave; later calls fail. What was lent is lent no more."""

@@ -129,17 +129,19 @@ class Registry(Protocol):
         ...
 
     async def relays(self) -> list[RelayOffer]:
-        """The relays that known peers lend, of each peer one; those of the peers joined through come first.
+        """The relays that known peers lend, of each peer one, which may have an address of each family.
+
+        Those of the peers joined through come first, and of one relay the address that it prefers.
 
         A few peers are asked at a time, and not always the same. Empty where none of them answers in time.
         """
         ...
 
-    async def offer_relay(self, address: str | None) -> None:
+    async def offer_relay(self, *addresses: str) -> None:
         """Say to whoever asks that this machine lends a relay.
 
         Args:
-            address: `host:port` under which others reach it; None: it lends none any more.
+            addresses: `host:port` under which others reach it, the best first; none: it lends none any more.
         """
         ...
 

@@ -32,8 +32,8 @@ RESTART_S = 5.0
 
 logger = logging.getLogger(__name__)
 
-ReachedAt = Callable[[int], Awaitable[str | None]]
-"""`host:port` under which others reach a local TCP port; None where they do not."""
+ReachedAt = Callable[[int], Awaitable[Sequence[str]]]
+"""`host:port` under which others may reach a local TCP port, the best first, of each family one; none: they do not."""
 
 
 def lent_settings(
@@ -61,14 +61,21 @@ def lent_settings(
     return RelaySettings(peer, mbit_per_s, "127.0.0.1" if host == "localhost" else host, chosen, port is None)
 
 
-def offered_host(addresses: Sequence[str]) -> str:
-    """The host of the multiaddress under which most others reach a DHT peer, as it stands before a port.
+def offered_hosts(addresses: Sequence[str]) -> list[str]:
+    """The hosts of the multiaddresses under which most others reach a DHT peer, as they stand before a port.
 
     Args:
-        addresses: as the registry lists them, best first; one with a public IP address is preferred.
+        addresses: as the registry lists them, best first; those with a public IP address are preferred.
+
+    Returns:
+        One of each family at most. Names count as IPv4.
     """
-    hosts = [address.split("/")[2] for address in addresses]
-    return bracketed(next((host for host in hosts if _is_public(host)), hosts[0]))
+    hosts = sorted((address.split("/")[2] for address in addresses), key=lambda host: not _is_public(host))
+    best: dict[bool, str] = {}
+    for host in hosts:
+        best.setdefault(":" in host, host)
+    public = [host for host in best.values() if _is_public(host)]
+    return [bracketed(host) for host in (public or list(best.values()))]
 
 
 def _is_public(host: str) -> bool:
@@ -84,12 +91,12 @@ class LentRelay:
 
     Attributes:
         port: where it listens.
-        address: `host:port` under which it is offered; None while it is not.
+        addresses: `host:port` under which it is offered; none while it is not.
         load: what it carries; None before it said so.
     """
 
     port: int
-    address: str | None = None
+    addresses: tuple[str, ...] = ()
     load: RelayLoad | None = None
 
 
@@ -119,9 +126,9 @@ async def lend(
         try:
             yield lent
         finally:
-            if lent.address is not None:
+            if lent.addresses:
                 with suppress(RegistryError):
-                    await registry.offer_relay(None)
+                    await registry.offer_relay()
 
 
 class _LentRelayKeeper:
@@ -156,7 +163,7 @@ class _LentRelayKeeper:
                     return
                 logger.warning("the relay that this machine lends is down: %s", describe(error))
             if self._lent is not None:
-                await self._offer(self._lent, None)
+                await self._offer(self._lent, ())
             await asyncio.sleep(RESTART_S)
 
     async def _keep_rate(self, relay: RelayProcess, lent: LentRelay, told: float) -> None:
@@ -170,25 +177,34 @@ class _LentRelayKeeper:
 
     async def _keep_offering(self, lent: LentRelay) -> None:
         while True:
-            verdict: bool | None = False
-            address = None
-            try:
-                address = await self._reached_at(lent.port)
-                verdict = False if address is None else await self._registry.dial_back_relay(address)
-            except RegistryError as error:
-                logger.info("nobody could be asked whether this machine's relay is reached: %s", describe(error))
-                verdict = None
-            if verdict is not None or lent.address is None:
-                await self._offer(lent, address if verdict is not False else None)
-            await asyncio.sleep(UNSURE_S if verdict is None else CHECK_S)
+            asked = await self._reached_at(lent.port)
+            verdicts = {address: await self._is_reached(address) for address in asked}
+            is_unsure = None in verdicts.values()
+            # What nobody could be asked about stays as it is; at first it is offered.
+            reached = [
+                address
+                for address, verdict in verdicts.items()
+                if verdict or (verdict is None and (not lent.addresses or address in lent.addresses))
+            ]
+            if reached or not is_unsure:
+                await self._offer(lent, tuple(reached))
+            await asyncio.sleep(UNSURE_S if is_unsure else CHECK_S)
 
-    async def _offer(self, lent: LentRelay, address: str | None) -> None:
-        if lent.address == address:
+    async def _is_reached(self, address: str) -> bool | None:
+        try:
+            return await self._registry.dial_back_relay(address)
+        except RegistryError as error:
+            logger.info("nobody could be asked whether this machine's relay is reached: %s", describe(error))
+            return None
+
+    async def _offer(self, lent: LentRelay, addresses: tuple[str, ...]) -> None:
+        if lent.addresses == addresses:
             return
         try:
-            await self._registry.offer_relay(address)
+            await self._registry.offer_relay(*addresses)
         except RegistryError as error:
             logger.info("the relay's offer was not taken: %s", describe(error))
             return
-        lent.address = address
-        logger.info("lends a relay at %s" if address else "lends no relay now: %s", address or "nobody reaches it")
+        lent.addresses = addresses
+        where = ", ".join(addresses)
+        logger.info("lends a relay at %s" if where else "lends no relay now: %s", where or "nobody reaches it")

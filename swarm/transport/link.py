@@ -185,7 +185,7 @@ async def open_link(
     call: Stream = connection.channel.stream_stream(wire.LINK)(metadata=metadata)
     async with TaskScope() as scope:
         scope.spawn(_write(call, link, uplink))
-        scope.spawn(_read(call, link, listener, connection))
+        scope.spawn(_read(call, link, listener, is_member=connection.is_member))
         scope.spawn(_watch(link, listener))
         try:
             yield link
@@ -212,7 +212,7 @@ async def _write(call: Stream, link: Link, uplink: Uplink) -> None:
 
 
 async def _read(
-    call: Stream, link: Link, listener: Callable[[Upstream | HopError], None], connection: Connection
+    call: Stream, link: Link, listener: Callable[[Upstream | HopError], None], *, is_member: bool = False
 ) -> None:
     error: HopError = HopClosed(link.hop.peer, str(link.hop.span), "ended the session")
     try:
@@ -224,7 +224,7 @@ async def _read(
                 link.warm_up()
             listener(message)
     except grpc.aio.AioRpcError as failure:
-        reason = plain_reason(failure, is_member=connection.is_member)
+        reason = plain_reason(failure, is_member=is_member)
         error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({reason})")
     except RemoteProtocolError as failure:
         error = HopMisbehaved(link.hop.peer, str(link.hop.span), f"sent what nobody can read: {failure}")

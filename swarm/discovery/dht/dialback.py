@@ -157,13 +157,13 @@ class DialBack:
 
     async def answer_relay(self, peer: PeerId, request: bytes) -> bytes:
         """The same for a relay that the peer lends, given as `host:port` in msgpack."""
-        address = parse_offer(request)
+        addresses = parse_offer(request)
 
         async def who(dialled: str) -> bool:
             nonce = secrets.token_bytes(NONCE_BYTES)
             return check_who(peer, nonce, await self._call_relay(dialled, nonce))
 
-        verdict = False if address is None else await self._try(f"relay of {peer}", address, who)
+        verdict = await self._try(f"relay of {peer}", addresses[0], who) if len(addresses) == 1 else False
         packed: bytes = msgpack.packb(verdict)
         return packed
 

@@ -38,7 +38,7 @@ from swarm.discovery.dht.hivemind_node import (
     start_daemon,
 )
 from swarm.discovery.dht.protocol import DirectoryProtocol
-from swarm.discovery.dht.relay_offers import ASK_S, PEERS_ASKED, RelayDesk, parse_offer
+from swarm.discovery.dht.relay_offers import ASK_S, ASKS_ALL, PEERS_ASKED, RelayDesk, parse_offer
 from swarm.discovery.dht.relay_offers import HANDLER as OFFER_HANDLER
 from swarm.discovery.dht.search import DirectoryPeer
 from swarm.discovery.dialable import DialPolicy
@@ -167,7 +167,7 @@ class DhtPeer:
             return BytesValue(value=await service.answer_relay(*heard(request, context)))
 
         async def offer(request: BytesValue, context: P2PContext) -> BytesValue:
-            return BytesValue(value=self.desk.answer(heard(request, context)[0]))
+            return BytesValue(value=self.desk.answer(*heard(request, context)))
 
         async def say_about(_request: BytesValue, context: P2PContext) -> BytesValue:
             origin = await self.directory.node.protocol.origin(context.remote_id)
@@ -233,8 +233,8 @@ class DhtPeer:
 
     async def relays(self) -> list[tuple[str, str]]:
         """Who of a few known peers lends a relay, and where; in the order in which they were asked."""
-        offers: dict[PeerID, str] = {}
-        question = BytesValue(value=seal_for(self.admission, b""))
+        offers: dict[PeerID, tuple[str, ...]] = {}
+        question = BytesValue(value=seal_for(self.admission, ASKS_ALL))
 
         async def ask(peer: PeerID) -> None:
             try:
@@ -242,9 +242,7 @@ class DhtPeer:
             except Exception:  # noqa: BLE001  (hivemind and strangers raise anything: that peer lends nothing)
                 return silent.discard(peer)
             silent.discard(peer)
-            address = parse_offer(answer.value)
-            if address is not None:
-                offers[peer] = address
+            offers[peer] = parse_offer(answer.value)
 
         asked = self.directory.known(PEERS_ASKED)
         silent = set(asked)
@@ -254,7 +252,7 @@ class DhtPeer:
                     tasks.create_task(ask(peer))
         if asked and len(silent) == len(asked):
             await self.directory.begin_anew(asked)
-        return [(peer.to_base58(), offers[peer]) for peer in asked if peer in offers]
+        return [(peer.to_base58(), address) for peer in asked for address in offers.get(peer, ())]
 
     async def survey(self) -> list[tuple[str, float | None, dict[str, Any] | None]]:
         """What a few known peers say: who, seconds by which its clock is ahead of this one, what it says of itself.
@@ -312,7 +310,7 @@ class DhtPeer:
             case "relays":
                 return await self.relays()
             case "offer_relay":
-                self.desk.address = arguments["address"]
+                self.desk.addresses = tuple(arguments["addresses"])
                 return None
             case _:
                 raise RequestRefused(f"no method {method}")

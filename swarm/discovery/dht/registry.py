@@ -336,9 +336,9 @@ class DhtRegistry:
         found = await self._call("relays", {})
         return [RelayOffer(PeerId(peer), address) for peer, address in found]
 
-    async def offer_relay(self, address: str | None) -> None:
-        """Say to whoever asks that this machine lends a relay there; None: no more. Nobody asks a client."""
-        await self._call("offer_relay", {"address": address}, is_urgent=True)
+    async def offer_relay(self, *addresses: str) -> None:
+        """Say to whoever asks that this machine lends a relay there; none: no more. Nobody asks a client."""
+        await self._call("offer_relay", {"addresses": list(addresses)}, is_urgent=True)
 
     async def _call(
         self, method: str, arguments: dict[str, Any], deadline_s: float = CALL_DEADLINE_S, *, is_urgent: bool = False

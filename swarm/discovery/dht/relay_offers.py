@@ -22,8 +22,12 @@ PEERS_ASKED = 16
 """Peers asked in one look-up, at most; those joined through come first."""
 ASK_S = 4.0
 """Time for all their answers; those that came in until then are used."""
-MAX_OFFER_BYTES = 320
-"""Of one answer: an address, packed."""
+MAX_OFFER_BYTES = 640
+"""Of one answer: its addresses, packed."""
+MAX_ADDRESSES = 2
+"""Of one relay: one of each family."""
+ASKS_ALL = b"all"
+"""The question that is answered with a list. Any other one, as of an older release, is answered with one address."""
 _QUESTIONS = "questions for relays"
 _LIMITS = QuotaLimits(rates={_QUESTIONS: RateLimit(per_key=0.5, burst=20.0, total=50.0, total_burst=200.0)})
 
@@ -32,7 +36,7 @@ class RelayDesk:
     """Says where this machine lends a relay.
 
     Attributes:
-        address: `host:port`; None where it lends none.
+        addresses: `host:port` each, the best first; none where it lends none.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,28 +45,35 @@ class RelayDesk:
         Args:
             clock: a monotonic one, in seconds.
         """
-        self.address: str | None = None
+        self.addresses: tuple[str, ...] = ()
         self._quota = Quota(_LIMITS, clock)
 
-    def answer(self, peer: PeerId) -> bytes:
-        """The address, or nil, as msgpack; nil too for who asks too often.
+    def answer(self, peer: PeerId, question: bytes = b"") -> bytes:
+        """The addresses, or the best one, or nil, as msgpack; nil too for who asks too often.
 
         Args:
             peer: who asks; libp2p has authenticated it.
+            question: `ASKS_ALL`, or anything else.
         """
-        packed: bytes = msgpack.packb(self.address if self._quota.spend(_QUESTIONS, peer) else None)
+        offered = self.addresses if self._quota.spend(_QUESTIONS, peer) else ()
+        said = list(offered[:MAX_ADDRESSES]) if question == ASKS_ALL else next(iter(offered), None)
+        packed: bytes = msgpack.packb(said or None)
         return packed
 
 
-def parse_offer(answer: bytes) -> str | None:
-    """The `host:port` in an answer; None where it offers none, or is malformed."""
+def parse_offer(answer: bytes) -> tuple[str, ...]:
+    """The `host:port` in an answer, the best first; none where it offers none, or any of them is malformed."""
     if len(answer) > MAX_OFFER_BYTES:
-        return None
+        return ()
     try:
-        address: Any = msgpack.unpackb(answer)
-        if not isinstance(address, str) or parse_relayed(address) is not None:
-            return None
-        split_address(address)
+        said: Any = msgpack.unpackb(answer)
+        addresses = [said] if isinstance(said, str) else said
+        if not isinstance(addresses, list) or len(addresses) > MAX_ADDRESSES:
+            return ()
+        for address in addresses:
+            if not isinstance(address, str) or parse_relayed(address) is not None:
+                return ()
+            split_address(address)
     except (ValueError, RecordError, msgpack.UnpackException):
-        return None
-    return address
+        return ()
+    return tuple(addresses)

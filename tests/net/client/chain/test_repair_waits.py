@@ -79,6 +79,7 @@ async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_l
     nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often the chain stands again meanwhile."""
+    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
     reset_client(nodes.client, 0.5)
     run, finish, stood = HopSession.next_run, Chain._finish, 0
 
@@ -105,8 +106,9 @@ async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_l
 
 
 async def test_what_the_wire_cannot_hold_is_no_machines_failure(
-    nodes: KillableNodes, caplog: pytest.LogCaptureFixture
+    nodes: KillableNodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
     with caplog.at_level(logging.WARNING, "client"):
         async with asyncio.timeout(10):
             with pytest.raises(LocalProtocolError, match="Attach: does not fit the wire"):

@@ -99,6 +99,16 @@ async def test_calls_come_through_both_relays_and_count_for_the_dialler() -> Non
         assert len(set(hosts)) == 2, "one relay cannot use up what comes through the other"
 
 
+async def test_a_relay_with_two_addresses_is_one_relay_by_the_one_that_it_prefers() -> None:
+    async with lent_relay() as one, lent_relay() as two:
+        port = one.address.rpartition(":")[2]
+        dead, other = RelayOffer(one.peer, "127.0.0.1:9"), RelayOffer(one.peer, f"localhost:{port}")
+        async with machine(one, other, two) as home:
+            await home.until(one.address, two.address)
+        async with machine(dead, other, two) as home:
+            await home.until(other.address, two.address)
+
+
 async def test_a_relay_that_dies_leaves_the_other_in_front() -> None:
     async with lent_relay() as two, AsyncExitStack() as first:
         owner = Identity.ephemeral()

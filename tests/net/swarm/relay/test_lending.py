@@ -25,7 +25,7 @@ from swarm.errors import ConfigError, SwarmError
 from swarm.ids import PeerId
 from swarm.relay import lending
 from swarm.relay.child import RelaySettings
-from swarm.relay.lending import lend, lent_settings, offered_host
+from swarm.relay.lending import lend, lent_settings, offered_hosts
 from swarm.relay.process import relay_process
 from tests.net.relay_kit import HOST, dialled
 
@@ -35,8 +35,8 @@ PEER = PeerId("QmOwner")
 NONCE = bytes(range(16))
 
 
-async def here(port: int) -> str | None:
-    return f"{HOST}:{port}"
+async def here(port: int) -> list[str]:
+    return [f"{HOST}:{port}"]
 
 
 async def proven(peer: PeerId, address: str) -> bool:
@@ -54,9 +54,9 @@ class Offering(MemoryRegistry):
         super().__init__(network)
         self.offers: asyncio.Queue[str | None] = asyncio.Queue()
 
-    async def offer_relay(self, address: str | None) -> None:
-        await super().offer_relay(address)
-        self.offers.put_nowait(address)
+    async def offer_relay(self, *addresses: str) -> None:
+        await super().offer_relay(*addresses)
+        self.offers.put_nowait(" ".join(addresses) or None)
 
     async def next_offer(self) -> str | None:
         return await asyncio.wait_for(self.offers.get(), 20)
@@ -100,7 +100,7 @@ async def test_a_relay_that_nobody_reaches_is_not_offered(
     async with Registry(network) as one, lend(one, RelaySettings(one.peer_id, 20.0, HOST), here) as lent:
         await asyncio.wait_for(asked.wait(), 20)
         if verdict is False:
-            assert lent.address is None
+            assert lent.addresses == ()
             assert not network.relays
         else:
             assert await one.next_offer() == f"{HOST}:{lent.port}"
@@ -154,10 +154,13 @@ def test_options_say_what_is_lent() -> None:
     assert usual == RelaySettings(PEER, 20.0, HOST, 31_338, takes_any_port=True)
     assert lent_settings(PEER, 20.0, host="::", port=5) == RelaySettings(PEER, 20.0, "::", 5)
     local, public = "/ip4/192.168.1.2/tcp/1/p2p/Qm", "/ip4/8.8.8.8/tcp/1/p2p/Qm"
-    assert offered_host([local, public]) == "8.8.8.8"
-    assert offered_host([local]) == "192.168.1.2"
-    assert offered_host(["/ip6/2606:4700::1111/tcp/1/p2p/Qm"]) == "[2606:4700::1111]"
-    assert offered_host([local, "/dns/relay.example.org/tcp/1/p2p/Qm"]) == "relay.example.org"
+    v6 = "/ip6/2606:4700::1111/tcp/1/p2p/Qm"
+    assert offered_hosts([local, public]) == ["8.8.8.8"]
+    assert offered_hosts([local]) == ["192.168.1.2"]
+    assert offered_hosts([v6]) == ["[2606:4700::1111]"]
+    assert offered_hosts([local, public, v6]) == ["8.8.8.8", "[2606:4700::1111]"], "of each family one"
+    assert offered_hosts([local, v6]) == ["[2606:4700::1111]"], "a private one is of no use beside a public one"
+    assert offered_hosts([local, "/dns/relay.example.org/tcp/1/p2p/Qm"]) == ["relay.example.org"]
 
 
 async def test_a_taken_port_is_refused_or_replaced() -> None:

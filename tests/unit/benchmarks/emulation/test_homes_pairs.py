@@ -42,5 +42,5 @@ def test_a_pair_is_right_in_path_delay_and_text() -> None:
     right = PairFinding("cone", "cone two", "node", "punched", "direct", 26.0, is_same=True, error=None)
     assert right.is_right
     for wrong in ({"delay_ms": 51.0}, {"found": "relayed"}, {"is_same": False}):
-        assert not replace(right, **wrong).is_right  # type: ignore[arg-type]
+        assert not replace(right, **wrong).is_right
     assert list(rows([right, replace(right, found="relayed")]))[1] == ("cone", "node", "1 / 2", "punched 2")

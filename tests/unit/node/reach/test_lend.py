@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ class Lent:
     ) -> AsyncIterator[LentRelay]:
         self.settings.append(settings)
         self.rate = mbit_per_s
-        self.said.put_nowait(await reached_at(7000))
+        self.said.put_nowait(" ".join(await reached_at(7000)))
         yield LentRelay(7000)
         self.said.put_nowait("ended")
 
@@ -49,6 +50,27 @@ async def mapped(port: int) -> str:
 
 async def unmapped(port: int) -> str:
     raise NoMapping("no router answers")
+
+
+@pytest.fixture(autouse=True)
+def own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has no public address."""
+    monkeypatch.setattr(lend, "interface_addresses", tuple)
+
+
+@pytest.mark.parametrize(
+    ("own", "also"),
+    [(("192.168.1.7", "2606:4700::7", "fd00::7"), ["[2606:4700::7]:7000"]), (("fd00::7", "9.9.9.9"), [])],
+)
+async def test_it_is_offered_by_its_other_family_too(
+    own: tuple[str, ...], also: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lend, "interface_addresses", lambda: tuple(map(ip_address, own)))
+    registry = MemoryRegistry(MemoryNetwork())
+    lender = lend.RelayLender(registry, ServeConfig("0-4"), Whereabouts(MAPPED), mapped)
+    assert await lender._reached_at(7000) == ["198.51.100.1:7000", *also]
+    bound = lend.RelayLender(registry, ServeConfig("0-4", host="192.168.1.7"), Whereabouts(MAPPED), mapped)
+    assert await bound._reached_at(7000) == ["198.51.100.1:7000"]
 
 
 async def test_it_lends_while_it_is_reached_without_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +95,7 @@ async def test_it_lends_while_it_is_reached_without_help(monkeypatch: pytest.Mon
 
 async def test_without_a_mapping_of_its_port_a_relay_is_not_reached() -> None:
     lender = lend.RelayLender(MemoryRegistry(MemoryNetwork()), ServeConfig("0-4"), Whereabouts(MAPPED), unmapped)
-    assert await lender._reached_at(7000) is None
+    assert await lender._reached_at(7000) == []
 
 
 async def test_an_option_says_how_much_and_zero_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

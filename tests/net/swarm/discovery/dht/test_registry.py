@@ -109,10 +109,11 @@ async def test_announce_replace_and_withdraw(pair: Callable[[], object]) -> None
 async def test_a_lent_relay_is_found_until_it_is_lent_no_more(pair: Callable[[], object]) -> None:
     async with pair() as (one, two):  # type: ignore[attr-defined]
         assert await two.relays() == []
-        await one.offer_relay("192.0.2.7:31338")
-        assert await two.relays() == [RelayOffer(one.peer_id, "192.0.2.7:31338")]
+        both = ("192.0.2.7:31338", "[2001:db8::7]:31338")
+        await one.offer_relay(*both)
+        assert await two.relays() == [RelayOffer(one.peer_id, address) for address in both]
         assert await one.relays() == [], "nobody is told of its own"
-        await one.offer_relay(None)
+        await one.offer_relay()
         assert await two.relays() == []
 
 
