@@ -215,8 +215,9 @@ def make_options(arguments: GenerateOptions) -> Options:
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(known)}")
     given: dict[str, Any] = dict(arguments)
-    stop = given.get("stop", ())
-    given["stop"] = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
+    for name in ("stop", "show"):
+        strings = given.get(name, ())
+        given[name] = tuple(strings) if isinstance(strings, Iterable) and not isinstance(strings, str) else (strings,)
     if isinstance(given.get("grammar"), Mapping):  # of a generation that was interrupted
         given["grammar"] = Grammar(**given["grammar"])
     if "logit_bias" in given:

@@ -54,6 +54,8 @@ class FakeDirectory:
 class FakeDialer:
     """Notes the addresses."""
 
+    is_member = False
+
     def __init__(self) -> None:
         self.dialled: list[str] = []
 
