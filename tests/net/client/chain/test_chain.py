@@ -14,7 +14,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import is_progress_bar_enabled
 
-import node.session.lease
 from client.control.goodput import Goodput
 from swarm import wire
 from swarm.demo import DRAFT, TARGET
@@ -302,10 +301,7 @@ async def test_a_full_window_is_refused_and_the_session_goes_on(running: ThreeNo
         await link.send(Close("done"))
 
 
-async def test_attaches_that_do_not_fit_are_refused_by_kind(
-    monkeypatch: pytest.MonkeyPatch, running: ThreeNodes
-) -> None:
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
+async def test_attaches_that_do_not_fit_are_refused_by_kind(running: ThreeNodes) -> None:
     first, middle, tail = running.nodes
     fits = attach(running.route, opening(first), b"misfit")
     stranger = replace(running.route[1], peer=running.client._opener.registry.peer_id)

@@ -38,6 +38,13 @@ def test_the_best_path_of_every_pair(near: str) -> None:
     }
 
 
+def test_a_client_has_no_port_mapped() -> None:
+    mapping = MACHINES["mapping"]
+    assert best_path(mapping, MACHINES["cone"], "client") is HomesPath.PUNCHED
+    assert best_path(mapping, MACHINES["symmetric"], "client") is HomesPath.RELAYED
+    assert best_path(MACHINES["open"], MACHINES["symmetric"], "client") is HomesPath.CALLED_BACK
+
+
 def test_a_pair_is_right_in_path_delay_and_text() -> None:
     right = PairFinding("cone", "cone two", "node", "punched", "direct", 26.0, is_same=True, error=None)
     assert right.is_right

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,10 +118,10 @@ async def test_a_file_is_whole_or_the_one_before(tmp_path: Path, monkeypatch: py
     write(tmp_path, await taken(page_states.serving()))
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
 
-    def full(_descriptor: int, _mode: int) -> None:
+    def full(_path: Path, _data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fchmod", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(ConfigError, match="No space left"):
         write(tmp_path, await taken(page_states.broken()))
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
