@@ -27,9 +27,9 @@ MAINS: dict[str, Callable[[], None]] = {
     "client.probe": client.probe.main,
 }
 HEADINGS = {
-    "client generate": ["text", "swarm", "links", "drafting", "sampling", "output"],
-    "client chat": ["text", "swarm", "links", "drafting", "sampling"],
-    "client bench": ["text", "swarm", "links", "drafting", "sampling", "output"],
+    "client generate": ["text", "swarm", "links", "drafting", "sampling", "penalties", "output"],
+    "client chat": ["text", "swarm", "links", "drafting", "sampling", "penalties"],
+    "client bench": ["text", "swarm", "links", "drafting", "sampling", "penalties", "output"],
     "client train-draft": ["draft", "text", "training"],
     "node serve": ["model", "machine", "swarm", "network", "reach", "courtesy", "monitoring"],
     "node install": ["service", "model", "machine", "swarm", "network", "reach", "courtesy", "monitoring"],
