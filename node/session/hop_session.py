@@ -18,7 +18,7 @@ import grpc.aio
 from node.engine.scheduler import PendingWork
 from node.engine.sweep_run import HopRole, SweepRun
 from node.session.context import NodeContext
-from node.session.frame_checks import check_rows, check_sweep
+from node.session.frame_checks import check_snapshot, check_sweep
 from node.session.lease import Lease
 from node.session.reply_buffer import ReplyBuffer
 from node.session.successors import Tried
@@ -234,7 +234,7 @@ class HopSession:
         if is_duplicate and self._asked_in < self._attach.generation:
             return
         try:
-            check_rows(snapshot.rows, self._context.model, self._role.codec, is_first=self._attach.index == 0)
+            check_snapshot(snapshot, self._context.model, self._role.codec, is_first=self._attach.index == 0)
             self.log.restore(snapshot)
         except SwarmError as error:
             raise self._refused(error) from error
