@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import grpc.aio
 
@@ -104,7 +105,7 @@ class HopSession:
         self._passed_faults_in, self._passed_faults = -1, 0
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
-        self._tail = Tail(self.log, context.grammars if self._is_tail else None)
+        self._tail = Tail(self.log, partial(context.compile, self.span) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
         self._is_dismissed = False
@@ -336,8 +337,7 @@ class HopSession:
         if self._running is None:
             work = self.log.next_work()
             if work is not None:
-                picking = self._tail.picking()
-                self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, picking)
+                self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, self._tail.picking())
         return self._running
 
     def finish(self, run: SweepRun) -> None:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -28,8 +29,10 @@ from swarm.protocol.session import CommittedToken
 
 MAX_COMPILED = 8
 """Compiled grammars that are kept for the next session."""
-MASKS_S = 1.0
-"""What the masks of a few nodes may take of a CPU; one takes less than a millisecond."""
+MAX_LIVE = 64
+"""Compiled grammars that are kept or followed; each may come to take 40 MB."""
+MASKS_S, MASK_S = 0.25, 0.001
+"""What the masks of some nodes may take of a CPU: so much, and so much per node; one takes 0.1 ms as a rule."""
 MAX_ERROR_CHARACTERS = 200
 STACK_BYTES = 512 << 20
 """Address space of the thread that compiles; 64 KiB of text can name ten thousand rules, each below the last."""
@@ -76,6 +79,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._live: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
 
     @classmethod
     def of_folder(cls, folder: Path) -> GrammarCompiler:
@@ -103,14 +107,17 @@ class GrammarCompiler:
 
         Raises:
             ConfigError: it is none, or too large.
+            MemoryError: too many others are followed.
         """
         with self._lock:
-            found = self._compiled.pop(grammar, None)
+            found = self._compiled.pop(grammar, None) or self._live.get(grammar)
             if found is None:
+                if len(self._live) >= MAX_LIVE:
+                    raise MemoryError("too many grammars are followed")
                 if self._tokenizer is None:
                     self._tokenizer = self._read()
                 found = CompiledGrammar(self._tokenizer, _matcher(self._tokenizer, _source(grammar)))
-            self._compiled[grammar] = found
+            self._compiled[grammar] = self._live[grammar] = found
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
             return found
@@ -120,7 +127,7 @@ class GrammarState:
     """One session's place in its grammar: at the end of the committed part of its text."""
 
     def __init__(self, grammar: CompiledGrammar, rules: PickRules) -> None:
-        self._matcher = grammar.begin()
+        self._grammar, self._matcher = grammar, grammar.begin()
         self._start = rules.start
         self._ends = rules.end_tokens
         self._own_ends = [token for token in grammar.tokenizer.eos_tokens if token < grammar.tokenizer.vocab_size]
@@ -153,7 +160,7 @@ class GrammarState:
         vocab_size = logits.shape[1]
         blocked = np.full((len(paths), -(-vocab_size // 8)), 0xFF, dtype=np.uint8)  # a bit per token, the lowest first
         below: list[int] = []  # what the matcher took beyond the committed part; siblings follow one another
-        budget_s = time.thread_time() + MASKS_S
+        budget_s = time.thread_time() + MASKS_S + MASK_S * len(paths)
         for row in sorted(range(len(paths)), key=lambda row: tuple(paths[row])):
             path = paths[row]
             shared = next((i for i, pair in enumerate(zip(below, path, strict=False)) if pair[0] != pair[1]), None)
