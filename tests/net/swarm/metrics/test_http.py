@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import swarm.metrics.http
@@ -118,3 +118,39 @@ async def test_where_no_file_can_be_opened_it_waits_and_says_so_once(
     assert [record.getMessage() for record in caplog.records] == [
         "no connection can be accepted ([Errno 24] Too many open files); trying again"
     ]
+
+
+@pytest.mark.parametrize("stalled_s", [0.05, None], ids=["for so long", "for ever"])
+async def test_a_reader_that_takes_nothing_is_borne(stalled_s: float | None) -> None:
+    has_ended = asyncio.Event()
+
+    async def large(_: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield b"x" * 65_536
+            finally:
+                has_ended.set()
+
+        return StreamingResponse(parts())
+
+    server = make_server(Starlette(routes=[Route("/", large)]), ConnectionLimits(stalled_s=stalled_s))
+
+    async def serve(listening: socket.socket) -> None:
+        await server.serve(sockets=[listening])
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as caller:
+        async with TaskScope() as scope:
+            task = scope.spawn(serve(listening))
+            caller.connect(listening.getsockname())
+            caller.send(ASK)
+            try:
+                async with asyncio.timeout(0.5 if stalled_s is None else 10):
+                    await has_ended.wait()
+            except TimeoutError:
+                assert stalled_s is None
+            else:
+                assert stalled_s is not None
+            caller.close()
+            server.should_exit = True
+            await asyncio.wait([task])
