@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from client.api.backend import Caller, ChatJob, Delta, Event, Finished, ModelCard
 from client.api.context import Answer, ApiContext
 from client.api.errors import ApiError, invalid, unsupported
-from client.api.json_text import JsonRoute
+from client.api.json_text import JsonObject, JsonRoute
 from client.api.openai.bodies import chat_log_probs
 from client.api.responses.items import InputItem
 from client.api.responses.request import (
@@ -26,7 +26,7 @@ from client.api.responses.request import (
 )
 from client.api.responses.store import ResponseStore, StoredResponse, conversation_after
 from client.api.responses.truncation import truncated
-from client.api.responses.writer import JsonObject, ResponseWriter, new_id
+from client.api.responses.writer import ResponseWriter, new_id
 from client.api.sse import Frames, sse, sse_response
 from client.dialogue.messages import Message
 from client.stats import TokenLogProbs

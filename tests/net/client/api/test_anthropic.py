@@ -24,7 +24,7 @@ from client.dialogue.messages import Message, ReasoningDelta, Tool, ToolCall, To
 from client.options import Grammar
 from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted, RouteError
 from tests.api_server import served
-from tests.json_shapes import mismatch
+from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import Script, ScriptedBackend, saying, steps
 
 KEY = "sk-ant-one"
@@ -66,7 +66,7 @@ class Case:
 
     asks: dict[str, Any]
     shape: dict[str, Any]
-    script: Script = field(default_factory=lambda: saying("Hel", "lo"))
+    script: Script = field(default_factory=lambda: saying("He", "llo"))
 
 
 BODIES = {
@@ -93,7 +93,7 @@ BODIES = {
                 "output_tokens_details": {"thinking_tokens": 1},
             }
         },
-        saying(ReasoningDelta("hm"), "Hel", "lo"),
+        saying(ReasoningDelta("hm"), "He", "llo"),
     ),
     "stop_reason stop_sequence names the sequence": Case(
         {"stop_sequences": ["END"]},
@@ -101,10 +101,10 @@ BODIES = {
         saying("Hello", stop_string="END"),
     ),
     "stop_reason max_tokens": Case(
-        {"max_tokens": 2}, {"stop_reason": "max_tokens"}, saying("Hel", "lo", reason="length")
+        {"max_tokens": 2}, {"stop_reason": "max_tokens"}, saying("He", "llo", reason="length")
     ),
     "stop_reason model_context_window_exceeded": Case(
-        {"max_tokens": 900}, {"stop_reason": "model_context_window_exceeded"}, saying("Hel", reason="length")
+        {"max_tokens": 900}, {"stop_reason": "model_context_window_exceeded"}, saying("He", reason="length")
     ),
     "stop_reason tool_use, and a block with its input": Case(
         {"tools": [WEATHER]},
@@ -163,7 +163,7 @@ def test_stream_adds_up_to_the_same_body(client: anthropic.Anthropic, backend: S
 
 ORDERS = {
     "text": (
-        saying("Hel", "lo"),
+        saying("He", "llo"),
         "message_start ping content_block_start content_block_delta content_block_delta content_block_stop "
         "message_delta message_stop",
     ),
@@ -178,7 +178,7 @@ ORDERS = {
         "content_block_start content_block_delta content_block_stop message_delta message_stop",
     ),
     "error in the middle": (
-        lambda job: [*steps("Hel")[:-1], GenerationInterrupted("the chain broke", "Hel", ())],
+        lambda job: [*steps("He")[:-1], GenerationInterrupted("the chain broke", "He", ())],
         "message_start ping content_block_start content_block_delta error",
     ),
 }
@@ -228,7 +228,7 @@ def test_deltas_of_each_kind(url: str, backend: ScriptedBackend) -> None:
 
 
 def test_message_delta_has_the_reason_and_the_whole_usage(url: str, backend: ScriptedBackend) -> None:
-    backend.script = saying("Hel", "lo", stop_string="END")
+    backend.script = saying("He", "llo", stop_string="END")
     told = dict(events_of(url))
     start = told["message_start"]["message"]
     assert mismatch(start, {"content": [], "stop_reason": None, "usage": {"input_tokens": 7, "output_tokens": 0}}) == ""

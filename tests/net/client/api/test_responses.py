@@ -24,7 +24,7 @@ from client.options import Grammar
 from client.stats import TokenLogProbs
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
 from tests.api_server import served
-from tests.json_shapes import mismatch
+from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import Script, ScriptedBackend, saying, steps
 
 KEYS = ("sk-one", "sk-two")
@@ -64,7 +64,7 @@ class Case:
 
     asks: dict[str, Any]
     shape: dict[str, Any]
-    script: Script = field(default_factory=lambda: saying("Hel", "lo"))
+    script: Script = field(default_factory=lambda: saying("He", "llo"))
 
 
 def text_item(text: str, status: str = "completed") -> dict[str, Any]:
@@ -122,7 +122,7 @@ BODIES = {
                 "total_tokens": 10,
             }
         },
-        saying(ReasoningDelta("hm"), "Hel", "lo"),
+        saying(ReasoningDelta("hm"), "He", "llo"),
     ),
     "reasoning is an item before the message": Case(
         {"input": "Hi", "reasoning": {"effort": "high"}},
@@ -164,7 +164,7 @@ BODIES = {
             "max_output_tokens": 2,
             "output": [text_item("Hello", "incomplete")],
         },
-        saying("Hel", "lo", reason="length"),
+        saying("He", "llo", reason="length"),
     ),
     "a call that was cut is incomplete": Case(
         {"input": "Hi", "tools": [WEATHER]},
@@ -210,7 +210,7 @@ BODIES = {
                 }
             ],
         },
-        saying("Hel", "lo", log_probs=LOG_PROBS),
+        saying("He", "llo", log_probs=LOG_PROBS),
     ),
     "tool_choice of a function comes back": Case(
         {"input": "Hi", "tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}},
@@ -251,7 +251,7 @@ def without_schema(asks: dict[str, Any]) -> dict[str, Any]:
 
 ORDERS = {
     "text": (
-        saying("Hel", "lo"),
+        saying("He", "llo"),
         "created in_progress output_item.added content_part.added output_text.delta output_text.delta output_text.done "
         "content_part.done output_item.done completed",
     ),
@@ -267,12 +267,12 @@ ORDERS = {
         "content_part.done output_item.done completed",
     ),
     "length": (
-        saying("Hel", reason="length"),
+        saying("He", reason="length"),
         "created in_progress output_item.added content_part.added output_text.delta output_text.done "
         "content_part.done output_item.done incomplete",
     ),
     "error in the middle": (
-        lambda job: [*steps("Hel")[:-1], GenerationInterrupted("the chain broke", "Hel", ())],
+        lambda job: [*steps("He")[:-1], GenerationInterrupted("the chain broke", "He", ())],
         "created in_progress output_item.added content_part.added output_text.delta error output_text.done "
         "content_part.done output_item.done failed",
     ),
@@ -293,7 +293,7 @@ def test_failed_response_tells_its_error(client: openai.OpenAI, backend: Scripte
         told: list[dict[str, Any]] = [event.to_dict(mode="json") for event in stream]
     failed = told[-1]["response"]
     assert mismatch(failed, {"status": "failed", "error": {"code": "server_error", "message": str}}) == ""
-    assert mismatch(failed["output"], [text_item("Hel", "incomplete")]) == ""
+    assert mismatch(failed["output"], [text_item("He", "incomplete")]) == ""
     error = next(event for event in told if event["type"] == "error")
     assert mismatch(error, {"code": "generation_interrupted", "message": str, "param": None}) == ""
 
