@@ -30,6 +30,7 @@ class InputPart(ApiModel):
 class InputItem(ApiModel):
     """A message, a function call, its output, or what the model thought; its type says which fields count."""
 
+    id: str | None = None
     type: str = Field(default="message", examples=["message"])
     role: str | None = Field(default=None, examples=["user"])
     content: str | list[InputPart] | None = None

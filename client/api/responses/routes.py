@@ -76,10 +76,10 @@ class _Responses:
         writer = ResponseWriter(asked.head, self._log_prob_entries)
         caller = self._context.caller(request)
         if body.stream:
-            answer = await self._context.begin(asked.job, request)
+            answer = await self._context.begin(asked.job, request, may_end_early=True)
             frames = self._frames(asked, writer, answer, caller)
             return sse_response(answer, frames, lambda error: _error_frames(writer, error), self._context.settings)
-        end = await self._context.read(asked.job, request, lambda event: _take(writer, event))
+        end = await self._context.read(asked.job, request, lambda event: _take(writer, event), may_end_early=True)
         _ = list(writer.finish(end, self._context.settings.clock()))
         return JSONResponse(self._kept(asked, writer, end, caller))
 

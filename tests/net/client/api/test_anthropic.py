@@ -25,7 +25,7 @@ from client.options import Grammar
 from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted, RouteError
 from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
-from tests.scripted_backend import Script, ScriptedBackend, saying, steps
+from tests.scripted_backend import Script, ScriptedBackend, saying, steps, without_room
 
 KEY = "sk-ant-one"
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -450,6 +450,21 @@ def test_input(
     client.messages.create(**request(messages=given, system=[{"type": "text", "text": "First."}]))
     assert list(backend.last.messages) == [Message("system", "First."), *messages]
     assert not backend.last.continues
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_a_limit_beyond_the_context_is_one(
+    client: anthropic.Anthropic, backend: ScriptedBackend, is_streamed: bool
+) -> None:
+    """Clients ask for tens of thousands of tokens of any model; stop_reason tells when the context ended before."""
+    backend.script = without_room
+    if is_streamed:
+        with client.messages.stream(**request(max_tokens=100_000)) as stream:
+            reason = stream.get_final_message().stop_reason
+    else:
+        reason = client.messages.create(**request(max_tokens=10_000)).stop_reason
+    assert reason == "model_context_window_exceeded"
+    assert "max_new_tokens" not in backend.last.options
 
 
 def test_a_prefill_is_gone_on_with(client: anthropic.Anthropic, backend: ScriptedBackend) -> None:

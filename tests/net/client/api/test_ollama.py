@@ -19,7 +19,7 @@ from client.stats import TokenLogProbs
 from swarm.errors import Busy, GenerationInterrupted, RouteError
 from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
-from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps
+from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps, without_room
 
 HI = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"town": {"type": "string"}}}
@@ -294,6 +294,13 @@ def test_results_find_their_calls(url: str, backend: ScriptedBackend) -> None:
         result("of c", "call_2", "c"),
         Message("user", "Well?"),
     ]
+
+
+def test_a_limit_beyond_the_context_is_one(url: str, backend: ScriptedBackend) -> None:
+    backend.script = without_room
+    assert lines(ask(url, "/api/chat", messages=HI, options={"num_predict": 9_999}))[-1]["done_reason"] == "length"
+    answer = ask(url, "/api/generate", prompt="Hi", options={"num_predict": 9_999}, stream=False)
+    assert answer.json()["done_reason"] == "length"
 
 
 def test_generate_asks_in_the_template_or_goes_on(url: str, backend: ScriptedBackend) -> None:

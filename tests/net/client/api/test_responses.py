@@ -25,7 +25,7 @@ from client.stats import TokenLogProbs
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
 from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
-from tests.scripted_backend import Script, ScriptedBackend, saying, steps
+from tests.scripted_backend import Script, ScriptedBackend, saying, steps, without_room
 
 KEYS = ("sk-one", "sk-two")
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -504,6 +504,13 @@ def test_job(client: openai.OpenAI, backend: ScriptedBackend, asks: dict[str, An
     backend.script = saying("Hello")
     client.responses.create(model="demo-model", input="Hi", **asks)
     assert {name: getattr(backend.last, name) for name in job} == job
+
+
+def test_a_limit_beyond_the_context_is_one(client: openai.OpenAI, backend: ScriptedBackend) -> None:
+    backend.script = without_room
+    told = client.responses.create(model="demo-model", input="Hi", max_output_tokens=9_999)
+    assert (told.status, told.max_output_tokens) == ("incomplete", 9_999)
+    assert "max_new_tokens" not in backend.last.options
 
 
 def test_a_response_goes_on_without_the_instructions(client: openai.OpenAI, backend: ScriptedBackend) -> None:
