@@ -24,7 +24,7 @@ from client.options import Grammar
 from client.stats import TokenLogProbs
 from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted, RouteError
 from tests.api_server import served
-from tests.json_shapes import mismatch
+from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import Gate, Script, ScriptedBackend, saying, steps
 
 HI = [{"role": "user", "content": "Hi"}]
