@@ -31,6 +31,7 @@ HEADINGS = {
     "client chat": ["text", "swarm", "links", "drafting", "sampling", "penalties"],
     "client api": ["server", "bounds", "swarm", "links", "drafting"],
     "client bench": ["text", "swarm", "links", "drafting", "sampling", "penalties", "output"],
+    "client api": ["server", "bounds", "swarm", "links", "drafting"],
     "client train-draft": ["draft", "text", "training"],
     "node serve": ["model", "machine", "swarm", "network", "reach", "courtesy", "monitoring"],
     "node install": ["service", "model", "machine", "swarm", "network", "reach", "courtesy", "monitoring"],

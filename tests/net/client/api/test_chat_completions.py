@@ -24,7 +24,7 @@ from client.options import Grammar
 from client.stats import TokenLogProbs
 from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted, RouteError
 from tests.api_server import served
-from tests.json_shapes import mismatch
+from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import Gate, Script, ScriptedBackend, saying, steps
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -533,11 +533,11 @@ def test_silence_is_bridged_by_comments(url: str, backend: ScriptedBackend) -> N
     ("content", "kind", "status", "code"),
     [
         (b"{", "application/json", 400, "invalid_json"),
-        (b"\xff", "application/json", 400, None),
+        (b"\xff", "application/json", 400, "invalid_json"),
         (b"[]", "application/json", 400, "invalid_value"),
         (b"", "application/json", 400, "missing_required_parameter"),
-        (b'{"messages": NaN}', "application/json", 400, "invalid_value"),
-        (b"[" * 50_000, "application/json", 400, None),
+        (b'{"messages": NaN}', "application/json", 400, "invalid_json"),
+        (b"[" * 50_000, "application/json", 400, "invalid_json"),
         (b"x" * 100_001, "application/json", 413, "request_too_large"),
         (b"a=b", "application/x-www-form-urlencoded", 400, "invalid_value"),
     ],

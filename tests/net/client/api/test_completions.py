@@ -17,7 +17,7 @@ from client.api.app import build_app
 from client.api.backend import Job, TextJob
 from client.stats import TokenLogProbs
 from tests.api_server import served
-from tests.json_shapes import mismatch
+from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps
 
 LOG_PROBS = [TokenLogProbs(100, -0.25, ((100, -0.25), (7, -2.0))), TokenLogProbs(101, -0.5, ((101, -0.5),))]
