@@ -18,7 +18,7 @@ from tests.scripted_backend import ScriptedBackend, saying
 
 APP = build_app(ScriptedBackend(saying("Hel", "lo")), ApiSettings(max_body_bytes=200_000))
 OPERATIONS = [(path, method) for path, methods in APP.openapi()["paths"].items() for method in methods]
-EXAMPLES = 25
+EXAMPLES = 12
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import swarm.inference.grammar
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.grammar import MAX_COMPILED, CompiledGrammar, GrammarCompiler
+from swarm.inference.grammar import MAX_COMPILED, CompiledGrammar, GrammarCompiler, GrammarState
 from swarm.inference.path_rules import PathRules
 from swarm.protocol.messages import Sweep
 from swarm.protocol.pick_rules import Grammar, PickRules
@@ -170,6 +170,18 @@ def test_few_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     newest = Grammar("regex", "a" * (MAX_COMPILED + 3))
     monkeypatch.setattr(swarm.inference.grammar, "_matcher", None)
     assert isinstance(some.compile(newest), CompiledGrammar), "it is not compiled again"
+
+
+def test_no_more_grammars_are_followed_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.inference.grammar, "MAX_LIVE", 3)
+    monkeypatch.setattr(swarm.inference.grammar, "MAX_COMPILED", 1)
+    some = GrammarCompiler.of_folder(TARGET)
+    followed = [GrammarState(some.compile(Grammar("regex", "a" * count)), GRAMMAR) for count in (1, 2, 3)]
+    with pytest.raises(MemoryError):
+        some.compile(WORDS)
+    some.compile(Grammar("regex", "a"))
+    del followed[-1]
+    some.compile(WORDS)
 
 
 def test_a_model_without_a_tokenizer_file_says_so() -> None:
