@@ -66,6 +66,7 @@ class Options:
         logit_bias: pairs of a token id and what is added to its logit, -100 to 100; at most 1,024.
         grammar: what the text must match.
         log_probs: give each token's log-probability, and those of so many of the likeliest tokens, at most 20.
+        show: special tokens that the text shows, such as `<|python_tag|>`; decoding drops all others.
     """
 
     max_new_tokens: Count = 128
@@ -83,6 +84,7 @@ class Options:
     logit_bias: Found[tuple[tuple[int, float], ...]] = ()
     grammar: Found[Grammar | None] = None
     log_probs: Found[int | None] = None
+    show: Found[tuple[str, ...]] = ()
 
     def sampling(self, start: int = 0, end_tokens: Collection[int] = ()) -> Sampling:
         """The options that the tail needs; a seed is drawn if there is none.
@@ -142,6 +144,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     nodes: int | None
     multistep: bool
+    show: Sequence[str]
     frequency_penalty: float
     presence_penalty: float
     repetition_penalty: float

@@ -260,7 +260,7 @@ class Result:
         tokens: the generated ids, an ending EOS included.
         finish_reason: why it ended.
         stats: what it took.
-        log_probs: one per token, where they were asked for.
+        log_probs: one per token, where they were asked for; after `resume`, of the tokens since.
         stop_string: the one of `stop` that ended the text; empty for any other end.
     """
 

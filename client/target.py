@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
@@ -21,9 +22,11 @@ from swarm.models.pretrained import UNREADABLE, check_own_code, first_line, read
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import RouteQuery, no_route
 from swarm.routing.served import ServedModels
+from swarm.runtime.plain_text import plain_line
 
 MODELS_NAMED = 8
 """Other models that a message names, at most."""
+GENERATION_CONFIG = "generation_config.json"
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -104,7 +107,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         config_digest=config_digest,
         tokenizer_digest=tokenizer_digest,
         tokenizer=tokenizer,
-        eos_ids=_eos_ids(folder, config),
+        eos_ids=end_tokens(folder, config, tokenizer),
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         max_positions=max_positions(config),
@@ -190,11 +193,34 @@ def _described(model: Target | ModelIdentity) -> str:
     return f"{digests}, {model.num_layers} layers"
 
 
-def _eos_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
-    """All ids that end a text, from the generation config first, as Hugging Face does."""
-    ids = config.get_text_config().eos_token_id
-    if (folder / "generation_config.json").exists():
-        ids = GenerationConfig.from_pretrained(folder).eos_token_id or ids
-    if ids is None:
-        return frozenset()
-    return frozenset([ids] if isinstance(ids, int) else ids)
+def end_tokens(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """All ids that end a text: the generation config's, else the config's, and the tokenizer's own.
+
+    A generation config that is broken, or names no ids, is left aside with one line that says so.
+    """
+    path = folder / GENERATION_CONFIG
+    given = _given_ends(path) if path.exists() else None
+    if given is None:
+        configured = config.get_text_config().eos_token_id
+        given = [] if configured is None else [configured] if isinstance(configured, int) else list(configured)
+    own = tokenizer.eos_token_id
+    return frozenset([*given, *([own] if isinstance(own, int) else [])])
+
+
+def _given_ends(path: Path) -> list[int] | None:
+    """The end tokens that a generation config names; None where it names none, or cannot be read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        logger.warning("%s: cannot be read (%s); the tokenizer's own end token ends a text", path, first_line(error))
+        return None
+    if not isinstance(value, dict):
+        logger.warning("%s: is no JSON object; the tokenizer's own end token ends a text", path)
+        return None
+    named = value.get("eos_token_id")
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        shown = plain_line(json.dumps(named))[:80]
+        logger.warning("%s: eos_token_id: %s: no token ids; the tokenizer's own end token ends a text", path, shown)
+        return None
+    return ids or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from tokenizers import AddedToken, processors
@@ -172,12 +173,14 @@ ADDED = [
 """Added tokens that are not special, as in the tokenizers of these families."""
 
 
-def chat_tokenizer(template: str | None, kind: str = "byte_level") -> PreTrainedTokenizerFast:
+def chat_tokenizer(
+    template: str | None, kind: str = "byte_level", added: Sequence[str] = ADDED
+) -> PreTrainedTokenizerFast:
     """A small tokenizer with the control tokens of all families; it puts a beginning of text before every text."""
     inner = byte_level() if kind == "byte_level" else KINDS[kind].from_str(KINDS[kind].to_str())
     inner.add_special_tokens(["<s>", "</s>"])
     inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    inner.add_tokens([AddedToken(token, special=False, normalized=False) for token in ADDED])
+    inner.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
     inner.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", inner.token_to_id("<s>"))])
     made: Any = cast("Any", PreTrainedTokenizerFast)(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
     made.chat_template = template

@@ -228,8 +228,7 @@ class GarbageWriter:
         """Say a sweep with the rows that belong to it, and remember it when the node must take it."""
         frame = SweepFrame(sweep, None, self._rows(len(sweep.tokens)) if self.role.takes_rows else None)
         parts = _parts(frame)
-        is_given = sweep.want is None or not sweep.want.log_probs
-        if is_given and sweep.acked <= self.answered:
+        if sweep.acked <= self.answered:
             try:
                 if sweep.sampling is not None:
                     check_sampling(sweep.sampling, self._model.vocab_size)

@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from client.api.anthropic.models import speaks_anthropic
 from client.api.context import ApiSettings, RequestCounts, api_key
-from client.api.errors import ApiError, error_body, form_of
+from client.api.errors import ApiError, ErrorForm, error_body, form_of
 from swarm.metrics.http import HEADERS
 
 _KEYED: Final = ("/v1/", "/api/", "/metrics")
@@ -99,7 +100,8 @@ def host_name(host: str) -> str:
 
 def refusal(request: Request, error: ApiError) -> JSONResponse:
     """The answer to a request, in the form of the dialect of its path."""
-    body = error_body(form_of(request.url.path), error, request_id(request))
+    form: ErrorForm = "anthropic" if speaks_anthropic(request) else form_of(request.url.path)
+    body = error_body(form, error, request_id(request))
     return JSONResponse(body, error.status, error.headers)
 
 

@@ -10,13 +10,12 @@ from llguidance import LLTokenizer
 
 from client.api.backend import ChatJob, Job
 from client.decode.state import GenerationState
-from client.dialogue.answers import parser_for
 from client.dialogue.encoding import encode_text
-from client.dialogue.messages import Tool
 from client.dialogue.parsing import AnswerParser, ContentParser
-from client.dialogue.template import ChatTemplate, Prompt, PromptSwitches
+from client.dialogue.plan import AnswerPlan, AnswerRequest, plan_answer
+from client.dialogue.template import ChatTemplate, PromptSwitches
 from client.library.jobs import GenerationFactory
-from client.options import MAX_NEW_TOKENS, check_text, make_options
+from client.options import MAX_NEW_TOKENS, Options, check_text, make_options
 from swarm.errors import ContextFull
 
 
@@ -71,7 +70,7 @@ class JobReader:
         Raises:
             ConfigError: the template does not take the messages, or a text is not valid.
         """
-        return len(self._prompt(job).tokens)
+        return len(self._plan(job, make_options(job.options)).tokens)
 
     def prepare(self, job: Job) -> Prepared:
         """Read a job.
@@ -81,17 +80,18 @@ class JobReader:
             ContextFull: the prompt, or the prompt with what was asked for, exceeds the context.
         """
         asked = make_options(job.options)
-        prompt = self._prompt(job)
-        limit = self._limit(len(prompt.tokens), job.options.get("max_new_tokens"))
-        more = self.template.stop if isinstance(job, ChatJob) else ()
-        options = replace(asked, stop=(*asked.stop, *more), max_new_tokens=limit)
-        state = self.factory.make(prompt.tokens, options)
+        plan = self._plan(job, asked)
+        options = replace(
+            asked,
+            stop=(*asked.stop, *plan.stop),
+            max_new_tokens=self._limit(len(plan.tokens), job.options.get("max_new_tokens")),
+            grammar=plan.grammar,
+            show=plan.show,
+        )
+        state = self.factory.make(plan.tokens, options)
         if asked.log_probs is not None:
             self._made_vocabulary()
-        parser: AnswerParser = ContentParser()
-        if isinstance(job, ChatJob):
-            parser = parser_for(self.template, prompt, _tools(job))
-        return Prepared(state, parser, asked.stop, self.factory.target.eos_ids)
+        return Prepared(state, plan.parser, asked.stop, self.factory.target.eos_ids)
 
     def _limit(self, prompt_tokens: int, asked: int | None) -> int:
         """Tokens that may be generated.
@@ -112,15 +112,13 @@ class JobReader:
             )
         return limit - prompt_tokens if asked is None else asked
 
-    def _prompt(self, job: Job) -> Prompt:
+    def _plan(self, job: Job, asked: Options) -> AnswerPlan:
         if isinstance(job, ChatJob):
             switches = PromptSwitches(job.reasoning, job.continues)
-            return self.template.prompt(job.messages, _tools(job), switches)
+            request = AnswerRequest(job.messages, job.tools, job.tool_choice, switches, asked.grammar)
+            return plan_answer(self.template, request)
         if isinstance(job.prompt, str):
-            return Prompt(tuple(encode_text(self.factory.target.tokenizer, check_text(job.prompt, "prompt"))))
-        return Prompt(tuple(job.prompt))
-
-
-def _tools(job: ChatJob) -> tuple[Tool, ...]:
-    """The tools that the model is told of."""
-    return () if job.tool_choice.mode == "none" else tuple(job.tools)
+            tokens = tuple(encode_text(self.factory.target.tokenizer, check_text(job.prompt, "prompt")))
+        else:
+            tokens = tuple(job.prompt)
+        return AnswerPlan(tokens, ContentParser(), (), (), asked.grammar)

@@ -188,8 +188,8 @@ class _Run:
                         result = piece.result
                         if self._first_token_s is None and state.text.tokens:
                             self._first_token_s = self._clock() - self._began
-                        if result is None or state.text.stopped:
-                            yield piece if result is None else replace(piece, result=self._whole(result))
+                        whole = self._whole(result) if result is not None and state.text.stopped else None
+                        yield replace(piece, result=whole)
             except GenerationInterrupted as error:
                 if error.tokens or not lent.was_kept:
                     raise

@@ -23,7 +23,8 @@ def check_reply(reply: Reply, sweep: Sweep, state: SessionState) -> None:
 
     Raises:
         RemoteProtocolError: a pick is for a node that the sweep did not ask for, lies outside the vocabulary, comes
-            twice, or is missing for a node that lives; or rows were not asked for, or are of nodes that nobody sent.
+            twice, or is missing for a node that lives; or rows were not asked for, or are of nodes that nobody sent; or
+            log-probabilities are not those that were asked for.
     """
     asked = range(sweep.picks_from, sweep.first_id + len(sweep.tokens))
     for node, token in reply.picks:
@@ -37,9 +38,22 @@ def check_reply(reply: Reply, sweep: Sweep, state: SessionState) -> None:
     for node in map(TreeNodeId, asked):
         if node not in picked and state.is_alive(node):
             raise RemoteProtocolError("picks", f"none for node {node}, which cannot be dead")
+    _check_log_probs(reply, sweep, state.limits.vocab_size)
     if reply.rows is None:
         return
     if sweep.want is None or not sweep.want.hidden_rows:
         raise RemoteProtocolError("rows", "were not asked for")
     if len(reply.row_ids) > MAX_ROWS or any(node >= state.next_id for node in reply.row_ids):
         raise RemoteProtocolError("rows", "are of nodes that were never sent")
+
+
+def _check_log_probs(reply: Reply, sweep: Sweep, vocab_size: int) -> None:
+    asked = sweep.want is not None and sweep.want.log_probs
+    if asked != (reply.log_probs is not None):
+        raise RemoteProtocolError("log_probs", "are missing" if asked else "were not asked for")
+    top = sweep.want.top_log_probs if sweep.want is not None and asked else 0
+    found = reply.top_log_probs or ((),) * len(reply.picks)
+    if any(len(best) != min(top, vocab_size) for best in found):
+        raise RemoteProtocolError("top_log_probs", f"are not the {top} that were asked for")
+    if any(token >= vocab_size for best in found for token, _ in best):
+        raise RemoteProtocolError("top_log_probs", "has a token outside the vocabulary")

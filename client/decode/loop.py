@@ -16,7 +16,7 @@ from typing import Protocol
 from client.chain.answers import Answer
 from client.control.policy import PipelineState, SpeculationPlan
 from client.decode.draft_worker import DraftRequest, DraftWorker
-from client.decode.hidden_rows import WANT_ROWS, hand_over_rows
+from client.decode.hidden_rows import hand_over_rows
 from client.decode.pipeline import InFlightSweep, SendWindow
 from client.decode.state import GenerationState
 from client.decode.walk import Walk
@@ -126,7 +126,9 @@ class Generation:
         """Walk from the certain node along the picks, the text's next tokens. Returns the text that they add."""
         state, reply = self.state, answer.reply
         emitted = self._walk.accept(reply)
+        before = len(state.text.tokens)
         piece = state.text.push(emitted)
+        state.log_probs += self._walk.log_probs[: len(state.text.tokens) - before]
         if state.observe is not None and reply.rows is not None and not self._worker.is_busy:
             hand_over_rows(reply, self._walk, state.sequence, state.observe)
         sweep = self._account(answer, len(emitted))
@@ -159,7 +161,7 @@ class Generation:
             window.add_prompt(sweep.sequence, end - start, chain.route_key, now_s, contention)
             start, state.prefill_sweeps = end, state.prefill_sweeps + 1
         await self._await_replies(chain.credits.sweeps - 1)
-        walk.want = WANT_ROWS if state.observe is not None else None
+        walk.want = state.want
 
     async def _await_replies(self, max_unanswered: int) -> None:
         """Take replies until at most so many sweeps are unanswered, and there is room for another."""

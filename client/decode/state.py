@@ -13,9 +13,9 @@ from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.decode.hidden_rows import Observe
 from client.decode.text_stream import TextStream
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
-from client.stats import SweepMeasurement
+from client.stats import SweepMeasurement, TokenLogProbs
 from swarm.errors import Unfinished
-from swarm.protocol.messages import Sampling
+from swarm.protocol.messages import Sampling, Want
 
 
 @dataclass(slots=True)
@@ -39,6 +39,8 @@ class GenerationState:
         kept_tokens: of the prompt, those that the session held already.
         prefill_sweeps: sweeps that carried a part of the prompt.
         sweeps: one record per answered decode sweep.
+        top_log_probs: how many of the likeliest tokens are told with each token's log-probability; None: neither is.
+        log_probs: one per token of `text` that this run brought, where they are told.
     """
 
     prompt: tuple[int, ...]
@@ -57,6 +59,15 @@ class GenerationState:
     kept_tokens: int = 0
     prefill_sweeps: int = 0
     sweeps: list[SweepMeasurement] = field(default_factory=list)
+    top_log_probs: int | None = None
+    log_probs: list[TokenLogProbs] = field(default_factory=list)
+
+    @property
+    def want(self) -> Want | None:
+        """What sweeps ask for beside picks."""
+        if self.observe is None and self.top_log_probs is None:
+            return None
+        return Want(self.top_log_probs is not None, self.observe is not None, self.top_log_probs or 0)
 
     @property
     def nodes(self) -> int:

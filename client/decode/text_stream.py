@@ -11,6 +11,7 @@ The text of generated tokens is relative to the prompt: `decode(prompt + tokens)
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tokenizers import Tokenizer
@@ -40,9 +41,13 @@ class TextStream:
     ends it; the text is cut before that string. An end-of-sequence token ends it and has no text. Both belong to
     `tokens`.
 
+    A stop string is looked for in the text without special tokens, whether these are shown or not. One that names a
+    special token is looked for in the text with all of them.
+
     Attributes:
         tokens: the generated tokens that count.
         finish_reason: why it ended; None while it goes on, and after a `finish` that came first.
+        stop_string: the one that ended it; empty for any other end.
 
     Raises:
         ConfigError: a stop string is empty.
@@ -56,21 +61,36 @@ class TextStream:
         stop: Collection[str] = (),
         eos_ids: Collection[int] = (),
         max_new_tokens: int | None = None,
+        show: Collection[str] = (),
     ) -> None:
+        """Begin behind a prompt.
+
+        Args:
+            tokenizer: of the model.
+            prompt: its token ids.
+            stop: strings that end the text.
+            eos_ids: ids that end it.
+            max_new_tokens: tokens that it has at most.
+            show: special tokens that the text shows; decoding drops all others.
+        """
         if "" in stop:
             raise ConfigError("stop strings: an empty one would end every text before it begins")
-        self._stop = tuple(stop)
+        self._vocabulary = _Vocabulary(tokenizer.backend_tokenizer)
+        special = self._vocabulary.special.values()
+        self._named_stop = tuple(string for string in stop if any(token in string for token in special))
+        self._stop = tuple(string for string in stop if string not in self._named_stop)
+        self._show = frozenset(show)
         self._eos_ids = frozenset(eos_ids)
         self._limit = max_new_tokens
-        self._vocabulary = _Vocabulary(tokenizer.backend_tokenizer)
         self._context = self._vocabulary.tail(prompt)
         self._context_text = self._vocabulary.decode(self._context)
         self._open: list[int] = []
         self._in_bytes = False
-        self._held = ""
+        self._held = _HeldText(self._show)
         self._pieces: list[str] = []
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = "length" if max_new_tokens == 0 else None
+        self.stop_string = ""
 
     @property
     def text(self) -> str:
@@ -93,9 +113,9 @@ class TextStream:
 
     def finish(self) -> str:
         """Return what was held back; incomplete characters show as U+FFFD, as in decoding."""
-        piece = self._held + self._open_text()
-        self._held = ""
+        self._held.text += self._open_text()
         self._settle()
+        piece = self._held.release_all()
         self._pieces.append(piece)
         return piece
 
@@ -105,25 +125,37 @@ class TextStream:
             self.finish_reason = "eos"
             self.finish()
             return
+        name = self._vocabulary.special.get(token)
+        if name is not None and (self._named_stop or name in self._show):
+            fresh = self._open_text()
+            if self._is_certain(fresh):
+                self._held.text += fresh
+                self._settle()
+            self._held.special.append((len(self._held.text), name))
         self._open.append(token)
         if self._vocabulary.is_visible(token):
             self._in_bytes = self._vocabulary.is_byte(token)
         fresh = self._open_text()
-        cut = _first_stop(self._held + fresh.rstrip(INCOMPLETE), self._stop)
+        whole = self._held.with_text(fresh.rstrip(INCOMPLETE))
+        cut = whole.first_stop(self._stop, self._named_stop)
         if cut is not None:
-            self._pieces.append((self._held + fresh)[:cut])
-            self._held = ""
+            self._held.text += fresh
+            self._pieces.append(self._held.release(cut.place, cut.special))
+            self._held = _HeldText(self._show)
             self._settle()
-            self.finish_reason = "stop"
+            self.finish_reason, self.stop_string = "stop", cut.string
         elif len(self.tokens) == self._limit:
             self.finish_reason = "length"
             self.finish()
-        elif fresh and not fresh.endswith(INCOMPLETE) and not self._in_bytes:
-            self._settle()
-            text = self._held + fresh
-            safe = len(text) - _longest_start(text, self._stop)
-            self._pieces.append(text[:safe])
-            self._held = text[safe:]
+        elif self._is_certain(fresh) or (not fresh and name in self._show):
+            self._held.text += fresh
+            if fresh:
+                self._settle()
+            self._pieces.append(self._held.release(*self._held.certain(self._stop, self._named_stop)))
+
+    def _is_certain(self, fresh: str) -> bool:
+        """Whether the text of open tokens is there, and no later token changes it."""
+        return bool(fresh) and not fresh.endswith(INCOMPLETE) and not self._in_bytes
 
     def _open_text(self) -> str:
         if not self._open:
@@ -138,12 +170,107 @@ class TextStream:
             self._context_text = self._vocabulary.decode(self._context)
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Where a stop string begins.
+
+    Attributes:
+        place: characters before it.
+        special: special tokens before it.
+        string: that was found.
+    """
+
+    place: int
+    special: int
+    string: str
+
+
+class _HeldText:
+    """Text that may still be cut, and the special tokens in it.
+
+    Attributes:
+        text: without special tokens.
+        special: of each, the characters before it, and its text.
+    """
+
+    def __init__(self, show: frozenset[str]) -> None:
+        self._show = show
+        self.text = ""
+        self.special: list[tuple[int, str]] = []
+
+    def with_text(self, text: str) -> _HeldText:
+        """The same with more text."""
+        made = _HeldText(self._show)
+        made.text, made.special = self.text + text, self.special
+        return made
+
+    def release(self, place: int, special: int) -> str:
+        """Hand out so many characters and special tokens, those that are shown."""
+        shown, start = "", 0
+        for before, name in self.special[:special]:
+            shown += self.text[start : min(before, place)]
+            start = min(before, place)
+            shown += name if name in self._show else ""
+        shown += self.text[start:place]
+        self.text = self.text[place:]
+        self.special = [(before - place, name) for before, name in self.special[special:]]
+        return shown
+
+    def release_all(self) -> str:
+        """Hand out everything."""
+        return self.release(len(self.text), len(self.special))
+
+    def certain(self, stop: Sequence[str], named_stop: Sequence[str]) -> tuple[int, int]:
+        """How many characters and special tokens cannot belong to a stop string any more."""
+        place = len(self.text) - _longest_start(self.text, stop)
+        special = self._special_until(place)
+        if named_stop:
+            raw = self._raw()
+            raw_place, raw_special = self._places(len(raw) - _longest_start(raw, named_stop))
+            place, special = min(place, raw_place), min(special, raw_special)
+        return place, special
+
+    def first_stop(self, stop: Sequence[str], named_stop: Sequence[str]) -> _Cut | None:
+        """The stop string that is complete first; of several that end there, the longest."""
+        cuts = []
+        if (found := _first_stop(self.text, stop)) is not None:
+            cuts.append(_Cut(found[0], self._special_until(found[0]), found[1]))
+        if named_stop and (found := _first_stop(self._raw(), named_stop)) is not None:
+            cuts.append(_Cut(*self._places(found[0]), found[1]))
+        return min(cuts, key=lambda cut: (cut.place, cut.special), default=None)
+
+    def _special_until(self, place: int) -> int:
+        return sum(before <= place for before, _ in self.special)
+
+    def _raw(self) -> str:
+        """The text with all special tokens."""
+        raw, start = "", 0
+        for before, name in self.special:
+            raw += self.text[start:before] + name
+            start = before
+        return raw + self.text[start:]
+
+    def _places(self, raw_place: int) -> tuple[int, int]:
+        """Characters and special tokens before a place in the text with all special tokens."""
+        added = 0
+        for count, (before, name) in enumerate(self.special):
+            if raw_place < before + added + len(name):
+                return min(raw_place - added, before), count
+            added += len(name)
+        return raw_place - added, len(self.special)
+
+
 class _Vocabulary:
-    """A tokenizer, and what has to be known about single tokens."""
+    """A tokenizer, and what has to be known about single tokens.
+
+    Attributes:
+        special: texts of special tokens by their ids.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        added = tokenizer.get_added_tokens_decoder().items()
+        self.special = {number: token.content for number, token in added if token.special}
         self._bytes = {tokenizer.token_to_id(f"<0x{value:02X}>") for value in range(256)} - {None}
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -151,7 +278,7 @@ class _Vocabulary:
 
     def is_visible(self, token: int) -> bool:
         """Whether decoding passes the token on; special and unknown ones it drops."""
-        return token not in self._special and self._tokenizer.id_to_token(token) is not None
+        return token not in self.special and self._tokenizer.id_to_token(token) is not None
 
     def is_byte(self, token: int) -> bool:
         """Whether it stands for one byte, as `<0x0A>`: a run of these is decoded as one, so only its end settles it."""
@@ -174,10 +301,10 @@ def _common_length(text: str, other: str) -> int:
     return next(place for place, (one, two) in enumerate(zip(text + "\0", other + "\1", strict=False)) if one != two)
 
 
-def _first_stop(text: str, stop: Sequence[str]) -> int | None:
-    """Where the stop string begins that is complete first; of several that end there, the longest."""
-    found = [(start + len(string), start) for string in stop if (start := text.find(string)) >= 0]
-    return min(found)[1] if found else None
+def _first_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:
+    """Where the stop string begins that is complete first, and which it is; of several that end there, the longest."""
+    found = [(start + len(string), start, string) for string in stop if (start := text.find(string)) >= 0]
+    return min(found)[1:] if found else None
 
 
 def _longest_start(text: str, stop: Sequence[str]) -> int:

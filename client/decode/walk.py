@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from client.drafting.search.tree import DraftTree
+from client.stats import TokenLogProbs
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.protocol.draft_distribution import DraftDistribution
@@ -28,6 +29,7 @@ class Walk:
         pending: see the module.
         want: what sweeps ask for beside picks.
         passed: nodes whose picks became certain with the last reply.
+        log_probs: one per pick of `passed`, where they were asked for.
     """
 
     def __init__(self, limits: Limits, sampling: Sampling) -> None:
@@ -36,10 +38,12 @@ class Walk:
         self.pending: int | None = None
         self.want: Want | None = None
         self.passed: tuple[TreeNodeId, ...] = ()
+        self.log_probs: tuple[TokenLogProbs, ...] = ()
         self._sampling: Sampling | None = sampling
         self._certain: TreeNodeId | None = None
         self._forced_until = 0
         self._picks: dict[TreeNodeId, int] = {}
+        self._log_probs: dict[TreeNodeId, TokenLogProbs] = {}
         self._answered: set[int] = set()
         self._acked = 0
         self._truncate_to: int | None = None
@@ -85,7 +89,7 @@ class Walk:
         self._truncate_to = kept if self.state.sequence else None
         self._certain = held[kept - 1].id if kept else None
         self._forced_until, self.pending = first, prompt[-1]
-        self._sampling, self._picks = sampling, {}
+        self._sampling, self._picks, self._log_probs = sampling, {}, {}
         return commit, kept
 
     def prefill(self, chunk: Sequence[int], last: bool) -> Sweep:
@@ -147,6 +151,7 @@ class Walk:
             self._answered.add(reply.sequence)
             for node, token in reply.picks:
                 self._picks.setdefault(node, token)
+            self._note_log_probs(reply)
         while self._acked + 1 in self._answered:
             self._acked += 1
             self._answered.remove(self._acked)
@@ -183,7 +188,14 @@ class Walk:
             else:
                 self._certain = child
         self.passed = tuple(passed)
+        self.log_probs = tuple(self._log_probs[node] for node in passed if node in self._log_probs)
         return emitted
+
+    def _note_log_probs(self, reply: Reply) -> None:
+        top = reply.top_log_probs or ((),) * len(reply.picks)
+        for (node, token), value, best in zip(reply.picks, reply.log_probs or (), top, strict=False):
+            if self._picks[node] == token:
+                self._log_probs.setdefault(node, TokenLogProbs(token, value, best))
 
     def _sweep(
         self,
@@ -214,4 +226,5 @@ class Walk:
         self.state.apply(sweep)
         alive = self.state.live
         self._picks = {node: token for node, token in self._picks.items() if node in alive}
+        self._log_probs = {node: found for node, found in self._log_probs.items() if node in alive}
         return sweep

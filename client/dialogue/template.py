@@ -35,10 +35,12 @@ class Prompt:
     Attributes:
         tokens: ids.
         opens_reasoning: whether it ends with the mark after which the model thinks.
+        closes_reasoning: whether it ends with the mark behind which it answers, so that it does not think.
     """
 
     tokens: tuple[int, ...]
     opens_reasoning: bool = False
+    closes_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,13 @@ class ChatTemplate:
     def markers(self) -> tuple[str, ...]:
         """Special tokens that the text of an answer has to show, so that it can be parsed into its parts."""
         wanted = {*MARKERS[self.family], *(self.thinking or ())}
-        special = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        return tuple(token for token in special if token in wanted)
+        added = self.tokenizer.added_tokens_decoder.values()
+        return tuple(token.content for token in added if token.special and token.content in wanted)
+
+    @cached_property
+    def added_ids(self) -> dict[str, int]:
+        """The ids of the tokenizer's added tokens, special or not."""
+        return {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
 
     @property
     def shows_tools(self) -> bool:
@@ -118,8 +125,11 @@ class ChatTemplate:
         marks = Marks.beside([values, shown or []])
         control = self._control(source)
         text = self._render(control.mark(values, marks), control.mark(shown, marks), switches, source)
-        is_open = self.thinking is not None and text.rstrip().endswith(self.thinking[0])
-        return Prompt(tuple(control.encode(text, marks, begins=not self.has_template)), is_open)
+        tokens = tuple(control.encode(text, marks, begins=not self.has_template))
+        if self.thinking is None:
+            return Prompt(tokens)
+        is_open, is_closed = (text.rstrip().endswith(mark) for mark in self.thinking)
+        return Prompt(tokens, is_open, is_closed)
 
     @property
     def _wants_text(self) -> bool:

@@ -88,6 +88,7 @@ class GenerationFactory:
             stop=options.stop,
             eos_ids=target.eos_ids,
             max_new_tokens=options.max_new_tokens,
+            show=options.show,
         )
         text.push(so_far)
         return GenerationState(
@@ -102,6 +103,7 @@ class GenerationFactory:
             options=asdict(options),
             lend=self.drafters.lend,
             resumed_tokens=len(text.tokens),
+            top_log_probs=options.log_probs,
         )
 
 

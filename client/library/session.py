@@ -63,7 +63,7 @@ class Piece:
     Attributes:
         text: the next characters; empty while tokens make no whole one.
         result: of the whole generation, in the last piece of a stream.
-        tokens: the ids that became certain.
+        tokens: the ids that became certain since the last piece.
         log_probs: one per token, where they were asked for.
         sweeps: the sweeps that answered since the last piece, where `trace` was asked for: plain values for JSON.
     """
@@ -111,7 +111,7 @@ class Session:
         started = state.clock()
         repaired = len(self.chain.repairs)
         first_token = started
-        last = ""
+        last, told = "", len(state.text.tokens)
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         try:
             with state.with_drafter():
@@ -119,7 +119,8 @@ class Session:
                     if first_token == started and len(state.text.tokens) > state.resumed_tokens:
                         first_token = state.clock()
                     if text and not state.text.stopped:
-                        yield Piece(text)
+                        yield _piece(text, state, told)
+                        told = len(state.text.tokens)
                     last = text
         except SwarmError as error:
             if isinstance(error, HopError):
@@ -139,7 +140,15 @@ class Session:
         ended = state.text
         if not ended.stopped:
             last = ""  # it was handed out; the text goes on in another session
-        yield Piece(last, Result(ended.text, tuple(ended.tokens), ended.finish_reason or "length", stats))
+        result = Result(
+            ended.text,
+            tuple(ended.tokens),
+            ended.finish_reason or "length",
+            stats,
+            tuple(state.log_probs),
+            ended.stop_string,
+        )
+        yield replace(_piece(last, state, told), result=result)
 
     def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
         route = self.chain.route
@@ -332,6 +341,12 @@ class SessionOpener:
         credits = chain.credits
         limits = Limits(self.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
         return Walk(limits, Sampling())
+
+
+def _piece(text: str, state: GenerationState, told: int) -> Piece:
+    """The piece behind so many tokens."""
+    new = tuple(state.text.tokens[told:])
+    return Piece(text, tokens=new, log_probs=tuple(state.log_probs[told - state.resumed_tokens :]))
 
 
 def _is_multistep(sampling: Sampling) -> bool:

@@ -20,7 +20,7 @@ from swarm.inference.multistep_sampling import by_offset, multistep_picks
 from swarm.inference.path_rules import PathRules
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.row_codec import all_finite, decode_rows, encode_rows
-from swarm.inference.sampling import pick, target_probs
+from swarm.inference.sampling import PickLogProbs, log_probs, pick, target_probs
 from swarm.layers import Span
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Codec, Rows, Sampling
@@ -76,6 +76,7 @@ class SweepRun:
         forwards_ms: of the batches in which it came first.
         rows: what travels on; None at the tail and until the sweep is done.
         picks: (tree node, token picked after it), at the tail.
+        log_probs: of the picks after these nodes, where the client wants them.
         is_tail: whether this hop runs the model's last layer.
     """
 
@@ -87,6 +88,7 @@ class SweepRun:
         self.forwards_ms: list[float] = []
         self.rows: Rows | None = None
         self.picks: list[tuple[TreeNodeId, int]] = []
+        self.log_probs: dict[TreeNodeId, PickLogProbs] = {}
         self._kv_cache = kv_cache
         self._role = role
         self._picking = picking
@@ -194,12 +196,17 @@ class SweepRun:
             logits: float32 [len(offsets), vocab_size]; changed in place where there are rules.
             offsets: the nodes, by place in the sweep.
         """
-        applied, picking = self.work.applied, self._picking
+        applied, picking, want = self.work.applied, self._picking, self.work.frame.sweep.want
+        nodes, own = [applied.appended[offset] for offset in offsets], logits
         if picking.rules is not None and picking.state is not None:
-            picking.rules.apply(logits, [applied.appended[offset] for offset in offsets], picking.state)
+            own = logits.clone() if want is not None and want.log_probs else logits
+            picking.rules.apply(logits, nodes, picking.state)
         positions = [applied.positions[offset] + 1 for offset in offsets]
         tokens = self._choose(logits, positions, offsets)
-        self.picks += [(applied.appended[offset], token) for offset, token in zip(offsets, tokens, strict=True)]
+        self.picks += zip(nodes, tokens, strict=True)
+        if want is not None and want.log_probs:
+            found = log_probs(own, tokens, want.top_log_probs, self._role.valid_tokens)
+            self.log_probs |= zip(nodes, found, strict=True)
 
     def _choose(self, logits: torch.Tensor, positions: Sequence[int], offsets: Sequence[int]) -> list[int]:
         sampling, valid = self._picking.sampling, self._role.valid_tokens

@@ -10,14 +10,12 @@ from swarm.protocol.messages import Codec, Rows, SweepFrame
 
 
 def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
-    """Refuse a sweep whose rows, sampling or wishes this hop cannot serve.
+    """Refuse a sweep whose rows or sampling this hop cannot serve.
 
     Raises:
         RemoteProtocolError: names the field.
     """
     sampling = frame.sweep.sampling
-    if frame.sweep.want is not None and frame.sweep.want.log_probs:
-        raise RemoteProtocolError("want", "log-probabilities are not given by this version")
     if sampling is not None:
         try:
             check_sampling(sampling, model.vocab_size)

@@ -15,8 +15,9 @@ from node.session.accepted_path import AcceptedPath, requested_rows
 from swarm.ids import TreeNodeId
 from swarm.inference.path_rules import PathRules
 from swarm.inference.row_codec import encode_rows, lossless_codec
+from swarm.inference.sampling import PickLogProbs
 from swarm.protocol.hop_log import HopLog
-from swarm.protocol.messages import HopTime, Reply
+from swarm.protocol.messages import HopTime, Reply, Want
 
 
 class Tail:
@@ -45,6 +46,7 @@ class Tail:
         reply = Reply(sweep.sequence, sweep.generation, tuple(run.picks), tuple(times))
         if sweep.want is None:
             return reply
+        reply = _with_log_probs(reply, sweep.want, run.log_probs)
         return _with_rows(reply, requested_rows(sweep, self._accepted.walk(state, sweep)), run.final)
 
     def replayed(self, run: SweepRun) -> None:
@@ -61,9 +63,11 @@ class Tail:
         log, state = self._log, self._log.executed
         picks: dict[TreeNodeId, int] = {}
         final: dict[TreeNodeId, torch.Tensor] = {}
+        log_probs: dict[TreeNodeId, PickLogProbs] = {}
         for run in self._replayed:
             picks |= run.picks
             final |= run.final
+            log_probs |= run.log_probs
         self._replayed.clear()
         replies = log.replies(picks, generation)
         self._accepted.note(dict(pick for reply in replies for pick in reply.picks), state, is_cut=True)
@@ -71,9 +75,18 @@ class Tail:
         if log.unanswered:
             path += self._accepted.walk(state, log.unanswered[-1])
         return [
-            _with_rows(reply, requested_rows(header, path), final)
+            _with_rows(_with_log_probs(reply, header.want, log_probs), requested_rows(header, path), final)
             for header, reply in zip(log.unanswered, replies, strict=True)
         ]
+
+
+def _with_log_probs(reply: Reply, want: Want | None, found: Mapping[TreeNodeId, PickLogProbs]) -> Reply:
+    """The reply with what the target thinks of each pick, where that was asked for."""
+    if want is None or not want.log_probs:
+        return reply
+    values = [found[node] for node, _ in reply.picks]
+    top = tuple(best[: want.top_log_probs] for _, best in values) if want.top_log_probs else None
+    return replace(reply, log_probs=tuple(value for value, _ in values), top_log_probs=top)
 
 
 def _with_rows(reply: Reply, requested: Sequence[TreeNodeId], final: Mapping[TreeNodeId, torch.Tensor]) -> Reply:

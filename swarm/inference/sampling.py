@@ -24,6 +24,8 @@ from swarm.inference.gumbel import gumbel_row
 from swarm.protocol.pick_rules import Sampling
 
 Noise = npt.NDArray[np.float64]
+PickLogProbs = tuple[float, tuple[tuple[int, float], ...]]
+"""The log-probability of a pick; the likeliest tokens with theirs, best first."""
 
 MIN_TEMPERATURE = 1e-6
 """Lowest temperature above 0: logit / T stays finite for every float32 logit."""
@@ -131,6 +133,25 @@ def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     _check_finite(logits)
     return _filtered(logits, sampling).softmax(dim=1)
+
+
+def log_probs(logits: Tensor, picks: Sequence[int], top: int, valid_tokens: int | None = None) -> list[PickLogProbs]:
+    """What the target itself thinks of its picks: of its own distribution, before any rule, temperature or filter.
+
+    Args:
+        logits: float32 [rows, vocab_size], as the head made them.
+        picks: [rows] token ids.
+        top: how many of the likeliest tokens are given too.
+        valid_tokens: as in `pick`.
+
+    Returns:
+        [rows] natural logarithms, finite and at most 0.
+    """
+    logs = logits[:, :valid_tokens].float().log_softmax(dim=1).clamp_(torch.finfo(torch.float32).min, 0.0)
+    own = logs.gather(1, torch.tensor(picks, device=logs.device)[:, None])[:, 0].tolist()
+    best = logs.topk(min(top, logs.shape[1]), dim=1)
+    rows = zip(own, best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(value, tuple(zip(ids, values, strict=True))) for value, ids, values in rows]
 
 
 def _check_finite(logits: Tensor) -> None:

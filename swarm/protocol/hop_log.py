@@ -11,13 +11,13 @@ rules' state, which follows the client's log alone; only their rows are missing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.protocol.messages import Reply, Rows, Snapshot, Sweep, SweepFrame
+from swarm.protocol.messages import Reply, Rows, Snapshot, Sweep, SweepFrame, Want
 from swarm.protocol.session import Applied, Limits, Parent, SessionState
 
 REPLAY_NODES = 512
@@ -215,7 +215,7 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
         if header.picks_from <= node < header.first_id + len(header.tokens)
     ]
     picks_from = min(unanswered, default=snapshot.next_id)
-    want = next((header.want for header in snapshot.headers if header.want is not None), None)
+    want = _union(header.want for header in snapshot.headers)
     works: list[SweepWork] = []
     path: tuple[TreeNodeId, ...] = ()
     cuts = [*range(0, snapshot.committed, REPLAY_NODES), snapshot.committed]
@@ -244,6 +244,18 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
         works.append(SweepWork(SweepFrame(sweep, None, part), applied, every, every, is_replay=True))
         path = ids
     return works
+
+
+def _union(wants: Iterable[Want | None]) -> Want | None:
+    """All that any of these asks for."""
+    found = [want for want in wants if want is not None]
+    if not found:
+        return None
+    return Want(
+        log_probs=any(want.log_probs for want in found),
+        hidden_rows=any(want.hidden_rows for want in found),
+        top_log_probs=max(want.top_log_probs for want in found),
+    )
 
 
 def _slice_rows(rows: Rows | None, places: list[int]) -> Rows | None:

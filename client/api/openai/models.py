@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from client.api.anthropic.models import model_info, model_page, speaks_anthropic
 from client.api.backend import ModelCard
 from client.api.context import ApiContext
 from client.api.errors import ApiError
@@ -17,15 +18,18 @@ def routes(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["OpenAI"])
 
     @router.get("/v1/models")
-    async def list_models() -> JSONResponse:
+    async def list_models(request: Request) -> JSONResponse:
         """The swarm's model, with its context and whether every layer is served."""
         card = await context.backend.card()
+        if speaks_anthropic(request):
+            return JSONResponse(model_page(card))
         return JSONResponse({"object": "list", "data": [model_body(card)] if card.id else []})
 
     @router.get("/v1/models/{model:path}")
-    async def retrieve_model(model: str) -> JSONResponse:
+    async def retrieve_model(model: str, request: Request) -> JSONResponse:
         """The same for one name."""
-        return JSONResponse(model_body(await context.card(model)))
+        card = await context.card(model)
+        return JSONResponse(model_info(card) if speaks_anthropic(request) else model_body(card))
 
     @router.post("/v1/embeddings")
     async def create_embedding() -> JSONResponse:

@@ -38,9 +38,9 @@ NEW = 24
 """Tokens of most generations here."""
 IDS = tuple(prompt(4, 24))
 SIZES = (16, 64)
-SAMPLED: GenerateOptions = {"temperature": 0.9, "seed": 17, "top_p": 0.95}
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 17, "top_p": 0.95}
 BIAS = {12: -1.5, 15: -100.0, 261: -100.0, 520: 2.5}
-RULES: dict[str, GenerateOptions] = {
+RULES: dict[str, dict[str, Any]] = {
     "frequency": {"frequency_penalty": 1.5},
     "presence": {"presence_penalty": 2.0},
     "negative": {"frequency_penalty": -0.3, "presence_penalty": -0.5},
@@ -87,7 +87,7 @@ class Counted(LogitsProcessor):
         return scores
 
 
-def processors(start: int, rules: GenerateOptions) -> LogitsProcessorList:
+def processors(start: int, rules: dict[str, Any]) -> LogitsProcessorList:
     """The same rules in Hugging Face's terms, in the documented order."""
     found = LogitsProcessorList()
     if "repetition_penalty" in rules:
@@ -100,7 +100,7 @@ def processors(start: int, rules: GenerateOptions) -> LogitsProcessorList:
 
 @torch.inference_mode()
 def expected(
-    model: PreTrainedModel, ids: tuple[int, ...], rules: GenerateOptions, sampling: Sampling, count: int = NEW
+    model: PreTrainedModel, ids: tuple[int, ...], rules: dict[str, Any], sampling: Sampling, count: int = NEW
 ) -> tuple[int, ...]:
     """Hugging Face's own continuation: greedy by `generate`, sampled by the oracle over its processed logits."""
     law = processors(len(ids), rules)
@@ -122,7 +122,7 @@ def expected(
 async def test_a_text_with_penalties_and_biases_is_hugging_faces_for_every_tree(
     name: str, how: str, swarm: AsyncSwarm, hugging_face: PreTrainedModel
 ) -> None:
-    options: GenerateOptions = {"max_new_tokens": NEW, **(SAMPLED if how == "sampled" else {}), **RULES[name]}
+    options: dict[str, Any] = {"max_new_tokens": NEW, **(SAMPLED if how == "sampled" else {}), **RULES[name]}
     sampling = Sampling(17, 0.9, top_p=0.95) if how == "sampled" else Sampling()
     wanted = expected(hugging_face, IDS, RULES[name], sampling)
     for nodes in (0, *SIZES):
@@ -133,7 +133,7 @@ async def test_a_text_with_penalties_and_biases_is_hugging_faces_for_every_tree(
 
 
 async def test_sessions_with_other_rules_share_batches(swarm: AsyncSwarm) -> None:
-    some: list[GenerateOptions] = [{}, *RULES.values()]
+    some: list[dict[str, Any]] = [{}, *RULES.values()]
     alone = [await swarm.generate(IDS, max_new_tokens=NEW, nodes=16, **options) for options in some]
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(swarm.generate(IDS, max_new_tokens=NEW, nodes=16, **options)) for options in some]
@@ -148,11 +148,45 @@ async def test_each_turn_of_a_conversation_counts_its_own_tokens(
     rules = RULES["all"]
     async with swarm._opener.open(200, 16) as session:
         ids = IDS
-        for turn, options in enumerate((rules, rules, GenerateOptions())):
-            state = swarm._factory.make(ids, make_options({"max_new_tokens": 8, "nodes": 16, **options}))
+        for turn, options in enumerate((rules, rules, {})):
+            state = swarm._factory.make(
+                ids, make_options(cast("GenerateOptions", {"max_new_tokens": 8, "nodes": 16, **options}))
+            )
             pieces = [piece async for piece in session.run(state)]
             result = pieces[-1].result
             assert result is not None
             assert result.tokens == expected(hugging_face, ids, options, Sampling(), 8), f"turn {turn}"
             assert (state.kept_tokens > 0) == (turn > 0), "the session's own tokens do not travel again"
             ids = (*ids, *result.tokens[:-2], *prompt(5, 5))  # the end of the answer is cut off
+
+
+@pytest.mark.parametrize("nodes", [0, 16, 64])
+@pytest.mark.parametrize("how", ["greedy", "sampled"])
+async def test_log_probs_are_those_of_the_targets_own_distribution(
+    how: str, nodes: int, swarm: AsyncSwarm, hugging_face: PreTrainedModel
+) -> None:
+    """One per token, before penalties, temperature and filters, whether the token came with a tree or without."""
+    options = {"max_new_tokens": NEW, "nodes": nodes, "log_probs": 5, **RULES["all"]}
+    options |= SAMPLED if how == "sampled" else {}
+    pieces = [piece async for piece in swarm.stream(IDS, **options)]
+    result = pieces[-1].result
+    assert result is not None
+    told = [one for piece in pieces for one in piece.log_probs]
+    assert tuple(token for piece in pieces for token in piece.tokens) == result.tokens
+    assert tuple(one.token for one in told) == result.tokens
+    assert tuple(told) == result.log_probs
+    with torch.inference_mode():
+        logits = cast("Any", hugging_face)(torch.tensor([[*IDS, *result.tokens[:-1]]])).logits[0, len(IDS) - 1 :]
+    for one, row in zip(told, logits.float().log_softmax(dim=1), strict=True):
+        assert one.log_prob == pytest.approx(row[one.token].item(), abs=1e-4)
+        best = row.topk(5)
+        assert [token for token, _ in one.top] == best.indices.tolist()
+        assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+async def test_log_probs_are_told_only_where_they_are_asked_for(swarm: AsyncSwarm) -> None:
+    plain = await swarm.generate(IDS, max_new_tokens=4, nodes=4)
+    assert plain.log_probs == ()
+    alone = await swarm.generate(IDS, max_new_tokens=4, nodes=4, log_probs=0)
+    assert [one.top for one in alone.log_probs] == [()] * 4
+    assert all(one.log_prob < 0 for one in alone.log_probs)

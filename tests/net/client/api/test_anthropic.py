@@ -116,8 +116,8 @@ BODIES = {
     ),
     "a call that was cut has the input so far": Case(
         {"max_tokens": 1},
-        {"stop_reason": "max_tokens", "content": [{"type": "tool_use", "input": {"town": "Ul"}}]},
-        saying(ToolCallDelta(0, "call_7", "weather", '{"town":"Ul'), reason="length"),
+        {"stop_reason": "max_tokens", "content": [{"type": "tool_use", "input": {"town": "Ulm"}}]},
+        saying(ToolCallDelta(0, "call_7", "weather", '{"town":"Ulm","day":'), reason="length"),
     ),
     "thinking is a signed block before the text": Case(
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
@@ -209,13 +209,19 @@ def test_deltas_of_each_kind(url: str, backend: ScriptedBackend) -> None:
         {"type": "tool_use", "id": "call_7", "name": "weather", "input": {}},
     ]
     deltas = [(data["index"], data["delta"]) for name, data in told if name == "content_block_delta"]
-    assert mismatch([delta for _, delta in deltas], [
-        {"type": "thinking_delta", "thinking": "hm"},
-        {"type": "signature_delta", "signature": str},
-        {"type": "text_delta", "text": "Hello"},
-        {"type": "input_json_delta", "partial_json": '{"town":'},
-        {"type": "input_json_delta", "partial_json": '"Ulm"}'},
-    ]) == ""
+    assert (
+        mismatch(
+            [delta for _, delta in deltas],
+            [
+                {"type": "thinking_delta", "thinking": "hm"},
+                {"type": "signature_delta", "signature": str},
+                {"type": "text_delta", "text": "Hello"},
+                {"type": "input_json_delta", "partial_json": '{"town":'},
+                {"type": "input_json_delta", "partial_json": '"Ulm"}'},
+            ],
+        )
+        == ""
+    )
     assert [index for index, _ in deltas] == [0, 0, 1, 2, 2]
 
 
@@ -326,7 +332,7 @@ ERRORS = {
         {}, 400, "invalid_request_error", "roles", raising(ConfigError("roles must alternate"))
     ),
     "a full swarm is 429 rate_limit_error": Refused(
-        {}, 429, "rate_limit_error", "full", raising(Busy("peer", "0-4", "full"))
+        {}, 429, "rate_limit_error", "ask again later", raising(Busy("peer", "0-4", "full"))
     ),
     "missing layers are 503 overloaded_error": Refused(
         {}, 503, "overloaded_error", "5-8", raising(RouteError("nobody serves 5-8", [(5, 8)]))
@@ -354,7 +360,8 @@ def test_a_wrong_key_is_401_authentication_error(client: anthropic.Anthropic) ->
     assert mismatch(caught.value.body, {"type": "error", "error": {"type": "authentication_error"}}) == ""
 
 
-def test_a_bearer_token_opens_too(url: str) -> None:
+def test_a_bearer_token_opens_too(url: str, backend: ScriptedBackend) -> None:
+    backend.script = saying("Hello")
     headers = {"authorization": f"Bearer {KEY}", "anthropic-version": "2023-06-01"}
     body = {"model": "demo-model", "max_tokens": 9, "messages": HI}
     assert httpx2.post(f"{url}/v1/messages", json=body, headers=headers).status_code == 200
@@ -475,7 +482,10 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"tools": [WEATHER], "tool_choice": {"type": "none"}},
         {"tool_choice": ToolChoice("none")},
     ),
-    "a strict tool": ({"tools": [{**WEATHER, "strict": True}]}, {"tools": (Tool("weather", "of a town", SCHEMA, True),)}),
+    "a strict tool": (
+        {"tools": [{**WEATHER, "strict": True}]},
+        {"tools": (Tool("weather", "of a town", SCHEMA, True),)},
+    ),
     "output_config format json_schema": (
         {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
         {
@@ -494,9 +504,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("asks", "job"), ASKED.values(), ids=[f"job: {name}" for name in ASKED])
-def test_job(
-    client: anthropic.Anthropic, backend: ScriptedBackend, asks: dict[str, Any], job: dict[str, Any]
-) -> None:
+def test_job(client: anthropic.Anthropic, backend: ScriptedBackend, asks: dict[str, Any], job: dict[str, Any]) -> None:
     backend.script = saying("Hello")
     client.messages.create(**request(**asks))
     assert {name: getattr(backend.last, name) for name in job} == job
@@ -522,7 +530,10 @@ def test_missing_max_tokens_is_named(url: str) -> None:
 
 def test_models_in_anthropics_form(client: anthropic.Anthropic) -> None:
     listed = client.models.list()
-    assert [model.to_dict(mode="json") for model in listed.data] == [client.models.retrieve("demo-model").to_dict(mode="json")]
-    shape = {"type": "model", "id": "demo-model", "display_name": "demo-model", "created_at": str, "max_input_tokens": 2048}
-    assert mismatch(listed.data[0].to_dict(mode="json"), shape) == ""
     assert (listed.has_more, listed.first_id, listed.last_id) == (False, "demo-model", "demo-model")
+    model = listed.data[0].to_dict(mode="json")
+    assert mismatch(model, {"type": "model", "id": "demo-model", "created_at": str, "max_input_tokens": 2048}) == ""
+    assert client.models.retrieve("demo-model").to_dict(mode="json") == model
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.models.retrieve("other")
+    assert mismatch(caught.value.body, {"type": "error", "error": {"type": "not_found_error"}}) == ""

@@ -29,7 +29,7 @@ from tests.scripted_backend import Script, ScriptedBackend, saying, steps
 
 KEYS = ("sk-one", "sk-two")
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "weather",
     "description": "of a town",
@@ -290,7 +290,7 @@ def test_order_of_events(client: openai.OpenAI, backend: ScriptedBackend, script
 def test_failed_response_tells_its_error(client: openai.OpenAI, backend: ScriptedBackend) -> None:
     backend.script = ORDERS["error in the middle"][0]
     with client.responses.create(model="demo-model", input="Hi", stream=True) as stream:
-        told = [event.to_dict(mode="json") for event in stream]
+        told: list[dict[str, Any]] = [event.to_dict(mode="json") for event in stream]
     failed = told[-1]["response"]
     assert mismatch(failed, {"status": "failed", "error": {"code": "server_error", "message": str}}) == ""
     assert mismatch(failed["output"], [text_item("Hel", "incomplete")]) == ""

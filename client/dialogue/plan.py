@@ -1,0 +1,74 @@
+"""Everything that one answer of a conversation needs: the prompt, what may be generated, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from client.dialogue.answers import parser_for
+from client.dialogue.forcing import grammar_for
+from client.dialogue.messages import Message, Tool, ToolChoice
+from client.dialogue.parsing import AnswerParser
+from client.dialogue.template import DEFAULT_SWITCHES, ChatTemplate, PromptSwitches
+from client.options import Grammar
+from swarm.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """What is asked of a model in a conversation.
+
+    Attributes:
+        messages: so far, the system's first if there is one.
+        tools: that may be called.
+        choice: whether they may or must be; with `none` the model is not told of them.
+        switches: of the prompt.
+        grammar: what the answer's content has to match where it is no call.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    switches: PromptSwitches = DEFAULT_SWITCHES
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How a model is made to answer.
+
+    Attributes:
+        tokens: of the prompt.
+        parser: of the answer's text, for this one answer.
+        stop: strings that end the answer, beside the caller's own.
+        show: special tokens that the text must show, so that the parser sees them: the option `show`.
+        grammar: what the whole text has to match: the option `grammar`.
+    """
+
+    tokens: tuple[int, ...]
+    parser: AnswerParser
+    stop: tuple[str, ...]
+    show: tuple[str, ...]
+    grammar: Grammar | None
+
+
+def plan_answer(template: ChatTemplate, request: AnswerRequest, new_id: Callable[[], str] | None = None) -> AnswerPlan:
+    """Plan one answer; `new_id` gives each of its calls an id, by default a random one.
+
+    Raises:
+        ConfigError: the template does not take the messages, or a tool is wanted that there is not.
+    """
+    choice = request.choice
+    tools = () if choice.mode == "none" else tuple(request.tools)
+    if choice.mode == "required" and choice.name and choice.name not in {tool.name for tool in tools}:
+        raise ConfigError(f"tool_choice: there is no tool {choice.name!r}")
+    if choice.mode == "required" and not tools:
+        raise ConfigError("tool_choice: a call is required, and there are no tools")
+    prompt = template.prompt(request.messages, tools, request.switches)
+    return AnswerPlan(
+        tokens=prompt.tokens,
+        parser=parser_for(template, prompt, tools, new_id),
+        stop=template.stop,
+        show=template.markers,
+        grammar=grammar_for(template, prompt, tools, choice, request.grammar),
+    )
