@@ -48,7 +48,7 @@ class KnownRequest:
 
 
 @dataclass(slots=True)
-class Tally:
+class LoadCounts:
     """What all clients met.
 
     Attributes:
@@ -77,14 +77,14 @@ class SteadyClient:
     Attributes:
         http: with its key.
         requests: what it asks for, in turn; every second one is streamed.
-        tally: of all clients.
+        counts: of all clients.
         tokens: it got so far, by answers that were finished.
         answers: how many.
     """
 
     http: httpx2.AsyncClient
     requests: Sequence[KnownRequest]
-    tally: Tally
+    counts: LoadCounts
     tokens: int = 0
     answers: int = 0
 
@@ -107,27 +107,27 @@ class SteadyClient:
                         await self._take(response, request, stream=stream)
                         return
             except httpx2.HTTPError as error:
-                self.tally.add_error(repr(error))
+                self.counts.add_error(repr(error))
                 return
             if wait_s is None:
-                self.tally.add_error("429 without Retry-After")
+                self.counts.add_error("429 without Retry-After")
                 return
-            self.tally.refused += 1
+            self.counts.refused += 1
             await asyncio.sleep(float(wait_s))
-        self.tally.add_error(f"refused {MAX_RETRIES} times")
+        self.counts.add_error(f"refused {MAX_RETRIES} times")
 
     async def _take(self, response: httpx2.Response, request: KnownRequest, *, stream: bool) -> None:
         if response.status_code != httpx2.codes.OK:
-            self.tally.add_error(f"{response.status_code} {(await response.aread()).decode(errors='replace')}")
+            self.counts.add_error(f"{response.status_code} {(await response.aread()).decode(errors='replace')}")
             return
         text, tokens = await read_answer(response, stream=stream)
         if tokens is None:
-            self.tally.add_error(text)
+            self.counts.add_error(text)
         elif text != request.expected:
-            self.tally.wrong.append(f"{request.expected!r} / {text!r}" if len(self.tally.wrong) < MAX_TOLD else "")
+            self.counts.wrong.append(f"{request.expected!r} / {text!r}" if len(self.counts.wrong) < MAX_TOLD else "")
         else:
-            self.tally.right += 1
-            self.tally.streamed += stream
+            self.counts.right += 1
+            self.counts.streamed += stream
             self.tokens += tokens
             self.answers += 1
 
@@ -195,13 +195,13 @@ class LeavingClient:
     Attributes:
         http: with a key of its own.
         watch: asks the nodes.
-        tally: of all clients.
+        counts: of all clients.
         freed_ms: from each leaving until no node held its session.
     """
 
     http: httpx2.AsyncClient
     watch: NodeWatch
-    tally: Tally
+    counts: LoadCounts
     freed_ms: list[float] = field(default_factory=list)
     _answered: str = ""
 
@@ -214,7 +214,7 @@ class LeavingClient:
                 async with asyncio.timeout(PATIENCE_S):
                     await self.leave(stream=turn % 2 == 0)
             except TimeoutError:
-                self.tally.add_error(f"a client that leaves got no turn, or was not freed, in {PATIENCE_S:.0f} s")
+                self.counts.add_error(f"a client that leaves got no turn, or was not freed, in {PATIENCE_S:.0f} s")
             turn += 1
 
     async def leave(self, *, stream: bool) -> None:
@@ -228,7 +228,7 @@ class LeavingClient:
             scope.spawn(self._send({**body, "stream": stream, "canopy": {"nodes": 0}}))
             while not all(await self._held(usual)):
                 if self._answered:
-                    self.tally.add_error(f"a client that leaves was answered: {self._answered}")
+                    self.counts.add_error(f"a client that leaves was answered: {self._answered}")
                     return
                 await asyncio.sleep(POLL_S)
             began = time.perf_counter()

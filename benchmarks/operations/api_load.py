@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.emulation.process_monitor import ProcessMonitor
 from benchmarks.emulation.swarm import SPANS, covered, local_swarm
-from benchmarks.operations.api_clients import KnownRequest, LeavingClient, NodeWatch, SteadyClient, Tally
+from benchmarks.operations.api_clients import KnownRequest, LeavingClient, NodeWatch, SteadyClient, LoadCounts
 from benchmarks.operations.api_program import ApiProgram, api_program
 from benchmarks.sheet import Sheet
 from client.library.aio import AsyncSwarm
@@ -79,7 +79,7 @@ class LoadMeasurement:
 
     Attributes:
         seconds: how long the clients asked.
-        tally: what they met.
+        clients: what they met.
         tokens: of each client.
         answers: of each client.
         freed_ms: from each departure until every node was free of it.
@@ -89,7 +89,7 @@ class LoadMeasurement:
     """
 
     seconds: float = 0.0
-    tally: Tally = field(default_factory=Tally)
+    clients: LoadCounts = field(default_factory=LoadCounts)
     tokens: list[int] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
     freed_ms: list[float] = field(default_factory=list)
@@ -167,10 +167,10 @@ async def _load(
     async with AsyncExitStack() as stack:
         *steady, away = [await stack.enter_async_context(api.http(key)) for key in keys]
         clients = [
-            SteadyClient(steady[place % len(steady)], _turned(requests, place), found.tally)
+            SteadyClient(steady[place % len(steady)], _turned(requests, place), found.clients)
             for place in range(options.clients)
         ]
-        leaver = LeavingClient(away, watch, found.tally)
+        leaver = LeavingClient(away, watch, found.clients)
         began = time.monotonic()
         async with TaskScope() as scope:
             for client in clients:
@@ -211,19 +211,19 @@ async def _free(api: ApiProgram, key: str, watch: NodeWatch) -> tuple[int, dict[
 
 def sheet(found: LoadMeasurement, options: Options) -> Sheet:
     """The table."""
-    tally = found.tally
+    met = found.clients
     made = Sheet(
         "api_load",
         f"{options.clients} clients with {options.keys} keys at `client api` for {found.seconds:.0f} s, three nodes on "
         f"loopback, answers of {options.new_tokens} tokens",
         ("what", "measured", "asked"),
     )
-    answers = tally.right + len(tally.wrong)
+    answers = met.right + len(met.wrong)
     made.rows += [
-        ("answers", f"{answers:,}, {tally.streamed:,} of them streamed", ""),
-        ("answers with another text", str(len(tally.wrong)), "0"),
-        ("errors", str(len(tally.errors)), "0"),
-        ("429 with Retry-After, obeyed", f"{tally.refused:,}", ""),
+        ("answers", f"{answers:,}, {met.streamed:,} of them streamed", ""),
+        ("answers with another text", str(len(met.wrong)), "0"),
+        ("errors", str(len(met.errors)), "0"),
+        ("429 with Retry-After, obeyed", f"{met.refused:,}", ""),
         ("tokens/s of all clients", f"{sum(found.tokens) / found.seconds:.1f}", ""),
         ("tokens of the slowest / the fastest client", f"{found.fairness:.2f}", f"≥ {FAIR_LIMIT}"),
         ("clients that went away", str(len(found.freed_ms)), ""),
@@ -239,8 +239,8 @@ def sheet(found: LoadMeasurement, options: Options) -> Sheet:
     made.notes = [
         "Memory is anonymous memory of a program and its children: the median of the second fifth of the time and of "
         "the last one.",
-        *(f"Error: {text}" for text in tally.errors[:3]),
-        *(f"Another text: {text}" for text in tally.wrong[:3]),
+        *(f"Error: {text}" for text in met.errors[:3]),
+        *(f"Another text: {text}" for text in met.wrong[:3]),
     ]
     made.measured = {"options": asdict(options) | {"json": None}, **asdict(found)}
     return made
@@ -248,8 +248,8 @@ def sheet(found: LoadMeasurement, options: Options) -> Sheet:
 
 def misses(found: LoadMeasurement) -> list[str]:
     """What is not as it was asked for; empty where all is."""
-    missed = [f"{len(found.tally.errors)} errors"] if found.tally.errors else []
-    missed += [f"{len(found.tally.wrong)} answers with another text"] if found.tally.wrong else []
+    missed = [f"{len(found.clients.errors)} errors"] if found.clients.errors else []
+    missed += [f"{len(found.clients.wrong)} answers with another text"] if found.clients.wrong else []
     missed += [f"the slowest client has {found.fairness:.2f} of the fastest"] if found.fairness < FAIR_LIMIT else []
     slow = [ms for ms in found.freed_ms if ms > FREED_LIMIT_MS]
     missed += [f"{len(slow)} of {len(found.freed_ms)} departures freed late"] if slow or not found.freed_ms else []
