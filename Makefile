@@ -4,6 +4,7 @@ DELAY_MS ?= 25
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 BIN := .venv/bin
 STAMP := .venv/.installed
+NPM_STAMP := tests/npm/node_modules/.package-lock.json
 
 export DELAY_MS TORCH_INDEX_URL
 
@@ -26,7 +27,7 @@ check: $(STAMP) ## lint, spelling, types and the unit tests, among them the impo
 	$(LINT)
 	$(PYTEST) tests/unit
 
-test: $(STAMP) ## lint, spelling, types and all tests
+test: $(STAMP) $(NPM_STAMP) ## lint, spelling, types and all tests
 	$(LINT)
 	$(PYTEST)
 
@@ -35,6 +36,9 @@ docs: $(STAMP) ## the documentation site, strictly, into site/
 
 protos: $(STAMP) ## generate the wire messages from protos/ anew
 	$(BIN)/python tools/protos.py
+
+$(NPM_STAMP): tests/npm/package.json tests/npm/package-lock.json
+	@npm ci --prefix tests/npm && touch $@ || echo "npm ci failed: tests with Node clients are skipped" >&2
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -134,7 +134,7 @@ class Options:
             raise ConfigError("end_tokens must be token ids, which are whole numbers")
         if not all(self.stop):
             raise ConfigError("stop: an empty stop string would end every text at once")
-        check_sampling(self.sampling(), MAX_VOCABULARY)
+        check_sampling(self.sampling(end_tokens=(0,)), MAX_VOCABULARY)
 
 
 class GenerateOptions(TypedDict, total=False):

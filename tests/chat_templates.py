@@ -136,10 +136,12 @@ GEMMA = (
     "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 PHI4_MINI = (
-    "{% for m in messages %}{% if m.role == 'system' and tools %}<|system|>{{ m.content }}<|tool|>{{ tools | tojson }}"
-    "<|/tool|><|end|>{% else %}{{ '<|' + m.role + '|>' + m.content }}{% if m.tool_calls %}<|tool_call|>"
-    "{{ m.tool_calls | map(attribute='function') | list | tojson }}<|/tool_call|>{% endif %}<|end|>{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message "
+    "and message['tools'] is not none %}{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] "
+    "+ '<|/tool|><|end|>' }}{% else %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message.tool_calls %}<|tool_call|>{{ message.tool_calls | map(attribute='function') | list | tojson }}"
+    "<|/tool_call|>{% endif %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}"
 )
 
 TEMPLATES = {

@@ -40,6 +40,7 @@ CI = os.environ.get("CI", "false") not in {"", "0", "false"}
 FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}
 """The folders in the order in which they run, with the timeout of one test in seconds."""
 PROCESS_FOLDERS = {"net", "model", "e2e"}
+NODE_MODULES = Path(__file__).parent / "npm/node_modules"
 LIBRARY_THREADS = ("_poll_wrapper", "channel_spin", "TMonitor", "pytest_timeout", "asyncio_")
 """Parts of the names of threads that grpc, tqdm, pytest and an event loop start once and keep for their whole life."""
 LIBRARY_PROCESSES = ("multiprocessing.resource_tracker",)
@@ -72,6 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("needs_root") and os.geteuid() != 0:
         pytest.skip("needs root")
+    if item.get_closest_marker("needs_npm") and not (NODE_MODULES.is_dir() and shutil.which("node")):
+        pytest.skip("needs Node.js and its packages: apt-get install nodejs npm && npm ci --prefix tests/npm")
     for marker in item.iter_markers("needs_program"):
         name, package = marker.args
         if shutil.which(name) is None:

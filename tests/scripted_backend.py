@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,7 @@ class ScriptedBackend:
         jobs: those that were run.
         callers: theirs.
         closed: how many runs ended, however they did.
+        ended: notified with each.
     """
 
     script: Script
@@ -67,6 +69,12 @@ class ScriptedBackend:
     jobs: list[Job] = field(default_factory=list)
     callers: list[Caller] = field(default_factory=list)
     closed: int = 0
+    ended: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait_closed(self, runs: int) -> bool:
+        """Whether so many runs end within a while."""
+        with self.ended:
+            return self.ended.wait_for(lambda: self.closed >= runs, 10)
 
     async def card(self) -> ModelCard:
         return self.model
@@ -92,7 +100,9 @@ class ScriptedBackend:
                 else:
                     yield step
         finally:
-            self.closed += 1
+            with self.ended:
+                self.closed += 1
+                self.ended.notify_all()
 
     @property
     def last(self) -> ChatJob:

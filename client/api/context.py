@@ -18,6 +18,8 @@ from client.stats import TokenLogProbs
 from swarm.runtime.tasks import TaskScope
 
 MAX_BODY_BYTES: Final = 8 * 2**20
+REQUEST_ID: Final = "canopy.request_id"
+"""Where the guard leaves the name of a request, in the scope."""
 GONE: Final = 499
 """The status of a request whose client has gone; nobody sees it but the counters."""
 
@@ -217,6 +219,17 @@ def api_key(request: Request) -> str:
     """The key that a request shows, in the header of OpenAI's clients or of Anthropic's; empty for none."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def request_id(request: Request) -> str | None:
+    """The name of a request, which its answer carries."""
+    name: str | None = request.scope.get(REQUEST_ID)
+    return name
+
+
+def speaks_anthropic(request: Request) -> bool:
+    """Whether a request is of a client of Anthropic's, which says so in a header."""
+    return "anthropic-version" in request.headers
 
 
 class _ClientGone(Exception):

@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from client.api.anthropic.models import speaks_anthropic
-from client.api.context import ApiSettings, RequestCounts, api_key
+from client.api.context import REQUEST_ID, ApiSettings, RequestCounts, api_key, request_id, speaks_anthropic
 from client.api.errors import ApiError, ErrorForm, error_body, form_of
 from swarm.metrics.http import HEADERS
 
@@ -40,7 +39,7 @@ class ApiGuard:
                 await self._app(scope, receive, send)
             return
 
-        scope["canopy.request_id"] = name = f"req_{secrets.token_hex(12)}"
+        scope[REQUEST_ID] = name = f"req_{secrets.token_hex(12)}"
         named = [(header, name.encode()) for header in _ID_HEADERS]
 
         async def secured(message: Message) -> None:
@@ -103,12 +102,6 @@ def refusal(request: Request, error: ApiError) -> JSONResponse:
     form: ErrorForm = "anthropic" if speaks_anthropic(request) else form_of(request.url.path)
     body = error_body(form, error, request_id(request))
     return JSONResponse(body, error.status, error.headers)
-
-
-def request_id(request: Request) -> str | None:
-    """The name of a request, which every answer carries; logs and reports use it."""
-    name: str | None = request.scope.get("canopy.request_id")
-    return name
 
 
 def too_large(max_bytes: int) -> ApiError:

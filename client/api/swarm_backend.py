@@ -149,9 +149,10 @@ class SwarmBackend:
 
 async def _prepare(model: ModelLink, job: Job) -> Prepared:
     """Read a job: a long one in a thread, so that others go on meanwhile."""
-    if _size(job) < LONG_PROMPT:
-        return model.reader.prepare(job)
-    return await asyncio.to_thread(model.reader.prepare, job)
+    is_short = _size(job) < LONG_PROMPT
+    prepared = model.reader.prepare(job) if is_short else await asyncio.to_thread(model.reader.prepare, job)
+    await model.swarm.factory.check_grammar(prepared.state)
+    return prepared
 
 
 def _size(job: Job) -> int:

@@ -61,25 +61,14 @@ class TextStream:
         stop: Collection[str] = (),
         eos_ids: Collection[int] = (),
         max_new_tokens: int | None = None,
-        show: Collection[str] = (),
     ) -> None:
-        """Begin behind a prompt.
-
-        Args:
-            tokenizer: of the model.
-            prompt: its token ids.
-            stop: strings that end the text.
-            eos_ids: ids that end it.
-            max_new_tokens: tokens that it has at most.
-            show: special tokens that the text shows; decoding drops all others.
-        """
         if "" in stop:
             raise ConfigError("stop strings: an empty one would end every text before it begins")
         self._vocabulary = _Vocabulary(tokenizer.backend_tokenizer)
         special = self._vocabulary.special.values()
         self._named_stop = tuple(string for string in stop if any(token in string for token in special))
         self._stop = tuple(string for string in stop if string not in self._named_stop)
-        self._show = frozenset(show)
+        self._show: frozenset[str] = frozenset()
         self._eos_ids = frozenset(eos_ids)
         self._limit = max_new_tokens
         self._context = self._vocabulary.tail(prompt)
@@ -91,6 +80,11 @@ class TextStream:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = "length" if max_new_tokens == 0 else None
         self.stop_string = ""
+
+    def show(self, special: Collection[str]) -> None:
+        """Show these special tokens in the text, of which decoding drops all; to be called before the first `push`."""
+        self._show = frozenset(special)
+        self._held = _HeldText(self._show)
 
     @property
     def text(self) -> str:

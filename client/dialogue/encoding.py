@@ -64,6 +64,8 @@ class ControlTokens:
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._typed = re.compile(self._pattern)
+        self._newline = self._ids_of("\n")
+        self._as_text: dict[str, list[int]] = {}
 
     def mark(self, value: Json, marks: Marks) -> Json:
         """Put marks around the control tokens of all strings in a value of lists, mappings and scalars."""
@@ -93,7 +95,7 @@ class ControlTokens:
         if len(pieces) == 1:
             return list(self._tokenizer(text, add_special_tokens=begins)["input_ids"])
         before, behind = self._around() if begins else ([], [])
-        ids = list(self._tokenizer(pieces[0], add_special_tokens=False)["input_ids"])
+        ids = self._ids_of(pieces[0])
         for place, piece in enumerate(pieces[1:], 1):
             if piece:
                 ids += self._typed_ids(piece) if place % 2 else self._later(piece)
@@ -101,18 +103,21 @@ class ControlTokens:
 
     def _later(self, piece: str) -> list[int]:
         """Ids of a piece that is not the first, for which a tokenizer must not put a space before it."""
-        newline, ids = (list(self._tokenizer(t, add_special_tokens=False)["input_ids"]) for t in ("\n", "\n" + piece))
-        if ids[: len(newline)] == newline:
-            return ids[len(newline) :]
-        return list(self._tokenizer(piece, add_special_tokens=False)["input_ids"])
+        newline, ids = self._newline, self._ids_of("\n" + piece)
+        return ids[len(newline) :] if ids[: len(newline)] == newline else self._ids_of(piece)
 
     def _typed_ids(self, token: str) -> list[int]:
         """Ids of a control token's characters, which are not its own id."""
-        newline, ids = self._plain("\n"), self._plain("\n" + token)
-        ids = ids[len(newline) :] if ids[: len(newline)] == newline else self._plain(token)
-        if not set(self._ids.values()).isdisjoint(ids):  # a vocabulary that makes it of plain text too
-            ids = [one for char in token for one in self._plain(char)]
-        return ids
+        if token not in self._as_text:
+            newline, ids = self._plain("\n"), self._plain("\n" + token)
+            ids = ids[len(newline) :] if ids[: len(newline)] == newline else self._plain(token)
+            if not set(self._ids.values()).isdisjoint(ids):  # a vocabulary that makes it of plain text too
+                ids = [one for char in token for one in self._plain(char)]
+            self._as_text[token] = ids
+        return self._as_text[token]
+
+    def _ids_of(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _plain(self, text: str) -> list[int]:
         """Ids of a text in which no added token is looked for."""

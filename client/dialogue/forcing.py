@@ -219,15 +219,17 @@ class _Writer:
             end = self._text("<|end|><|start|>assistant")
             self.rules.append(f"thoughts: {start} {_TEXT} {end}")
             return "thoughts?"
-        if self.template.thinking is None or self.prompt.closes_reasoning:
+        if self.template.thinking is None:
             return ""
+        if self.prompt.closes_reasoning:
+            return "/\\n{0,2}/"
         start, end = self.template.thinking
         inner = self._free_until("inner", end)
-        space = r"/[ \n]*/"
+        space = r"/[ \n]{0,4}/"
         if self.prompt.opens_reasoning:
             self.rules.append(f"thoughts: {inner} {space}")
             return "thoughts"
-        self.rules.append(f"thoughts: {self._text(start)} {inner} {space}")
+        self.rules.append(f"thoughts: {space} {self._text(start)} {inner} {space}")
         return "thoughts?"
 
     def _text(self, text: str) -> str:

@@ -62,6 +62,21 @@ def nine_characters(call_id: str) -> str:
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
+def without_lost_thoughts(messages: Sequence[Message]) -> list[Message]:
+    """The conversation for GPT-OSS, whose template takes a call with thoughts or with content, and not with both."""
+    return [
+        replace(message, reasoning="") if message.tool_calls and message.content else message for message in messages
+    ]
+
+
+def with_tools_in_system(messages: Sequence[TemplateDict], tools: Sequence[TemplateDict]) -> list[TemplateDict]:
+    """The conversation for a template that reads tools from its system's message, as JSON text."""
+    text = json.dumps(list(tools), ensure_ascii=False)
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "tools": text}, *messages[1:]]
+    return [{"role": "system", "content": "", "tools": text}, *messages]
+
+
 def without_calls(messages: Sequence[Message]) -> list[Message]:
     """The conversation for a template that knows neither calls nor results: both are written as Hermes does."""
     out: list[Message] = []
@@ -83,17 +98,17 @@ def without_calls(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-def introduced(messages: Sequence[Message], tools: Sequence[Tool], family: ToolFamily) -> list[Message]:
-    """The conversation with its tools described in the system's message, for a template that shows none."""
-    text = introduction(tools, family)
-    if messages and messages[0].role == "system":
-        return [replace(messages[0], content=f"{messages[0].content}\n\n{text}"), *messages[1:]]
-    return [Message("system", text), *messages]
+def introduced(messages: Sequence[TemplateDict], text: str) -> list[TemplateDict]:
+    """The conversation with a text of ours at the end of the system's message."""
+    if messages and messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
-def introduction(tools: Sequence[Tool], family: ToolFamily) -> str:
+def introduction(tools: Sequence[TemplateDict], family: ToolFamily) -> str:
     """What a model is told of tools that its template does not show."""
-    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tool_dicts(tools))
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     if family in {"deepseek", "deepseek_v31"}:
         call = _DEEPSEEK_CALL if family == "deepseek" else _DEEPSEEK_V31_CALL
         call = call.format(arguments='{"the argument": "its value"}')

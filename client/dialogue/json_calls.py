@@ -19,6 +19,8 @@ _STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
 _HEAD = re.compile(
     rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
 )
+_WITHOUT_ARGUMENTS = frozenset({"name", "type", "id"})
+"""Keys of a call that may go without arguments; with others, it is no call."""
 NAME = re.compile(r"[\w.\-]{1,128}")
 
 
@@ -125,7 +127,9 @@ class CallParser(TextParser):
             return False
         inner = value.get("function")
         value = inner if isinstance(inner, dict) else value
-        name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
+        name = value.get("name")
+        bare = {} if set(value) <= _WITHOUT_ARGUMENTS else None
+        arguments = value.get("arguments", value.get("parameters", bare))
         if not isinstance(name, str) or not self._is_tool(name) or not isinstance(arguments, dict | str):
             return False
         self._begin(name)

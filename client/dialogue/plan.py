@@ -69,6 +69,6 @@ def plan_answer(template: ChatTemplate, request: AnswerRequest, new_id: Callable
         tokens=prompt.tokens,
         parser=parser_for(template, prompt, tools, new_id),
         stop=template.stop,
-        show=template.markers,
+        show=template.markers(with_tools=bool(tools)),
         grammar=grammar_for(template, prompt, tools, choice, request.grammar),
     )

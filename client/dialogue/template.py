@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,16 @@ from transformers import PreTrainedTokenizerFast
 
 from client.dialogue.encoding import ControlTokens, Json, Marks
 from client.dialogue.families import MARKERS, ToolFamily, family_of, thinking_of
-from client.dialogue.history import introduced, message_dicts, nine_characters, tool_dicts, without_calls
+from client.dialogue.history import (
+    introduced,
+    introduction,
+    message_dicts,
+    nine_characters,
+    tool_dicts,
+    with_tools_in_system,
+    without_calls,
+    without_lost_thoughts,
+)
 from client.dialogue.messages import Message, Tool
 from client.options import check_text
 from swarm.errors import ConfigError
@@ -24,6 +33,9 @@ TRANSCRIPT = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """For a model without a template: the conversation written down as a play."""
+_TOOLS = re.compile(r"\btools\b")
+_TOOLS_IN_MESSAGE = re.compile(r"\bmessage(\.|\[['\"])tools\b")
+_PROBE = Tool("probe_of_a_tool", "", {})
 TRANSCRIPT_STOP = ("\nUser:", "\nSystem:")
 """Where a model that goes on writing the play begins the next line of its user."""
 
@@ -80,10 +92,9 @@ class ChatTemplate:
         """Strings that end an answer, beside the model's own ends of text."""
         return () if self.has_template else TRANSCRIPT_STOP
 
-    @cached_property
-    def markers(self) -> tuple[str, ...]:
+    def markers(self, *, with_tools: bool) -> tuple[str, ...]:
         """Special tokens that the text of an answer has to show, so that it can be parsed into its parts."""
-        wanted = {*MARKERS[self.family], *(self.thinking or ())}
+        wanted = {*(self.thinking or ()), *(MARKERS[self.family] if with_tools or self.family == "harmony" else ())}
         added = self.tokenizer.added_tokens_decoder.values()
         return tuple(token.content for token in added if token.special and token.content in wanted)
 
@@ -92,10 +103,19 @@ class ChatTemplate:
         """The ids of the tokenizer's added tokens, special or not."""
         return {token.content: number for number, token in self.tokenizer.added_tokens_decoder.items()}
 
-    @property
+    @cached_property
     def shows_tools(self) -> bool:
         """Whether the template tells the model which tools there are."""
-        return self.has_template and re.search(r"\btools\b", self._source(with_tools=True)) is not None
+        source = self._source(with_tools=True)
+        if not self.has_template or _TOOLS.search(source) is None:
+            return False
+        if _TOOLS_IN_MESSAGE.search(source):
+            return True
+        messages = message_dicts([Message("user", "x")], as_text=False)
+        try:
+            return _PROBE.name in self._render(messages, tool_dicts([_PROBE]), DEFAULT_SWITCHES, source)
+        except ConfigError:  # it wants another conversation than this
+            return True
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), switches: PromptSwitches = DEFAULT_SWITCHES
@@ -115,16 +135,21 @@ class ChatTemplate:
                 they are not valid text.
         """
         messages = list(messages)
-        if tools and not self.shows_tools:
-            messages = introduced(messages, tools, self.family)
+        if self.family == "harmony":
+            messages = without_lost_thoughts(messages)
         if not self.family and not self.shows_tools:
             messages = without_calls(messages)
-        shown = tool_dicts(tools) if tools and self.shows_tools else None
-        source = self._source(with_tools=shown is not None)
-        values = message_dicts(messages, as_text=self._wants_text, call_id=self._call_id(source))
-        marks = Marks.beside([values, shown or []])
+        source, offered = self._source(with_tools=bool(tools)), tool_dicts(tools)
+        call_id = nine_characters if self.family.startswith("mistral") else str
+        given = message_dicts(messages, as_text=self._wants_text, call_id=call_id)
+        marks = Marks.beside([given, offered])
         control = self._control(source)
-        text = self._render(control.mark(values, marks), control.mark(shown, marks), switches, source)
+        values, shown = control.mark(given, marks), control.mark(offered, marks)
+        if tools and not self.shows_tools:
+            values, shown = introduced(values, introduction(shown, self.family)), []
+        elif tools and _TOOLS_IN_MESSAGE.search(source):
+            values = with_tools_in_system(values, shown)
+        text = self._render(values, shown or None, switches, source)
         tokens = tuple(control.encode(text, marks, begins=not self.has_template))
         if self.thinking is None:
             return Prompt(tokens)
@@ -135,9 +160,6 @@ class ChatTemplate:
     def _wants_text(self) -> bool:
         """Whether the template joins a call's arguments as text."""
         return self.family in {"deepseek", "deepseek_v31"}
-
-    def _call_id(self, source: str) -> Callable[[str], str]:
-        return nine_characters if self.family.startswith("mistral") and "9" in source else str
 
     def _source(self, *, with_tools: bool) -> str:
         """The template's text; some models bring one for conversations with tools and one for those without."""

@@ -174,6 +174,7 @@ class AsyncSwarm:
             yield replace(piece, text=text)
 
     async def _pieces(self, state: GenerationState) -> AsyncGenerator[Piece, None]:
+        await self._factory.check_grammar(state)
         async with aclosing(relay(self._scope, self._once(state))) as pieces:
             async for piece in pieces:
                 yield piece

@@ -14,7 +14,9 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from client.decode.state import GenerationState
-from client.dialogue.messages import Message
+from client.dialogue.messages import AnswerDelta, ContentDelta, Message, ReasoningDelta
+from client.dialogue.parsing import AnswerParser
+from client.dialogue.plan import AnswerPlan
 from client.library.conversation import Conversation
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, Session, SessionOpener
@@ -69,7 +71,8 @@ class AsyncChat:
         """Say something and hand out the answer as it becomes certain; a second call waits for the first.
 
         Leaving early ends the answer. What was handed out stays in the history, and the session stays open. If nothing
-        was handed out, the turn is taken back.
+        was handed out, the turn is taken back. What the model thinks before it answers, where its template marks that,
+        comes apart from the text, and is neither in the result's text nor in the history.
 
         Args:
             text: what the user says.
@@ -84,13 +87,15 @@ class AsyncChat:
         async with self._turn:
             self._conversation.add("user", text)
             pieces_read: list[str] = []
+            is_over = False
             try:
                 async with aclosing(relay(self._scope, self._answer({**self._defaults, **options}))) as pieces:
                     async for piece in pieces:
                         pieces_read.append(piece.text)
+                        is_over = piece.result is not None
                         yield piece
             finally:
-                if pieces_read:
+                if is_over or any(pieces_read):
                     self._conversation.add("assistant", "".join(pieces_read))
                 else:
                     self._conversation.take_back()
@@ -126,22 +131,27 @@ class AsyncChat:
 
     async def _answer(self, options: GenerateOptions) -> AsyncGenerator[Piece, None]:
         """Run one turn; if the kept session has ended meanwhile, again in a new one."""
-        state = self._generation(options)
+        plan = self._conversation.plan()
+        state = self._generation(plan, options)
+        await self._factory.check_grammar(state)
         session = self._fitting(state)
         if session is not None:
             try:
-                async for piece in session.run(state, self._note):
-                    yield piece
+                async with aclosing(_parsed(session.run(state, self._note), plan.parser)) as pieces:
+                    async for piece in pieces:
+                        yield piece
                 return
             except GenerationInterrupted as error:
                 await self.close()
                 if error.tokens:
                     raise
-            state = self._generation(options)
+            plan = self._conversation.plan()
+            state = self._generation(plan, options)
         session = await self._open(state)
         try:
-            async for piece in session.run(state, self._note):
-                yield piece
+            async with aclosing(_parsed(session.run(state, self._note), plan.parser)) as pieces:
+                async for piece in pieces:
+                    yield piece
         except GenerationInterrupted:
             await self.close()
             raise
@@ -149,11 +159,11 @@ class AsyncChat:
     def _note(self, stats: Stats) -> None:
         self._stats = stats
 
-    def _generation(self, given: GenerateOptions) -> GenerationState:
+    def _generation(self, plan: AnswerPlan, given: GenerateOptions) -> GenerationState:
         """Make the generation of the next answer; near the end of the context it gets the tokens that are left."""
         options = make_options(given)
-        options = replace(options, stop=(*options.stop, *self._conversation.stop))
-        prompt, limit = self._conversation.prompt().tokens, self._opener.target.max_positions
+        options = replace(options, stop=(*options.stop, *plan.stop), show=(*options.show, *plan.show))
+        prompt, limit = plan.tokens, self._opener.target.max_positions
         if not prompt:
             raise ConfigError("say something: the prompt is empty")
         if limit is not None:
@@ -191,3 +201,23 @@ class AsyncChat:
         session = await held.open(self._opener.open(window_tokens, nodes))
         self._held, self._session, self._nodes = held, session, nodes
         return session
+
+
+async def _parsed(pieces: AsyncGenerator[Piece, None], parser: AnswerParser) -> AsyncGenerator[Piece, None]:
+    """The pieces with what the model thinks apart from what it says."""
+    said: list[str] = []
+    async with aclosing(pieces):
+        async for piece in pieces:
+            deltas = parser.push(piece.text)
+            if piece.result is not None:
+                deltas += parser.finish()
+            text, reasoning = _texts(deltas)
+            said.append(text)
+            result = None if piece.result is None else replace(piece.result, text="".join(said))
+            yield replace(piece, text=text, reasoning=reasoning, result=result)
+
+
+def _texts(deltas: Sequence[AnswerDelta]) -> tuple[str, str]:
+    """What is said, and what is thought."""
+    text = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+    return text, "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))

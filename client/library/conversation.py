@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerFast
 
-from client.dialogue.answers import parser_for
 from client.dialogue.messages import Message, Role
-from client.dialogue.parsing import AnswerParser
-from client.dialogue.template import ChatTemplate, Prompt
+from client.dialogue.plan import AnswerPlan, AnswerRequest, plan_answer
+from client.dialogue.template import ChatTemplate
 
 
 class Conversation:
@@ -45,15 +44,15 @@ class Conversation:
         """Remove all messages but the system's."""
         self.messages = list(self._opening)
 
-    def prompt(self) -> Prompt:
-        """The tokens after which the assistant speaks next.
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens after which the assistant speaks next; errors as of `plan`."""
+        return self.plan().tokens
+
+    def plan(self) -> AnswerPlan:
+        """What the assistant's next answer needs.
 
         Raises:
             ConfigError: the template does not take these messages, such as a system message where it knows none, or
                 they are not valid text.
         """
-        return self.template.prompt(self.messages)
-
-    def parser(self, prompt: Prompt) -> AnswerParser:
-        """What parts an answer to the prompt into thoughts and content."""
-        return parser_for(self.template, prompt)
+        return plan_answer(self.template, AnswerRequest(self.messages))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from client.drafting.pool import Drafters
 from client.options import Options, check_text
 from client.target import Target
 from swarm.errors import ConfigError, ContextFull
+from swarm.inference.grammar import GrammarCompiler
 from swarm.inference.sampling import check as check_sampling
 
 PREFILL_CHUNK = 512
@@ -42,12 +44,27 @@ class GenerationFactory:
     drafting: Executor
     nodes: int | None
     goodput: Goodput = field(default_factory=lambda: Goodput(MAX_NODES))
+    _grammars: list[GrammarCompiler] = field(default_factory=list)
 
     def forget(self) -> None:
         """Let drafters drop their state of texts, before they grow another tree."""
         for drafter in self.drafters.all:
             if isinstance(drafter, TreeDrafter):
                 self.drafting.submit(drafter.forget)
+
+    async def check_grammar(self, state: GenerationState) -> None:
+        """Compile a generation's grammar as the tail will, before anything travels; a known one takes no time.
+
+        Raises:
+            ConfigError: it is none, or too large.
+        """
+        grammar = None if state.sampling.rules is None else state.sampling.rules.grammar
+        if grammar is None:
+            return
+        if not self._grammars:
+            self._grammars.append(GrammarCompiler.of_tokenizer(self.target.tokenizer))
+        if self._grammars[0].kept(grammar) is None:
+            await asyncio.to_thread(self._grammars[0].compile, grammar)
 
     def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> GenerationState:
         """Make a generation.
@@ -89,8 +106,8 @@ class GenerationFactory:
             stop=options.stop,
             eos_ids=ends,
             max_new_tokens=options.max_new_tokens,
-            show=options.show,
         )
+        text.show(options.show)
         text.push(so_far)
         return GenerationState(
             prompt=ids,

@@ -66,6 +66,7 @@ class Piece:
         tokens: the ids that became certain since the last piece.
         log_probs: one per token, where they were asked for.
         sweeps: the sweeps that answered since the last piece, where `trace` was asked for: plain values for JSON.
+        reasoning: in a chat, the next characters of what the model thinks before it answers.
     """
 
     text: str
@@ -73,6 +74,7 @@ class Piece:
     tokens: tuple[int, ...] = ()
     log_probs: tuple[TokenLogProbs, ...] = ()
     sweeps: tuple[dict[str, object], ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 from rich.console import Console
+from rich.text import Text
 
 from client.library.sync import Chat
 from client.terminal import report
@@ -47,9 +48,15 @@ class ChatTerminal:
 
     def _answer(self, text: str) -> None:
         """Stream one answer. Ctrl-C and errors end the answer, not the conversation."""
+        is_thinking = False
         try:
             with closing(self._chat.stream(text, seed=self._seed)) as pieces:
                 for piece in pieces:
+                    self._think(piece.reasoning)
+                    is_thinking = is_thinking or bool(piece.reasoning)
+                    if piece.text and is_thinking:
+                        self._show("\n")
+                        is_thinking = False
                     self._show(piece.text, end="")
             self._show("")
         except KeyboardInterrupt:
@@ -90,6 +97,12 @@ class ChatTerminal:
             self._show(f"{value!r} is no seed; give a number below 2⁶³, or random")
             return
         self._show(f"seed: {'drawn for each answer' if self._seed is None else self._seed}")
+
+    def _think(self, text: str) -> None:
+        """Show what the model thinks before it answers."""
+        if text:
+            shown = plain_for(self._console.file, text)
+            self._console.print(Text(shown, style="dim"), end="", soft_wrap=True)
 
     def _show(self, text: str, end: str = "\n") -> None:
         self._console.file.write(plain_for(self._console.file, text) + end)

@@ -31,6 +31,7 @@ from swarm.discovery.dht.addresses import check_own_address
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, bracketed
 from swarm.errors import ConfigError
+from swarm.inference.grammar import GrammarCompiler
 from swarm.inference.gumbel import gumbel_row
 from swarm.layers import Span
 from swarm.routing.latency import measure_delays, measure_rate
@@ -140,6 +141,7 @@ class SpanHost:
             certificate=resources.certificate,
             valid_tokens=valid_tokens,
             noise=lru_cache(NOISE_ROWS)(gumbel_row),
+            grammars=GrammarCompiler.of_folder(resources.checkpoint.folder),
         )
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)

@@ -13,6 +13,7 @@ from node.session.successors import Successors
 from node.telemetry.counters import NodeCounters
 from swarm.errors import Busy
 from swarm.ids import PeerId
+from swarm.inference.grammar import GrammarCompiler
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.kv_slots import ancestor_bytes
 from swarm.layers import Span
@@ -43,6 +44,8 @@ class NodeContext:
     valid_tokens: int
     """Ids that the tail may pick are below this."""
     noise: NoiseSource
+    grammars: GrammarCompiler
+    """For the model's tokenizer."""
     journals: JournalBudget = field(default_factory=lambda: JournalBudget(JOURNAL_BYTES))
 
     async def kv_cache(self, span: Span, credits: Credits) -> KvCache:

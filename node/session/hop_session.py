@@ -104,7 +104,7 @@ class HopSession:
         self._passed_faults_in, self._passed_faults = -1, 0
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
-        self._tail = Tail(self.log)
+        self._tail = Tail(self.log, context.grammars if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
         self._is_dismissed = False
@@ -215,6 +215,7 @@ class HopSession:
         self.used_at = time.monotonic()
         self._context.counters.frames_in += 1
         if is_new:
+            self._tail.expect(frame.sweep.sampling)
             self._upstreams.note(frame)
             self._arrived[frame.sweep.sequence] = time.perf_counter()
             self._context.engine.submit(self)
@@ -241,6 +242,7 @@ class HopSession:
         self._running = None  # what runs now is of no use any more
         self._arrived.clear()
         self._tail.forget()
+        self._tail.expect(snapshot.sampling)
         self.journal.restored(self.log.executed, snapshot.headers)
         if self._next is not None:
             self._next.desync()
@@ -322,14 +324,14 @@ class HopSession:
 
     def pending(self) -> PendingWork | None:
         """For the engine: what `next_run` would return."""
-        if self.is_closed or self._kv_cache is None:
+        if self.is_closed or self._kv_cache is None or not self._tail.is_ready:
             return None
         rows = self.log.next_rows if self._running is None else self._running.remaining
         return None if rows is None else PendingWork(self.span, rows)
 
     def next_run(self) -> SweepRun | None:
         """For the engine: the sweep to work on."""
-        if self.is_closed or self._kv_cache is None:
+        if self.is_closed or self._kv_cache is None or not self._tail.is_ready:
             return None
         if self._running is None:
             work = self.log.next_work()
@@ -483,7 +485,9 @@ class HopSession:
 
     async def _serve_tail(self) -> None:
         self._upstreams.be_ready(self.credits)
-        await self._closed.wait()
+        async with TaskScope() as scope:
+            scope.spawn(self._tail.compile_grammars(lambda: self._context.engine.submit(self)))
+            await self._closed.wait()
 
     def _receipt(self, parts: int) -> Ack:
         working = self._running.work.frame.sweep.sequence if self._running is not None else 0

@@ -5,26 +5,40 @@ After a snapshot it answers again what is unanswered (R6), from the parts of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from node.engine.sweep_run import Picking, SweepRun
 from node.session.accepted_path import AcceptedPath, requested_rows
+from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
+from swarm.inference.grammar import CompiledGrammar, GrammarCompiler
 from swarm.inference.path_rules import PathRules
 from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import PickLogProbs
 from swarm.protocol.hop_log import HopLog
-from swarm.protocol.messages import HopTime, Reply, Want
+from swarm.protocol.messages import HopTime, Reply, Sampling, Want
+from swarm.protocol.pick_rules import Grammar
 
 
 class Tail:
     """Makes the replies of one session, whose state its log holds."""
 
-    def __init__(self, log: HopLog) -> None:
+    def __init__(self, log: HopLog, grammars: GrammarCompiler | None) -> None:
+        """Begin without a grammar.
+
+        Args:
+            log: holds the session's state.
+            grammars: compiles them; None on a hop that picks nothing.
+        """
         self._log = log
+        self._grammars = grammars
+        self._awaited: Grammar | None = None
+        self._is_awaited = asyncio.Event()
+        self._compiled: tuple[Grammar, CompiledGrammar] | None = None
         self._accepted = AcceptedPath()
         self._replayed: list[SweepRun] = []
         self._rules: PathRules | None = None
@@ -36,8 +50,48 @@ class Tail:
         if sampling.rules is None:
             self._rules = None
         elif self._rules is None or self._rules.rules != sampling.rules:
-            self._rules = PathRules(sampling.rules)
+            self._rules = PathRules(sampling.rules, self._of(sampling.rules.grammar))
         return Picking(sampling, self._rules, state)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether no grammar is being compiled."""
+        return self._awaited is None
+
+    def expect(self, sampling: Sampling | None) -> None:
+        """Picks will follow this: its grammar is compiled before any sweep is run, beside the event loop."""
+        grammar = None if sampling is None or sampling.rules is None else sampling.rules.grammar
+        if grammar is None or self._grammars is None or (self._compiled is not None and self._compiled[0] == grammar):
+            return
+        self._awaited = grammar
+        self._is_awaited.set()
+
+    async def compile_grammars(self, on_ready: Callable[[], None]) -> None:
+        """Compile what is expected, one after the other, until cancelled.
+
+        Args:
+            on_ready: called when sweeps can run.
+
+        Raises:
+            RemoteProtocolError: one is none, or too large.
+        """
+        while True:
+            await self._is_awaited.wait()
+            self._is_awaited.clear()
+            grammar = self._awaited
+            if grammar is None or self._grammars is None:
+                continue
+            try:
+                found = await asyncio.to_thread(self._grammars.compile, grammar)
+            except ConfigError as error:
+                raise RemoteProtocolError("grammar", str(error)) from error
+            if self._awaited == grammar:
+                self._compiled, self._awaited = (grammar, found), None
+                on_ready()
+
+    def _of(self, grammar: Grammar | None) -> CompiledGrammar | None:
+        """The grammar, compiled; None for one that a later one has replaced: nobody needs those picks."""
+        return self._compiled[1] if self._compiled is not None and self._compiled[0] == grammar else None
 
     def reply(self, run: SweepRun, times: Sequence[HopTime]) -> Reply:
         """The answer to the sweep that was run last."""

@@ -1,4 +1,4 @@
-"""Rules of picks that depend on the path to a tree node: penalties and biases, exact for any tree.
+"""Rules of picks that depend on the path to a tree node: penalties, biases and grammars, exact for any tree.
 
 A node's path is all committed tokens, then its ancestors and itself. What counts along the committed part is kept from
 sweep to sweep; only the few tokens below it are counted per node. A logit is changed in one step from the model's own,
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from swarm.ids import TreeNodeId
+from swarm.inference.grammar import CompiledGrammar, GrammarState
 from swarm.protocol.pick_rules import PickRules
 from swarm.protocol.session import CommittedToken, SessionState
 
@@ -26,9 +27,16 @@ class PathRules:
         rules: what they are.
     """
 
-    def __init__(self, rules: PickRules) -> None:
+    def __init__(self, rules: PickRules, grammar: CompiledGrammar | None = None) -> None:
+        """Begin at the start of a text.
+
+        Args:
+            rules: what they are.
+            grammar: the rules' own, compiled; None: it is not followed.
+        """
         self.rules = rules
         self._base = _BaseCounts(rules.start)
+        self._grammar = None if grammar is None else GrammarState(grammar, rules)
 
     @torch.inference_mode()
     def apply(self, logits: Tensor, nodes: Sequence[TreeNodeId], state: SessionState) -> None:
@@ -38,6 +46,9 @@ class PathRules:
             logits: float32 [len(nodes), vocab_size]
             nodes: committed or live.
             state: whose nodes they are.
+
+        Raises:
+            RemoteProtocolError: the grammar takes too much time or memory.
         """
         paths = NodePaths.of(nodes, state)
         if self.rules.has_penalty:
@@ -45,6 +56,10 @@ class PathRules:
         if self.rules.logit_bias:
             tokens, biases = zip(*self.rules.logit_bias, strict=True)
             logits[:, list(tokens)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+        if self._grammar is not None:
+            self._grammar.follow(state.committed, paths.length)
+            prompt = max(self.rules.start - paths.length, 0)
+            self._grammar.mask(logits, [path[prompt:] for path in paths.below])
 
     def _penalise(self, logits: Tensor, paths: NodePaths, state: SessionState) -> None:
         """The penalties: for tokens of the common part of all rows at once, then for each row's own tokens."""

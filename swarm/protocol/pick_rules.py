@@ -109,6 +109,8 @@ class PickRules:
         for field, value, holds, law in laws:
             if not holds:
                 return field, f"{law}, got {value}"
+        if self.grammar is not None and not self.end_tokens:
+            return "grammar", "needs a model with a token that ends its texts"
         return None if self.grammar is None else _grammar_problem(self.grammar)
 
 

@@ -78,6 +78,8 @@ class _TurnReader:
 
     def read_user(self, content: Content, param: str) -> None:
         """A turn of the user."""
+        if not content:
+            raise invalid(f"{param}: user messages must have non-empty content", "messages")
         if isinstance(content, str):
             self._say("user", content)
             return

@@ -10,15 +10,15 @@ from fastapi.responses import JSONResponse
 from client.api.anthropic.request import MessagesInput, MessagesRequest, hides_thinking, make_job
 from client.api.anthropic.writer import MessageWriter
 from client.api.backend import Delta, Event, Finished
-from client.api.context import Answer, ApiContext
+from client.api.context import Answer, ApiContext, request_id
 from client.api.errors import ApiError, error_body
-from client.api.guard import request_id
+from client.api.json_text import JsonRoute
 from client.api.sse import Frames, sse, sse_response
 
 
 def routes(context: ApiContext) -> APIRouter:
     """All routes."""
-    router = APIRouter(tags=["Anthropic messages"])
+    router = APIRouter(tags=["Anthropic messages"], route_class=JsonRoute)
 
     @router.post("/v1/messages", response_model=None, summary="Create a message")
     async def create(body: MessagesRequest, request: Request) -> Response:

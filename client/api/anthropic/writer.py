@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from client.api.backend import Begun, Delta, Finished
-from client.api.tool_arguments import arguments_object
+from client.api.json_text import arguments_object
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCallDelta
 
 JsonObject = dict[str, Any]

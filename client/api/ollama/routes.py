@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -10,6 +11,7 @@ from fastapi.responses import JSONResponse
 from client.api.backend import Delta, Event, Finished, Job, ModelCard
 from client.api.context import Answer, ApiContext
 from client.api.errors import ApiError, error_body
+from client.api.json_text import JsonRoute
 from client.api.ollama.models import OLLAMA_VERSION, listed, running, shown, untagged
 from client.api.ollama.request import ChatRunRequest, GenerateRequest, RunRequest, chat_job, generate_job
 from client.api.ollama.writer import RunWriter
@@ -28,6 +30,21 @@ REFUSED: Final = {
 """Paths of Ollama's that change or embed, and why they are refused."""
 
 
+class OllamaRoute(JsonRoute):
+    """A route whose body is JSON whatever its header says: `curl -d` says that it is a form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, for a request that says JSON."""
+        handle = super().get_route_handler()
+
+        async def handle_any(request: Request) -> Response:
+            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+            headers = [*others, (b"content-type", b"application/json")]
+            return await handle(Request({**request.scope, "headers": headers}, request.receive))
+
+        return handle_any
+
+
 class ShowRequest(ApiModel):
     """Of `/api/show`; older clients say `name`."""
 
@@ -37,7 +54,7 @@ class ShowRequest(ApiModel):
 
 def routes(context: ApiContext) -> APIRouter:
     """All routes."""
-    router = APIRouter(tags=["Ollama"])
+    router = APIRouter(tags=["Ollama"], route_class=OllamaRoute)
     service = _Ollama(context)
     router.post("/api/chat", response_model=None, summary="Chat")(service.chat)
     router.post("/api/generate", response_model=None, summary="Generate")(service.generate)

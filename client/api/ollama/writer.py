@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from client.api.backend import Delta, Finished
+from client.api.json_text import arguments_object
 from client.api.openai.bodies import chat_log_probs
-from client.api.tool_arguments import arguments_object
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
 
 JsonObject = dict[str, Any]

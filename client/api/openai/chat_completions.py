@@ -14,6 +14,7 @@ from client.api.backend import Delta, Finished, ModelCard
 from client.api.choices import Answers, begin_all, complete_all
 from client.api.context import ApiContext, FullAnswer, reasoning_tokens
 from client.api.errors import ApiError, error_body
+from client.api.json_text import JsonRoute
 from client.api.openai.bodies import chat_log_probs, fingerprint, new_id, speed, usage
 from client.api.openai.chat_request import ChatRequest
 from client.api.openai.fields import for_choice
@@ -23,7 +24,7 @@ from client.dialogue.messages import AnswerDelta, ContentDelta, ReasoningDelta, 
 
 def routes(context: ApiContext) -> APIRouter:
     """The route."""
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:

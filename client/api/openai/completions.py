@@ -15,6 +15,7 @@ from client.api.backend import Delta, Finished, ModelCard, TextJob
 from client.api.choices import Answers, begin_all, complete_all
 from client.api.context import ApiContext, FullAnswer
 from client.api.errors import invalid, unsupported
+from client.api.json_text import JsonRoute
 from client.api.openai.bodies import LEAST_LOG_PROB, fingerprint, new_id, speed, usage
 from client.api.openai.chat_completions import error_frame
 from client.api.openai.fields import SamplingRequest, for_choice
@@ -81,7 +82,7 @@ class CompletionRequest(SamplingRequest):
 
 def routes(context: ApiContext) -> APIRouter:
     """The route."""
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post("/v1/completions", response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:

@@ -1,21 +1,22 @@
-"""`GET /v1/models`, and `POST /v1/embeddings`, which is refused."""
+"""`GET /v1/models`, in OpenAI's form or in Anthropic's; `POST /v1/embeddings`, which is refused."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from client.api.anthropic.models import model_info, model_page, speaks_anthropic
 from client.api.backend import ModelCard
-from client.api.context import ApiContext
+from client.api.context import ApiContext, speaks_anthropic
 from client.api.errors import ApiError
+from client.api.json_text import JsonRoute
 
 
 def routes(context: ApiContext) -> APIRouter:
     """The routes."""
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> JSONResponse:
@@ -57,3 +58,22 @@ def model_body(card: ModelCard) -> dict[str, Any]:
         "capabilities": {"chat": True, "chat_template": card.has_template, "tools": bool(card.tool_family)},
         "fingerprint": card.fingerprint,
     }
+
+
+def model_info(card: ModelCard) -> dict[str, Any]:
+    """A model as Anthropic's clients read it."""
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "created_at": datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": card.context_length,
+        "max_tokens": card.context_length,
+    }
+
+
+def model_page(card: ModelCard) -> dict[str, Any]:
+    """The only page of the list of models, for Anthropic's clients."""
+    end = card.id or None
+    return {"data": [model_info(card)] if card.id else [], "has_more": False, "first_id": end, "last_id": end}

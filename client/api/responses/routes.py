@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from client.api.backend import Caller, ChatJob, Delta, Event, Finished, ModelCard
 from client.api.context import Answer, ApiContext
 from client.api.errors import ApiError, invalid
+from client.api.json_text import JsonRoute
 from client.api.openai.bodies import chat_log_probs
 from client.api.responses.items import InputItem
 from client.api.responses.request import (
@@ -35,7 +36,7 @@ MAX_LISTED: Final = 100
 
 def routes(context: ApiContext) -> APIRouter:
     """All routes; what they store is theirs alone."""
-    router = APIRouter(tags=["OpenAI responses"])
+    router = APIRouter(tags=["OpenAI responses"], route_class=JsonRoute)
     service = _Responses(context, ResponseStore(context.settings.clock))
     router.post("/v1/responses", response_model=None, summary="Create a response")(service.create)
     router.post("/v1/responses/input_tokens", response_model=None, summary="Count input tokens")(service.count)

@@ -92,7 +92,7 @@ class ResponseStore:
         size_bytes = stored.measure()
         if size_bytes > self._max_response_bytes:
             return False
-        self._forget_old()
+        self.delete(key, stored.id)
         shelf = self._shelves.setdefault(key, _Shelf())
         shelf.entries[stored.id] = _Kept(stored, size_bytes, self._clock())
         shelf.size_bytes += size_bytes

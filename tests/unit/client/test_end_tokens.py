@@ -35,7 +35,11 @@ def ends(folder: Path, written: str | bytes | None, configured: int | list[int] 
     ids=["one", "several", "none", "null", "no file"],
 )
 def test_a_turn_ends_at_the_generation_config_s_tokens_and_the_tokenizer_s(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, written: str | None, configured: Any, want: set[int]
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    written: str | None,
+    configured: int | list[int] | None,
+    want: set[int],
 ) -> None:
     assert ends(tmp_path, written, configured) == want
     assert not caplog.records

@@ -31,7 +31,7 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
 
 
 def text(conversation: Conversation, of: PreTrainedTokenizerFast) -> str:
-    return str(of.decode(list(conversation.prompt().tokens)))
+    return str(of.decode(list(conversation.prompt())))
 
 
 def test_the_template_writes_the_only_beginning_of_text() -> None:
@@ -40,7 +40,7 @@ def test_the_template_writes_the_only_beginning_of_text() -> None:
     conversation = Conversation(made, system="be brief")
     conversation.add("user", "hello")
     assert text(conversation, made) == "<s>[system]be brief[user]hello[assistant]"
-    assert conversation.prompt().tokens.count(made.bos_token_id) == 1
+    assert conversation.prompt().count(made.bos_token_id) == 1
     assert (conversation.has_template, conversation.stop) == (True, ())
 
 

@@ -265,6 +265,7 @@ def of_user(*blocks: dict[str, Any]) -> dict[str, Any]:
 ERRORS = {
     "another model is 404 not_found_error": Refused({"model": "other"}, 404, "not_found_error", "other"),
     "no messages is 400": Refused({"messages": []}, 400, "invalid_request_error", "messages"),
+    "a user's turn without content is 400": Refused(of_user(), 400, "invalid_request_error", "non-empty content"),
     "max_tokens 0 is 400": Refused({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
     "an image is refused by its place": Refused(
         of_user({"type": "text", "text": "a"}, {"type": "image", "source": {"type": "url", "url": "x"}}),

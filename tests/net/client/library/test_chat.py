@@ -47,6 +47,24 @@ def prompt_of(running: ThreeNodes, messages: tuple[Message, ...]) -> tuple[int, 
     return conversation.prompt()
 
 
+THINKS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}<think>{# </think> #}"
+
+
+async def test_thoughts_come_apart_from_the_text_and_leave_the_history(
+    running: ThreeNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running.client.target.tokenizer, "chat_template", THINKS)
+    async with running.client.chat(**OPTIONS) as chat:
+        pieces = [piece async for piece in chat.stream("Where is the captain?")]
+        assert chat.history == (Message("user", "Where is the captain?"), Message("assistant", ""))
+        alone = await running.client.generate(prompt_of(running, tuple(chat.history[:1])), **OPTIONS)
+    assert "".join(piece.reasoning for piece in pieces) == alone.text.strip()
+    assert all(not piece.text for piece in pieces)
+    result = pieces[-1].result
+    assert result is not None
+    assert (result.text, result.tokens) == ("", alone.tokens)
+
+
 @pytest.mark.parametrize("nodes", [0, 16])
 async def test_only_new_tokens_travel(nodes: int, running: ThreeNodes) -> None:
     options: GenerateOptions = {**OPTIONS, "nodes": nodes}

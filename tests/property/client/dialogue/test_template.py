@@ -45,11 +45,12 @@ def turns(contents: list[str]) -> list[Message]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=8)
-@given(st.lists(HARMLESS, min_size=1, max_size=4), st.sampled_from([None, True, False]))
+@settings(max_examples=30)
+@given(
+    st.sampled_from(list(TEMPLATES)), st.lists(HARMLESS, min_size=1, max_size=4), st.sampled_from([None, True, False])
+)
 def test_a_prompt_without_control_tokens_is_the_template_s_own(
-    name: str, kind: str, contents: list[str], reasoning: bool | None
+    kind: str, name: str, contents: list[str], reasoning: bool | None
 ) -> None:
     template, messages = made(name, kind), turns(contents)
     got = template.prompt(messages, switches=PromptSwitches(reasoning))
@@ -67,10 +68,9 @@ def test_a_prompt_without_control_tokens_is_the_template_s_own(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=8)
-@given(st.lists(TYPED, min_size=1, max_size=3))
-def test_typed_control_tokens_add_none_to_a_prompt(name: str, kind: str, contents: list[str]) -> None:
+@settings(max_examples=30)
+@given(st.sampled_from(list(TEMPLATES)), st.lists(TYPED, min_size=1, max_size=3))
+def test_typed_control_tokens_add_none_to_a_prompt(kind: str, name: str, contents: list[str]) -> None:
     template = made(name, kind)
     source = TEMPLATES[name]
     control = {

@@ -74,7 +74,7 @@ rules = st.builds(
     repetition_penalty=st.floats(*REPETITION),
     logit_bias=biases.map(lambda found: tuple(sorted(found.items()))),
     grammar=st.none() | grammars,
-    end_tokens=st.sets(tokens, max_size=5).map(lambda found: tuple(sorted(found))),
+    end_tokens=st.sets(tokens, min_size=1, max_size=5).map(lambda found: tuple(sorted(found))),
 )
 samplings = st.builds(
     Sampling,

@@ -104,6 +104,10 @@ def test_calls_in_one_list_are_counted() -> None:
         ]
 
 
+def test_a_call_may_go_without_arguments() -> None:
+    assert parts("qwen25", '<tool_call>{"name": "wait"}</tool_call>') == [ToolCallDelta(0, "id0", "wait", "{}")]
+
+
 def test_arguments_go_out_while_they_come() -> None:
     template = ChatTemplate(chat_tokenizer(TEMPLATES["qwen25"]))
     parser = parser_for(template, Prompt(()), [LOOK], lambda: "id")
@@ -117,6 +121,7 @@ def test_arguments_go_out_while_they_come() -> None:
 MALFORMED = {
     "no JSON": ("qwen25", "<tool_call>\nlook!\n</tool_call>"),
     "no name": ("qwen25", '<tool_call>{"arguments": {}}</tool_call>'),
+    "arguments misspelt": ("qwen25", '<tool_call>{"name": "look", "argument": {"at": "x"}}</tool_call>'),
     "cut": ("qwen25", '<tool_call>{"name": "lo'),
     "mistral": ("mistral_v3", "[TOOL_CALLS] look around"),
     "mistral, no object": ("mistral_v13", "[TOOL_CALLS]look[ARGS]around"),

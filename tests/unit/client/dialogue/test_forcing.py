@@ -132,13 +132,13 @@ SCHEMA = Grammar("json_schema", json.dumps({"type": "object", "properties": {"a"
 
 
 def test_an_answer_s_schema_leaves_thoughts_free() -> None:
-    def asked(name: str, prompt: Prompt = Prompt(())) -> Grammar | None:
-        return grammar_for(made(name)[0], prompt, [], ToolChoice(), SCHEMA)
+    def asked(name: str, *, opens: bool = False) -> Grammar | None:
+        return grammar_for(made(name)[0], Prompt((), opens), [], ToolChoice(), SCHEMA)
 
     assert asked("qwen25") == SCHEMA
     assert takes("qwen3", asked("qwen3"), '<think>\nhm {\n</think>\n\n{"a": 1}')
     assert takes("qwen3", asked("qwen3"), '{"a": 1}')
-    assert takes("qwen3", asked("qwen3", Prompt((), opens_reasoning=True)), 'hm\n</think>\n\n{"a": 1}')
+    assert takes("qwen3", asked("qwen3", opens=True), 'hm\n</think>\n\n{"a": 1}')
     assert not takes("qwen3", asked("qwen3"), '<think>\n</think>\n\n{"a": "x"}')
     final = '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{"a": 1}'
     assert takes("harmony", asked("harmony"), final)

@@ -49,7 +49,7 @@ class FakeChat:
                     raise KeyboardInterrupt
                 if word == "break":
                     raise GenerationInterrupted("node Qm vanished", "", ())
-                yield Piece(word + " ")
+                yield Piece("", reasoning=word) if word.startswith("hm") else Piece(word + " ")
             yield Piece("", Result(text, (1, 2), "length", STATS))
         finally:
             self.stats = replace(STATS, seed=seed or 99)
@@ -72,6 +72,15 @@ def talk(*lines: str, seed: int | None = None, out: io.StringIO | None = None) -
     talk = ChatTerminal(cast("Any", chat), Console(file=out, width=200), seed)
     talk.run(iter(lines))
     return out.getvalue(), chat, talk
+
+
+def test_thoughts_are_shown_before_the_answer_and_dim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert talk("hm, hm. Yes.")[0] == "hm,hm.\n\nYes. \n"
+    said, _, _ = talk("hm\x1b[31m Yes.", out=Tty())
+    assert "\x1b[2m" in said
+    assert "\x1b[31m" not in said
+    assert said.endswith("\nYes. \n")
 
 
 def test_answers_stream_line_by_line_and_blank_lines_are_no_turns() -> None:

@@ -1,0 +1,73 @@
+"""JSON that strangers wrote: bodies of requests, and arguments of calls."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+
+from client.api.sse import compact
+
+
+def read_json(body: bytes) -> Any:  # noqa: ANN401 - JSON values
+    """The value of a body. Whatever it holds can be written again: numbers are finite, texts are Unicode.
+
+    Raises:
+        json.JSONDecodeError: it is no such JSON, or nested too deeply.
+    """
+    try:
+        text = body.decode("utf-8-sig")
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        if "\\u" in text:
+            compact(value).encode()  # half of a character has no UTF-8
+    except json.JSONDecodeError:
+        raise
+    except UnicodeError:
+        raise json.JSONDecodeError("text is not valid Unicode", "", 0) from None
+    except ValueError as error:
+        raise json.JSONDecodeError(str(error), "", 0) from None
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    return value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return number
+
+
+class JsonRequest(Request):
+    """A request whose body is read by `read_json`."""
+
+    async def json(self) -> Any:  # noqa: ANN401 - JSON values
+        """The body's value; errors as of `read_json`."""
+        return read_json(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """A route of `JsonRequest`: what cannot be JSON is refused before any dialect sees it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler, for such a request."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object; of a text that was cut, as much as it says."""
+    try:
+        value = from_json(arguments, allow_partial="trailing-strings", allow_inf_nan=False)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

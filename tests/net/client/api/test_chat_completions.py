@@ -1,0 +1,577 @@
+"""Chat completions as OpenAI's official client speaks them, against shapes that its documentation states.
+
+Each body and each chunk is read by the client's own models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from client.api.app import build_app
+from client.api.context import ApiSettings
+from client.api.queue import QueueFull
+from client.dialogue.messages import Message, ReasoningDelta, Tool, ToolCall, ToolCallDelta, ToolChoice
+from client.options import Grammar
+from client.stats import TokenLogProbs
+from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted, RouteError
+from tests.api_server import served
+from tests.json_shapes import mismatch
+from tests.scripted_backend import Gate, Script, ScriptedBackend, saying, steps
+
+HI = [{"role": "user", "content": "Hi"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a town",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+        "strict": True,
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+CALL = (ToolCallDelta(0, "call_7", "weather", '{"town":'), ToolCallDelta(0, "", "", '"Ulm"}'))
+LOG_PROBS = [TokenLogProbs(100, -0.25, ((100, -0.25), (7, -2.0))), TokenLogProbs(101, float("-inf"))]
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 2,
+    "total_tokens": 9,
+    "prompt_tokens_details": {"cached_tokens": 3, "audio_tokens": 0},
+    "completion_tokens_details": {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 1,
+        "rejected_prediction_tokens": 3,
+        "audio_tokens": 0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def backend() -> ScriptedBackend:
+    return ScriptedBackend(saying("Hello"))
+
+
+@pytest.fixture(scope="module")
+def url(backend: ScriptedBackend) -> Iterator[str]:
+    with served(build_app(backend, ApiSettings(keep_alive_s=0.05, max_body_bytes=100_000))) as base:
+        yield base
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def asked(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """A request's fields; those that OpenAI's client does not know travel as its extra body."""
+    known = {"messages": HI, "model": "demo-model", **fields}
+    extra = {
+        name: known.pop(name) for name in ("top_k", "min_p", "repetition_penalty", "canopy", "odd") if name in known
+    }
+    return {**known, **({"extra_body": extra} if extra else {})}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, the answer that is played, and the shape of the body."""
+
+    asks: dict[str, Any]
+    shape: dict[str, Any]
+    script: Script = field(default_factory=lambda: saying("Hel", "lo"))
+
+
+def choice(content: str | None, reason: str = "stop", **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    message = {"role": "assistant", "content": content, "refusal": None, **more}
+    return {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+
+
+BODIES = {
+    "the head of a completion": Case(
+        {},
+        {
+            "id": re.compile("chatcmpl-.+"),
+            "object": "chat.completion",
+            "created": int,
+            "model": "demo-model",
+            "system_fingerprint": re.compile("fp_.+"),
+            "choices": [choice("Hello")],
+        },
+    ),
+    "usage with details": Case({}, {"usage": USAGE}),
+    "length": Case({"max_tokens": 2}, {"choices": [choice("Hello", "length")]}, saying("Hel", "lo", reason="length")),
+    "an empty answer": Case({}, {"choices": [choice("")], "usage": {"completion_tokens": 0}}, saying()),
+    "a tool call": Case(
+        {"tools": [WEATHER]},
+        {
+            "choices": [
+                choice(
+                    None,
+                    "tool_calls",
+                    tool_calls=[
+                        {
+                            "id": "call_7",
+                            "type": "function",
+                            "function": {"name": "weather", "arguments": '{"town":"Ulm"}'},
+                        }
+                    ],
+                )
+            ]
+        },
+        saying(*CALL, reason="tool_calls"),
+    ),
+    "two tool calls after a text": Case(
+        {"tools": [WEATHER, CLOCK]},
+        {
+            "choices": [
+                choice(
+                    "Both.",
+                    "tool_calls",
+                    tool_calls=[{"id": "call_7"}, {"id": "call_8", "function": {"name": "clock", "arguments": "{}"}}],
+                )
+            ]
+        },
+        saying("Both.", *CALL, ToolCallDelta(1, "call_8", "clock", "{}"), reason="tool_calls"),
+    ),
+    "reasoning beside the content": Case(
+        {"reasoning_effort": "high"},
+        {
+            "choices": [choice("Hello", reasoning_content="hm")],
+            "usage": {"completion_tokens_details": {"reasoning_tokens": 1}},
+        },
+        saying(ReasoningDelta("hm"), "Hello"),
+    ),
+    "log-probabilities": Case(
+        {"logprobs": True, "top_logprobs": 2},
+        {
+            "choices": [
+                {
+                    "logprobs": {
+                        "content": [
+                            {
+                                "token": "t100",
+                                "logprob": -0.25,
+                                "bytes": list(b"t100"),
+                                "top_logprobs": [
+                                    {"token": "t100", "logprob": -0.25, "bytes": list(b"t100")},
+                                    {"token": "t7", "logprob": -2.0, "bytes": list(b"t7")},
+                                ],
+                            },
+                            {"token": "t101", "logprob": -9999.0, "bytes": list(b"t101"), "top_logprobs": []},
+                        ],
+                        "refusal": None,
+                    }
+                }
+            ]
+        },
+        saying("Hel", "lo", log_probs=LOG_PROBS),
+    ),
+    "two choices": Case(
+        {"n": 2},
+        {
+            "choices": [choice("Hello"), {**choice("Hello"), "index": 1}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11},
+        },
+    ),
+    "JSON as it was made": Case(
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "one", "schema": SCHEMA, "strict": True},
+            }
+        },
+        {"choices": [choice('{"n": 1}')]},
+        saying('{"n":', " 1}"),
+    ),
+    "the canopy extension": Case(
+        {"canopy": {"nodes": 4}},
+        {"canopy": {"seed": 11, "tokens_per_s": float, "acceptance_length": float, "hops": ["abcdefgh 0-4"]}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BODIES.values(), ids=BODIES.keys())
+def test_body(client: openai.OpenAI, backend: ScriptedBackend, case: Case) -> None:
+    backend.script = case.script
+    answer = client.chat.completions.with_raw_response.create(**asked(**case.asks))
+    told = json.loads(answer.text)
+    assert mismatch(told, case.shape) == ""
+    ChatCompletion.model_validate(told)
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The choices that chunks add up to."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for part in chunk["choices"]:
+            own = choices.setdefault(part["index"], choice(""))
+            own["index"], message, delta = part["index"], own["message"], part["delta"]
+            own["finish_reason"] = part["finish_reason"]
+            message["content"] += delta.get("content") or ""
+            if "reasoning_content" in delta:
+                message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
+            for call in delta.get("tool_calls", ()):
+                calls = message.setdefault("tool_calls", [])
+                if call["index"] == len(calls):
+                    calls.append({"id": call["id"], "type": call["type"], "function": {**call["function"]}})
+                else:
+                    assert "id" not in call, "an id comes once"
+                    calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            if part["logprobs"] is not None:
+                own["logprobs"] = own["logprobs"] or {"content": [], "refusal": None}
+                own["logprobs"]["content"] += part["logprobs"]["content"]
+    for own in choices.values():
+        if "tool_calls" in own["message"]:
+            own["message"]["content"] = own["message"]["content"] or None
+    return [choices[number] for number in sorted(choices)]
+
+
+@pytest.mark.parametrize("case", BODIES.values(), ids=BODIES.keys())
+def test_stream_adds_up_to_the_same_body(client: openai.OpenAI, backend: ScriptedBackend, case: Case) -> None:
+    backend.script = case.script
+    options = {"include_usage": True}
+    with client.chat.completions.create(**asked(stream=True, stream_options=options, **case.asks)) as stream:
+        chunks = [chunk.to_dict(mode="json") for chunk in stream]
+    for chunk in chunks:
+        assert chunk["object"] == "chat.completion.chunk"
+        ChatCompletionChunk.model_validate(chunk)
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+    head = {name: part for name, part in case.shape.items() if name not in {"object", "canopy"}}
+    body = {**chunks[0], "choices": joined(chunks), "usage": chunks[-1]["usage"]}
+    assert mismatch(body, head) == ""
+    assert chunks[-1]["choices"] == []
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    for number in range(case.asks.get("n", 1)):
+        own = [part for chunk in chunks for part in chunk["choices"] if part["index"] == number]
+        assert own[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+        assert [part["finish_reason"] is None for part in own] == [True] * (len(own) - 1) + [False]
+        assert own[-1]["delta"] == {}
+
+
+def test_stream_without_usage_has_none(client: openai.OpenAI, backend: ScriptedBackend) -> None:
+    backend.script = saying("Hel", "lo")
+    with client.chat.completions.create(**asked(stream=True)) as stream:
+        chunks = [chunk.to_dict(mode="json") for chunk in stream]
+    assert [part["delta"].get("content") for chunk in chunks for part in chunk["choices"]] == ["", "Hel", "lo", None]
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {"temperature": 1.0}),
+        ({"temperature": 0, "top_p": 0.5}, {"temperature": 0, "top_p": 0.5}),
+        ({"top_k": 5, "min_p": 0.1}, {"top_k": 5, "min_p": 0.1}),
+        ({"top_k": -1}, {"temperature": 1.0}),
+        ({"max_tokens": 3}, {"max_new_tokens": 3}),
+        ({"max_completion_tokens": 4, "max_tokens": 3}, {"max_new_tokens": 4}),
+        ({"seed": 7}, {"seed": 7}),
+        ({"seed": -1}, {"seed": 2**63 - 1}),
+        ({"stop": "\n"}, {"stop": ["\n"]}),
+        ({"stop": ["a", "b"]}, {"stop": ["a", "b"]}),
+        ({"stop": []}, {"stop": []}),
+        ({"frequency_penalty": 0.5, "presence_penalty": -1}, {"frequency_penalty": 0.5, "presence_penalty": -1}),
+        ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+        ({"repetition_penalty": 1, "presence_penalty": 0}, {"temperature": 1.0}),
+        ({"logit_bias": {"12": -100, "7": 5}}, {"logit_bias": {12: -100, 7: 5}}),
+        ({"logprobs": True}, {"log_probs": 0}),
+        ({"logprobs": True, "top_logprobs": 20}, {"log_probs": 20}),
+        ({"logprobs": False}, {"temperature": 1.0}),
+        ({"response_format": {"type": "text"}}, {"temperature": 1.0}),
+        ({"response_format": {"type": "json_object"}}, {"grammar": Grammar("json")}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "one", "schema": SCHEMA}}},
+            {"grammar": Grammar("json_schema", json.dumps(SCHEMA))},
+        ),
+        ({"canopy": {"nodes": 16, "trace": True}}, {"nodes": 16, "trace": True}),
+        ({"user": "me", "odd": 1, "metadata": {"a": "b"}, "store": False}, {"temperature": 1.0}),
+    ],
+    ids=lambda value: json.dumps(value, default=str)[:70],
+)
+def test_fields_become_options(
+    client: openai.OpenAI, backend: ScriptedBackend, fields: dict[str, Any], options: dict[str, Any]
+) -> None:
+    backend.script = saying("Hello")
+    client.chat.completions.create(**asked(**fields))
+    assert backend.last.options == {"temperature": 1.0, **options}
+
+
+def test_choices_have_seeds_of_their_own(client: openai.OpenAI, backend: ScriptedBackend) -> None:
+    before = len(backend.jobs)
+    client.chat.completions.create(**asked(n=4, seed=7))
+    assert sorted(job.options["seed"] for job in backend.jobs[before:]) == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"role": "developer", "content": "Be brief."}, Message("system", "Be brief.")),
+        ({"role": "user", "content": "Hi", "name": "ann"}, Message("user", "Hi", name="ann")),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            Message("user", "ab"),
+        ),
+        (
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+                ],
+            },
+            Message("assistant", "", tool_calls=(ToolCall("call_7", "weather", "{}"),)),
+        ),
+        ({"role": "assistant", "refusal": "No."}, Message("assistant", "No.")),
+        (
+            {"role": "assistant", "content": "Hello", "reasoning_content": "hm"},
+            Message("assistant", "Hello", reasoning="hm"),
+        ),
+        (
+            {"role": "tool", "tool_call_id": "call_7", "content": "rain"},
+            Message("tool", "rain", tool_call_id="call_7"),
+        ),
+    ],
+    ids=["developer", "name", "parts", "calls", "refusal", "reasoning", "tool"],
+)
+def test_messages_are_read(
+    client: openai.OpenAI, backend: ScriptedBackend, given: dict[str, Any], read: Message
+) -> None:
+    client.chat.completions.create(**asked(messages=[given]))
+    assert list(backend.last.messages) == [read]
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "read"),
+    [
+        ({"tools": [WEATHER]}, ToolChoice()),
+        ({"tools": [WEATHER], "tool_choice": "none"}, ToolChoice("none")),
+        ({"tools": [WEATHER], "tool_choice": "required"}, ToolChoice("required")),
+        ({"tools": [WEATHER], "tool_choice": NAMED}, ToolChoice("required", "weather")),
+        ({"tools": [WEATHER], "parallel_tool_calls": False}, ToolChoice(parallel=False)),
+        ({"tool_choice": "none"}, ToolChoice("none")),
+    ],
+    ids=["auto", "none", "required", "named", "one at a time", "none without tools"],
+)
+def test_tool_choice_is_read(
+    client: openai.OpenAI, backend: ScriptedBackend, fields: dict[str, Any], read: ToolChoice
+) -> None:
+    client.chat.completions.create(**asked(**fields))
+    assert backend.last.tool_choice == read
+    if fields.get("tools"):
+        function: Any = WEATHER["function"]
+        assert list(backend.last.tools) == [Tool("weather", "of a town", function["parameters"], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "param"),
+    [
+        ({"messages": []}, 400, "invalid_value", "messages"),
+        ({"messages": "Hi"}, 400, "invalid_value", "messages"),
+        ({"messages": [{"role": "robot", "content": "Hi"}]}, 400, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, 400, None, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_value", "messages[0].content"),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            400,
+            "missing_required_parameter",
+            "messages[0].tool_call_id",
+        ),
+        (
+            {"messages": [*HI, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            400,
+            "unsupported_content_type",
+            "messages[1].content[0]",
+        ),
+        ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
+        ({"temperature": 2.5}, 400, "invalid_value", "temperature"),
+        ({"temperature": True}, 400, "invalid_value", "temperature"),
+        ({"top_p": 0}, 400, "invalid_value", "top_p"),
+        ({"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+        ({"max_tokens": "5"}, 400, "invalid_value", "max_tokens"),
+        ({"n": 5}, 400, "invalid_value", "n"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, 400, "invalid_value", "stop"),
+        ({"stop": ""}, 400, "invalid_value", "stop"),
+        ({"stop": 5}, 400, "invalid_value", "stop"),
+        ({"frequency_penalty": 3}, 400, "invalid_value", "frequency_penalty"),
+        ({"logit_bias": {"x": 1}}, 400, None, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, 400, "invalid_value", "logit_bias"),
+        ({"top_logprobs": 5}, 400, None, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "invalid_value", "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, 400, None, "stream_options"),
+        ({"tools": [{"type": "custom"}]}, 400, "invalid_value", "tools[0].type"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            400,
+            "invalid_value",
+            "tools[0].function.name",
+        ),
+        ({"tool_choice": "required"}, 400, None, "tool_choice"),
+        ({"tools": [CLOCK], "tool_choice": NAMED}, 400, None, "tool_choice"),
+        ({"functions": [{"name": "clock"}]}, 400, "unsupported_parameter", "functions"),
+        ({"modalities": ["text", "audio"]}, 400, "unsupported_parameter", "modalities"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            400,
+            "missing_required_parameter",
+            "response_format.json_schema",
+        ),
+        ({"response_format": {"type": "xml"}}, 400, "invalid_value", "response_format.type"),
+        ({"model": "gpt-9"}, 404, "model_not_found", "model"),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
+)
+def test_a_wrong_field_is_named(
+    client: openai.OpenAI, fields: dict[str, Any], status: int, code: str | None, param: str
+) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.chat.completions.create(**asked(**fields))
+    error = caught.value
+    assert (error.status_code, error.code, error.param) == (status, code, param)
+    assert error.type == "invalid_request_error"
+    assert isinstance(error, openai.NotFoundError if status == 404 else openai.BadRequestError)
+
+
+BUSY = Busy("peer", "0-4", "no KV left")
+FAILURES: dict[str, tuple[Exception, int, dict[str, Any]]] = {
+    "the context is full": (
+        ContextFull("This model's maximum context length is 10 tokens."),
+        400,
+        {"code": "context_length_exceeded", "type": "invalid_request_error", "param": "messages"},
+    ),
+    "an option is wrong": (ConfigError("top_p must lie in (0, 1]"), 400, {"type": "invalid_request_error"}),
+    "the queue is full": (
+        QueueFull("64 requests wait", 7.2),
+        429,
+        {"code": "rate_limit_exceeded", "type": "rate_limit_error"},
+    ),
+    "KV is full": (BUSY, 429, {"code": "rate_limit_exceeded", "type": "rate_limit_error"}),
+    "layers are missing": (
+        RouteError("nobody serves layers 4-8; this fills the gap: node serve demo --layers 4-8", [(4, 8)]),
+        503,
+        {"code": "layers_missing", "missing_layers": ["4-8"], "eta_s": None, "type": "service_unavailable_error"},
+    ),
+    "the chain broke": (GenerationInterrupted("broke", "", ()), 503, {"code": "generation_interrupted"}),
+    "nobody expected it": (ValueError("secret"), 500, {"code": "internal_error", "type": "server_error"}),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_error_before_the_first_token_is_a_status(
+    client: openai.OpenAI, backend: ScriptedBackend, name: str, *, stream: bool
+) -> None:
+    raised, status, body = FAILURES[name]
+    backend.script = lambda job: [raised]
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.chat.completions.create(**asked(stream=stream))
+    error = caught.value
+    assert error.status_code == status
+    assert mismatch(error.body, {"message": str, "param": body.get("param"), **body}) == ""
+    assert "secret" not in str(error.body)
+    waits = {"the queue is full": "8", "KV is full": "5", "layers are missing": "30", "the chain broke": "5"}
+    assert error.response.headers.get("retry-after") == waits.get(name)
+
+
+def test_an_error_in_mid_stream_is_an_event(client: openai.OpenAI, backend: ScriptedBackend) -> None:
+    backend.script = lambda job: [*steps("Hel", "lo")[:2], GenerationInterrupted("the chain broke", "Hel", (1,))]
+    chunks: list[ChatCompletionChunk] = []
+    with (
+        client.chat.completions.create(**asked(stream=True)) as stream,
+        pytest.raises(openai.APIError, match="the chain broke") as caught,
+    ):
+        chunks.extend(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hel"
+    assert mismatch(caught.value.body, {"code": "generation_interrupted", "param": None}) == ""
+
+
+def test_an_error_in_one_of_several_streams_ends_all(client: openai.OpenAI, backend: ScriptedBackend) -> None:
+    before = backend.closed
+    gate = Gate()
+
+    def script(job: Any) -> list[Any]:  # noqa: ANN401
+        return [*steps("Hel")[:1], gate if job.options["seed"] == 1 else GenerationInterrupted("broke", "", ())]
+
+    backend.script = script
+    with (
+        client.chat.completions.create(**asked(stream=True, n=2, seed=1)) as stream,
+        pytest.raises(openai.APIError, match="broke"),
+    ):
+        list(stream)
+    assert backend.closed == before + 2
+
+
+def test_silence_is_bridged_by_comments(url: str, backend: ScriptedBackend) -> None:
+    gate = Gate()
+    first, *rest = steps("Hello")
+    backend.script = lambda job: [first, gate, *rest]
+    body = {"messages": HI, "stream": True}
+    lines: list[str] = []
+    with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            lines.append(line)
+            if line.startswith(":"):
+                gate.open()
+    assert ": ping" in lines
+    assert lines[-2:] == ["data: [DONE]", ""]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "code"),
+    [
+        (b"{", "application/json", 400, "invalid_json"),
+        (b"\xff", "application/json", 400, None),
+        (b"[]", "application/json", 400, "invalid_value"),
+        (b"", "application/json", 400, "missing_required_parameter"),
+        (b'{"messages": NaN}', "application/json", 400, "invalid_value"),
+        (b"[" * 50_000, "application/json", 400, None),
+        (b"x" * 100_001, "application/json", 413, "request_too_large"),
+        (b"a=b", "application/x-www-form-urlencoded", 400, "invalid_value"),
+    ],
+    ids=["cut", "no UTF-8", "a list", "nothing", "NaN", "nested too deeply", "too large", "a form"],
+)
+def test_what_is_no_request_is_told(url: str, content: bytes, kind: str, status: int, code: str | None) -> None:
+    answer = httpx2.post(f"{url}/v1/chat/completions", content=content, headers={"content-type": kind})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_body_without_a_length_is_bounded_too(url: str) -> None:
+    answer = httpx2.post(
+        f"{url}/v1/chat/completions",
+        content=iter([b"x" * 60_000] * 2),
+        headers={"content-type": "application/json"},
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_a_client_that_goes_away_ends_its_run(url: str, backend: ScriptedBackend) -> None:
+    before = backend.closed
+    first, *rest = steps("Hello")
+    backend.script = lambda job: [first, Gate(), *rest]
+    with pytest.raises(httpx2.TimeoutException):
+        httpx2.post(f"{url}/v1/chat/completions", json={"messages": HI}, timeout=0.2)
+    assert backend.wait_closed(before + 1)
+
+
+def test_a_reader_of_a_stream_that_goes_away_ends_its_run(url: str, backend: ScriptedBackend) -> None:
+    before = backend.closed
+    first, *rest = steps("Hello")
+    backend.script = lambda job: [first, Gate(), *rest]
+    with httpx2.stream("POST", f"{url}/v1/chat/completions", json={"messages": HI, "stream": True}) as answer:
+        next(answer.iter_bytes())
+    assert backend.wait_closed(before + 1)
