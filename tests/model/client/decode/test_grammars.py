@@ -33,15 +33,15 @@ from tests.oracle import oracle_pick
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NEW = 60
+NEW = 40
 IDS = tuple(prompt(4, 24))
 SIZES = (0, 16, 64)
 SCHEMA = {
     "type": "object",
     "properties": {
-        "who": {"type": "string", "maxLength": 20},
+        "who": {"type": "string", "maxLength": 8},
         "mood": {"enum": ["glad", "sad"]},
-        "years": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+        "years": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
     },
     "required": ["who", "mood", "years"],
     "additionalProperties": False,
@@ -106,7 +106,7 @@ async def test_a_text_under_a_grammar_is_plain_decodings_for_every_tree(
     name: str, how: str, client: AsyncSwarm, hugging_face: PreTrainedModel
 ) -> None:
     sampling = SAMPLED if how == "sampled" else Sampling()
-    options = {} if how == "greedy" else {"temperature": 0.9, "seed": 23, "top_p": 0.9}
+    options: dict[str, Any] = {} if how == "greedy" else {"temperature": 0.9, "seed": 23, "top_p": 0.9}
     wanted = expected(hugging_face, GRAMMARS[name], sampling, client.target.eos_ids)
     for nodes in SIZES:
         result = await client.generate(IDS, max_new_tokens=NEW, nodes=nodes, grammar=GRAMMARS[name], **options)
@@ -127,8 +127,7 @@ def check(name: str, text: str) -> None:
             assert found["mood"] in ("glad", "sad")
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.7, 1), (1.5, 2)])
 async def test_json_always_parses(seed: int, temperature: float, client: AsyncSwarm) -> None:
     """And the end of the text is picked where nothing more fits: the model itself never ends one here."""
     result = await client.generate(
@@ -146,9 +145,9 @@ async def test_rules_work_together_and_sessions_apart(client: AsyncSwarm) -> Non
         {"grammar": GRAMMARS["schema"], "repetition_penalty": 1.3},
         {"grammar": GRAMMARS["schema"], "multistep": True, "temperature": 1.0, "seed": 3},
     ]
-    plain = [await client.generate(IDS, max_new_tokens=30, nodes=0, **options) for options in some]
+    plain = [await client.generate(IDS, max_new_tokens=20, nodes=0, **options) for options in some]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(client.generate(IDS, max_new_tokens=30, nodes=16, **options)) for options in some]
+        tasks = [group.create_task(client.generate(IDS, max_new_tokens=20, nodes=16, **options)) for options in some]
     found = [task.result() for task in tasks]
     assert [result.tokens for result in found[:-1]] == [result.tokens for result in plain[:-1]]
     assert found[-1].text.startswith("{"), "multi-step picks follow another law, within the grammar"
