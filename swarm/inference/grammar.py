@@ -133,7 +133,9 @@ class GrammarState:
         kept = min(len(path), len(new))
         while kept and path[kept - 1].id != new[kept - 1].id:
             kept -= 1
-        self._back(self._taken - min(self._taken, kept))
+        taken = min(self._taken, kept)
+        self._back(self._taken - taken)
+        self._taken = taken
         self._path = [*path[:kept], *new[kept:]]
         self._taken += self._matcher.try_consume_tokens([token.token for token in self._path[self._taken :]])
 
