@@ -122,7 +122,9 @@ class GrammarState:
         self._matcher = grammar.begin()
         self._start = rules.start
         self._ends = torch.tensor(rules.end_tokens, dtype=torch.long)
-        self._own_ends = torch.tensor(grammar.tokenizer.eos_tokens, dtype=torch.long)
+        own = [token for token in grammar.tokenizer.eos_tokens if token < grammar.tokenizer.vocab_size]
+        self._own_ends = torch.tensor(own, dtype=torch.long)
+        self._closing = frozenset((*rules.end_tokens, *own))
         self._path: list[CommittedToken] = []
         self._taken = 0
         """Tokens of the path that the grammar took: fewer than all where the text does not match it, or has ended."""
@@ -135,9 +137,8 @@ class GrammarState:
             kept -= 1
         taken = min(self._taken, kept)
         self._back(self._taken - taken)
-        self._taken = taken
         self._path = [*path[:kept], *new[kept:]]
-        self._taken += self._matcher.try_consume_tokens([token.token for token in self._path[self._taken :]])
+        self._taken = taken + self._take([token.token for token in self._path[taken:]])
 
     def mask(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> None:
         """Leave at each node what the grammar takes next, in place; where it takes nothing, the ends of the text.
@@ -159,7 +160,7 @@ class GrammarState:
             self._back(len(below) - shared)
             below = [*path[:shared]]
             if self._taken == len(self._path):
-                below = [*path[: shared + self._matcher.try_consume_tokens([*path[shared:]])]]
+                below = [*path[: shared + self._take(path[shared:])]]
             self._allow(allowed[row], is_open=self._taken == len(self._path) and len(below) == len(path))
             if time.thread_time() > budget_s:
                 self._back(len(below))
@@ -183,6 +184,11 @@ class GrammarState:
             allowed[self._own_ends] = False
         if not is_open or self._matcher.is_accepting() or not bool(allowed.any()):
             allowed[self._ends] = True
+
+    def _take(self, tokens: Sequence[int]) -> int:
+        """Take what the grammar takes of these, and never an end: the matcher counts one, but takes none back."""
+        end = next((place for place, token in enumerate(tokens) if token in self._closing), len(tokens))
+        return self._matcher.try_consume_tokens([*tokens[:end]])
 
     def _back(self, count: int) -> None:
         """Take back the last tokens that were taken."""

@@ -19,7 +19,8 @@ from swarm.discovery.model_pointer import ModelPointer, open_pointer, seal_point
 from swarm.discovery.node_record import open_sealed, seal, unseal
 from swarm.discovery.record_fields import RecordError
 from swarm.errors import RemoteProtocolError
-from swarm.protocol.messages import Frame
+from swarm.protocol.messages import Frame, Sampling, Snapshot, SweepFrame
+from swarm.protocol.pick_rules import PickRules
 from swarm.relay.openings import parse_opening
 from swarm.relay.presence import check_presence
 from swarm.runtime.version import VERSION, which_side
@@ -168,6 +169,23 @@ def test_no_field_of_the_wire_was_removed_or_given_another_meaning(frozen: Froze
     enums = {enum.name: _values(enum) for enum in _file(node_pb2.DESCRIPTOR.serialized_pb).enum_type}
     for enum in then.enum_type:
         assert enums[enum.name].items() >= _values(enum).items()
+
+
+def test_an_older_release_takes_no_frame_with_rules_for_one_without(frozen: Frozen) -> None:
+    """It would read past the rules, and pick without: it must refuse the whole frame by its kind."""
+    for name in ("sweep", "snapshot"):
+        frame = _joined([frozen.data("wire", "frames", name, 0)])
+        ruled = Sampling(rules=PickRules(frequency_penalty=1.0))
+        plain_kind = frozen.message("Frame", wire.encode_frame(frame)).WhichOneof("kind")
+        if isinstance(frame, SweepFrame):
+            frame = replace(frame, sweep=replace(frame.sweep, sampling=ruled))
+        elif isinstance(frame, Snapshot):
+            frame = replace(frame, sampling=ruled)
+        data = wire.encode_frame(frame)
+        found = wire.decode_frame(data)
+        assert isinstance(found, SweepFrame | Snapshot)
+        assert (found.sweep if isinstance(found, SweepFrame) else found).sampling == ruled
+        assert (plain_kind, frozen.message("Frame", data).WhichOneof("kind")) == (name, None)
 
 
 def _values(enum: Any) -> dict[int, str]:  # noqa: ANN401

@@ -63,3 +63,29 @@ def test_rows_are_of_nodes_that_were_sent(state: SessionState) -> None:
     for ids in ((TreeNodeId(3),), tuple(map(TreeNodeId, [0] * 65))):
         with pytest.raises(RemoteProtocolError, match="never sent"):
             check_reply(replace(REPLY, row_ids=ids, rows=ROWS), wanting, state)
+
+
+LOGGED = replace(SWEEP, want=Want(log_probs=True, top_log_probs=2))
+BEST = ((7, -0.5), (8, -1.5))
+TOLD = replace(REPLY, log_probs=(-0.5, -1.5), top_log_probs=(BEST, BEST))
+
+
+def test_log_probabilities_that_were_asked_for_are_taken(state: SessionState) -> None:
+    check_reply(TOLD, LOGGED, state)
+    check_reply(replace(TOLD, top_log_probs=None), replace(SWEEP, want=Want(log_probs=True)), state)
+
+
+@pytest.mark.parametrize(
+    ("reply", "sweep", "reason"),
+    [
+        (REPLY, LOGGED, "are missing"),
+        (TOLD, SWEEP, "were not asked for"),
+        (replace(TOLD, top_log_probs=None), LOGGED, "are not the 2"),
+        (replace(TOLD, top_log_probs=(BEST, BEST[:1])), LOGGED, "are not the 2"),
+        (TOLD, replace(SWEEP, want=Want(log_probs=True)), "are not the 0"),
+        (replace(TOLD, top_log_probs=(BEST, ((100, -1.0), (8, -2.0)))), LOGGED, "outside the vocabulary"),
+    ],
+)
+def test_other_log_probabilities_are_refused(reply: Reply, sweep: Sweep, reason: str, state: SessionState) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
+        check_reply(reply, sweep, state)

@@ -8,9 +8,10 @@ import pytest
 
 from client.decode.walk import Walk
 from client.drafting.search.tree import DraftTree
+from client.stats import TokenLogProbs
 from swarm.errors import ContextFull, ProtocolError
 from swarm.ids import TreeNodeId
-from swarm.protocol.messages import Reply, Sampling, Sweep
+from swarm.protocol.messages import Reply, Sampling, Sweep, Want
 from swarm.protocol.session import Limits
 
 LIMITS = Limits(vocab_size=100, window_tokens=40, sweeps=4, nodes=16)
@@ -44,6 +45,26 @@ def test_each_chunk_of_a_prompt_commits_the_one_before() -> None:
     assert walk.accept(reply(first)) == []
     assert walk.accept(reply(second, (4, 20))) == [20]
     assert walk.in_flight == 0
+
+
+def test_each_emitted_token_has_the_log_probabilities_of_its_own_node() -> None:
+    walk = prompted(10, 11, pick=20)
+    walk.want = Want(log_probs=True, top_log_probs=1)
+    sweep = walk.extend(DraftTree((30, 31, 32), (None, None, 0), (1.0,) * 3))
+    assert sweep.want == walk.want
+    answer = replace(
+        reply(sweep, (2, 30), (3, 32), (4, 50), (5, 40)),
+        log_probs=(-1.0, -2.0, -3.0, -4.0),
+        top_log_probs=(((30, -1.0),), ((9, -0.5),), ((50, -3.0),), ((40, -4.0),)),
+    )
+    assert walk.accept(answer) == [30, 32, 40]
+    assert walk.log_probs == (
+        TokenLogProbs(30, -1.0, ((30, -1.0),)),
+        TokenLogProbs(32, -2.0, ((9, -0.5),)),
+        TokenLogProbs(40, -4.0, ((40, -4.0),)),
+    )
+    assert walk.accept(answer) == []
+    assert walk.log_probs == ()
 
 
 def test_sampling_travels_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,20 +26,27 @@ from swarm.protocol.messages import (
     SweepFrame,
     Want,
 )
+from swarm.protocol.pick_rules import MAX_BIASES, MAX_END_TOKENS, MAX_GRAMMAR_BYTES, Grammar, PickRules
 from swarm.wire import decoding, encode_frame
 from swarm.wire.frames import FrameAssembler, FrameLimits, split
 
 BIG = 2**62
 TOKEN = 2**31 - 1
 LIMITS = HeadLimits(window_tokens=700, sweeps=8, nodes=240)
-SAMPLING = Sampling(2**64 - 1, 1.0, 2**31, 1.0, 1.0, multistep=True)
+RULES = PickRules(
+    BIG, 2.0, 2.0, 2.0,
+    tuple((TOKEN - MAX_BIASES + place, 100.0) for place in range(MAX_BIASES)),
+    Grammar("json_schema", "x" * MAX_GRAMMAR_BYTES),
+    tuple(range(TOKEN - MAX_END_TOKENS, TOKEN)),
+)  # fmt: skip
+SAMPLING = Sampling(2**64 - 1, 1.0, 2**31, 1.0, 1.0, multistep=True, rules=RULES)
 
 
 def fattest_sweep(nodes: int) -> Sweep:
     drawn = tuple(range(TOKEN - MAX_CANDIDATES, TOKEN)), (1.0,) * MAX_CANDIDATES, (MAX_CANDIDATES - 1,) * MAX_DRAWS
     return Sweep(
         BIG, BIG, TreeNodeId(BIG), (TOKEN,) * nodes, (TreeNodeId(BIG),) * nodes, TreeNodeId(BIG), BIG, BIG, BIG,
-        TreeNodeId(BIG), SAMPLING, Want(True, True),
+        TreeNodeId(BIG), SAMPLING, Want(True, True, 20),
         tuple(DraftDistribution(offset, *drawn) for offset in range(nodes)),
     )  # fmt: skip
 
@@ -46,9 +54,17 @@ def fattest_sweep(nodes: int) -> Sweep:
 def fattest_snapshot(limits: HeadLimits) -> Snapshot:
     count, per_sweep = limits.window_tokens + limits.nodes, limits.nodes // limits.sweeps
     many, ids = (TOKEN,) * count, (TreeNodeId(BIG),) * count
-    headers = (fattest_sweep(per_sweep),) * limits.sweeps
+    fattest = fattest_sweep(per_sweep)
+    headers = (*(replace(fattest, sampling=None),) * (limits.sweeps - 1), fattest)  # the journal leaves one
     kept = (True,) * count
     return Snapshot(count, BIG, BIG, TreeNodeId(BIG), SAMPLING, ids, many, (BIG,) * count, ids, headers, kept)
+
+
+def ruled(**changes: Any) -> SweepFrame:  # noqa: ANN401
+    return SweepFrame(replace(fattest_sweep(1), sampling=replace(SAMPLING, rules=replace(RULES, **changes))))
+
+
+TOO_MANY = replace(SAMPLING, rules=replace(RULES, logit_bias=((1, 1.0),) * (MAX_BIASES + 1)))
 
 
 @pytest.mark.parametrize("limits", [LIMITS, HeadLimits(8_000, 64, 2_048), HeadLimits(1, 1, 1)])
@@ -71,6 +87,10 @@ def test_an_attach_over_twenty_machines_fits_the_opening() -> None:
 @pytest.mark.parametrize(
     ("field", "frame"),
     [
+        ("logit_bias", ruled(logit_bias=(*RULES.logit_bias, (TOKEN, 1.0)))),
+        ("grammar", ruled(grammar=Grammar("regex", "x" * (MAX_GRAMMAR_BYTES + 1)))),
+        ("end_tokens", ruled(end_tokens=(*RULES.end_tokens, TOKEN))),
+        ("logit_bias", replace(fattest_snapshot(LIMITS), sampling=TOO_MANY)),
         ("tokens", SweepFrame(fattest_sweep(241))),
         ("headers", replace(fattest_snapshot(LIMITS), headers=(fattest_sweep(0),) * 9)),
         ("headers", replace(fattest_snapshot(LIMITS), headers=(fattest_sweep(121),) * 2)),
