@@ -11,14 +11,14 @@ from client.dialogue.harmony import HarmonyParser
 from client.dialogue.json_calls import LlamaParser, MarkedJsonParser, MistralParser
 from client.dialogue.messages import Tool
 from client.dialogue.parsing import AnswerParser, ContentParser, ReasoningParser, new_call_id
-from client.dialogue.template import ChatTemplate, Prompt
+from client.dialogue.template import ChatPrompt, ChatTemplate
 from client.dialogue.xml_calls import GlmParser, QwenXmlParser
 
 _NINE = string.ascii_letters + string.digits
 
 
 def parser_for(
-    template: ChatTemplate, prompt: Prompt, tools: Sequence[Tool] = (), new_id: Callable[[], str] | None = None
+    template: ChatTemplate, prompt: ChatPrompt, tools: Sequence[Tool] = (), new_id: Callable[[], str] | None = None
 ) -> AnswerParser:
     """A parser for the answer to a prompt.
 

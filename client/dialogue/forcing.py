@@ -13,11 +13,14 @@ from typing import Any
 
 from client.dialogue.families import ToolFamily
 from client.dialogue.messages import Tool, ToolChoice
-from client.dialogue.template import ChatTemplate, Prompt
+from client.dialogue.template import ChatPrompt, ChatTemplate
 from client.options import Grammar
+from swarm.errors import ConfigError
 
 _ANY_OBJECT = {"type": "object"}
 _TEXT = r"/(.|\n)*/"
+_BLANKS = {"whitespace_flexible": True, "whitespace_pattern": r" ?|\n {0,16}"}
+"""A gap in JSON is bounded, as in `swarm.inference.grammar`: some models would go on with blanks for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ _FORMS: dict[ToolFamily, CallForm] = {
 
 def grammar_for(
     template: ChatTemplate,
-    prompt: Prompt,
+    prompt: ChatPrompt,
     tools: Sequence[Tool],
     choice: ToolChoice,
     answer: Grammar | None = None,
@@ -90,12 +93,15 @@ def grammar_for(
 
     Returns:
         None where any text will do. Thoughts before the answer are free, where the template marks them.
+
+    Raises:
+        ConfigError: the answer's schema is no JSON.
     """
     if choice.mode == "required" and tools:
         asked = [tool for tool in tools if choice.name in {"", tool.name}]
         return _Writer(template, prompt).calls(asked, choice)
     if answer is not None:
-        return _Writer(template, prompt).content(answer)
+        return _Writer(template, prompt).content(answer, tools if choice.mode == "auto" else (), choice)
     if choice.mode == "auto" and any(tool.strict for tool in tools):
         return _Writer(template, prompt).free_calls(tools)
     return None
@@ -112,16 +118,12 @@ class _Writer:
     """
 
     template: ChatTemplate
-    prompt: Prompt
+    prompt: ChatPrompt
     rules: list[str] = field(default_factory=list)
 
     def calls(self, tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
         """Thoughts, then one call or several."""
-        form = self._form()
-        one = self._one_of(tools, form)
-        more = f"({self._text(form.between)} {one})*" if choice.parallel and not form.is_single else ""
-        parts = (self._text(form.first), one, more, self._text(form.last))
-        return self._grammar(f"{self._thoughts()} {' '.join(filter(None, parts))}")
+        return self._grammar(f"{self._thoughts()} {self._some(tools, choice, self._form())}")
 
     def free_calls(self, tools: Sequence[Tool]) -> Grammar | None:
         """Any text, in which a call follows its tool's schema. None for families whose calls no marker begins."""
@@ -142,23 +144,25 @@ class _Writer:
         self.rules += [f"called: {' '.join(filter(None, parts))}", f"rest: {_TEXT}"]
         return self._grammar(f"{self._thoughts()} called* rest")
 
-    def content(self, answer: Grammar) -> Grammar:
-        """Thoughts, then content that matches a grammar."""
-        if self.template.family == "harmony":
-            thoughts, head = self._thoughts(), self._text("<|channel|>final<|message|>")
-        else:
-            thoughts, head = self._thoughts(), ""
-            if not thoughts:
-                return answer
-        if answer.kind == "lark":
+    def content(self, answer: Grammar, tools: Sequence[Tool], choice: ToolChoice) -> Grammar:
+        """Thoughts, then content that matches a grammar, or calls."""
+        thoughts = self._thoughts()
+        head = self._text("<|channel|>final<|message|>") if self.template.family == "harmony" else ""
+        if answer.kind == "lark" or not (thoughts or tools):
             return answer
-        body = {
-            "json": lambda: f"%json {json.dumps(_ANY_OBJECT)}",
-            "json_schema": lambda: f"%json {answer.text}",
-            "regex": lambda: "/" + answer.text.replace("/", "\\/") + "/",
-        }[answer.kind]()
-        self.rules.append(f"content: {body}")
-        return self._grammar(f"{thoughts} {head} content")
+        self.rules.append(f"content: {head} {_body(answer)}")
+        form = self._form()
+        if self.template.family == "llama3":  # a call that is told from an answer in JSON
+            tag = "<|python_tag|>"
+            form, tools = replace(form, first=tag), tools if tag in self.template.added_ids else ()
+        self.rules.append(f"said: content | {self._some(tools, choice, form)}" if tools else "said: content")
+        return self._grammar(f"{thoughts} said")
+
+    def _some(self, tools: Sequence[Tool], choice: ToolChoice, form: CallForm) -> str:
+        """One call or several."""
+        one = self._one_of(tools, form)
+        more = f"({self._text(form.between)} {one})*" if choice.parallel and not form.is_single else ""
+        return " ".join(filter(None, (self._text(form.first), one, more, self._text(form.last))))
 
     def _form(self) -> CallForm:
         return _FORMS[self.template.family]
@@ -176,7 +180,7 @@ class _Writer:
         if self.template.family in {"qwen_xml", "glm"}:
             return ""
         schema = {"type": "object", **_plain(tool.parameters)}
-        self.rules.append(f"arguments_{place}: %json {json.dumps(schema)}")
+        self.rules.append(f"arguments_{place}: {_json(schema)}")
         return f"arguments_{place}"
 
     def _tagged(self, place: int, tool: Tool) -> str:
@@ -197,7 +201,7 @@ class _Writer:
         schema = _plain(schema) if isinstance(schema, Mapping) else {}
         if schema.get("type") != "string":
             definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-            self.rules.append(f"{name}_value: %json {json.dumps({**schema, **definitions})}")
+            self.rules.append(f"{name}_value: {_json({**schema, **definitions})}")
             return f"{name}_value {self._text(behind)}"
         if isinstance(choices := schema.get("enum"), Sequence):
             return f"({' | '.join(json.dumps(str(choice)) for choice in choices)}) {self._text(behind)}"
@@ -250,6 +254,21 @@ class _Writer:
         return Grammar("lark", "\n".join(["%llguidance {}", f"start: {start.strip()}", *self.rules, ""]))
 
 
+def _body(answer: Grammar) -> str:
+    """A grammar as a part of another.
+
+    Raises:
+        ConfigError: a schema is no JSON.
+    """
+    if answer.kind == "regex":
+        return "/" + re.sub(r"(?<!\\)/", r"\\/", answer.text) + "/"
+    try:
+        schema = _ANY_OBJECT if answer.kind == "json" else json.loads(answer.text)
+    except ValueError:
+        raise ConfigError("grammar: the JSON schema is no JSON") from None
+    return _json(schema)
+
+
 def _escaped(text: str) -> str:
     """A text inside a regular expression between slashes."""
     return re.escape(text).replace("\\\n", "\\n").replace("/", "\\/").replace("\\<", "<").replace("\\>", ">")
@@ -257,3 +276,8 @@ def _escaped(text: str) -> str:
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     return dict(value)
+
+
+def _json(schema: Any) -> str:  # noqa: ANN401 - a schema may also be true or false
+    """JSON that follows a schema."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _BLANKS} if isinstance(schema, Mapping) else schema)}"

@@ -53,7 +53,7 @@ class Tool:
     """A function that the model may call.
 
     Attributes:
-        name: `[A-Za-z0-9_-]{1,64}`.
+        name: `[A-Za-z0-9_.-]{1,128}`.
         description: for the model.
         parameters: JSON schema of its arguments; an empty object takes none.
         strict: whether arguments must follow the schema, which the tail then enforces.

@@ -41,7 +41,7 @@ TRANSCRIPT_STOP = ("\nUser:", "\nSystem:")
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class ChatPrompt:
     """A conversation as the model reads it.
 
     Attributes:
@@ -119,7 +119,7 @@ class ChatTemplate:
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), switches: PromptSwitches = DEFAULT_SWITCHES
-    ) -> Prompt:
+    ) -> ChatPrompt:
         """The tokens after which the assistant speaks next.
 
         Content, names and arguments are plain text, also where they look like control tokens. A template writes its own
@@ -152,9 +152,9 @@ class ChatTemplate:
         text = self._render(values, shown or None, switches, source)
         tokens = tuple(control.encode(text, marks, begins=not self.has_template))
         if self.thinking is None:
-            return Prompt(tokens)
+            return ChatPrompt(tokens)
         is_open, is_closed = (text.rstrip().endswith(mark) for mark in self.thinking)
-        return Prompt(tokens, is_open, is_closed)
+        return ChatPrompt(tokens, is_open, is_closed)
 
     @property
     def _wants_text(self) -> bool:

@@ -29,6 +29,7 @@ MAINS: dict[str, Callable[[], None]] = {
 HEADINGS = {
     "client generate": ["text", "swarm", "links", "drafting", "sampling", "output"],
     "client chat": ["text", "swarm", "links", "drafting", "sampling"],
+    "client api": ["server", "bounds", "swarm", "links", "drafting"],
     "client bench": ["text", "swarm", "links", "drafting", "sampling", "output"],
     "client train-draft": ["draft", "text", "training"],
     "node serve": ["model", "machine", "swarm", "network", "reach", "courtesy", "monitoring"],
@@ -133,7 +134,7 @@ def test_every_option_says_what_to_give_and_what_it_does(
 
 def test_every_command_is_walked(screen: Callable[..., Screen]) -> None:
     assert {"serve", "status", "install", "uninstall", "doctor"} <= set(screen("node").subcommands)
-    assert {"generate", "chat", "bench", "train-draft"} <= set(screen("client").subcommands)
+    assert {"generate", "chat", "api", "bench", "train-draft"} <= set(screen("client").subcommands)
     expected = {
         "bootstrap",
         "status",

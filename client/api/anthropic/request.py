@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from client.api.anthropic.blocks import InputBlock, block_text, read_messages
 from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
-from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
+from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import ApiModel
 from client.api.sampling_fields import asked_options, schema_grammar
 from client.dialogue.messages import Message, Tool, ToolChoice
@@ -27,7 +27,7 @@ class InputMessage(ApiModel):
 class ToolSpec(ApiModel):
     """A tool of the client; those that Anthropic's servers run are refused."""
 
-    name: ToolName
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from client.api.backend import Begun, Delta, Finished
+from client.api.context import reasoning_tokens
 from client.api.json_text import arguments_object
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCallDelta
 
@@ -49,6 +50,7 @@ class MessageWriter:
         self._model = model
         self._hides_thinking = hides_thinking
         self._open: _OpenBlock | None = None
+        self._thinking_tokens = 0
         self.content: list[JsonObject] = []
 
     def begin(self, begun: Begun) -> Iterator[JsonObject]:
@@ -59,6 +61,7 @@ class MessageWriter:
 
     def take(self, delta: Delta) -> Iterator[JsonObject]:
         """More of the answer."""
+        self._thinking_tokens += reasoning_tokens(delta)
         for part in delta.parts:
             match part:
                 case ContentDelta(text):
@@ -76,14 +79,19 @@ class MessageWriter:
         yield {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": stop},
-            "usage": _final_usage(finished),
+            "usage": self._usage(finished),
         }
         yield {"type": "message_stop"}
 
     def whole(self, finished: Finished, max_tokens: int) -> JsonObject:
         """The message after its end."""
         reason, stop = stop_reason(finished, max_tokens)
-        return self._message(self.content, reason, stop, _final_usage(finished))
+        return self._message(self.content, reason, stop, self._usage(finished))
+
+    def _usage(self, finished: Finished) -> JsonObject:
+        stats = finished.result.stats
+        usage = _usage(stats.prompt_tokens - stats.reused_tokens, stats.reused_tokens, stats.tokens)
+        return {**usage, "output_tokens_details": {"thinking_tokens": min(self._thinking_tokens, stats.tokens)}}
 
     def _message(
         self, content: list[JsonObject], reason: str | None, stop: str | None, usage: JsonObject
@@ -158,11 +166,6 @@ def stop_reason(finished: Finished, max_tokens: int) -> tuple[str, str | None]:
             return ("model_context_window_exceeded" if is_full else "max_tokens"), None
         case "stop":
             return "end_turn", None
-
-
-def _final_usage(finished: Finished) -> JsonObject:
-    stats = finished.result.stats
-    return _usage(stats.prompt_tokens - stats.reused_tokens, stats.reused_tokens, stats.tokens)
 
 
 def _usage(input_tokens: int, cached_tokens: int, output_tokens: int) -> JsonObject:

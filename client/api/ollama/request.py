@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob, Job, ModelCard, TextJob
 from client.api.errors import invalid, unsupported
-from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
+from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import ApiModel
 from client.api.sampling_fields import asked_options, schema_grammar, stop_strings
 from client.dialogue.messages import Message, Tool, ToolCall
@@ -85,7 +85,7 @@ class ChatTurn(ApiModel):
 class ToolFunction(ApiModel):
     """A function that may be called."""
 
-    name: ToolName
+    name: Annotated[str, Field(pattern=r"^[\w.\-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from client.api.backend import Caller, ChatJob, Delta, Event, Finished, ModelCard
 from client.api.context import Answer, ApiContext
-from client.api.errors import ApiError, invalid
+from client.api.errors import ApiError, invalid, unsupported
 from client.api.json_text import JsonRoute
 from client.api.openai.bodies import chat_log_probs
 from client.api.responses.items import InputItem
@@ -91,8 +91,10 @@ class _Responses:
         tokens = await asyncio.to_thread(self._context.backend.count, job)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
-    async def retrieve(self, response_id: str, request: Request) -> Response:
-        """A response of this key."""
+    async def retrieve(self, response_id: str, request: Request, stream: bool = False) -> Response:
+        """A response of this key, whole."""
+        if stream:
+            raise unsupported("stream", "A stored response is not streamed again.")
         return JSONResponse(self._found(response_id, request).response)
 
     async def delete(self, response_id: str, request: Request) -> Response:

@@ -82,16 +82,18 @@ BODIES = {
             "stop_sequence": None,
         },
     ),
-    "usage counts what was read from a cache apart": Case(
+    "usage counts cached and thinking tokens apart": Case(
         {},
         {
             "usage": {
                 "input_tokens": 4,
                 "cache_read_input_tokens": 3,
                 "cache_creation_input_tokens": 0,
-                "output_tokens": 2,
+                "output_tokens": 3,
+                "output_tokens_details": {"thinking_tokens": 1},
             }
         },
+        saying(ReasoningDelta("hm"), "Hel", "lo"),
     ),
     "stop_reason stop_sequence names the sequence": Case(
         {"stop_sequences": ["END"]},

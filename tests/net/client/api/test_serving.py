@@ -158,7 +158,13 @@ async def test_a_tool_is_called_where_it_must_be(served: Served) -> None:
     }
     tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
     answer = await served.client.chat.completions.create(
-        model="", messages=SAY, temperature=0, max_tokens=200, tools=tools, tool_choice="required", parallel_tool_calls=False
+        model="",
+        messages=SAY,
+        temperature=0,
+        max_tokens=200,
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
     )
     choice = answer.choices[0]
     assert choice.finish_reason == "tool_calls", choice

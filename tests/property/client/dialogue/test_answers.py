@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from client.dialogue.answers import parser_for
 from client.dialogue.messages import AnswerDelta, Tool, ToolCallDelta
 from client.dialogue.parsing import joined
-from client.dialogue.template import ChatTemplate, Prompt
+from client.dialogue.template import ChatPrompt, ChatTemplate
 from tests.chat_templates import TEMPLATES, chat_tokenizer
 from tests.unit.client.dialogue.test_answers import FORMS
 
@@ -58,7 +58,7 @@ def template_of(name: str) -> ChatTemplate:
 
 def parts(name: str, pieces: list[str], *, opens: bool = False, tools: bool = True) -> list[AnswerDelta]:
     ids = count()
-    prompt = Prompt((), opens_reasoning=opens)
+    prompt = ChatPrompt((), opens_reasoning=opens)
     parser = parser_for(template_of(name), prompt, TOOLS if tools else (), lambda: f"id{next(ids)}")
     deltas = [delta for piece in pieces for delta in parser.push(piece)]
     return joined([*deltas, *parser.finish()])

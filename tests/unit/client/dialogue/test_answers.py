@@ -10,7 +10,7 @@ import pytest
 from client.dialogue.answers import parser_for
 from client.dialogue.messages import AnswerDelta, ContentDelta, ReasoningDelta, Tool, ToolCallDelta
 from client.dialogue.parsing import joined
-from client.dialogue.template import ChatTemplate, Prompt
+from client.dialogue.template import ChatPrompt, ChatTemplate
 from tests.chat_templates import TEMPLATES, chat_tokenizer
 
 LOOK = Tool(
@@ -58,7 +58,7 @@ FORMS = {form: (name, filled(text), between) for form, (name, text, between) in 
 def parts(name: str, text: str, *, opens: bool = False, step: int = 3) -> list[AnswerDelta]:
     ids = count()
     template = ChatTemplate(chat_tokenizer(TEMPLATES[name]))
-    parser = parser_for(template, Prompt((), opens), [LOOK, WAIT], lambda: f"id{next(ids)}")
+    parser = parser_for(template, ChatPrompt((), opens), [LOOK, WAIT], lambda: f"id{next(ids)}")
     pieces = [text[place : place + step] for place in range(0, len(text), step)]
     return joined([*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()])
 
@@ -110,7 +110,7 @@ def test_a_call_may_go_without_arguments() -> None:
 
 def test_arguments_go_out_while_they_come() -> None:
     template = ChatTemplate(chat_tokenizer(TEMPLATES["qwen25"]))
-    parser = parser_for(template, Prompt(()), [LOOK], lambda: "id")
+    parser = parser_for(template, ChatPrompt(()), [LOOK], lambda: "id")
     assert parser.push('<tool_call>\n{"name": "look", "argu') == []
     assert parser.push('ments": {"at": "the') == [ToolCallDelta(0, "id", "look", '{"at": "the')]
     assert parser.push(" sea") == [ToolCallDelta(0, "", "", " sea")]

@@ -13,8 +13,9 @@ from client.dialogue.answers import parser_for
 from client.dialogue.forcing import grammar_for
 from client.dialogue.messages import ContentDelta, ReasoningDelta, Tool, ToolCallDelta, ToolChoice
 from client.dialogue.parsing import joined
-from client.dialogue.template import ChatTemplate, Prompt
+from client.dialogue.template import ChatPrompt, ChatTemplate
 from client.options import Grammar
+from swarm.errors import ConfigError
 from tests.chat_templates import ADDED, TEMPLATES, chat_tokenizer
 
 LOOK = Tool(
@@ -76,7 +77,7 @@ def takes(name: str, grammar: Grammar | None, text: str) -> bool:
 
 
 def forced(name: str, choice: ToolChoice = REQUIRED, *, opens: bool = False) -> Grammar:
-    grammar = grammar_for(made(name)[0], Prompt((), opens), [LOOK, GO], choice)
+    grammar = grammar_for(made(name)[0], ChatPrompt((), opens), [LOOK, GO], choice)
     assert grammar is not None
     return grammar
 
@@ -89,7 +90,7 @@ def test_a_forced_answer_is_a_call_in_the_form_that_its_parser_reads(name: str) 
     assert not takes(name, grammar, thoughts + "I had rather not.")
     assert not takes(name, grammar, thoughts + text.replace("look", "leave"))
     assert not takes(name, grammar, thoughts + text.replace("2", "two")), "arguments follow the schema"
-    parser = parser_for(made(name)[0], Prompt(()), [LOOK, GO])
+    parser = parser_for(made(name)[0], ChatPrompt(()), [LOOK, GO])
     (call,) = joined([*parser.push(text), *parser.finish()])
     assert isinstance(call, ToolCallDelta)
     assert (call.name, json.loads(call.arguments)) == ("look", {"at": "sea", "n": 2})
@@ -112,7 +113,7 @@ def test_thoughts_come_first_where_the_template_marks_them() -> None:
     assert takes("qwen3", forced("qwen3"), f"<think>\nhm, ...?\n</think>\n\n{HERMES}")
     assert takes("qwen3", forced("qwen3", opens=True), f"hm\n</think>\n\n{HERMES}")
     assert not takes("qwen3", forced("qwen3", opens=True), HERMES), "what opens has to close"
-    closed = grammar_for(made("qwen3")[0], Prompt((), closes_reasoning=True), [LOOK], REQUIRED)
+    closed = grammar_for(made("qwen3")[0], ChatPrompt((), closes_reasoning=True), [LOOK], REQUIRED)
     assert not takes("qwen3", closed, f"<think>hm</think>{HERMES}")
     assert takes("qwen3, plain", forced("qwen3, plain"), f"<think>\nhm\n</think>\n\n{HERMES}")
     analysis = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
@@ -121,11 +122,11 @@ def test_thoughts_come_first_where_the_template_marks_them() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in {"llama31", "harmony"}])
 def test_calls_of_strict_tools_follow_their_schema_also_where_they_are_not_forced(name: str) -> None:
-    grammar = grammar_for(made(name)[0], Prompt(()), [LOOK, GO], ToolChoice())
+    grammar = grammar_for(made(name)[0], ChatPrompt(()), [LOOK, GO], ToolChoice())
     assert takes(name, grammar, "I had rather not.")
     assert takes(name, grammar, f"I look.\n{CALLS[name]}")
     assert not takes(name, grammar, f"I look.\n{CALLS[name].replace('2', 'two')}")
-    assert grammar_for(made(name)[0], Prompt(()), [GO], ToolChoice()) is None, "no tool is strict"
+    assert grammar_for(made(name)[0], ChatPrompt(()), [GO], ToolChoice()) is None, "no tool is strict"
 
 
 SCHEMA = Grammar("json_schema", json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}}))
@@ -133,7 +134,7 @@ SCHEMA = Grammar("json_schema", json.dumps({"type": "object", "properties": {"a"
 
 def test_an_answer_s_schema_leaves_thoughts_free() -> None:
     def asked(name: str, *, opens: bool = False) -> Grammar | None:
-        return grammar_for(made(name)[0], Prompt((), opens), [], ToolChoice(), SCHEMA)
+        return grammar_for(made(name)[0], ChatPrompt((), opens), [], ToolChoice(), SCHEMA)
 
     assert asked("qwen25") == SCHEMA
     assert takes("qwen3", asked("qwen3"), '<think>\nhm {\n</think>\n\n{"a": 1}')
@@ -142,5 +143,26 @@ def test_an_answer_s_schema_leaves_thoughts_free() -> None:
     assert not takes("qwen3", asked("qwen3"), '<think>\n</think>\n\n{"a": "x"}')
     final = '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{"a": 1}'
     assert takes("harmony", asked("harmony"), final)
-    parser = parser_for(made("harmony")[0], Prompt(()))
+    parser = parser_for(made("harmony")[0], ChatPrompt(()))
     assert joined([*parser.push(final), *parser.finish()]) == [ReasoningDelta("hm"), ContentDelta('{"a": 1}')]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_answer_s_schema_leaves_calls_free(name: str) -> None:
+    grammar = grammar_for(made(name)[0], ChatPrompt(()), [LOOK, GO], ToolChoice(), SCHEMA)
+    head = "<|channel|>final<|message|>" if name == "harmony" else ""
+    assert takes(name, grammar, head + '{"a": 1}')
+    assert takes(name, grammar, ("<|python_tag|>" if name == "llama31" else "") + CALLS[name])
+    assert not takes(name, grammar, head + '{"a": "x"}')
+    assert not takes(name, grammar, head + "Well.")
+
+
+def test_a_schema_that_is_no_json_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="no JSON"):
+        grammar_for(made("qwen3")[0], ChatPrompt(()), [], ToolChoice(), Grammar("json_schema", "{} start: x"))
+
+
+def test_an_expression_for_an_answer_leaves_thoughts_free() -> None:
+    grammar = grammar_for(made("qwen3")[0], ChatPrompt(()), [], ToolChoice(), Grammar("regex", r"[a-z]+/[0-9]+\/x"))
+    assert takes("qwen3", grammar, "<think>hm</think>\nab/12/x")
+    assert not takes("qwen3", grammar, "<think>hm</think>\nab")

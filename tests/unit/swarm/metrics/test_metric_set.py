@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+import client.api.metrics
 import node.telemetry.metrics
 import swarm.health.metrics.exporter
 from node.telemetry.counters import ErrorKind
@@ -274,7 +275,11 @@ ROW = re.compile(r"\| `([a-z_]+)` \| (\w+) \| (.*?) \| (.+?) \|")
 
 @pytest.mark.parametrize(
     ("heading", "figures"),
-    [("## `swarm health`", swarm.health.metrics.exporter.FIGURES), ("## `node serve`", node.telemetry.metrics.FIGURES)],
+    [
+        ("## `swarm health`", swarm.health.metrics.exporter.FIGURES),
+        ("## `node serve`", node.telemetry.metrics.FIGURES),
+        ("## `client api`", client.api.metrics.FIGURES),
+    ],
 )
 def test_the_document_lists_exactly_what_is_exported(heading: str, figures: tuple[MetricFamily, ...]) -> None:
     _, _, rest = DOCUMENT.read_text().partition(f"{heading}\n")
