@@ -158,7 +158,6 @@ class GenerateOptions(TypedDict, total=False):
     log_probs: int | None
     end_tokens: Sequence[int] | None
     trace: bool
-    end_tokens: Sequence[int] | None
 
 
 class ConnectOptions(TypedDict, total=False):
@@ -225,8 +224,9 @@ def make_options(arguments: GenerateOptions) -> Options:
         given["grammar"] = Grammar(**given["grammar"])
     if "logit_bias" in given:
         given["logit_bias"] = _biases(given["logit_bias"])
-    if isinstance(given.get("end_tokens"), Iterable):
-        given["end_tokens"] = tuple(given["end_tokens"])
+    for name in ("show", "end_tokens"):
+        if isinstance(given.get(name), Iterable) and not isinstance(given[name], str):
+            given[name] = tuple(given[name])
     return Options(**given)
 
 

@@ -1,4 +1,4 @@
-"""Does `client api` serve many clients for long: every text right, memory flat, turns fair, hops freed?
+"""Does `client api` serve many clients for long, each with the right text and in fair turns?
 
 The demo's three nodes and `client api` run as programs on loopback. Clients with several keys ask for chat completions
 and completions, streamed and not streamed in turn; each prompt's text was made before by the library, without a draft.
@@ -21,11 +21,12 @@ from statistics import median
 
 import torch
 import tyro
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from benchmarks.emulation.process_monitor import ProcessMonitor
 from benchmarks.emulation.swarm import SPANS, covered, local_swarm
-from benchmarks.operations.api_clients import KnownRequest, LeavingClient, NodeWatch, SteadyClient, LoadCounts
+from benchmarks.operations.api_clients import KnownRequest, LeavingClient, LoadCounts, NodeWatch, SteadyClient
 from benchmarks.operations.api_program import ApiProgram, api_program
 from benchmarks.sheet import Sheet
 from client.library.aio import AsyncSwarm
@@ -149,64 +150,74 @@ async def measure(options: Options, folder: Path, console: Console) -> LoadMeasu
         api = await stack.enter_async_context(api_program(peer, folder, keys, *bounds))
         programs = {"API": api.running.process.pid}
         programs |= {f"node {span}": node.process.pid for span, node in zip(SPANS, nodes, strict=True)}
-        watch = await NodeWatch.of(swarm)
-        found = await _load(options, requests, api, keys, watch, programs)
-        found.left_sessions, found.counts = await _free(api, keys[0], watch)
+        running = RunningApi(api, keys, await NodeWatch.of(swarm), programs)
+        found = await running.load(options, requests)
+        found.left_sessions, found.counts = await running.left()
     return found
 
 
-async def _load(
-    options: Options,
-    requests: Sequence[KnownRequest],
-    api: ApiProgram,
-    keys: Sequence[str],
-    watch: NodeWatch,
-    programs: dict[str, int],
-) -> LoadMeasurement:
-    found, monitor = LoadMeasurement(), ProcessMonitor()
-    async with AsyncExitStack() as stack:
-        *steady, away = [await stack.enter_async_context(api.http(key)) for key in keys]
-        clients = [
-            SteadyClient(steady[place % len(steady)], _turned(requests, place), found.clients)
-            for place in range(options.clients)
-        ]
-        leaver = LeavingClient(away, watch, found.clients)
-        began = time.monotonic()
-        async with TaskScope() as scope:
-            for client in clients:
-                scope.spawn(client.ask_on())
-            scope.spawn(leaver.leave_on(options.leave_every_s))
-            while (at_s := time.monotonic() - began) < options.seconds:
-                await asyncio.to_thread(monitor.look, programs, at_s)
-                await asyncio.sleep(min(LOOK_S, options.seconds / 20))
-        found.seconds = time.monotonic() - began
-    found.tokens = [client.tokens for client in clients]
-    found.answers = [client.answers for client in clients]
-    found.freed_ms, found.memory_mb = leaver.freed_ms, dict(monitor.memory)
-    return found
+@dataclass(frozen=True, slots=True)
+class RunningApi:
+    """Everything that runs.
+
+    Attributes:
+        api: its program.
+        keys: it takes; the last one is that of the client that goes away.
+        watch: asks the nodes.
+        programs: process ids of those whose memory is looked at, by name.
+    """
+
+    api: ApiProgram
+    keys: Sequence[str]
+    watch: NodeWatch
+    programs: dict[str, int]
+
+    async def load(self, options: Options, requests: Sequence[KnownRequest]) -> LoadMeasurement:
+        """Let the clients ask for so long; all of them go away at the end."""
+        found, monitor = LoadMeasurement(), ProcessMonitor()
+        async with AsyncExitStack() as stack:
+            *steady, away = [await stack.enter_async_context(self.api.http(key)) for key in self.keys]
+            clients = [
+                SteadyClient(steady[place % len(steady)], _turned(requests, place), found.clients)
+                for place in range(options.clients)
+            ]
+            leaver = LeavingClient(away, self.watch, found.clients)
+            began = time.monotonic()
+            async with TaskScope() as scope:
+                for client in clients:
+                    scope.spawn(client.ask_on())
+                scope.spawn(leaver.leave_on(options.leave_every_s))
+                while (at_s := time.monotonic() - began) < options.seconds:
+                    await asyncio.to_thread(monitor.look, self.programs, at_s)
+                    await asyncio.sleep(min(LOOK_S, options.seconds / 20))
+            found.seconds = time.monotonic() - began
+        found.tokens = [client.tokens for client in clients]
+        found.answers = [client.answers for client in clients]
+        found.freed_ms, found.memory_mb = leaver.freed_ms, dict(monitor.memory)
+        return found
+
+    async def left(self) -> tuple[int, dict[str, float]]:
+        """Sessions that are left some time after all clients have gone, and the API's own figures."""
+        until = time.monotonic() + ROOM_S
+        while True:
+            counts = await self._figures()
+            busy = int(counts["canopy_api_running"] + counts["canopy_api_waiting"])
+            infos = await self.watch.infos()
+            left = max(busy, *(one.sessions - int(counts["canopy_api_kept_sessions"]) for one in infos))
+            if left <= 0 or time.monotonic() > until:
+                return left, counts
+            await asyncio.sleep(0.1)
+
+    async def _figures(self) -> dict[str, float]:
+        async with self.api.http(self.keys[0]) as http:
+            page = (await http.get("/metrics")).text
+        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        return {sample.name: sample.value for sample in samples if not sample.labels}
 
 
 def _turned(requests: Sequence[KnownRequest], place: int) -> list[KnownRequest]:
     start = place % len(requests)
     return [*requests[start:], *requests[:start]]
-
-
-async def _free(api: ApiProgram, key: str, watch: NodeWatch) -> tuple[int, dict[str, float]]:
-    """What is left once all clients have gone at once, and the API's own figures."""
-    until = time.monotonic() + ROOM_S
-    while True:
-        async with api.http(key) as http:
-            page = (await http.get("/metrics")).text
-        counts = {
-            name: float(value)
-            for name, _, value in (line.rpartition(" ") for line in page.splitlines() if line[:1] not in {"#", ""})
-            if not name.startswith("canopy_api_first_token")
-        }
-        busy = counts["canopy_api_running"] + counts["canopy_api_waiting"]
-        left = max(one.sessions for one in await watch.infos()) - int(counts["canopy_api_kept_sessions"])
-        if (busy == 0 and left <= 0) or time.monotonic() > until:
-            return max(left, int(busy)), counts
-        await asyncio.sleep(0.1)
 
 
 def sheet(found: LoadMeasurement, options: Options) -> Sheet:

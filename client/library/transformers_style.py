@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeGuard
+from typing import Any, Final, Protocol, TypeGuard, cast
 
 import torch
 
@@ -189,7 +189,9 @@ def read_call(inputs: Ids | None, arguments: Mapping[str, Any]) -> TransformersC
 
 def _options(given: dict[str, Any], prompt_tokens: int) -> GenerateOptions:
     options: dict[str, Any] = {name: given.pop(name) for name in _OWN & set(given)}
-    options["max_new_tokens"] = _new_tokens(given.pop("max_new_tokens", None), given.pop("max_length", None), prompt_tokens)
+    options["max_new_tokens"] = _new_tokens(
+        given.pop("max_new_tokens", None), given.pop("max_length", None), prompt_tokens
+    )
     sampling = {name: given.pop(name, None) for name in ("temperature", "top_k", "top_p", "min_p")}
     generator = given.pop("generator", None)
     if given.pop("do_sample", None):
@@ -206,7 +208,7 @@ def _options(given: dict[str, Any], prompt_tokens: int) -> GenerateOptions:
     for name, value in given.items():
         if name not in _WITHOUT_EFFECT and value not in (None, False) and not _is_neutral(name, value):
             raise ConfigError(f"generate: a swarm does not offer {name}={str(value)[:80]}; leave it out")
-    return GenerateOptions(**options)  # type: ignore[typeddict-item]
+    return cast("GenerateOptions", options)
 
 
 def _is_neutral(name: str, value: object) -> bool:

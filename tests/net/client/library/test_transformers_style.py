@@ -71,4 +71,4 @@ async def test_a_text_streamer_shows_the_text(running: ThreeNodes) -> None:
         streamer = TextStreamer(TOKENIZER, skip_prompt=True, skip_special_tokens=True)
         found = await AsyncDistributedModel(running.client).generate(**inputs, max_new_tokens=12, streamer=streamer)
     text = TOKENIZER.decode(found[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-    assert shown.getvalue().strip() == text.strip()
+    assert shown.getvalue().strip() == str(text).strip()

@@ -15,6 +15,10 @@ from client.options import GenerateOptions, make_options
 from swarm.errors import ConfigError
 
 
+def configured(**values: Any) -> GenerationConfig:  # noqa: ANN401
+    return GenerationConfig(**values)  # type: ignore[no-untyped-call]
+
+
 def options(**arguments: Any) -> GenerateOptions:  # noqa: ANN401 (what a caller passes)
     return read_call([5, 6, 7], arguments).options
 
@@ -39,9 +43,9 @@ def options(**arguments: Any) -> GenerateOptions:  # noqa: ANN401 (what a caller
         ({"eos_token_id": torch.tensor([9, 2])}, {"max_new_tokens": 20, "end_tokens": [9, 2]}),
         ({"stop_strings": ["\n"], "tokenizer": object()}, {"max_new_tokens": 20, "stop": ["\n"]}),
         ({"num_beams": 1, "use_cache": True, "pad_token_id": 2, "output_scores": False}, {"max_new_tokens": 20}),
-        ({"generation_config": GenerationConfig(max_new_tokens=8)}, {"max_new_tokens": 8}),
-        ({"generation_config": GenerationConfig(max_new_tokens=8), "max_new_tokens": 4}, {"max_new_tokens": 4}),
-        ({"generation_config": GenerationConfig(eos_token_id=[3, 4])}, {"max_new_tokens": 20, "end_tokens": [3, 4]}),
+        ({"generation_config": configured(max_new_tokens=8)}, {"max_new_tokens": 8}),
+        ({"generation_config": configured(max_new_tokens=8), "max_new_tokens": 4}, {"max_new_tokens": 4}),
+        ({"generation_config": configured(eos_token_id=[3, 4])}, {"max_new_tokens": 20, "end_tokens": [3, 4]}),
     ],
 )
 def test_arguments_mean_what_they_mean_there(arguments: dict[str, Any], expected: GenerateOptions) -> None:
@@ -62,7 +66,7 @@ def test_arguments_mean_what_they_mean_there(arguments: dict[str, Any], expected
         ({"assistant_model": object()}, "assistant_model="),
         ({"bad_words_ids": [[1]]}, "bad_words_ids="),
         ({"max_new_token": 3}, "max_new_token=3"),
-        ({"generation_config": GenerationConfig(num_beams=3)}, "num_beams=3"),
+        ({"generation_config": configured(num_beams=3)}, "num_beams=3"),
         ({"max_length": 3}, "max_length: 3; the prompt has 3 tokens"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"input_ids": [1]}, "give token ids once"),
