@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.api.backend import AnswerEnd, Begun, Caller, ChatJob, Delta, Event, Finished, Job, ModelCard
+from client.api.backend import AnswerEnd, AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, ModelCard
 from client.dialogue.messages import AnswerDelta, ContentDelta
 from client.stats import Result, Stats, SweepMeasurement, TokenLogProbs
 
@@ -45,7 +45,7 @@ class Gate:
             await event.wait()
 
 
-Step = Event | Exception | Gate
+Step = AnswerEvent | Exception | Gate
 Script = Callable[[Job], Iterable[Step]]
 
 
@@ -67,7 +67,7 @@ class ScriptedBackend:
     model: ModelCard = CARD
     tokens: int | Exception = 7
     jobs: list[Job] = field(default_factory=list)
-    callers: list[Caller] = field(default_factory=list)
+    callers: list[ApiCaller] = field(default_factory=list)
     closed: int = 0
     ended: threading.Condition = field(default_factory=threading.Condition)
 
@@ -88,7 +88,7 @@ class ScriptedBackend:
     def token_bytes(self, token: int) -> bytes:
         return f"t{token}".encode()
 
-    async def run(self, job: Job, caller: Caller) -> AsyncGenerator[Event, None]:
+    async def run(self, job: Job, caller: ApiCaller) -> AsyncGenerator[AnswerEvent, None]:
         self.jobs.append(job)
         self.callers.append(caller)
         try:
@@ -123,7 +123,7 @@ def steps(
     stop_string: str = "",
     prompt_tokens: int = 7,
     log_probs: Sequence[TokenLogProbs] = (),
-) -> list[Event]:
+) -> list[AnswerEvent]:
     """The events of an answer: one delta, with one token, per part; a string is content.
 
     Args:
@@ -134,7 +134,7 @@ def steps(
         log_probs: one per part.
     """
     deltas = [ContentDelta(part) if isinstance(part, str) else part for part in parts]
-    events: list[Event] = [Begun(prompt_tokens)]
+    events: list[AnswerEvent] = [Begun(prompt_tokens)]
     for place, delta in enumerate(deltas):
         events.append(Delta((delta,), (100 + place,), tuple(log_probs[place : place + 1])))
     text = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))

@@ -54,7 +54,7 @@ Job = ChatJob | TextJob
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ApiCaller:
     """Who asks: the queue is fair between keys.
 
     Attributes:
@@ -111,7 +111,7 @@ class Finished:
     result: Result
 
 
-Event = Begun | Delta | Finished
+AnswerEvent = Begun | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Backend(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """What a token writes, as UTF-8; a part of a character is only some of its bytes, a control token none."""
 
-    def run(self, job: Job, caller: Caller) -> AsyncGenerator[Event, None]:
+    def run(self, job: Job, caller: ApiCaller) -> AsyncGenerator[AnswerEvent, None]:
         """One answer: `Begun`, then any number of `Delta`, then `Finished`. Closing it early frees every hop.
 
         Raises:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from client.api.backend import Event, Job
-from client.api.context import Answer, ApiContext, FullAnswer, while_there
+from client.api.backend import AnswerEvent, Job
+from client.api.context import ApiContext, FullAnswer, StartedAnswer, while_there
 from swarm.runtime.tasks import TaskScope
 
 _AHEAD = 64
@@ -18,21 +18,21 @@ _AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class StartedAnswers:
     """Runs whose prompts were taken.
 
     Attributes:
         each: in the order of the jobs.
     """
 
-    each: Sequence[Answer]
+    each: Sequence[StartedAnswer]
 
     async def close(self) -> None:
         """End every run."""
         for answer in self.each:
             await answer.close()
 
-    async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
+    async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """The runs' events as they come, each with the number of its run; read and closed in one task.
 
         Raises:
@@ -42,7 +42,7 @@ class Answers:
             async for event in self.each[0].events:
                 yield 0, event
             return
-        queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(_AHEAD)
+        queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]] = asyncio.Queue(_AHEAD)
         async with TaskScope() as scope:
             for number, answer in enumerate(self.each):
                 scope.spawn(_pump(number, answer, queue), f"choice {number}")
@@ -57,7 +57,9 @@ class Answers:
                     yield number, item
 
 
-async def _pump(number: int, answer: Answer, queue: asyncio.Queue[tuple[int, Event | Exception | None]]) -> None:
+async def _pump(
+    number: int, answer: StartedAnswer, queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]]
+) -> None:
     try:
         async for event in answer.events:
             await queue.put((number, event))
@@ -67,10 +69,10 @@ async def _pump(number: int, answer: Answer, queue: asyncio.Queue[tuple[int, Eve
         await queue.put((number, None))
 
 
-async def begin_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> Answers:
+async def begin_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> StartedAnswers:
     """Start every job and wait until each prompt was taken; errors as of `ApiContext.begin`, after which none runs."""
     caller = context.caller(request)
-    started: dict[int, Answer] = {}
+    started: dict[int, StartedAnswer] = {}
 
     async def begin(number: int) -> None:
         started[number] = await context.start(jobs[number], caller)
@@ -79,9 +81,9 @@ async def begin_all(context: ApiContext, jobs: Sequence[Job], request: Request) 
         async with while_there(request), TaskScope() as scope:
             await asyncio.wait([scope.spawn(begin(number), f"choice {number}") for number in range(len(jobs))])
     except BaseException:
-        await Answers(list(started.values())).close()
+        await StartedAnswers(list(started.values())).close()
         raise
-    return Answers([started[number] for number in range(len(jobs))])
+    return StartedAnswers([started[number] for number in range(len(jobs))])
 
 
 async def complete_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> list[FullAnswer]:

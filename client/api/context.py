@@ -11,7 +11,7 @@ from typing import Final
 
 from starlette.requests import Request
 
-from client.api.backend import Backend, Begun, Caller, Delta, Event, Finished, Job, ModelCard
+from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, Delta, Finished, Job, ModelCard
 from client.api.errors import ApiError, unknown_model
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
 from client.stats import TokenLogProbs
@@ -52,7 +52,7 @@ class ApiSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StartedAnswer:
     """A run whose prompt was taken.
 
     Attributes:
@@ -61,7 +61,7 @@ class Answer:
     """
 
     begun: Begun
-    events: AsyncGenerator[Event, None]
+    events: AsyncGenerator[AnswerEvent, None]
 
     async def close(self) -> None:
         """End the run."""
@@ -96,7 +96,7 @@ class FullAnswer:
         assert self.finished is not None, "a run ends with Finished or an error"
         return self.finished
 
-    def take(self, event: Event) -> None:
+    def take(self, event: AnswerEvent) -> None:
         """Add the next event."""
         if isinstance(event, Begun):
             self.prompt_tokens = event.prompt_tokens
@@ -151,12 +151,12 @@ class ApiContext:
     settings: ApiSettings
     requests: RequestCounts = field(default_factory=RequestCounts)
 
-    def caller(self, request: Request) -> Caller:
+    def caller(self, request: Request) -> ApiCaller:
         """Who asks; `client.api.guard` has checked the key."""
         key = api_key(request)
         if self.settings.keys and key:
-            return Caller(hashlib.sha256(key.encode()).hexdigest()[:16])
-        return Caller(request.client.host if request.client is not None else "")
+            return ApiCaller(hashlib.sha256(key.encode()).hexdigest()[:16])
+        return ApiCaller(request.client.host if request.client is not None else "")
 
     async def card(self, model: str | None) -> ModelCard:
         """The model's card, if `model` names it; an empty name means the only one.
@@ -169,7 +169,7 @@ class ApiContext:
             raise unknown_model(model, card.id)
         return card
 
-    async def begin(self, job: Job, request: Request) -> Answer:
+    async def begin(self, job: Job, request: Request) -> StartedAnswer:
         """Start a run and wait until its prompt was taken; errors until then become HTTP statuses.
 
         Raises:
@@ -179,7 +179,7 @@ class ApiContext:
         async with while_there(request):
             return await self.start(job, self.caller(request))
 
-    async def start(self, job: Job, caller: Caller) -> Answer:
+    async def start(self, job: Job, caller: ApiCaller) -> StartedAnswer:
         """The same for a caller that nobody watches."""
         events = self.backend.run(job, caller)
         try:
@@ -188,7 +188,7 @@ class ApiContext:
             await events.aclose()
             raise
         assert isinstance(begun, Begun), "a run begins with Begun"
-        return Answer(begun, events)
+        return StartedAnswer(begun, events)
 
     async def complete(self, job: Job, request: Request) -> FullAnswer:
         """Run to the end; a client that goes away ends the run at once. Errors as in `begin`."""
@@ -196,7 +196,7 @@ class ApiContext:
         await self.read(job, request, full.take)
         return full
 
-    async def read(self, job: Job, request: Request, take: Callable[[Event], None]) -> Finished:
+    async def read(self, job: Job, request: Request, take: Callable[[AnswerEvent], None]) -> Finished:
         """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
         answer = await self.begin(job, request)
         take(answer.begun)

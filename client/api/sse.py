@@ -36,7 +36,7 @@ ErrorFrame = Callable[[ApiError], bytes]
 
 
 class Closable(Protocol):
-    """What a stream ends with: an `Answer`, or several."""
+    """What a stream ends with: a `StartedAnswer`, or several."""
 
     async def close(self) -> None:
         """End the run."""

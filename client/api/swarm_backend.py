@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from client.api.backend import AnswerEnd, Begun, Caller, ChatJob, Delta, Event, Finished, Job, ModelCard
+from client.api.backend import AnswerEnd, AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, ModelCard
 from client.api.prepared import Prepared
 from client.api.queue import FairQueue, QueueLimits
 from client.api.sessions import LentSession, SessionLimits, SessionPool
@@ -113,7 +113,7 @@ class SwarmBackend:
         """What a token writes."""
         return self.link.model().reader.token_bytes(token)
 
-    async def run(self, job: Job, caller: Caller) -> AsyncGenerator[Event, None]:
+    async def run(self, job: Job, caller: ApiCaller) -> AsyncGenerator[AnswerEvent, None]:
         """One answer; as `Backend.run`."""
         is_over = False
         try:
@@ -131,12 +131,12 @@ class SwarmBackend:
             self.counts.left += not is_over
             raise
 
-    async def _answer(self, job: Job, caller: Caller) -> AsyncGenerator[Event, None]:
+    async def _answer(self, job: Job, caller: ApiCaller) -> AsyncGenerator[AnswerEvent, None]:
         model = self.link.model()
         prepared = await _prepare(model, job)
         async with self.queue.turn(caller.key), model.sessions.lend(prepared.state) as lent:
             yield Begun(len(prepared.state.prompt))
-            run = _Run(prepared, model.sessions, self._clock)
+            run = _AnswerRun(prepared, model.sessions, self._clock)
             async with aclosing(run.pieces(lent)) as pieces:
                 async for piece in pieces:
                     if piece.result is None:
@@ -161,7 +161,7 @@ def _size(job: Job) -> int:
     return len(job.prompt)
 
 
-class _Run:
+class _AnswerRun:
     """One generation over as many sessions as it takes: a longer text goes on in one with a larger window."""
 
     def __init__(self, prepared: Prepared, sessions: SessionPool, clock: Callable[[], float]) -> None:

@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse
 
 from client.api.anthropic.request import MessagesInput, MessagesRequest, hides_thinking, make_job
 from client.api.anthropic.writer import MessageWriter
-from client.api.backend import Delta, Event, Finished
-from client.api.context import Answer, ApiContext, request_id
+from client.api.backend import AnswerEvent, Delta, Finished
+from client.api.context import ApiContext, StartedAnswer, request_id
 from client.api.errors import ApiError, error_body
 from client.api.json_text import JsonRoute
 from client.api.sse import Frames, sse, sse_response
@@ -43,7 +43,7 @@ def routes(context: ApiContext) -> APIRouter:
     return router
 
 
-async def _frames(writer: MessageWriter, answer: Answer, max_tokens: int) -> Frames:
+async def _frames(writer: MessageWriter, answer: StartedAnswer, max_tokens: int) -> Frames:
     for event in writer.begin(answer.begun):
         yield sse(event, event["type"])
     async for part in answer.events:
@@ -55,7 +55,7 @@ async def _frames(writer: MessageWriter, answer: Answer, max_tokens: int) -> Fra
                 yield sse(event, event["type"])
 
 
-def _take(writer: MessageWriter, event: Event) -> None:
+def _take(writer: MessageWriter, event: AnswerEvent) -> None:
     if isinstance(event, Delta):
         _ = list(writer.take(event))
 

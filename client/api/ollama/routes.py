@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from client.api.backend import Delta, Event, Finished, Job, ModelCard
-from client.api.context import Answer, ApiContext
+from client.api.backend import AnswerEvent, Delta, Finished, Job, ModelCard
+from client.api.context import ApiContext, StartedAnswer
 from client.api.errors import ApiError, error_body
 from client.api.json_text import JsonRoute
 from client.api.ollama.models import OLLAMA_VERSION, listed, running, shown, untagged
@@ -134,7 +134,7 @@ def _nothing_done(body: RunRequest) -> str:
     return "unload" if body.keep_alive in (0, "0", "0s") else "load"
 
 
-async def _frames(writer: RunWriter, answer: Answer) -> Frames:
+async def _frames(writer: RunWriter, answer: StartedAnswer) -> Frames:
     async for part in answer.events:
         if isinstance(part, Delta):
             for line in writer.take(part):
@@ -144,7 +144,7 @@ async def _frames(writer: RunWriter, answer: Answer) -> Frames:
                 yield json_line(line)
 
 
-def _take(writer: RunWriter, event: Event) -> None:
+def _take(writer: RunWriter, event: AnswerEvent) -> None:
     if isinstance(event, Delta):
         _ = list(writer.take(event))
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from client.api.backend import Delta, Finished, ModelCard
-from client.api.choices import Answers, begin_all, complete_all
+from client.api.choices import StartedAnswers, begin_all, complete_all
 from client.api.context import ApiContext, FullAnswer, reasoning_tokens
 from client.api.errors import ApiError, error_body
 from client.api.json_text import JsonRoute
@@ -68,7 +68,7 @@ class ChatWriter:
         }
         return {**body, "canopy": speed(ends[0].result)} if self.request.canopy is not None else body
 
-    async def chunks(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, answers: StartedAnswers) -> AsyncGenerator[bytes, None]:
         """The frames of a stream."""
         for number in range(len(answers.each)):
             yield self._chunk(number, {"role": "assistant", "content": "", "refusal": None})

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from client.api.backend import Delta, Finished, ModelCard, TextJob
-from client.api.choices import Answers, begin_all, complete_all
+from client.api.choices import StartedAnswers, begin_all, complete_all
 from client.api.context import ApiContext, FullAnswer
 from client.api.errors import invalid, unsupported
 from client.api.json_text import JsonRoute
@@ -132,7 +132,7 @@ class CompletionWriter:
         body = {**self._head(), "choices": choices, "usage": usage(prompt_tokens, ends)}
         return {**body, "canopy": speed(ends[0].result)} if self.request.canopy is not None else body
 
-    async def chunks(self, answers: Answers) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, answers: StartedAnswers) -> AsyncGenerator[bytes, None]:
         """The frames of a stream."""
         for number, echo in enumerate(self.echoes):
             if echo:

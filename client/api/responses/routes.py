@@ -10,8 +10,8 @@ from typing import Any, Final
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from client.api.backend import Caller, ChatJob, Delta, Event, Finished, ModelCard
-from client.api.context import Answer, ApiContext
+from client.api.backend import AnswerEvent, ApiCaller, ChatJob, Delta, Finished, ModelCard
+from client.api.context import ApiContext, StartedAnswer
 from client.api.errors import ApiError, invalid, unsupported
 from client.api.json_text import JsonRoute
 from client.api.openai.bodies import chat_log_probs
@@ -122,7 +122,7 @@ class _Responses:
         ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": "", "last_id": ""}
         return JSONResponse({"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)})
 
-    async def _read(self, body: ResponsesRequest, caller: Caller) -> _Asked:
+    async def _read(self, body: ResponsesRequest, caller: ApiCaller) -> _Asked:
         check_request(body)
         card = await self._context.card(body.model)
         conversation = read_conversation(body, self._earlier(body.previous_response_id, caller))
@@ -131,7 +131,7 @@ class _Responses:
             job = await asyncio.to_thread(truncated, job, self._context.backend.count, card.context_length)
         return _Asked(body, job, conversation, response_head(body, card, self._context.settings.clock()))
 
-    def _earlier(self, response_id: str | None, caller: Caller) -> Sequence[Message]:
+    def _earlier(self, response_id: str | None, caller: ApiCaller) -> Sequence[Message]:
         if response_id is None:
             return ()
         stored = self._store.get(caller.key, response_id)
@@ -146,7 +146,7 @@ class _Responses:
             raise ApiError(404, f"Response with id '{response_id[:100]}' not found.", code="response_not_found")
         return stored
 
-    async def _frames(self, asked: _Asked, writer: ResponseWriter, answer: Answer, caller: Caller) -> Frames:
+    async def _frames(self, asked: _Asked, writer: ResponseWriter, answer: StartedAnswer, caller: ApiCaller) -> Frames:
         for event in writer.begin(answer.begun):
             yield sse(event, event["type"])
         async for part in answer.events:
@@ -159,7 +159,7 @@ class _Responses:
                 for event in events:
                     yield sse(event, event["type"])
 
-    def _kept(self, asked: _Asked, writer: ResponseWriter, end: Finished, caller: Caller) -> JsonObject:
+    def _kept(self, asked: _Asked, writer: ResponseWriter, end: Finished, caller: ApiCaller) -> JsonObject:
         """The response, which is stored where that was asked for."""
         response = writer.whole(end, self._context.settings.clock())
         if asked.request.store is False:
@@ -173,7 +173,7 @@ class _Responses:
         return entries
 
 
-def _take(writer: ResponseWriter, event: Event) -> None:
+def _take(writer: ResponseWriter, event: AnswerEvent) -> None:
     if isinstance(event, Delta):
         _ = list(writer.take(event))
 

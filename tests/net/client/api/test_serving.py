@@ -21,8 +21,10 @@ from client.api.sessions import SessionLimits
 from client.api.swarm_backend import BackendLimits
 from client.api.swarm_link import SwarmSource
 from client.options import GenerateOptions
+from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ConfigError, RouteError
+from tests.in_process_swarm import in_process_swarm
 from tests.net.raw_client import info
 from tests.net.three_nodes import ThreeNodes, three_nodes, until
 
@@ -272,6 +274,25 @@ async def test_missing_layers_are_named_with_the_line_that_serves_them() -> None
         card = (await http.get(f"{url}/health")).json()["model"]
         assert card["missing"] == ["4-8"]
         assert card["serve_line"] == "node serve demo --layers 4-8 --join /ip4/10.0.0.1/tcp/1/p2p/QmPeer"
+
+
+async def test_a_gap_is_named_and_the_page_of_health_knows_it() -> None:
+    async with in_process_swarm(TARGET, ["0-4", "8-12"]) as swarm:
+
+        def connect() -> AbstractAsyncContextManager[AsyncSwarm]:
+            return swarm.client(wait=0.0)
+
+        async with serving(SwarmSource("demo-target", connect)) as url, httpx2.AsyncClient() as http:
+            card: dict[str, Any] = {}
+            while not card.get("fingerprint"):
+                card = (await http.get(f"{url}/health")).json()["model"]
+            assert (card["is_complete"], card["missing"]) == (False, ["4-8"])
+            assert card["serve_line"].startswith("node serve demo-target --layers 4-8")
+            answer = await http.post(f"{url}/v1/chat/completions", json={"messages": SAY})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["missing_layers"]) == (503, "layers_missing", ["4-8"])
+            assert "node serve" in error["message"]
+            assert (await http.get(f"{url}/v1/models")).json()["data"][0]["health"]["missing_layers"] == ["4-8"]
 
 
 async def test_a_model_that_cannot_be_ends_the_command() -> None:

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 import client.api.sessions
 from client import AsyncSwarm
-from client.api.backend import Begun, Caller, ChatJob, Delta, Event, Finished, Job, TextJob
+from client.api.backend import AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, TextJob
 from client.api.swarm_backend import BackendLimits, SwarmBackend
 from client.api.swarm_link import SwarmSource
 from client.dialogue.messages import ContentDelta, Message
@@ -25,7 +25,7 @@ from tests.net.three_nodes import ThreeNodes, three_nodes, until_freed
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OPTIONS: GenerateOptions = {"temperature": 0.8, "seed": 5, "max_new_tokens": 12}
-ME = Caller("me")
+ME = ApiCaller("me")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ async def running() -> AsyncIterator[Running]:
         yield Running(nodes, backend)
 
 
-async def events(backend: SwarmBackend, job: Job, caller: Caller = ME) -> list[Event]:
+async def events(backend: SwarmBackend, job: Job, caller: ApiCaller = ME) -> list[AnswerEvent]:
     async with aclosing(backend.run(job, caller)) as run:
         return [event async for event in run]
 
@@ -58,12 +58,12 @@ def chat(text: str, **options: object) -> ChatJob:
     return ChatJob([Message("user", text)], GenerateOptions(**{**OPTIONS, **options}))  # type: ignore[typeddict-item]
 
 
-def text_of(found: list[Event]) -> str:
+def text_of(found: list[AnswerEvent]) -> str:
     parts = [part for event in found if isinstance(event, Delta) for part in event.parts]
     return "".join(part.text for part in parts if isinstance(part, ContentDelta))
 
 
-def end_of(found: list[Event]) -> Finished:
+def end_of(found: list[AnswerEvent]) -> Finished:
     assert isinstance(found[-1], Finished)
     return found[-1]
 
@@ -95,17 +95,17 @@ async def test_a_shared_beginning_does_not_travel_again(running: Running) -> Non
 
 
 async def test_a_long_text_goes_on_in_a_larger_window(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.api.sessions, "FIRST_WINDOW_TOKENS", 32)
+    monkeypatch.setattr(client.api.sessions, "FIRST_WINDOW_TOKENS", 16)
     backend = running.backend
     assert backend.link.sessions is not None
     await backend.link.sessions.clear()
     opened = backend.link.sessions.opened
-    options: GenerateOptions = {"temperature": 0.8, "seed": 6, "max_new_tokens": 120}
+    options: GenerateOptions = {"temperature": 0.8, "seed": 6, "max_new_tokens": 50}
     found = await events(backend, TextJob("It was", options))
     alone = await running.nodes.client.generate("It was", **options)
     assert end_of(found).result.tokens == alone.tokens
     assert text_of(found) == alone.text
-    assert backend.link.sessions.opened - opened >= 3, "windows of 32, 64 and 128 tokens"
+    assert backend.link.sessions.opened - opened >= 3, "windows of 16, 32 and 52 tokens"
     assert end_of(found).result.stats.tokens == len(alone.tokens)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import swarm.metrics.http
@@ -118,3 +118,33 @@ async def test_where_no_file_can_be_opened_it_waits_and_says_so_once(
     assert [record.getMessage() for record in caplog.records] == [
         "no connection can be accepted ([Errno 24] Too many open files); trying again"
     ]
+
+
+async def test_a_reader_that_takes_nothing_is_cut() -> None:
+    has_ended = asyncio.Event()
+
+    async def large(_: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield b"x" * 65_536
+                    await asyncio.sleep(0)
+            finally:
+                has_ended.set()
+
+        return StreamingResponse(parts())
+
+    server = make_server(Starlette(routes=[Route("/", large)]), ConnectionLimits(stalled_s=0.05))
+
+    async def serve(listening: socket.socket) -> None:
+        await server.serve(sockets=[listening])
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as caller:
+        caller.connect(listening.getsockname())
+        caller.send(ASK)
+        async with TaskScope() as scope:
+            task = scope.spawn(serve(listening))
+            async with asyncio.timeout(10):
+                await has_ended.wait()
+            server.should_exit = True
+            await asyncio.wait([task])

@@ -10,6 +10,7 @@ import pytest
 
 from client.api.app import build_app
 from client.api.context import ApiSettings
+from client.api.guard import host_name
 from tests.api_server import served
 from tests.scripted_backend import CARD, ScriptedBackend, saying
 
@@ -72,3 +73,21 @@ def test_strange_pages_and_names_are_refused(url: str, headers: dict[str, str], 
 def test_a_large_body_is_refused(url: str) -> None:
     answer = httpx2.post(f"{url}/v1/nothing", content=b"x" * 1_001, headers={"x-api-key": KEYS[0]})
     assert answer.status_code == 413
+
+
+def test_pages_of_an_allowed_origin_may_call(backend: ScriptedBackend) -> None:
+    origin = {"origin": "https://chat.example.org"}
+    with served(build_app(backend, ApiSettings(keys=KEYS, origins=("https://chat.example.org",)))) as base:
+        asked = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        preflight = httpx2.options(f"{base}/v1/chat/completions", headers=asked)
+        refused = httpx2.get(f"{base}/v1/models", headers=origin)
+    assert (preflight.status_code, refused.status_code) == (200, 401)
+    for answer in (preflight, refused):
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example.org"
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("localhost:8000", "localhost"), ("[::1]:8000", "::1"), ("[::1]", "::1"), ("A.b", "a.b")]
+)
+def test_a_host_is_read_without_its_port(host: str, name: str) -> None:
+    assert host_name(host) == name

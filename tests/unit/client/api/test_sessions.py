@@ -1,0 +1,187 @@
+"""Kept sessions: which one a prompt gets, and when they are let go."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from client.api.sessions import SessionLimits, SessionPool, common_prefix
+from client.decode.state import GenerationState
+from client.library.session import SessionOpener
+from swarm.errors import Busy
+from swarm.runtime.tasks import TaskScope
+
+LONG = tuple(range(100))
+
+
+@dataclass
+class FakeSession:
+    """A session of so many tokens."""
+
+    window_tokens: int
+
+
+@dataclass
+class FakeTarget:
+    """A model with a context."""
+
+    max_positions: int | None = 4_096
+
+
+@dataclass
+class FakeOpener:
+    """Opens sessions as long as there is room for them."""
+
+    room: int = 99
+    target: FakeTarget = field(default_factory=FakeTarget)
+    windows: list[int] = field(default_factory=list)
+    is_open: int = 0
+
+    @asynccontextmanager
+    async def open(self, window_tokens: int, nodes: int) -> AsyncIterator[FakeSession]:
+        if self.is_open >= self.room:
+            raise Busy("peer", "0-4", "full")
+        self.windows.append(window_tokens)
+        self.is_open += 1
+        try:
+            yield FakeSession(window_tokens)
+        finally:
+            self.is_open -= 1
+
+
+@dataclass
+class FakeState:
+    """A generation."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int = 50
+    nodes: int = 16
+
+    @property
+    def sequence(self) -> Sequence[int]:
+        return self.prompt
+
+
+class Clock:
+    """Goes on by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def pool(opener: FakeOpener, clock: Clock, kept: int = 2, idle_s: float = 60.0) -> AsyncIterator[SessionPool]:
+    async with TaskScope() as scope:
+        yield SessionPool(cast("SessionOpener", opener), scope, SessionLimits(kept, idle_s), clock)
+
+
+async def used(pool: SessionPool, prompt: Sequence[int], *, is_good: bool = True, **fields: Any) -> bool:  # noqa: ANN401
+    """Lend a session for a prompt, and say whether it was a kept one."""
+    state = cast("GenerationState", FakeState(tuple(prompt), **fields))
+    async with pool.lend(state) as lent:
+        lent.sequence, lent.is_good = tuple(prompt), is_good
+        return lent.was_kept
+
+
+async def test_a_prompt_that_goes_on_gets_its_session() -> None:
+    opener = FakeOpener()
+    async with pool(opener, Clock()) as kept:
+        assert not await used(kept, LONG)
+        assert await used(kept, (*LONG, 1, 2))
+        assert not await used(kept, (7, *LONG)), "nothing in common"
+        assert (kept.reused, kept.opened, kept.idle) == (1, 2, 2)
+    assert opener.is_open == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields"),
+    [
+        ((*LONG[:40], *range(500, 560)), {}),
+        ((*LONG[:20], 1), {}),
+        ((*LONG, 1), {"nodes": 32}),
+        (tuple(range(2_048)), {}),
+    ],
+    ids=["would cost another its rest", "shares too little", "wants larger trees", "is too long for its window"],
+)
+async def test_a_prompt_gets_a_session_of_its_own_where_it(prompt: tuple[int, ...], fields: dict[str, Any]) -> None:
+    async with pool(FakeOpener(), Clock()) as kept:
+        await used(kept, LONG)
+        assert not await used(kept, prompt, **fields)
+
+
+async def test_where_no_more_are_kept_the_oldest_is_taken() -> None:
+    clock, opener = Clock(), FakeOpener()
+    async with pool(opener, clock, kept=2) as kept:
+        for first in (1, 2):
+            clock.now += 1
+            await used(kept, (first, *LONG))
+        assert await used(kept, (3, *LONG))
+        assert await used(kept, (2, *LONG, 4)), "the younger one is there still"
+        assert opener.is_open == 2
+
+
+async def test_one_that_broke_or_was_left_is_closed() -> None:
+    opener = FakeOpener()
+    async with pool(opener, Clock()) as kept:
+        await used(kept, LONG, is_good=False)
+        assert (opener.is_open, kept.idle) == (0, 0)
+        with pytest.raises(ValueError, match="broke"):
+            async with kept.lend(cast("GenerationState", FakeState(LONG))):
+                raise ValueError("broke")
+        assert opener.is_open == 0
+
+
+async def test_idle_ones_give_way_where_nodes_are_full() -> None:
+    opener = FakeOpener(room=1)
+    async with pool(opener, Clock()) as kept:
+        await used(kept, LONG)
+        assert not await used(kept, (7, *LONG))
+        assert opener.is_open == 1
+        opener.room = 0
+        await kept.clear()
+        with pytest.raises(Busy):
+            await used(kept, LONG)
+
+
+async def test_old_ones_are_closed() -> None:
+    clock, opener = Clock(), FakeOpener()
+    async with pool(opener, clock, idle_s=0.0) as kept:
+        await used(kept, LONG)
+        held = kept._idle[0].held
+        assert held._task is not None
+        await held._task
+        assert (opener.is_open, kept.idle) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "larger_than", "window"),
+    [
+        (10, 50, 0, 60),
+        (10, 100_000, 0, 2_048),
+        (2_000, 100_000, 0, 4_096),
+        (10, 100_000, 2_048, 4_096),
+        (3_000, 1_000, 0, 4_000),
+    ],
+)
+async def test_windows_are_no_larger_than_they_must_be(prompt: int, new: int, larger_than: int, window: int) -> None:
+    opener = FakeOpener()
+    async with pool(opener, Clock()) as kept:
+        state = cast("GenerationState", FakeState(range(prompt)))
+        await kept.close(await kept.open(state, larger_than, new))
+    assert opener.windows == [window]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [((), (1,), 0), ((1, 2), (1, 2, 3), 2), ((1, 2, 9, 4), (1, 2, 3, 4), 2), ((9,), (1,), 0), (LONG, LONG, 100)],
+    ids=["empty", "a beginning", "a difference", "nothing", "all"],
+)
+def test_common_prefix(one: Sequence[int], other: Sequence[int], shared: int) -> None:
+    assert common_prefix(one, other) == common_prefix(other, one) == shared
