@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from client.library.chat import AsyncChat
     from client.library.session import Piece
     from client.library.sync import Chat, Swarm
+    from client.library.transformers_style import AsyncDistributedModel, DistributedModel
     from client.options import Options
     from client.stats import Result, Stats, SweepMeasurement
 
 __all__ = [
     "AsyncChat",
+    "AsyncDistributedModel",
     "AsyncSwarm",
     "Chat",
+    "DistributedModel",
     "Message",
     "Options",
     "Piece",
@@ -35,8 +38,10 @@ __all__ = [
 
 _HOMES = {
     "AsyncChat": "client.library.chat",
+    "AsyncDistributedModel": "client.library.transformers_style",
     "AsyncSwarm": "client.library.aio",
     "Chat": "client.library.sync",
+    "DistributedModel": "client.library.transformers_style",
     "Message": "client.dialogue.messages",
     "Options": "client.options",
     "Piece": "client.library.session",

@@ -69,6 +69,7 @@ class Options:
         grammar: what the text must match.
         log_probs: give each token's log-probability, and those of so many of the likeliest tokens, at most 20.
         show: special tokens that the text shows, such as `<|python_tag|>`; decoding drops all others.
+        end_tokens: ids that end the text (default: the model's own).
     """
 
     max_new_tokens: Count = 128
@@ -88,6 +89,7 @@ class Options:
     grammar: Found[Grammar | None] = None
     log_probs: Found[int | None] = None
     show: Found[tuple[str, ...]] = ()
+    end_tokens: Found[tuple[int, ...] | None] = None
 
     def sampling(self, start: int = 0, end_tokens: Collection[int] = ()) -> Sampling:
         """The options that the tail needs; a seed is drawn if there is none.
@@ -130,6 +132,9 @@ class Options:
             raise ConfigError("logit_bias must map token ids, which are whole numbers, to numbers")
         if not all(isinstance(stop, str) for stop in self.stop):
             raise ConfigError(f"stop: {self.stop!r}; give strings")
+        ends = self.end_tokens or ()
+        if not isinstance(ends, tuple) or not all(isinstance(token, Integral) for token in ends):
+            raise ConfigError("end_tokens must be token ids, which are whole numbers")
         if not all(self.stop):
             raise ConfigError("stop: an empty stop string would end every text at once")
         check_sampling(self.sampling(end_tokens=(0,)), MAX_VOCABULARY)
@@ -154,6 +159,7 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     grammar: Grammar | None
     log_probs: int | None
+    end_tokens: Sequence[int] | None
     trace: bool
 
 
@@ -222,6 +228,9 @@ def make_options(arguments: GenerateOptions) -> Options:
         given["grammar"] = Grammar(**given["grammar"])
     if "logit_bias" in given:
         given["logit_bias"] = _biases(given["logit_bias"])
+    for name in ("show", "end_tokens"):
+        if isinstance(given.get(name), Iterable) and not isinstance(given[name], str):
+            given[name] = tuple(given[name])
     return Options(**given)
 
 

@@ -24,8 +24,8 @@ import tyro
 from rich.console import Console
 from rich.status import Status
 
+from benchmarks.emulation.process_monitor import slope_per_min
 from benchmarks.recovery.kill_plan import KillPlan
-from benchmarks.recovery.process_monitor import slope_per_min
 from benchmarks.recovery.soak_client import SoakText
 from benchmarks.recovery.soak_swarm import ClientLoad, Kill, SoakSwarm, open_soak_swarm
 from benchmarks.sheet import Sheet

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.emulation.process_monitor import ProcessMonitor
 from benchmarks.emulation.swarm import SPANS
-from benchmarks.recovery.process_monitor import ProcessMonitor
 from benchmarks.recovery.soak_client import SoakText
 from client.demo.delay_proxy import free_ports
 from client.demo.programs import RunningProgram, start_program

@@ -94,7 +94,8 @@ class GenerationFactory:
                 f"prompt of {len(ids)} tokens and {options.max_new_tokens} new ones exceed the model's context of "
                 f"{limit}; shorten one of them"
             )
-        sampling = options.sampling(len(ids), [token for token in target.eos_ids if token < target.vocab_size])
+        ends = target.eos_ids if options.end_tokens is None else frozenset(options.end_tokens)
+        sampling = options.sampling(len(ids), [token for token in ends if 0 <= token < target.vocab_size])
         check_sampling(sampling, target.vocab_size)
         nodes = self.nodes if options.nodes is None else options.nodes
         policy: SpeculationPolicy = self.goodput if nodes is None else FixedPolicy(nodes)
@@ -104,7 +105,7 @@ class GenerationFactory:
             target.tokenizer,
             ids,
             stop=options.stop,
-            eos_ids=target.eos_ids,
+            eos_ids=ends,
             max_new_tokens=options.max_new_tokens,
         )
         text.show(options.show)

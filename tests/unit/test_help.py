@@ -29,7 +29,6 @@ MAINS: dict[str, Callable[[], None]] = {
 HEADINGS = {
     "client generate": ["text", "swarm", "links", "drafting", "sampling", "penalties", "output"],
     "client chat": ["text", "swarm", "links", "drafting", "sampling", "penalties"],
-    "client api": ["server", "bounds", "swarm", "links", "drafting"],
     "client bench": ["text", "swarm", "links", "drafting", "sampling", "penalties", "output"],
     "client api": ["server", "bounds", "swarm", "links", "drafting"],
     "client train-draft": ["draft", "text", "training"],

@@ -143,10 +143,17 @@ class JsonSchemaFormat(ApiModel):
 
 
 class ResponseFormat(ApiModel):
-    """`response_format`; a schema is kept whether it is strict or not."""
+    """`response_format`; a schema is kept whether it is strict or not.
+
+    Attributes:
+        value: a schema beside `json_object`, as Text Generation Inference has it and Hugging Face's client sends it.
+        schema_: the same as llama.cpp and others have it.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    value: dict[str, Any] | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = Field(default=None, alias="schema")
 
     def grammar(self) -> Grammar | None:
         """What the text must match.
@@ -158,7 +165,8 @@ class ResponseFormat(ApiModel):
             case "text":
                 return None
             case "json_object":
-                return Grammar("json")
+                schema = self.schema_ if self.value is None else self.value
+                return Grammar("json") if schema is None else Grammar("json_schema", json.dumps(schema))
             case "json_schema":
                 if self.json_schema is None:
                     param = "response_format.json_schema"

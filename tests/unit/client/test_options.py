@@ -52,6 +52,8 @@ def test_one_stop_string_is_not_many_letters() -> None:
         ({"grammar": Grammar("regex", "a" * 65_537)}, "grammar"),
         ({"log_probs": 21}, "log_probs"),
         ({"log_probs": -1}, "log_probs"),
+        ({"end_tokens": 5}, "end_tokens"),
+        ({"end_tokens": ["</s>"]}, "end_tokens"),
         ({"seed": 1.5}, "seed"),
         ({"seed": -1}, "seed"),
         ({"temperature": "0.7"}, "temperature"),

@@ -34,7 +34,7 @@ CONFIGS = (
 )
 SHORTEST = 8
 """A shorter fragment of a message proves nothing."""
-OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks", "now", "user"}
+OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks", "now", "user", "schema", "functions"}
 
 
 def options() -> set[str]:

@@ -9,8 +9,8 @@ from subprocess import PIPE, Popen
 import psutil
 import pytest
 
+from benchmarks.emulation.process_monitor import ProcessMonitor, anonymous_mb, slope_per_min
 from benchmarks.recovery.kill_plan import KillPlan
-from benchmarks.recovery.process_monitor import ProcessMonitor, anonymous_mb, slope_per_min
 from benchmarks.recovery.soak import Options, SoakResult, sheet
 from benchmarks.recovery.soak_client import SoakText
 from benchmarks.recovery.soak_swarm import Kill

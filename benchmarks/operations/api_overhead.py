@@ -1,0 +1,268 @@
+"""What does `client api` cost beside the library, in tokens/s and until the first token?
+
+Both are clients of the demo swarm with the same draft, one of them in this process, the other a program behind HTTP on
+loopback. Each text is made by both, in turns, and each pair begins with the other one. Neither keeps sessions.
+
+    python -m benchmarks api_overhead --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import torch
+import tyro
+from rich.console import Console
+
+from benchmarks.emulation.swarm import covered
+from benchmarks.operations.api_program import api_program
+from benchmarks.sheet import Sheet
+from client.bench.paired_ratio import median_of, ratios
+from client.demo.swarm import demo_swarm
+from client.library.aio import AsyncSwarm
+from client.library.session import Piece
+from client.options import GenerateOptions
+from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.errors import SwarmError
+from swarm.runtime.console import make_console
+from swarm.runtime.library_logging import quiet_libraries
+
+KEY = "benchmark-key"
+KINDS = ("completions", "chat")
+PROMPT_WORDS = 40
+TEMPERATURE = 0.7
+RATIO_LIMIT = 0.97
+FIRST_LIMIT_MS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure what the API costs."""
+
+    delay_ms: tuple[float, ...] = (0.0, 25.0)
+    """One-way delays of every link, each in turn."""
+    pairs: int = 24
+    """Texts of each kind at each delay, each made by both."""
+    nodes: int = 16
+    """Tree nodes per sweep."""
+    new_tokens: int = 96
+    """New tokens of each text."""
+    record: bool = False
+    """Write the table into docs/benchmarks and the measurements beside it."""
+    json: Path | None = None
+    """Write the measurements into this file."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextTimes:
+    """One text as its reader saw it.
+
+    Attributes:
+        text: all of it.
+        tokens: of it.
+        first_ms: from asking until its first characters.
+        rest_s: from then until its end.
+    """
+
+    text: str
+    tokens: int
+    first_ms: float
+    rest_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """After its first characters."""
+        return self.tokens / self.rest_s if self.rest_s > 0 else 0.0
+
+
+@dataclass(slots=True)
+class PairedTexts:
+    """The texts of one kind at one delay, pair by pair.
+
+    Attributes:
+        library: by the library.
+        api: by the API.
+    """
+
+    library: list[TextTimes] = field(default_factory=list)
+    api: list[TextTimes] = field(default_factory=list)
+
+    @property
+    def speed_ratios(self) -> list[float]:
+        """The API's tokens/s over the library's."""
+        return ratios(*([one.tokens_per_s for one in some] for some in (self.api, self.library)))
+
+    @property
+    def added_ms(self) -> list[float]:
+        """What the API's first characters took longer."""
+        return [api.first_ms - library.first_ms for api, library in zip(self.api, self.library, strict=True)]
+
+
+async def by_library(swarm: AsyncSwarm, kind: str, prompt: str, options: GenerateOptions) -> TextTimes:
+    """Make a text in this process."""
+    began = time.perf_counter()
+    if kind == "chat":
+        async with swarm.chat() as chat:
+            return await _read_pieces(chat.stream(prompt, **options), began)
+    return await _read_pieces(swarm.stream(prompt, **options), began)
+
+
+async def _read_pieces(pieces: AsyncGenerator[Piece, None], began: float) -> TextTimes:
+    text, tokens, first = "", 0, None
+    async with aclosing(pieces):
+        async for piece in pieces:
+            text += piece.text
+            if text and first is None:
+                first = time.perf_counter()
+            if piece.result is not None:
+                tokens = piece.result.stats.tokens
+    return _times(text, tokens, began, first)
+
+
+async def by_api(http: httpx2.AsyncClient, kind: str, prompt: str, options: GenerateOptions) -> TextTimes:
+    """Make a text through HTTP.
+
+    Raises:
+        httpx2.HTTPError: the API refuses it.
+    """
+    sampling = {"temperature": options["temperature"], "seed": options["seed"]}
+    body: dict[str, Any] = {**sampling, "max_tokens": options["max_new_tokens"], "canopy": {"nodes": options["nodes"]}}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body |= {"messages": [{"role": "user", "content": prompt}]} if kind == "chat" else {"prompt": prompt}
+    path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
+    text, tokens, first = "", 0, None
+    began = time.perf_counter()
+    async with http.stream("POST", path, json=body) as response:
+        response.raise_for_status()
+        async for event in httpx2.EventSource(response):
+            if event.data == "[DONE]":
+                break
+            chunk = json.loads(event.data)
+            for choice in chunk["choices"]:
+                text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            if text and first is None:
+                first = time.perf_counter()
+            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+    return _times(text, tokens, began, first)
+
+
+def _times(text: str, tokens: int, began: float, first: float | None) -> TextTimes:
+    now = time.perf_counter()
+    first = now if first is None else first
+    return TextTimes(text, tokens, (first - began) * 1e3, now - first)
+
+
+async def measure(options: Options, delay_ms: float, console: Console) -> dict[str, PairedTexts]:
+    """Both kinds of texts at one delay.
+
+    Raises:
+        SwarmError: a program did not start, or the two made another text.
+    """
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()
+    prompts = [" ".join(json.loads(line)["text"].split()[:PROMPT_WORDS]) for line in lines]
+    found = {kind: PairedTexts() for kind in KINDS}
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="canopy-api-overhead-")))
+        peer = await stack.enter_async_context(demo_swarm(delay_ms, console))
+        connecting = AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None)
+        swarm = await stack.enter_async_context(connecting)
+        await covered(swarm)
+        api = await stack.enter_async_context(api_program(peer, folder, [KEY], "--keep", "0"))
+        http = await stack.enter_async_context(api.http(KEY))
+        for number in range(-1, options.pairs):  # the first pair opens connections and does not count
+            given: GenerateOptions = {"max_new_tokens": options.new_tokens, "nodes": options.nodes}
+            given |= {"temperature": TEMPERATURE, "seed": number + 1}
+            for kind in KINDS:
+                prompt = prompts[number % len(prompts)]
+                makers = [partial(by_library, swarm), partial(by_api, http)]
+                library, api_text = await _pair([partial(make, kind, prompt, given) for make in makers], number)
+                if number >= 0:
+                    found[kind].library.append(library)
+                    found[kind].api.append(api_text)
+            if number >= 0 and (number + 1) % 8 == 0:
+                console.print(f"{delay_ms:g} ms: {number + 1} of {options.pairs} pairs")
+    return found
+
+
+async def _pair(makers: list[Callable[[], Awaitable[TextTimes]]], number: int) -> list[TextTimes]:
+    """A text by the library and by the API; every second time the API begins.
+
+    Raises:
+        SwarmError: their texts differ.
+    """
+    order = range(len(makers)) if number % 2 == 0 else reversed(range(len(makers)))
+    made = {place: await makers[place]() for place in order}
+    library, api = made[0], made[1]
+    if (library.text, library.tokens) != (api.text, api.tokens):
+        raise SwarmError(f"text {number} differs: {library.text!r} by the library, {api.text!r} by the API")
+    return [library, api]
+
+
+def sheet(found: dict[float, dict[str, PairedTexts]], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "api_overhead",
+        f"`client api` against the library on the demo swarm, streamed texts of {options.new_tokens} tokens, tree of "
+        f"{options.nodes}, {options.pairs} pairs each",
+        (
+            "",
+            "library, tokens/s",
+            "API, tokens/s",
+            "API / library (95 %)",
+            "library, first token, ms",
+            "the API adds, ms (95 %)",
+        ),
+    )
+    for delay_ms, kinds in found.items():
+        for kind, texts in kinds.items():
+            speeds = [median_of([one.tokens_per_s for one in some]).value for some in (texts.library, texts.api)]
+            first_ms = median_of([one.first_ms for one in texts.library]).value
+            cells = (f"{speeds[0]:.1f}", f"{speeds[1]:.1f}", _shown(texts.speed_ratios, 3))
+            made.rows.append(
+                (f"{kind}, links of {delay_ms:g} ms", *cells, f"{first_ms:.0f}", _shown(texts.added_ms, 1))
+            )
+            made.measured[f"{kind} {delay_ms:g}"] = asdict(texts)
+    made.notes = [
+        f"Asked: {RATIO_LIMIT:.2f} of the library's tokens/s, and at most {FIRST_LIMIT_MS:g} ms more until the first "
+        "token. Tokens/s count from the first characters on. Every text was the same by both."
+    ]
+    made.measured["options"] = asdict(options) | {"json": None}
+    return made
+
+
+def _shown(values: list[float], digits: int) -> str:
+    found = median_of(values)
+    if found.low is None or found.high is None:
+        return f"{found.value:.{digits}f}"
+    return f"{found.value:.{digits}f} ({found.low:.{digits}f} … {found.high:.{digits}f})"
+
+
+async def _run(options: Options, console: Console) -> dict[float, dict[str, PairedTexts]]:
+    return {delay_ms: await measure(options, delay_ms, console) for delay_ms in options.delay_ms}
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    torch.set_num_threads(1)
+    quiet_libraries()
+    console = make_console()
+    try:
+        found = asyncio.run(_run(options, console))
+    except (SwarmError, httpx2.HTTPError) as error:
+        raise SystemExit(f"api_overhead: {error}") from None
+    sheet(found, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()
