@@ -54,6 +54,7 @@ class RunWriter:
                     yield self._line(content=text, log_probs=entries)
                     entries = []
                 case ReasoningDelta(text):
+                    yield from self._end_call()
                     self._texts["thinking"].append(text)
                     yield self._line(thinking=text)
                 case ToolCallDelta():

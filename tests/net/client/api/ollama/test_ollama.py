@@ -303,6 +303,17 @@ def test_a_limit_beyond_the_context_is_one(url: str, backend: ScriptedBackend) -
     assert answer.json()["done_reason"] == "length"
 
 
+def test_results_of_one_tool_go_to_its_calls_in_their_order(url: str, backend: ScriptedBackend) -> None:
+    messages = [
+        *HI,
+        {"role": "assistant", "tool_calls": [call_of("a"), call_of("a")]},
+        {"role": "tool", "content": "first", "tool_name": "a"},
+        {"role": "tool", "content": "second", "tool_name": "a"},
+    ]
+    assert ask(url, "/api/chat", messages=messages).status_code == 200
+    assert list(backend.last.messages[2:]) == [result("first", "call_0", "a"), result("second", "call_1", "a")]
+
+
 def test_generate_asks_in_the_template_or_goes_on(url: str, backend: ScriptedBackend) -> None:
     ask(url, "/api/generate", prompt="Hi", system="First.")
     assert backend.jobs[-1] == ChatJob((Message("system", "First."), Message("user", "Hi")), DEFAULTS)  # type: ignore[arg-type]
