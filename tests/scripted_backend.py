@@ -31,6 +31,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._is_open = False
+        self._is_reached = threading.Event()
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def open(self) -> None:
@@ -39,9 +40,19 @@ class Gate:
         for loop, event in self._waiting:
             loop.call_soon_threadsafe(event.set)
 
+    def wait_reached(self) -> bool:
+        """Whether a run comes here within a while."""
+        return self._is_reached.wait(10)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """That of the last run that came here."""
+        return self._waiting[-1][0]
+
     async def passed(self) -> None:
         event = asyncio.Event()
         self._waiting.append((asyncio.get_running_loop(), event))
+        self._is_reached.set()
         if not self._is_open:
             await event.wait()
 

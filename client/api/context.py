@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -12,7 +13,7 @@ from typing import Final
 from starlette.requests import Request
 
 from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, Delta, Finished, Job, ModelCard
-from client.api.errors import ApiError, unknown_model
+from client.api.errors import ApiError, server_leaves, unknown_model
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
 from client.stats import TokenLogProbs
 from swarm.errors import ContextFull
@@ -39,6 +40,7 @@ class ApiSettings:
         stalled_s: seconds that a reader may take nothing before it is cut, and that a run may wait for it in all.
         max_unread_bytes: what a run may be ahead of its reader.
         clock: seconds of the epoch.
+        leaving: set when the server ends, so that what still runs is told.
     """
 
     keys: tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class ApiSettings:
     stalled_s: float = 30.0
     max_unread_bytes: int = 2**20
     clock: Callable[[], float] = time.time
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +262,16 @@ class _ClientGone(Exception):
 
 @asynccontextmanager
 async def while_there(request: Request) -> AsyncIterator[None]:
-    """Cancel what is inside when the client goes away.
+    """Cancel what is inside when the client goes away, or when the server ends.
 
     Raises:
-        ApiError: it has gone.
+        ApiError: which of them.
     """
+    leaving: asyncio.Event = request.app.state.leaving
+
+    async def leave() -> None:
+        await leaving.wait()
+        raise server_leaves()
 
     async def watch() -> None:
         while True:
@@ -274,6 +282,7 @@ async def while_there(request: Request) -> AsyncIterator[None]:
     try:
         async with TaskScope() as scope:
             scope.spawn(watch(), "client")
+            scope.spawn(leave(), "server")
             yield
     except _ClientGone:
         raise ApiError(GONE, "the client has gone") from None

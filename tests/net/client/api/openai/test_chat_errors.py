@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -10,8 +11,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from client.api.app import build_app
+from client.api.context import ApiSettings
 from client.api.queue import QueueFull
 from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted, RouteError
+from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
 from tests.net.client.api.openai.chat_requests import CLOCK, HI, NAMED, asked
 from tests.scripted_backend import Gate, ScriptedBackend, steps
@@ -217,3 +221,15 @@ def test_a_reader_of_a_stream_that_goes_away_ends_its_run(url: str, backend: Scr
     with httpx2.stream("POST", f"{url}/v1/chat/completions", json={"messages": HI, "stream": True}) as answer:
         next(answer.iter_bytes())
     assert backend.wait_closed(before + 1)
+
+
+def test_a_server_that_ends_answers_what_still_runs(backend: ScriptedBackend) -> None:
+    settings, gate = ApiSettings(), Gate()
+    first, *rest = steps("Hello")
+    backend.script = lambda job: [first, gate, *rest]
+    with served(build_app(backend, settings)) as base, ThreadPoolExecutor(1) as other:
+        asked = other.submit(httpx2.post, f"{base}/v1/chat/completions", json={"messages": HI}, timeout=20)
+        assert gate.wait_reached()
+        gate.loop.call_soon_threadsafe(settings.leaving.set)
+        answer = asked.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_leaving")
