@@ -237,9 +237,14 @@ class LeavingClient:
         self.freed_ms.append((time.perf_counter() - began) * 1e3)
 
     async def _send(self, body: dict[str, Any]) -> None:
-        async with self.http.stream("POST", "/v1/completions", json=body) as response:
-            said = (await response.aread())[-200:].decode(errors="replace")
-            self._answered = f"{response.status_code} {said}"
+        while True:
+            async with self.http.stream("POST", "/v1/completions", json=body) as response:
+                if response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
+                    said = (await response.aread())[-200:].decode(errors="replace")
+                    self._answered = f"{response.status_code} {said}"
+                    return
+            self.counts.refused += 1
+            await asyncio.sleep(float(response.headers["retry-after"]))
 
     async def _held(self, usual: Sequence[float]) -> list[bool]:
         infos = await self.watch.infos()

@@ -147,6 +147,9 @@ class Backend(Protocol):
     async def card(self) -> ModelCard:
         """The model and its state now."""
 
+    def known_card(self) -> ModelCard:
+        """The model and its state as last read: what a request needs of it changes seldom, and it need not wait."""
+
     def count(self, job: Job) -> int:
         """Tokens of the job's prompt.
 

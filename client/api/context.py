@@ -168,7 +168,7 @@ class ApiContext:
         Raises:
             ApiError: there is no such model here (404).
         """
-        card = await self.backend.card()
+        card = self.backend.known_card()
         if model and model != card.id:
             raise unknown_model(model, card.id)
         return card

@@ -73,7 +73,7 @@ class FairQueue:
         """Wait for a turn and hold it.
 
         Raises:
-            QueueFull: too many wait already.
+            QueueFull: too many wait already, or came since, of keys that have less.
         """
         await self._wait(key)
         began = self._clock()
@@ -93,21 +93,34 @@ class FairQueue:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._leave()  # it was this one's turn already
             else:
                 self._forget(key, turn)
             raise
 
     def _check_room(self, key: str) -> None:
-        limits, mine = self._limits, len(self._waiting.get(key, ()))
-        if mine < limits.waiting_per_key and self.waiting < limits.waiting:
+        """Refuse a request, or make room: where all places are taken, a key's newest request goes that has most.
+
+        Raises:
+            QueueFull: there is no room for this one.
+        """
+        mine = len(self._waiting.get(key, ()))
+        if mine >= self._limits.waiting_per_key:
+            raise self._full(mine, "of yours ")
+        if self.waiting < self._limits.waiting:
             return
+        most = max(self._waiting.values(), key=len)
+        if len(most) <= mine + 1:
+            raise self._full(self.waiting, "")
+        newest = most.pop()
+        if not newest.done():
+            newest.set_exception(self._full(len(most), "of yours "))
+
+    def _full(self, ahead: int, whose: str) -> QueueFull:
         self.refused += 1
-        ahead = mine if mine >= limits.waiting_per_key else self.waiting
-        expected_s = self._run_s * math.ceil(ahead / limits.running)
-        whose = "of yours " if mine >= limits.waiting_per_key else ""
-        raise QueueFull(f"{ahead} requests {whose}wait already; ask again later", min(expected_s, MAX_RETRY_S))
+        expected_s = self._run_s * math.ceil(ahead / self._limits.running)
+        return QueueFull(f"{ahead} requests {whose}wait already; ask again later", min(expected_s, MAX_RETRY_S))
 
     def _leave(self) -> None:
         """Give the turn to the next key in the round."""

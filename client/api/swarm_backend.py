@@ -105,6 +105,10 @@ class SwarmBackend:
         """The model and its state now."""
         return await self.link.card()
 
+    def known_card(self) -> ModelCard:
+        """The same as last read, without a wait for the directory."""
+        return self.link.known_card()
+
     def count(self, job: Job) -> int:
         """Tokens of the job's prompt; errors as of `Backend.count`."""
         return self.link.model().reader.count(job)

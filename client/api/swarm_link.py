@@ -150,11 +150,17 @@ class SwarmLink:
 
     async def card(self) -> ModelCard:
         """The model and its state now."""
+        if self._model is not None:
+            await self._model.look()
+        return self.known_card()
+
+    def known_card(self) -> ModelCard:
+        """The model and its state as last read."""
         if self._model is None:
             return self._unknown()
-        target, coverage = self._model.swarm.target, await self._model.look()
+        target, coverage = self._model.swarm.target, self._model.coverage
         missing = () if coverage is None else coverage.missing
-        lines = [] if coverage is None else fill_lines(coverage, self._source.join)
+        lines = [] if coverage is None or not missing else fill_lines(coverage, self._source.join)
         template = self._model.reader.template
         return ModelCard(
             id=self.name,

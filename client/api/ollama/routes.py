@@ -75,7 +75,7 @@ class _Ollama:
 
     async def chat(self, body: ChatRunRequest, request: Request) -> Response:
         """Answer a conversation; without messages, say that the model is there."""
-        await self._card(body.model)
+        self._card(body.model)
         writer = self._writer("chat", body)
         if not body.messages:
             return JSONResponse(writer.nothing(_nothing_done(body)))
@@ -83,7 +83,7 @@ class _Ollama:
 
     async def generate(self, body: GenerateRequest, request: Request) -> Response:
         """Answer a prompt or go on with a text; without a prompt, say that the model is there."""
-        job = generate_job(body, await self._card(body.model))
+        job = generate_job(body, self._card(body.model))
         writer = self._writer("generate", body)
         if not body.prompt:
             return JSONResponse(writer.nothing(_nothing_done(body)))
@@ -101,10 +101,10 @@ class _Ollama:
 
     async def show(self, body: ShowRequest) -> Response:
         """What is known of the model."""
-        return JSONResponse(shown(await self._card(body.model or body.name or "")))
+        return JSONResponse(shown(self._card(body.model or body.name or "")))
 
-    async def _card(self, name: str) -> ModelCard:
-        card = await self._context.backend.card()
+    def _card(self, name: str) -> ModelCard:
+        card = self._context.backend.known_card()
         if untagged(name, card) != card.id:
             raise ApiError(404, f"model '{name[:200]}' not found")
         return card

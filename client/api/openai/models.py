@@ -29,7 +29,8 @@ def routes(context: ApiContext) -> APIRouter:
     @router.get("/v1/models/{model:path}")
     async def retrieve_model(model: str, request: Request) -> JSONResponse:
         """The same for one name."""
-        card = await context.card(model)
+        await context.card(model)
+        card = await context.backend.card()
         return JSONResponse(model_info(card) if speaks_anthropic(request) else model_body(card))
 
     @router.post("/v1/embeddings")

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from client.api.app import build_app
+from client.api.backend import ModelCard
 from client.api.context import ApiSettings
 from client.api.guard import host_name
 from tests.api_server import served
@@ -91,3 +92,20 @@ def test_pages_of_an_allowed_origin_may_call(backend: ScriptedBackend) -> None:
 )
 def test_a_host_is_read_without_its_port(host: str, name: str) -> None:
     assert host_name(host) == name
+
+
+class SilentDirectory(ScriptedBackend):
+    """Its directory never answers."""
+
+    async def card(self) -> ModelCard:
+        raise AssertionError("a request waits for the directory")
+
+
+@pytest.mark.parametrize(
+    ("path", "more"), [("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 8}), ("/api/chat", {})]
+)
+async def test_a_request_waits_for_no_directory(path: str, more: dict[str, int]) -> None:
+    app = build_app(SilentDirectory(saying("Hello")))
+    body = {"model": CARD.id, "messages": [{"role": "user", "content": "Hi"}], "stream": False, **more}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        assert (await http.post(path, json=body)).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -75,6 +76,49 @@ async def test_so_many_run_at_a_time() -> None:
         assert requests.running == ["a1", "a2"]
         await requests.end("a2")
         assert requests.running == ["a1", "a3"]
+
+
+async def test_a_key_with_little_takes_the_place_of_one_with_much() -> None:
+    async with TaskScope() as scope:
+        requests = Requests(FairQueue(limited(1, waiting=4)), scope)
+        refused: list[str] = []
+
+        async def ask(name: str) -> None:
+            try:
+                async with requests.queue.turn(name[0]):
+                    pass
+            except QueueFull:
+                refused.append(name)
+
+        await requests.ask("a0")
+        for name in ("a1", "a2", "a3", "a4", "b1", "b2", "b3", "c1"):
+            scope.spawn(ask(name))
+            await settled()
+        assert refused == ["a4", "a3", "b3", "a2"]
+        assert (requests.queue.waiting, requests.queue.refused) == (4, 4)
+        await requests.end("a0")
+        assert refused == ["a4", "a3", "b3", "a2"]
+        assert (requests.queue.running, requests.queue.waiting) == (0, 0)
+
+
+async def test_who_leaves_after_its_place_was_taken_gives_no_turn() -> None:
+    async with TaskScope() as scope:
+        requests = Requests(FairQueue(limited(1, waiting=2)), scope)
+        queue = requests.queue
+
+        async def ask(key: str) -> None:
+            with contextlib.suppress(QueueFull):
+                async with queue.turn(key):
+                    pass
+
+        await requests.ask("a0")
+        first, newest = scope.spawn(ask("a")), scope.spawn(ask("a"))
+        await asyncio.sleep(0)
+        other = scope.spawn(ask("b"))
+        await asyncio.sleep(0)
+        newest.cancel()  # its place is taken already, and it does not know yet
+        await settled()
+        assert (queue.running, queue.waiting, first.done(), other.done()) == (1, 2, False, False)
 
 
 @pytest.mark.parametrize(
