@@ -168,6 +168,7 @@ class RelayServer:
             visit = Visit(RelayConnection(sock, peer[:2]))
             if self._visits.admit(visit):
                 visit.task = scope.spawn(self._answer(visit))
+                visit.task.add_done_callback(partial(self._is_over, visit))
             else:
                 self._log.say(visit.key, f"too many connections from {visit.key}: refused")
                 visit.connection.reset()
@@ -200,9 +201,11 @@ class RelayServer:
             pass
         except Exception as error:  # noqa: BLE001 - what one brings about must not end the relay for all
             self._log.say("failed", f"a connection failed: {plain_line(describe(error))}")
-        finally:
-            if not visit.is_taken:
-                self._visits.leave(visit)
+
+    def _is_over(self, visit: Visit, _: asyncio.Task[None]) -> None:
+        """Let a visit go whose task has ended, also where that was before it began."""
+        if not visit.is_taken:
+            self._visits.leave(visit)
 
     async def _check_name(self, connection: RelayConnection, peer: PeerId) -> None:
         """Let a machine prove its name.

@@ -16,6 +16,7 @@ from swarm.discovery.identity import Identity
 from swarm.relay import machines, server
 from swarm.relay.limits import RelayLimits
 from swarm.relay.presence import prove_presence
+from swarm.relay.visits import Visit, Visits
 from swarm.runtime.quota import HoldingLimit, RateLimit
 from swarm.transport.network_key import NetworkKey
 from tests.net.relay_kit import Standing, accepted, claim, connect, echo, open_relay, serving, standing
@@ -62,6 +63,21 @@ async def test_one_end_may_have_said_all_before_the_other() -> None:
         writer.write(sent)
         writer.write_eof()
         assert await reader.read() == sent
+
+
+async def test_a_visit_that_ends_before_it_began_gives_all_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = Visits.admit
+
+    def admit_and_end(visits: Visits, visit: Visit) -> bool:
+        asyncio.get_running_loop().call_soon(visit.end)  # before its task has its first turn
+        return admit(visits, visit)
+
+    limits = RelayLimits(connections=HoldingLimit(1, 1))
+    async with open_relay(limits=limits) as relay:
+        with monkeypatch.context() as patched:
+            patched.setattr(Visits, "admit", admit_and_end)
+            assert await relay.ask(b"LOAD\n") == b""
+        assert await relay.ask(b"LOAD\n")
 
 
 @pytest.mark.parametrize("which", ["dialler", "machine"])
