@@ -56,7 +56,7 @@ async def test_greedy_ids_are_those_of_transformers(
     assert found.tolist() == expected.tolist()
 
 
-async def test_drawn_ids_are_the_librarys(running: ThreeNodes) -> None:
+async def test_drawn_ids_are_those_of_the_library(running: ThreeNodes) -> None:
     model = AsyncDistributedModel(running.client)
     inputs = TOKENIZER(PROMPT, return_tensors="pt")
     found = await model.generate(**inputs, max_new_tokens=12, do_sample=True, temperature=0.8, top_k=0, seed=5)
