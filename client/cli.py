@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, assert_never, cast
 
@@ -33,7 +33,7 @@ from swarm.runtime.logs import set_up_logging
 from swarm.runtime.plain_text import plain_for, plain_line
 
 if TYPE_CHECKING:
-    from client.options import ConnectOptions
+    from client.options import ConnectOptions, Options
 
 ClientCommand = Generate | ChatCommand | ApiCommand | Bench | TrainDraft | Demo
 
@@ -112,6 +112,7 @@ def _with_swarm(command: ClientCommand) -> ClientCommand:
 def generate(command: Generate) -> None:
     """Stream one text."""
     model, options = _connection(command)
+    command = replace(command, options=_with_schema(command))
     command.options.check()
     prompt = (
         command.prompt if command.resume is not None else _prompt(command)
@@ -269,6 +270,23 @@ def train(command: TrainDraft) -> None:
 
     quiet_libraries()
     train_draft(command, make_console(stderr=True))
+
+
+def _with_schema(command: Generate) -> Options:
+    """The options, under the grammar of a schema's file if one is named.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if command.json_schema is None:
+        return command.options
+    from client.options import Grammar
+
+    try:
+        text = command.json_schema.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--json-schema {command.json_schema}: cannot be read ({error})") from error
+    return replace(command.options, grammar=Grammar("json_schema", text))
 
 
 def _prompt(command: Generate) -> str:

@@ -43,7 +43,7 @@ CodecChoice = Literal["lossless", "int8"]
 @headed(
     text=("max_new_tokens", "stop"),
     sampling=("temperature", "top_k", "top_p", "min_p", "seed", "multistep"),
-    rules=("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    penalties=("frequency_penalty", "presence_penalty", "repetition_penalty"),
     drafting=("nodes",),
 )
 @dataclass(frozen=True, slots=True)

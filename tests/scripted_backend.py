@@ -11,6 +11,7 @@ from typing import Any
 from client.api.backend import AnswerEnd, AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, ModelCard
 from client.dialogue.messages import AnswerDelta, ContentDelta
 from client.stats import Result, Stats, SweepMeasurement, TokenLogProbs
+from swarm.errors import ContextFull
 
 CARD = ModelCard(
     id="demo-model",
@@ -30,6 +31,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._is_open = False
+        self._is_reached = threading.Event()
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def open(self) -> None:
@@ -38,9 +40,19 @@ class Gate:
         for loop, event in self._waiting:
             loop.call_soon_threadsafe(event.set)
 
+    def wait_reached(self) -> bool:
+        """Whether a run comes here within a while."""
+        return self._is_reached.wait(10)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """That of the last run that came here."""
+        return self._waiting[-1][0]
+
     async def passed(self) -> None:
         event = asyncio.Event()
         self._waiting.append((asyncio.get_running_loop(), event))
+        self._is_reached.set()
         if not self._is_open:
             await event.wait()
 
@@ -118,6 +130,13 @@ class ScriptedBackend:
 def saying(*parts: str | AnswerDelta, **options: Any) -> Script:  # noqa: ANN401
     """The script of an answer; arguments as of `steps`."""
     return lambda job: steps(*parts, **options)
+
+
+def without_room(job: Job) -> list[Step]:
+    """The script of a context that takes the prompt, and not as many tokens as are asked for."""
+    if "max_new_tokens" in job.options:
+        return [ContextFull("prompt and new tokens do not fit")]
+    return [*steps("Hello", reason="length")]
 
 
 def steps(

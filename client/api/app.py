@@ -60,6 +60,7 @@ def build_app(backend: Backend, settings: ApiSettings | None = None, more: Seque
         docs_url=None,
         redoc_url=None,
     )
+    app.state.leaving = settings.leaving
     for routes in (*more, *DIALECTS):
         app.include_router(routes(context))
     for kind in (ApiError, SwarmError):

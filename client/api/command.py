@@ -146,8 +146,9 @@ async def served_api(source: SwarmSource, options: ServerOptions, taken: socket.
     async with TaskScope() as scope:
         backend = SwarmBackend(source, scope, options.limits)
         scope.spawn(backend.link.keep(), "link")
-        app = build_app(backend, options.settings(), [metrics_routes(backend)])
-        server = make_server(app, ConnectionLimits(stalled_s=options.settings().stalled_s))
+        settings = options.settings()
+        app = build_app(backend, settings, [metrics_routes(backend)])
+        server = make_server(app, ConnectionLimits(stalled_s=settings.stalled_s))
 
         async def serve() -> None:
             await server.serve(sockets=[taken])
@@ -157,6 +158,7 @@ async def served_api(source: SwarmSource, options: ServerOptions, taken: socket.
         try:
             yield f"http://{bracketed(host)}:{port}"
         finally:
+            settings.leaving.set()
             server.should_exit = True
             await asyncio.wait([task])
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from starlette.requests import Request
 
 from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, Delta, Finished, Job, ModelCard
-from client.api.errors import ApiError, unknown_model
+from client.api.errors import ApiError, server_leaves, unknown_model
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
 from client.stats import TokenLogProbs
+from swarm.errors import ContextFull
 from swarm.runtime.tasks import TaskScope
 
 MAX_BODY_BYTES: Final = 8 * 2**20
@@ -38,6 +40,7 @@ class ApiSettings:
         stalled_s: seconds that a reader may take nothing before it is cut, and that a run may wait for it in all.
         max_unread_bytes: what a run may be ahead of its reader.
         clock: seconds of the epoch.
+        leaving: set when the server ends, so that what still runs is told.
     """
 
     keys: tuple[str, ...] = ()
@@ -49,6 +52,7 @@ class ApiSettings:
     stalled_s: float = 30.0
     max_unread_bytes: int = 2**20
     clock: Callable[[], float] = time.time
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +173,26 @@ class ApiContext:
             raise unknown_model(model, card.id)
         return card
 
-    async def begin(self, job: Job, request: Request) -> StartedAnswer:
+    async def begin(self, job: Job, request: Request, *, may_end_early: bool = False) -> StartedAnswer:
         """Start a run and wait until its prompt was taken; errors until then become HTTP statuses.
+
+        Args:
+            job: to run.
+            request: that asks for it.
+            may_end_early: whether a limit of tokens that does not fit the context is one: then the answer ends where
+                the context does. Otherwise it is refused.
 
         Raises:
             ApiError: the client has gone meanwhile.
             SwarmError: as `Backend.run`.
         """
         async with while_there(request):
-            return await self.start(job, self.caller(request))
+            try:
+                return await self.start(job, self.caller(request))
+            except ContextFull:
+                if not may_end_early or "max_new_tokens" not in job.options:
+                    raise
+            return await self.start(_without_limit(job), self.caller(request))
 
     async def start(self, job: Job, caller: ApiCaller) -> StartedAnswer:
         """The same for a caller that nobody watches."""
@@ -196,9 +211,11 @@ class ApiContext:
         await self.read(job, request, full.take)
         return full
 
-    async def read(self, job: Job, request: Request, take: Callable[[AnswerEvent], None]) -> Finished:
+    async def read(
+        self, job: Job, request: Request, take: Callable[[AnswerEvent], None], *, may_end_early: bool = False
+    ) -> Finished:
         """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
-        answer = await self.begin(job, request)
+        answer = await self.begin(job, request, may_end_early=may_end_early)
         take(answer.begun)
         end: Finished | None = None
         async with aclosing(answer.events) as events, while_there(request):
@@ -213,6 +230,13 @@ def reasoning_tokens(delta: Delta) -> int:
     """Tokens of a delta that were thought and not said."""
     is_thought = bool(delta.parts) and all(isinstance(part, ReasoningDelta) for part in delta.parts)
     return len(delta.tokens) if is_thought else 0
+
+
+def _without_limit(job: Job) -> Job:
+    """The job whose answer may fill the rest of the context."""
+    options = job.options.copy()
+    options.pop("max_new_tokens", None)
+    return replace(job, options=options)
 
 
 def api_key(request: Request) -> str:
@@ -238,11 +262,16 @@ class _ClientGone(Exception):
 
 @asynccontextmanager
 async def while_there(request: Request) -> AsyncIterator[None]:
-    """Cancel what is inside when the client goes away.
+    """Cancel what is inside when the client goes away, or when the server ends.
 
     Raises:
-        ApiError: it has gone.
+        ApiError: which of them.
     """
+    leaving: asyncio.Event = request.app.state.leaving
+
+    async def leave() -> None:
+        await leaving.wait()
+        raise server_leaves()
 
     async def watch() -> None:
         while True:
@@ -253,6 +282,7 @@ async def while_there(request: Request) -> AsyncIterator[None]:
     try:
         async with TaskScope() as scope:
             scope.spawn(watch(), "client")
+            scope.spawn(leave(), "server")
             yield
     except _ClientGone:
         raise ApiError(GONE, "the client has gone") from None

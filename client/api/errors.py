@@ -101,6 +101,11 @@ def unknown_model(name: str, served: str) -> ApiError:
     return ApiError(404, message, code="model_not_found", param="model")
 
 
+def server_leaves() -> ApiError:
+    """The server ends before the answer (503)."""
+    return ApiError(503, "The server is shutting down.", code="server_leaving", retry_after_s=RETRY_S)
+
+
 def as_api_error(error: Exception) -> ApiError:
     """The same error with its HTTP status; what nobody expected becomes a 500 that tells nothing."""
     match error:

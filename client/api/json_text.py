@@ -13,6 +13,9 @@ from pydantic_core import from_json
 
 from client.api.sse import compact
 
+JsonObject = dict[str, Any]
+"""A JSON object that is written to a client."""
+
 
 def read_json(body: bytes) -> Any:  # noqa: ANN401 - JSON values
     """The value of a body. Whatever it holds can be written again: numbers are finite, texts are Unicode.

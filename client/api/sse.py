@@ -20,7 +20,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from client.api.context import ApiSettings
-from client.api.errors import ApiError, as_api_error
+from client.api.errors import ApiError, as_api_error, server_leaves
 from swarm.errors import SwarmError
 from swarm.runtime.tasks import TaskScope
 
@@ -95,7 +95,7 @@ class _AnswerStream(StreamingResponse):
         """Send everything; whoever ends first, the run is closed."""
         try:
             async with TaskScope() as tasks:
-                tasks.spawn(self._produce(), "frames")
+                tasks.spawn(self._leave(tasks.spawn(self._produce(), "frames")), "server")
                 tasks.spawn(_watch(receive), "client")
                 await self._send(send)
         except _Gone:
@@ -115,6 +115,13 @@ class _AnswerStream(StreamingResponse):
         finally:
             await self._answer.close()
             self._unread.end()
+
+    async def _leave(self, produced: asyncio.Task[None]) -> None:
+        """End the stream with an error when the server ends."""
+        await self._settings.leaving.wait()
+        if not produced.done():
+            self._unread.put_last(self._error_frame(server_leaves()))
+            produced.cancel()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -62,6 +62,19 @@ def nine_characters(call_id: str) -> str:
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
+def with_thoughts_apart(messages: Sequence[Message], marks: tuple[str, str]) -> list[Message]:
+    """The conversation with thoughts that stand in an assistant's content, as some clients send them, apart from it."""
+    start, end = marks
+    out = []
+    for message in messages:
+        text = message.content.lstrip()
+        if message.role == "assistant" and not message.reasoning and text.startswith(start) and end in text:
+            thoughts, _, content = text.removeprefix(start).partition(end)
+            message = replace(message, reasoning=thoughts.strip(), content=content.lstrip())
+        out.append(message)
+    return out
+
+
 def without_lost_thoughts(messages: Sequence[Message]) -> list[Message]:
     """The conversation for GPT-OSS, whose template takes a call with thoughts or with content, and not with both."""
     return [

@@ -19,6 +19,8 @@ _STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
 _HEAD = re.compile(
     rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
 )
+MAX_HEAD = 1_024
+"""Characters before the arguments of a call that goes out as it comes, at most."""
 _WITHOUT_ARGUMENTS = frozenset({"name", "type", "id"})
 """Keys of a call that may go without arguments; with others, it is no call."""
 NAME = re.compile(r"[\w.\-]{1,128}")
@@ -88,8 +90,8 @@ class CallParser(TextParser):
         """
         whole, read = JsonScanner(), ""
         while True:
-            head = _HEAD.match(read + self._unread)
-            if head is not None and self._is_tool(name := json.loads(head[1])):
+            head = _HEAD.match(read + self._unread[:MAX_HEAD]) if len(read) <= MAX_HEAD else None
+            if head is not None and head.end() < MAX_HEAD and self._is_tool(name := json.loads(head[1])):
                 self._unread = (read + self._unread)[head.end() :]
                 self._begin(name)
                 if (yield from self._stream_object()):
@@ -128,7 +130,7 @@ class CallParser(TextParser):
         inner = value.get("function")
         value = inner if isinstance(inner, dict) else value
         name = value.get("name")
-        bare = {} if set(value) <= _WITHOUT_ARGUMENTS else None
+        bare: dict[str, Any] | None = {} if set(value) <= _WITHOUT_ARGUMENTS else None
         arguments = value.get("arguments", value.get("parameters", bare))
         if not isinstance(name, str) or not self._is_tool(name) or not isinstance(arguments, dict | str):
             return False

@@ -19,6 +19,7 @@ from client.dialogue.history import (
     message_dicts,
     nine_characters,
     tool_dicts,
+    with_thoughts_apart,
     with_tools_in_system,
     without_calls,
     without_lost_thoughts,
@@ -135,6 +136,8 @@ class ChatTemplate:
                 they are not valid text.
         """
         messages = list(messages)
+        if self.thinking is not None and not switches.continues:
+            messages = with_thoughts_apart(messages, self.thinking)
         if self.family == "harmony":
             messages = without_lost_thoughts(messages)
         if not self.family and not self.shows_tools:

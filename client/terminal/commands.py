@@ -85,7 +85,7 @@ class ConnectionOptions:
 
 
 @headed(
-    text=("prompt", "resume"),
+    text=("prompt", "json_schema", "resume"),
     swarm=_SWARM,
     links=_LINKS,
     drafting=_DRAFTING,
@@ -98,6 +98,7 @@ class Generate(ConnectionOptions):
 
     Attributes:
         prompt: text to continue; - reads standard input.
+        json_schema: file of a JSON schema that the whole text must match (default: none).
         stats: print where the time went, to standard error.
         explain: print for every sweep how many tree nodes it had and why, and what it took, to standard error.
         resume: go on with an interrupted generation, from the file that its error named, with the prompt and options
@@ -106,6 +107,7 @@ class Generate(ConnectionOptions):
     """
 
     prompt: Text = "-"
+    json_schema: File | None = None
     stats: bool = False
     explain: bool = False
     resume: File | None = None

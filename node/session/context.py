@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from node.engine.scheduler import Engine
@@ -11,13 +12,14 @@ from node.session.admission import Admission
 from node.session.journal_budget import JOURNAL_BYTES, JournalBudget
 from node.session.successors import Successors
 from node.telemetry.counters import NodeCounters
-from swarm.errors import Busy
+from swarm.errors import Busy, ConfigError, RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.inference.grammar import GrammarCompiler
+from swarm.inference.grammar import CompiledGrammar, GrammarCompiler
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.kv_slots import ancestor_bytes
 from swarm.layers import Span
 from swarm.protocol.messages import Credits
+from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import Limits
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.introduction import Signer
@@ -60,6 +62,20 @@ class NodeContext:
         except (RuntimeError, MemoryError) as error:  # torch's ways to say that there is no memory
             reason = f"has no memory for the KV of {tokens} tokens ({str(error).partition(chr(10))[0]})"
             raise Busy(self.peer, str(span), reason) from error
+
+    async def compile(self, span: Span, grammar: Grammar) -> CompiledGrammar:
+        """A session's grammar, compiled beside the event loop.
+
+        Raises:
+            RemoteProtocolError: it is none, or too large.
+            Busy: too many others are followed here.
+        """
+        try:
+            return await asyncio.to_thread(self.grammars.compile, grammar)
+        except ConfigError as error:
+            raise RemoteProtocolError("grammar", str(error)) from error
+        except MemoryError as error:
+            raise Busy(self.peer, str(span), str(error)) from error
 
     def kv_tokens(self, credits: Credits) -> int:
         """What a session with these credits costs of the KV budget, its ancestors counted by their bytes."""

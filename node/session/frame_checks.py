@@ -6,7 +6,7 @@ from node.model.span import SpanModel
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.inference.row_codec import check_width
 from swarm.inference.sampling import check as check_sampling
-from swarm.protocol.messages import Codec, Rows, SweepFrame
+from swarm.protocol.messages import Codec, Rows, Sampling, Snapshot, SweepFrame
 
 
 def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
@@ -15,16 +15,29 @@ def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: 
     Raises:
         RemoteProtocolError: names the field.
     """
-    sampling = frame.sweep.sampling
+    _check_sampling(frame.sweep.sampling, model)
+    for guess in frame.sweep.guesses:
+        if (problem := guess.problem(model.vocab_size)) is not None:
+            raise RemoteProtocolError("guesses", problem)
+    check_rows(frame.rows, model, codec, is_first=is_first)
+
+
+def check_snapshot(snapshot: Snapshot, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
+    """Refuse a snapshot whose rows or sampling this hop cannot serve.
+
+    Raises:
+        RemoteProtocolError: names the field.
+    """
+    _check_sampling(snapshot.sampling, model)
+    check_rows(snapshot.rows, model, codec, is_first=is_first)
+
+
+def _check_sampling(sampling: Sampling | None, model: SpanModel) -> None:
     if sampling is not None:
         try:
             check_sampling(sampling, model.vocab_size)
         except ConfigError as error:
             raise RemoteProtocolError("sampling", str(error)) from None
-    for guess in frame.sweep.guesses:
-        if (problem := guess.problem(model.vocab_size)) is not None:
-            raise RemoteProtocolError("guesses", problem)
-    check_rows(frame.rows, model, codec, is_first=is_first)
 
 
 def check_rows(rows: Rows | None, model: SpanModel, codec: Codec, *, is_first: bool) -> None:

@@ -12,13 +12,14 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import grpc.aio
 
 from node.engine.scheduler import PendingWork
 from node.engine.sweep_run import HopRole, SweepRun
 from node.session.context import NodeContext
-from node.session.frame_checks import check_rows, check_sweep
+from node.session.frame_checks import check_snapshot, check_sweep
 from node.session.lease import Lease
 from node.session.reply_buffer import ReplyBuffer
 from node.session.successors import Tried
@@ -104,7 +105,7 @@ class HopSession:
         self._passed_faults_in, self._passed_faults = -1, 0
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
-        self._tail = Tail(self.log, context.grammars if self._is_tail else None)
+        self._tail = Tail(self.log, partial(context.compile, self.span) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
         self._is_dismissed = False
@@ -234,7 +235,7 @@ class HopSession:
         if is_duplicate and self._asked_in < self._attach.generation:
             return
         try:
-            check_rows(snapshot.rows, self._context.model, self._role.codec, is_first=self._attach.index == 0)
+            check_snapshot(snapshot, self._context.model, self._role.codec, is_first=self._attach.index == 0)
             self.log.restore(snapshot)
         except SwarmError as error:
             raise self._refused(error) from error
@@ -336,8 +337,7 @@ class HopSession:
         if self._running is None:
             work = self.log.next_work()
             if work is not None:
-                picking = self._tail.picking()
-                self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, picking)
+                self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, self._tail.picking())
         return self._running
 
     def finish(self, run: SweepRun) -> None:

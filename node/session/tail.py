@@ -6,16 +6,15 @@ After a snapshot it answers again what is unanswered (R6), from the parts of the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from node.engine.sweep_run import Picking, SweepRun
 from node.session.accepted_path import AcceptedPath, requested_rows
-from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.grammar import CompiledGrammar, GrammarCompiler
+from swarm.inference.grammar import CompiledGrammar
 from swarm.inference.path_rules import PathRules
 from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import PickLogProbs
@@ -23,19 +22,22 @@ from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import HopTime, Reply, Sampling, Want
 from swarm.protocol.pick_rules import Grammar
 
+CompileGrammar = Callable[[Grammar], Awaitable[CompiledGrammar]]
+"""Compiles a grammar beside the event loop; raises what `Tail.compile_grammars` does."""
+
 
 class Tail:
     """Makes the replies of one session, whose state its log holds."""
 
-    def __init__(self, log: HopLog, grammars: GrammarCompiler | None) -> None:
+    def __init__(self, log: HopLog, compile_grammar: CompileGrammar | None) -> None:
         """Begin without a grammar.
 
         Args:
             log: holds the session's state.
-            grammars: compiles them; None on a hop that picks nothing.
+            compile_grammar: compiles one; None on a hop that picks nothing.
         """
         self._log = log
-        self._grammars = grammars
+        self._compile = compile_grammar
         self._awaited: Grammar | None = None
         self._is_awaited = asyncio.Event()
         self._compiled: tuple[Grammar, CompiledGrammar] | None = None
@@ -61,7 +63,7 @@ class Tail:
     def expect(self, sampling: Sampling | None) -> None:
         """Picks will follow this: its grammar is compiled before any sweep is run, beside the event loop."""
         grammar = None if sampling is None or sampling.rules is None else sampling.rules.grammar
-        if grammar is None or self._grammars is None or (self._compiled is not None and self._compiled[0] == grammar):
+        if grammar is None or self._compile is None or (self._compiled is not None and self._compiled[0] == grammar):
             return
         self._awaited = grammar
         self._is_awaited.set()
@@ -74,17 +76,15 @@ class Tail:
 
         Raises:
             RemoteProtocolError: one is none, or too large.
+            Busy: too many others are followed here.
         """
         while True:
             await self._is_awaited.wait()
             self._is_awaited.clear()
             grammar = self._awaited
-            if grammar is None or self._grammars is None:
+            if grammar is None or self._compile is None:
                 continue
-            try:
-                found = await asyncio.to_thread(self._grammars.compile, grammar)
-            except ConfigError as error:
-                raise RemoteProtocolError("grammar", str(error)) from error
+            found = await self._compile(grammar)
             if self._awaited == grammar:
                 self._compiled, self._awaited = (grammar, found), None
                 on_ready()

@@ -13,11 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -27,8 +29,10 @@ from swarm.protocol.session import CommittedToken
 
 MAX_COMPILED = 8
 """Compiled grammars that are kept for the next session."""
-MASKS_S = 1.0
-"""What the masks of a few nodes may take of a CPU; one takes less than a millisecond."""
+MAX_LIVE = 64
+"""Compiled grammars that are kept or followed; each may come to take 40 MB."""
+MASKS_S, MASK_S = 0.25, 0.001
+"""What the masks of some nodes may take of a CPU: so much, and so much per node; one takes 0.1 ms as a rule."""
 MAX_ERROR_CHARACTERS = 200
 STACK_BYTES = 512 << 20
 """Address space of the thread that compiles; 64 KiB of text can name ten thousand rules, each below the last."""
@@ -75,6 +79,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._live: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
 
     @classmethod
     def of_folder(cls, folder: Path) -> GrammarCompiler:
@@ -102,14 +107,17 @@ class GrammarCompiler:
 
         Raises:
             ConfigError: it is none, or too large.
+            MemoryError: too many others are followed.
         """
         with self._lock:
-            found = self._compiled.pop(grammar, None)
+            found = self._compiled.pop(grammar, None) or self._live.get(grammar)
             if found is None:
+                if len(self._live) >= MAX_LIVE:
+                    raise MemoryError("too many grammars are followed")
                 if self._tokenizer is None:
                     self._tokenizer = self._read()
                 found = CompiledGrammar(self._tokenizer, _matcher(self._tokenizer, _source(grammar)))
-            self._compiled[grammar] = found
+            self._compiled[grammar] = self._live[grammar] = found
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
             return found
@@ -119,12 +127,11 @@ class GrammarState:
     """One session's place in its grammar: at the end of the committed part of its text."""
 
     def __init__(self, grammar: CompiledGrammar, rules: PickRules) -> None:
-        self._matcher = grammar.begin()
+        self._grammar, self._matcher = grammar, grammar.begin()
         self._start = rules.start
-        self._ends = torch.tensor(rules.end_tokens, dtype=torch.long)
-        own = [token for token in grammar.tokenizer.eos_tokens if token < grammar.tokenizer.vocab_size]
-        self._own_ends = torch.tensor(own, dtype=torch.long)
-        self._closing = frozenset((*rules.end_tokens, *own))
+        self._ends = rules.end_tokens
+        self._own_ends = [token for token in grammar.tokenizer.eos_tokens if token < grammar.tokenizer.vocab_size]
+        self._closing = frozenset((*rules.end_tokens, *self._own_ends))
         self._path: list[CommittedToken] = []
         self._taken = 0
         """Tokens of the path that the grammar took: fewer than all where the text does not match it, or has ended."""
@@ -150,9 +157,10 @@ class GrammarState:
         Raises:
             RemoteProtocolError: the grammar takes too much time or memory.
         """
-        allowed = torch.zeros(logits.shape, dtype=torch.bool)
+        vocab_size = logits.shape[1]
+        blocked = np.full((len(paths), -(-vocab_size // 8)), 0xFF, dtype=np.uint8)  # a bit per token, the lowest first
         below: list[int] = []  # what the matcher took beyond the committed part; siblings follow one another
-        budget_s = time.thread_time() + MASKS_S
+        budget_s = time.thread_time() + MASKS_S + MASK_S * len(paths)
         for row in sorted(range(len(paths)), key=lambda row: tuple(paths[row])):
             path = paths[row]
             shared = next((i for i, pair in enumerate(zip(below, path, strict=False)) if pair[0] != pair[1]), None)
@@ -161,32 +169,34 @@ class GrammarState:
             below = [*path[:shared]]
             if self._taken == len(self._path):
                 below = [*path[: shared + self._take(path[shared:])]]
-            self._allow(allowed[row], is_open=self._taken == len(self._path) and len(below) == len(path))
+            self._open(blocked[row], is_open=self._taken == len(self._path) and len(below) == len(path))
             if time.thread_time() > budget_s:
                 self._back(len(below))
                 raise RemoteProtocolError("grammar", "takes too long to match")
         self._back(len(below))
-        logits.masked_fill_(~allowed.to(logits.device), -torch.inf)
+        bits = np.unpackbits(blocked, axis=1, count=vocab_size, bitorder="little")
+        logits.masked_fill_(torch.from_numpy(bits).view(torch.bool).to(logits.device), -torch.inf)
 
-    def _allow(self, allowed: Tensor, *, is_open: bool) -> None:
-        """Mark what may be picked at the matcher's place: bool [vocab_size], all False so far.
+    def _open(self, blocked: NDArray[np.uint8], *, is_open: bool) -> None:
+        """Unblock what may be picked at the matcher's place.
 
         Args:
-            allowed: is filled in.
+            blocked: bits of one row, all set so far.
             is_open: whether the grammar took the whole path.
         """
         if is_open:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(blocked)]
             if self._matcher.is_error():
                 raise RemoteProtocolError("grammar", _line(self._matcher.get_error()))
-            found = torch.from_numpy(np.unpackbits(bits, bitorder="little", count=min(len(allowed), 8 * len(bits))))
-            allowed[: len(found)] = found.bool()
-            allowed[self._own_ends] = False
-        if not is_open or self._matcher.is_accepting() or not bool(allowed.any()):
-            allowed[self._ends] = True
+            np.invert(bits, out=blocked[: len(bits)])
+            for token in self._own_ends:
+                blocked[token >> 3] |= 1 << (token & 7)
+        if not is_open or self._matcher.is_accepting() or bool((blocked == 0xFF).all()):
+            for token in self._ends:
+                blocked[token >> 3] &= ~(1 << (token & 7)) & 0xFF
 
     def _take(self, tokens: Sequence[int]) -> int:
-        """Take what the grammar takes of these, and never an end: the matcher counts one, but takes none back."""
+        """Take what the grammar takes of these, up to an end of the text: what follows one matches nothing."""
         end = next((place for place, token in enumerate(tokens) if token in self._closing), len(tokens))
         return self._matcher.try_consume_tokens([*tokens[:end]])
 

@@ -27,10 +27,10 @@ MAINS: dict[str, Callable[[], None]] = {
     "client.probe": client.probe.main,
 }
 HEADINGS = {
-    "client generate": ["text", "swarm", "links", "drafting", "sampling", "output"],
-    "client chat": ["text", "swarm", "links", "drafting", "sampling"],
+    "client generate": ["text", "swarm", "links", "drafting", "sampling", "penalties", "output"],
+    "client chat": ["text", "swarm", "links", "drafting", "sampling", "penalties"],
+    "client bench": ["text", "swarm", "links", "drafting", "sampling", "penalties", "output"],
     "client api": ["server", "bounds", "swarm", "links", "drafting"],
-    "client bench": ["text", "swarm", "links", "drafting", "sampling", "output"],
     "client train-draft": ["draft", "text", "training"],
     "node serve": ["model", "machine", "swarm", "network", "reach", "courtesy", "monitoring"],
     "node install": ["service", "model", "machine", "swarm", "network", "reach", "courtesy", "monitoring"],

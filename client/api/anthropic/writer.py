@@ -8,14 +8,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from client.api.backend import Begun, Delta, Finished
 from client.api.context import reasoning_tokens
-from client.api.json_text import arguments_object
+from client.api.json_text import JsonObject, arguments_object
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCallDelta
 
-JsonObject = dict[str, Any]
 BlockKind = Literal["text", "thinking", "tool_use"]
 SIGNATURE: Final = "unsigned"
 """Stands where Anthropic signs thoughts; here nobody checks it."""

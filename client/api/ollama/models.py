@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from client.api.backend import ModelCard
+from client.api.json_text import JsonObject
 from client.api.ollama.writer import written_time
 
 OLLAMA_VERSION: Final = "0.12.6"
 """The release of Ollama whose API this is; clients ask for at least some version."""
 TAG: Final = ":latest"
-
-JsonObject = dict[str, Any]
 
 
 def tagged(name: str) -> str:

@@ -114,9 +114,9 @@ class _Ollama:
 
     async def _answer(self, job: Job, body: RunRequest, writer: RunWriter, request: Request) -> Response:
         if body.is_streamed:
-            answer = await self._context.begin(job, request)
+            answer = await self._context.begin(job, request, may_end_early=True)
             return json_lines_response(answer, _frames(writer, answer), _error_frame, self._context.settings)
-        end = await self._context.read(job, request, lambda event: _take(writer, event))
+        end = await self._context.read(job, request, lambda event: _take(writer, event), may_end_early=True)
         _ = list(writer.finish(end))
         return JSONResponse(writer.whole(end))
 

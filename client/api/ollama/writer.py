@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from client.api.backend import Delta, Finished
-from client.api.json_text import arguments_object
+from client.api.json_text import JsonObject, arguments_object
 from client.api.openai.bodies import chat_log_probs
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
 
-JsonObject = dict[str, Any]
 NS_PER_S: Final = 1e9
 
 
@@ -55,6 +54,7 @@ class RunWriter:
                     yield self._line(content=text, log_probs=entries)
                     entries = []
                 case ReasoningDelta(text):
+                    yield from self._end_call()
                     self._texts["thinking"].append(text)
                     yield self._line(thinking=text)
                 case ToolCallDelta():

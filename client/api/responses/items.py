@@ -16,7 +16,7 @@ from client.api.openai.fields import ApiModel
 from client.dialogue.messages import Message, Role, ToolCall
 
 TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
-_Value = TypeVar("_Value")
+_FieldValue = TypeVar("_FieldValue")
 
 
 class InputPart(ApiModel):
@@ -30,6 +30,7 @@ class InputPart(ApiModel):
 class InputItem(ApiModel):
     """A message, a function call, its output, or what the model thought; its type says which fields count."""
 
+    id: str | None = None
     type: str = Field(default="message", examples=["message"])
     role: str | None = Field(default=None, examples=["user"])
     content: str | list[InputPart] | None = None
@@ -179,7 +180,7 @@ def _speaker(role: str | None, param: str) -> Role:
             raise invalid(f"Invalid value: '{role[:100]}'. {words}", f"{param}.role", "invalid_value")
 
 
-def _wanted(value: _Value | None, param: str) -> _Value:
+def _wanted(value: _FieldValue | None, param: str) -> _FieldValue:
     if value is None:
         raise invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
     return value

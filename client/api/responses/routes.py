@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from client.api.backend import AnswerEvent, ApiCaller, ChatJob, Delta, Finished, ModelCard
 from client.api.context import ApiContext, StartedAnswer
 from client.api.errors import ApiError, invalid, unsupported
-from client.api.json_text import JsonRoute
+from client.api.json_text import JsonObject, JsonRoute
 from client.api.openai.bodies import chat_log_probs
 from client.api.responses.items import InputItem
 from client.api.responses.request import (
@@ -26,7 +26,7 @@ from client.api.responses.request import (
 )
 from client.api.responses.store import ResponseStore, StoredResponse, conversation_after
 from client.api.responses.truncation import truncated
-from client.api.responses.writer import JsonObject, ResponseWriter, new_id
+from client.api.responses.writer import ResponseWriter, new_id
 from client.api.sse import Frames, sse, sse_response
 from client.dialogue.messages import Message
 from client.stats import TokenLogProbs
@@ -76,10 +76,10 @@ class _Responses:
         writer = ResponseWriter(asked.head, self._log_prob_entries)
         caller = self._context.caller(request)
         if body.stream:
-            answer = await self._context.begin(asked.job, request)
+            answer = await self._context.begin(asked.job, request, may_end_early=True)
             frames = self._frames(asked, writer, answer, caller)
             return sse_response(answer, frames, lambda error: _error_frames(writer, error), self._context.settings)
-        end = await self._context.read(asked.job, request, lambda event: _take(writer, event))
+        end = await self._context.read(asked.job, request, lambda event: _take(writer, event), may_end_early=True)
         _ = list(writer.finish(end, self._context.settings.clock()))
         return JSONResponse(self._kept(asked, writer, end, caller))
 

@@ -52,7 +52,7 @@ def _message_bytes(message: Message) -> int:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _StoredEntry:
     """One entry."""
 
     stored: StoredResponse
@@ -64,7 +64,7 @@ class _Kept:
 class _Shelf:
     """What one key holds, oldest first."""
 
-    entries: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
+    entries: OrderedDict[str, _StoredEntry] = field(default_factory=OrderedDict)
     size_bytes: int = 0
 
 
@@ -94,7 +94,7 @@ class ResponseStore:
             return False
         self.delete(key, stored.id)
         shelf = self._shelves.setdefault(key, _Shelf())
-        shelf.entries[stored.id] = _Kept(stored, size_bytes, self._clock())
+        shelf.entries[stored.id] = _StoredEntry(stored, size_bytes, self._clock())
         shelf.size_bytes += size_bytes
         while self.count > self._max_responses or self.size_bytes > self._max_bytes:
             self._drop_one()

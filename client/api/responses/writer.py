@@ -13,10 +13,10 @@ from typing import Any, Literal
 from client.api.backend import Begun, Delta, Finished
 from client.api.context import reasoning_tokens
 from client.api.errors import ApiError
+from client.api.json_text import JsonObject
 from client.dialogue.messages import ContentDelta, Message, ReasoningDelta, ToolCall, ToolCallDelta
 from client.stats import TokenLogProbs
 
-JsonObject = dict[str, Any]
 LogProbEntries = Callable[[Sequence[TokenLogProbs]], list[JsonObject]]
 """Log-probabilities of tokens as JSON values with the tokens' texts."""
 ItemKind = Literal["message", "reasoning", "function_call"]

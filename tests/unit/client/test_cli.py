@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import pytest
 
 import client.cli
 from client.library.session import Piece
-from client.options import Options
+from client.options import GenerateOptions, Grammar, Options, make_options
 from client.terminal.chat import typed_lines
 from client.terminal.commands import Bench, ChatCommand, Generate
 from client.terminal.notes import LineTrackingStream, NoteFormatter
@@ -143,3 +143,24 @@ def test_a_text_is_plain_on_a_terminal_and_itself_in_a_pipe(
     assert said.getvalue() == ("once�]0;owned��\n�é" if is_terminal else "once\x1b]0;owned\x07\r\n\u202eé")
     errors = capsys.readouterr().err
     assert errors == "\nclient: generation interrupted after 0 tokens: node �[2J\\nclient: all is well\n"
+
+
+def test_a_file_of_a_schema_is_the_texts_grammar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    class Noting(FakeSwarm):
+        async def stream(self, *_: object, **options: Any) -> AsyncIterator[Piece]:  # noqa: ANN401
+            given.append(options)
+            yield Piece("{}")
+
+    monkeypatch.setattr("client.library.aio.AsyncSwarm", Noting)
+    monkeypatch.setattr("swarm.runtime.gc_freeze.freeze_imports", lambda: None)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    assert client.cli.run(replace(command("go"), json_schema=schema)) == 0
+    options = make_options(cast("GenerateOptions", given[0]))
+    assert options.grammar == Grammar("json_schema", '{"type": "object"}')
+    assert client.cli.run(replace(command("go"), json_schema=tmp_path / "none.json")) == 1
+    assert "--json-schema" in capsys.readouterr().err

@@ -87,6 +87,13 @@ async def test_schemas_are_kept(client: httpx2.AsyncClient) -> None:
     assert [response["status"], message["stop_reason"], chat["done_reason"]] == ["completed", "end_turn", "stop"]
 
 
+async def test_a_limit_beyond_the_context_is_one(client: httpx2.AsyncClient) -> None:
+    name = (await client.get("/v1/models")).json()["data"][0]["id"]
+    asked = {"max_tokens": 100_000, "temperature": 0, "stop_sequences": ["e"]}
+    told = await ask(client, "/v1/messages", model=name, messages=HI, **asked)
+    assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "e")
+
+
 async def test_a_tool_that_must_be_called_is_called(client: httpx2.AsyncClient) -> None:
     """Also where a session is kept whose last text followed the same grammar: it begins anew."""
     name = (await client.get("/v1/models")).json()["data"][0]["id"]

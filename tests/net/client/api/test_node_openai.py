@@ -16,7 +16,7 @@ from client.dialogue.messages import ToolCallDelta
 from client.stats import TokenLogProbs
 from swarm.errors import GenerationInterrupted
 from tests.api_server import served
-from tests.json_shapes import mismatch
+from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import ScriptedBackend, Step, steps
 
 NPM = Path(__file__).parents[3] / "npm"
@@ -76,12 +76,12 @@ def answer(job: Job) -> list[Step]:
         return [*steps('{"town":"Ulm"}')]
     if job.options.get("log_probs") is not None:
         log_probs = [TokenLogProbs(100, -0.5, ((100, -0.5),)), TokenLogProbs(101, -1.5)]
-        return [*steps("Hel", "lo", log_probs=log_probs)]
-    return [*steps("Hel", "lo")]
+        return [*steps("He", "llo", log_probs=log_probs)]
+    return [*steps("He", "llo")]
 
 
 def broken(job: Job) -> list[Step]:
-    return [*steps("Hel")[:-1], GenerationInterrupted("the chain broke", "Hel", ())]
+    return [*steps("He")[:-1], GenerationInterrupted("the chain broke", "He", ())]
 
 
 @pytest.fixture(scope="module")

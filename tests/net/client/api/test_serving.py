@@ -77,7 +77,7 @@ async def served() -> AsyncIterator[Served]:
             yield Served(nodes, url, client)
 
 
-async def test_a_completion_is_the_librarys(served: Served) -> None:
+async def test_a_completion_is_that_of_the_library(served: Served) -> None:
     alone = await served.nodes.client.generate(PROMPT, max_new_tokens=16, temperature=1.0, seed=3)
     answer = await served.client.completions.create(model="demo-target", prompt=PROMPT, seed=3)
     assert answer.choices[0].text == alone.text
@@ -86,7 +86,7 @@ async def test_a_completion_is_the_librarys(served: Served) -> None:
     assert answer.usage.completion_tokens == len(alone.tokens)
 
 
-async def test_a_streamed_answer_is_the_librarys(served: Served) -> None:
+async def test_a_streamed_answer_is_that_of_the_library(served: Served) -> None:
     options: GenerateOptions = {"max_new_tokens": 30, "temperature": 0.7, "seed": 4}
     async with served.nodes.client.chat(**options) as chat:
         alone = await chat.say("Where is the captain?")

@@ -68,7 +68,7 @@ def end_of(found: list[AnswerEvent]) -> Finished:
     return found[-1]
 
 
-async def test_texts_are_the_librarys(running: Running) -> None:
+async def test_texts_are_those_of_the_library(running: Running) -> None:
     found = await events(running.backend, TextJob("It was a dark night", OPTIONS))
     alone = await running.nodes.client.generate("It was a dark night", **OPTIONS)
     assert isinstance(found[0], Begun)

@@ -47,6 +47,15 @@ def prompt_of(running: ThreeNodes, messages: tuple[Message, ...]) -> tuple[int, 
     return conversation.prompt()
 
 
+async def test_the_stop_string_that_ended_an_answer_is_said(running: ThreeNodes) -> None:
+    whole = await running.client.generate("It was a dark night", **OPTIONS)
+    assert whole.stop_string == ""
+    stop = whole.text[3:6]
+    stopping: GenerateOptions = {**OPTIONS, "stop": ["never said", stop]}
+    cut = await running.client.generate("It was a dark night", **stopping)
+    assert (cut.text, cut.finish_reason, cut.stop_string) == (whole.text[: whole.text.find(stop)], "stop", stop)
+
+
 THINKS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}<think>{# </think> #}"
 
 

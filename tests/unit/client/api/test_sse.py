@@ -159,3 +159,15 @@ async def test_waits_for_a_reader_add_up() -> None:
     with pytest.raises(ApiError, match="too slowly"):
         await unread.put(b"w")
     assert unread.waited_s >= 0.05
+
+
+async def test_a_server_that_ends_tells_its_readers() -> None:
+    reader, run, settings = Reader(), Closed(), ApiSettings()
+    response = sse_response(run, frames(sse(1), asyncio.Event()), error_frame, settings)
+    async with TaskScope() as scope:
+        task = scope.spawn(response({"type": "http"}, reader.receive, reader.send))  # type: ignore[arg-type]
+        await reader.took.wait()
+        settings.leaving.set()
+        await task
+    assert b'"server_leaving"' in reader.taken
+    assert (reader.is_over, run.ended.is_set()) == (True, True)

@@ -64,7 +64,7 @@ def test_each_emitted_token_has_the_log_probabilities_of_its_own_node() -> None:
         TokenLogProbs(40, -4.0, ((40, -4.0),)),
     )
     assert walk.accept(answer) == []
-    assert walk.log_probs == ()
+    assert not walk.log_probs
 
 
 def test_sampling_travels_once() -> None:

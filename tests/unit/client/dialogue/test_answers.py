@@ -118,6 +118,14 @@ def test_arguments_go_out_while_they_come() -> None:
     assert parser.finish() == []
 
 
+@pytest.mark.parametrize("step", [1, 7, 5000])
+def test_a_name_that_does_not_end_is_no_call_to_stream(step: int) -> None:
+    text = '<tool_call>{"name": "' + "x" * 3000 + '", "arguments": {}}</tool_call>'
+    (call,) = parts("qwen25", text, step=step)
+    assert isinstance(call, ToolCallDelta)
+    assert call.arguments == "{}"
+
+
 MALFORMED = {
     "no JSON": ("qwen25", "<tool_call>\nlook!\n</tool_call>"),
     "no name": ("qwen25", '<tool_call>{"arguments": {}}</tool_call>'),

@@ -110,6 +110,18 @@ def test_thoughts_and_content_before_a_call_are_taken_by_every_template() -> Non
     assert "Where?" in shown("harmony", [TALK[0], Message("assistant", "", "Where?", (CALL,)), TALK[2]])
 
 
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
+def test_thoughts_that_a_client_sends_back_are_dropped_as_the_template_drops_them(name: str) -> None:
+    talk = [Message("user", "Hi"), Message("assistant", "<think>\nhm\n</think>\n\nHello."), Message("user", "So?")]
+    template = template_of(name)
+    want = template.tokenizer.apply_chat_template(
+        [{"role": m.role, "content": m.content} for m in talk], add_generation_prompt=True, tokenize=False
+    )
+    got = shown(name, talk)
+    assert "hm" not in got
+    assert got == str(want).replace("\n\nHello.", "Hello.")
+
+
 def test_results_next_to_each_other_are_one_turn_of_a_stand_in() -> None:
     talk = [*TALK, Message("tool", "sky", tool_call_id="call_2")]
     text = shown("chatml", talk)

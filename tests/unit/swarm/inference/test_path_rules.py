@@ -14,7 +14,7 @@ import swarm.inference.grammar
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.grammar import MAX_COMPILED, CompiledGrammar, GrammarCompiler
+from swarm.inference.grammar import MAX_COMPILED, CompiledGrammar, GrammarCompiler, GrammarState
 from swarm.inference.path_rules import PathRules
 from swarm.protocol.messages import Sweep
 from swarm.protocol.pick_rules import Grammar, PickRules
@@ -26,7 +26,7 @@ WORDS = Grammar("regex", "[a-d]( [a-d]+)*!")
 END = 2
 PENALTIES = PickRules(3, 0.7, 0.4, 1.3, ((5, 1.5), (7, -100.0)))
 GRAMMAR = PickRules(3, grammar=WORDS, end_tokens=(END,))
-LOOSE = PickRules(3, grammar=Grammar("regex", "[a-d !]{1,200}"), end_tokens=(END,))
+LOOSE = PickRules(3, grammar=Grammar("regex", "a((b|c) (d|a)!?)*"), end_tokens=(END,))
 BOTH = PickRules(3, 0.7, -0.4, 0.8, ((5, 1.5), (7, -2.0)), LOOSE.grammar, (END,))
 
 
@@ -77,23 +77,39 @@ def path_to(state: SessionState, node: TreeNodeId) -> list[int]:
     return [*(one.token for one in state.committed), *(state.live[above].token for above in state.path_to(node))]
 
 
-def grow(state: SessionState, rng: Random, choices: list[int]) -> Sweep:
-    """A sweep that commits some live node, or cuts the text, and hangs some nodes below what is left."""
-    live = list(state.live)
+def fits(path: list[int], rules: PickRules) -> list[int]:
+    """Tokens that plain decoding might pick after a path."""
+    logits, plain = torch.zeros(1, VOCABULARY), committed_state(path)
+    made(rules).apply(logits, list(plain.live), plain)
+    return [token for token in logits[0].isfinite().nonzero()[:, 0].tolist() if token != END]
+
+
+def grow(state: SessionState, rng: Random, rules: PickRules) -> Sweep:
+    """A sweep that commits some live node, or cuts the text, and hangs some nodes below what is left.
+
+    Most of them hold a token that the rules leave there.
+    """
+    live = [node for node in state.live if fits(path_to(state, node), rules)] or list(state.live)
     cut = len(state.committed) > 6 and rng.random() < 0.2
     commit_to = None if cut or not live else rng.choice(live)
     truncate_to = rng.randrange(4, len(state.committed)) if cut else None
     left = list(state.below(commit_to)) if commit_to is not None and not cut else []
     parents: list[TreeNodeId | None] = []
     tokens: list[int] = []
+    length = len(state.committed) if truncate_to is None else truncate_to
+    kept = [one.token for one in state.committed[:length]]
+    paths: dict[TreeNodeId | None, list[int]] = {node: path_to(state, node) for node in left}
+    paths[None] = kept if commit_to is None else path_to(state, commit_to)
     taken = {(state.live[node].parent, state.live[node].token) for node in left}
     for place in range(rng.randrange(1, 12)):
         above = [None, *left, *(TreeNodeId(state.next_id + earlier) for earlier in range(place))]
-        parent, token = rng.choice(above), rng.choice(choices)
+        parent = rng.choice(above)
+        token = rng.choice((rng.random() < 0.9 and fits(paths[parent], rules)) or [5, 7, END])
         hung = commit_to if parent is None else parent
         if (hung, token) in taken:
             token = next(one for one in range(9, VOCABULARY) if (hung, one) not in taken)
         taken.add((hung, token))
+        paths[TreeNodeId(state.next_id + place)] = [*paths[parent], token]
         parents.append(parent)
         tokens.append(token)
     return sweep(state, tokens, parents, commit_to=commit_to, truncate_to=truncate_to)
@@ -102,13 +118,13 @@ def grow(state: SessionState, rng: Random, choices: list[int]) -> Sweep:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("rules", [PENALTIES, LOOSE, BOTH], ids=["penalties", "grammar", "both"])
 def test_a_node_of_a_tree_gets_what_plain_decoding_gets(rules: PickRules, seed: int) -> None:
-    rng, choices = Random(seed), [*tokens_of("a b ab c! d") * 15, 5, 7, END]
+    rng = Random(seed)
     state, along = SessionState(LIMITS), made(rules)
     state.apply(sweep(state, [11, 5, 5, tokens_of("a")[0]], [None, TreeNodeId(0), TreeNodeId(1), TreeNodeId(2)]))
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
     open_places = 0
     for _ in range(12):
-        state.apply(grow(state, rng, choices))
+        state.apply(grow(state, rng, rules))
         nodes = [node for node in state.live if rng.random() < 0.8]
         if len(state.committed) > 5 and rng.random() < 0.3:  # a replay asks about committed nodes too
             nodes = [state.committed[-2].id, state.committed[-1].id, *nodes]
@@ -170,6 +186,18 @@ def test_few_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     newest = Grammar("regex", "a" * (MAX_COMPILED + 3))
     monkeypatch.setattr(swarm.inference.grammar, "_matcher", None)
     assert isinstance(some.compile(newest), CompiledGrammar), "it is not compiled again"
+
+
+def test_no_more_grammars_are_followed_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.inference.grammar, "MAX_LIVE", 3)
+    monkeypatch.setattr(swarm.inference.grammar, "MAX_COMPILED", 1)
+    some = GrammarCompiler.of_folder(TARGET)
+    followed = [GrammarState(some.compile(Grammar("regex", "a" * count)), GRAMMAR) for count in (1, 2, 3)]
+    with pytest.raises(MemoryError):
+        some.compile(WORDS)
+    some.compile(Grammar("regex", "a"))
+    del followed[-1]
+    some.compile(WORDS)
 
 
 def test_a_model_without_a_tokenizer_file_says_so() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from swarm.ids import TreeNodeId
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Codec, Rows, Sampling, Snapshot, Sweep, SweepFrame
+from swarm.protocol.pick_rules import PickRules
 from swarm.protocol.session import Applied, Limits, SessionState
 
 LIMITS = Limits(vocab_size=100, window_tokens=50, sweeps=8, nodes=32)
@@ -219,3 +221,17 @@ def _appended(source: Machine, place: int) -> Applied:
     """What a sweep changed."""
     state = SessionState(LIMITS)
     return [state.apply(sweep) for sweep in source.sweeps[: place + 1]][-1]
+
+
+def test_a_snapshot_keeps_the_last_sampling_of_its_headers_alone() -> None:
+    """Rules of picks may be large; whoever goes on from it sends a later machine what still counts."""
+    machine = Machine()
+    for number in range(3):
+        machine.run([(number, None)])
+    first, second = (Sampling(rules=PickRules(frequency_penalty=penalty)) for penalty in (1.0, 2.0))
+    for number, sampling in ((1, first), (2, second)):
+        machine.journal._headers[number] = replace(machine.sweeps[number - 1], sampling=sampling)
+    assert [header.sampling for header in machine.snapshot().headers] == [None, second, None]
+    later = machine.journal.since(1)
+    assert later is not None
+    assert [frame.sweep.sampling for frame in later] == [second, None]

@@ -18,8 +18,8 @@ from client.options import Grammar
 from client.stats import TokenLogProbs
 from swarm.errors import Busy, GenerationInterrupted, RouteError
 from tests.api_server import served
-from tests.json_shapes import mismatch
-from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps
+from tests.net.client.api.json_shapes import mismatch
+from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps, without_room
 
 HI = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"town": {"type": "string"}}}
@@ -53,7 +53,7 @@ def url(backend: ScriptedBackend) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def as_before(backend: ScriptedBackend) -> None:
-    backend.script = saying("Hel", "lo")
+    backend.script = saying("He", "llo")
     backend.model = CARD
 
 
@@ -80,17 +80,17 @@ def said(**message: Any) -> dict[str, Any]:  # noqa: ANN401
 STREAMS = {
     "pieces, then done with durations": (
         {},
-        saying("Hel", "lo"),
+        saying("He", "llo"),
         [
-            said(content="Hel"),
-            said(content="lo"),
+            said(content="He"),
+            said(content="llo"),
             {**said(), "done": True, "done_reason": "stop", "eval_count": 2, **TOOK},
         ],
     ),
     "done_reason length": (
         {"options": {"num_predict": 1}},
-        saying("Hel", reason="length"),
-        [said(content="Hel"), {"done": True, "done_reason": "length"}],
+        saying("He", reason="length"),
+        [said(content="He"), {"done": True, "done_reason": "length"}],
     ),
     "thinking apart from content": (
         {"think": True},
@@ -104,8 +104,8 @@ STREAMS = {
     ),
     "an error in the middle is a line": (
         {},
-        lambda job: [*steps("Hel")[:-1], GenerationInterrupted("the chain broke", "Hel", ())],
-        [said(content="Hel"), {"error": re.compile(".*the chain broke")}],
+        lambda job: [*steps("He")[:-1], GenerationInterrupted("the chain broke", "He", ())],
+        [said(content="He"), {"error": re.compile(".*the chain broke")}],
     ),
 }
 
@@ -124,7 +124,7 @@ WHOLE: dict[str, tuple[str, dict[str, Any], Script, dict[str, Any]]] = {
     "chat: one object with the message": (
         "/api/chat",
         {"messages": HI},
-        saying("Hel", "lo"),
+        saying("He", "llo"),
         {
             "model": "demo-model",
             "created_at": TIME,
@@ -144,7 +144,7 @@ WHOLE: dict[str, tuple[str, dict[str, Any], Script, dict[str, Any]]] = {
     "generate: one object with the response": (
         "/api/generate",
         {"prompt": "Hi"},
-        saying("Hel", "lo"),
+        saying("He", "llo"),
         {"model": "demo-model", "created_at": TIME, "response": "Hello", "done": True, "done_reason": "stop", **TOOK},
     ),
     "generate: thinking beside the response": (
@@ -197,8 +197,8 @@ def test_generate_stream(url: str) -> None:
         mismatch(
             told,
             [
-                {"model": "demo-model", "created_at": TIME, "response": "Hel", "done": False},
-                {"response": "lo", "done": False},
+                {"model": "demo-model", "created_at": TIME, "response": "He", "done": False},
+                {"response": "llo", "done": False},
                 {"response": "", "done": True, "done_reason": "stop", "eval_count": 2, **TOOK},
             ],
         )
@@ -294,6 +294,24 @@ def test_results_find_their_calls(url: str, backend: ScriptedBackend) -> None:
         result("of c", "call_2", "c"),
         Message("user", "Well?"),
     ]
+
+
+def test_a_limit_beyond_the_context_is_one(url: str, backend: ScriptedBackend) -> None:
+    backend.script = without_room
+    assert lines(ask(url, "/api/chat", messages=HI, options={"num_predict": 9_999}))[-1]["done_reason"] == "length"
+    answer = ask(url, "/api/generate", prompt="Hi", options={"num_predict": 9_999}, stream=False)
+    assert answer.json()["done_reason"] == "length"
+
+
+def test_results_of_one_tool_go_to_its_calls_in_their_order(url: str, backend: ScriptedBackend) -> None:
+    messages = [
+        *HI,
+        {"role": "assistant", "tool_calls": [call_of("a"), call_of("a")]},
+        {"role": "tool", "content": "first", "tool_name": "a"},
+        {"role": "tool", "content": "second", "tool_name": "a"},
+    ]
+    assert ask(url, "/api/chat", messages=messages).status_code == 200
+    assert list(backend.last.messages[2:]) == [result("first", "call_0", "a"), result("second", "call_1", "a")]
 
 
 def test_generate_asks_in_the_template_or_goes_on(url: str, backend: ScriptedBackend) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,31 +12,12 @@ import openai
 import pytest
 from openai.types import Completion, Model
 
-from client.api.app import build_app
 from client.api.backend import Job, TextJob
 from client.stats import TokenLogProbs
-from tests.api_server import served
-from tests.json_shapes import mismatch
+from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps
 
 LOG_PROBS = [TokenLogProbs(100, -0.25, ((100, -0.25), (7, -2.0))), TokenLogProbs(101, -0.5, ((101, -0.5),))]
-
-
-@pytest.fixture(scope="module")
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(saying("Hello"))
-
-
-@pytest.fixture(scope="module")
-def url(backend: ScriptedBackend) -> Iterator[str]:
-    with served(build_app(backend)) as base:
-        yield base
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 @dataclass(frozen=True)
