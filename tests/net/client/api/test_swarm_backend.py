@@ -110,9 +110,7 @@ async def test_a_long_text_goes_on_in_a_larger_window(running: Running, monkeypa
     assert end_of(found).result.stats.tokens == len(alone.tokens)
 
 
-async def test_a_session_after_a_full_one_has_room_for_trees(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_session_after_a_full_one_has_room_for_trees(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, asked = running.backend, []
     sessions = backend.link.sessions
     assert sessions is not None
