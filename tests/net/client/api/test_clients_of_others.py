@@ -16,7 +16,7 @@ import yaml
 from client.api.app import build_app
 from client.options import Grammar
 from tests.api_server import served
-from tests.json_shapes import mismatch
+from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import CARD, ScriptedBackend, saying
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "api"
