@@ -166,7 +166,11 @@ class SessionPool:
         if not is_own and not is_full:
             return None
         if not is_own and shared < MIN_SHARED_TOKENS:
-            best = min((lent for _, lent in fitting), key=lambda lent: lent.idle_since)
+            wanted = min(len(state.prompt) + state.max_new_tokens, FIRST_WINDOW_TOKENS)
+            roomy = [lent for _, lent in fitting if lent.session.window_tokens >= wanted]
+            best = min(roomy, key=lambda lent: lent.idle_since, default=None)
+            if best is None:
+                return None  # one that is soon full would be worth less than a new one
         self._idle.remove(best)
         best.was_kept, best.is_good = True, False
         self.reused += 1

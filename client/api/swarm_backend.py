@@ -238,5 +238,6 @@ class _AnswerRun:
     async def _again(self, lent: LentSession, larger_than: int) -> None:
         """Put a new session in the place of one that ended or is full."""
         await self._sessions.close(lent)
+        self._prepared.state.max_new_tokens = self._most  # the last one may have had room for a single token
         fresh = await self._sessions.open(self._prepared.state, larger_than, self._most)
         lent.held, lent.session, lent.nodes, lent.was_kept = fresh.held, fresh.session, fresh.nodes, False

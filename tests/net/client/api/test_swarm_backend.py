@@ -13,6 +13,7 @@ import pytest_asyncio
 import client.api.sessions
 from client import AsyncSwarm
 from client.api.backend import AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, TextJob
+from client.api.sessions import LentSession
 from client.api.swarm_backend import BackendLimits, SwarmBackend
 from client.api.swarm_link import SwarmSource
 from client.dialogue.messages import ContentDelta, Message
@@ -20,7 +21,7 @@ from client.options import GenerateOptions
 from swarm.errors import ConfigError, ContextFull
 from swarm.runtime.tasks import TaskScope
 from tests.net.raw_client import info
-from tests.net.three_nodes import ThreeNodes, three_nodes, until_freed
+from tests.net.three_nodes import ThreeNodes, prompt, three_nodes, until_freed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -107,6 +108,26 @@ async def test_a_long_text_goes_on_in_a_larger_window(running: Running, monkeypa
     assert text_of(found) == alone.text
     assert backend.link.sessions.opened - opened >= 3, "windows of 16, 32 and 52 tokens"
     assert end_of(found).result.stats.tokens == len(alone.tokens)
+
+
+async def test_a_session_after_a_full_one_has_room_for_trees(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, asked = running.backend, []
+    sessions = backend.link.sessions
+    assert sessions is not None
+    await sessions.clear()
+    opened = sessions._open
+
+    async def recorded(window_tokens: int, nodes: int) -> LentSession:
+        asked.append((window_tokens, nodes))
+        return await opened(window_tokens, nodes)
+
+    monkeypatch.setattr(sessions, "_open", recorded)
+    ids = prompt(3, 48)
+    await events(backend, TextJob(ids[:-1], {**OPTIONS, "max_new_tokens": 2}))
+    await events(backend, TextJob(ids, OPTIONS))
+    (first, nodes), (second, others) = asked
+    assert (first, second) == (len(ids) + 1, len(ids) + OPTIONS["max_new_tokens"])
+    assert nodes == others > 0
 
 
 async def test_a_reader_that_goes_away_frees_every_hop(running: Running) -> None:

@@ -185,3 +185,12 @@ async def test_windows_are_no_larger_than_they_must_be(prompt: int, new: int, la
 )
 def test_common_prefix(one: Sequence[int], other: Sequence[int], shared: int) -> None:
     assert common_prefix(one, other) == common_prefix(other, one) == shared
+
+
+async def test_a_strangers_session_is_lent_only_where_the_whole_answer_has_room() -> None:
+    opener, clock = FakeOpener(), Clock()
+    async with pool(opener, clock, kept=1) as kept:
+        assert not await used(kept, range(100, 140), max_new_tokens=20)  # 60 tokens
+        assert not await used(kept, range(200, 245), max_new_tokens=20)  # 65: in the place of the first
+        assert await used(kept, range(300, 345), max_new_tokens=20)
+        assert (opener.windows, kept.idle) == ([60, 65], 1)
