@@ -222,15 +222,14 @@ def make_options(arguments: GenerateOptions) -> Options:
         raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(known)}")
     given: dict[str, Any] = dict(arguments)
     for name in ("stop", "show"):
-        strings = given.get(name, ())
-        given[name] = tuple(strings) if isinstance(strings, Iterable) and not isinstance(strings, str) else (strings,)
+        several = given.get(name, ())
+        given[name] = tuple(several) if isinstance(several, Iterable) and not isinstance(several, str) else (several,)
+    if isinstance(given.get("end_tokens"), list):  # as in JSON
+        given["end_tokens"] = tuple(given["end_tokens"])
     if isinstance(given.get("grammar"), Mapping):  # of a generation that was interrupted
         given["grammar"] = Grammar(**given["grammar"])
     if "logit_bias" in given:
         given["logit_bias"] = _biases(given["logit_bias"])
-    for name in ("show", "end_tokens"):
-        if isinstance(given.get(name), Iterable) and not isinstance(given[name], str):
-            given[name] = tuple(given[name])
     return Options(**given)
 
 
