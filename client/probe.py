@@ -29,6 +29,7 @@ from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.transport.network_key import KEY_BYTES, NetworkKey
 
 if TYPE_CHECKING:
+    from client.decode.text_stream import FinishReason
     from client.stats import Stats
     from swarm.discovery.identity import Identity
     from swarm.discovery.node_record import NodeRecord
@@ -221,6 +222,8 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
 class IdStream:
     """Stands in for `client.decode.text_stream.TextStream` where ids do not become text."""
 
+    stop_string = ""
+
     def __init__(self, limit: int) -> None:
         self.tokens: list[int] = []
         self.text = ""
@@ -232,7 +235,7 @@ class IdStream:
         return len(self.tokens) >= self._limit
 
     @property
-    def finish_reason(self) -> str | None:
+    def finish_reason(self) -> FinishReason | None:
         """Only the number of tokens ends it."""
         return "length" if self.stopped else None
 
@@ -255,7 +258,7 @@ def _generation_state(options: Any, drafter: Any, drafting: ThreadPoolExecutor, 
         policy=policy,
         chunk=chunk,
         max_new_tokens=options.max_new_tokens,
-        text=IdStream(options.max_new_tokens),  # type: ignore[arg-type]
+        text=IdStream(options.max_new_tokens),
         drafter=drafter,
         drafting=drafting,
         options=asdict(options),

@@ -12,7 +12,7 @@ from typing import Any
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.decode.hidden_rows import Observe
 from client.decode.sweep_trace import SweepTracer
-from client.decode.text_stream import TextStream
+from client.decode.text_stream import GrowingText
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
 from client.stats import SweepMeasurement, TokenLogProbs
 from swarm.errors import Unfinished
@@ -50,7 +50,7 @@ class GenerationState:
     policy: SpeculationPolicy
     chunk: int
     max_new_tokens: int
-    text: TextStream
+    text: GrowingText
     drafter: Drafter
     drafting: Executor
     options: Mapping[str, Any] = field(default_factory=dict)

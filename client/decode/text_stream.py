@@ -34,6 +34,34 @@ class FastTokenizer(Protocol):
         """The tokenizer of the `tokenizers` library beneath."""
 
 
+class GrowingText(Protocol):
+    """What a generation needs of its text; `TextStream` describes each."""
+
+    tokens: list[int]
+
+    @property
+    def text(self) -> str:
+        """Everything returned so far."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text has ended."""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended."""
+
+    @property
+    def stop_string(self) -> str:
+        """The one that ended it."""
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take the next tokens, as many as count."""
+
+    def finish(self) -> str:
+        """Return what was held back."""
+
+
 class TextStream:
     """The text of one generation, piece by piece, and where it ends.
 
