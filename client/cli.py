@@ -199,7 +199,7 @@ def api(command: ApiCommand) -> None:
         host=command.host,
         port=command.port,
         keys=keys,
-        no_key=command.no_key,
+        open_to_all=command.open_to_all,
         hosts=command.allow_host,
         origins=command.origin,
         limits=BackendLimits(

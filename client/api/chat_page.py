@@ -69,6 +69,11 @@ def routes(context: ApiContext) -> APIRouter:
     async def index(request: Request) -> Response:
         return files["index.html"].answer(request)
 
+    @router.api_route("/favicon.ico", methods=_METHODS)
+    async def icon(request: Request) -> Response:
+        """Browsers ask for it wherever no page names another one."""
+        return files["favicon.svg"].answer(request)
+
     @router.api_route("/page/{name:path}", methods=_METHODS)
     async def file(request: Request, name: str) -> Response:
         if name not in files:

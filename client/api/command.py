@@ -45,7 +45,7 @@ class ServerOptions:
         host: IP address.
         port: TCP port; 0 takes any free one.
         keys: API keys of which a caller must show one.
-        no_key: whether others than this machine may call without one.
+        open_to_all: whether others than this machine may call without one.
         hosts: further names that a `Host` header may have.
         origins: of web pages that may call.
         limits: of the queue and of kept sessions.
@@ -54,7 +54,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8_000
     keys: tuple[str, ...] = ()
-    no_key: bool = False
+    open_to_all: bool = False
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     limits: BackendLimits = field(default_factory=BackendLimits)
@@ -77,10 +77,10 @@ class ServerOptions:
             raise ConfigError(f"--api-key: give {MIN_KEY} or more printable ASCII characters without spaces")
         if not 0 <= self.port < 2**16:
             raise ConfigError(f"--port {self.port}: is no TCP port")
-        if not self.keys and not self.no_key and not self.is_loopback:
+        if not self.keys and not self.open_to_all and not self.is_loopback:
             raise ConfigError(
                 f"--host {self.host} without a key lets everybody who reaches it use your swarm: give --api-key (or "
-                "CANOPY_API_KEY), or say --no-key"
+                "CANOPY_API_KEY), or say --open-to-all"
             )
         queue, sessions = self.limits.queue, self.limits.sessions
         for name, value in (("--running", queue.running), ("--waiting", queue.waiting)):

@@ -161,7 +161,7 @@ class Bench(ConnectionOptions):
 
 
 @headed(
-    server=("host", "port", "api_key", "no_key", "allow_host", "origin"),
+    server=("host", "port", "api_key", "open_to_all", "allow_host", "origin"),
     bounds=("running", "waiting", "waiting_per_key", "keep", "keep_idle"),
     swarm=_SWARM,
     links=_LINKS,
@@ -176,7 +176,7 @@ class ApiCommand(ConnectionOptions):
         port: TCP port to listen on; 0 takes any free one.
         api_key: key that callers have to show; may be repeated. CANOPY_API_KEY takes more, for keys that not every user
             of this machine may read (default: none).
-        no_key: let others than this machine call without a key.
+        open_to_all: let others than this machine call without a key.
         allow_host: a further name under which this machine may be called; may be repeated.
         origin: web pages of this origin, such as https://chat.example.org, may call; may be repeated.
         running: answers at a time; further requests wait.
@@ -189,7 +189,7 @@ class ApiCommand(ConnectionOptions):
     host: Host = "127.0.0.1"
     port: Port = 8_000
     api_key: tyro.conf.UseAppendAction[tuple[Text, ...]] = field(default=(), repr=False)
-    no_key: bool = False
+    open_to_all: bool = False
     allow_host: tyro.conf.UseAppendAction[tuple[Host, ...]] = ()
     origin: tyro.conf.UseAppendAction[tuple[Url, ...]] = ()
     running: Count = 16

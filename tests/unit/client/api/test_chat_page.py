@@ -41,6 +41,11 @@ def test_every_file_is_served_and_revalidated(url: str) -> None:
         assert (again.status_code, again.content) == (304, b"")
 
 
+def test_a_browser_that_asks_for_an_icon_gets_it(url: str) -> None:
+    icon = httpx2.get(f"{url}/favicon.ico")
+    assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")
+
+
 @pytest.mark.parametrize("path", ["/page/", "/page/nothing.js", "/page/..%2fapp.py", "/page/vendor"])
 def test_nothing_else_is_served(url: str, path: str) -> None:
     assert httpx2.get(f"{url}{path}").status_code == 404

@@ -29,7 +29,7 @@ def nowhere() -> AbstractAsyncContextManager[AsyncSwarm]:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (ServerOptions(host="0.0.0.0"), r"--host 0\.0\.0\.0 without a key .* give --api-key .* or say --no-key"),
+        (ServerOptions(host="0.0.0.0"), r"--host 0\.0\.0\.0 without a key .* give --api-key .* or say --open-to-all"),
         (ServerOptions(host="192.0.2.1"), "without a key"),
         (ServerOptions(keys=("short",)), "--api-key"),
         (ServerOptions(keys=(KEY, "has a blank")), "--api-key"),
@@ -50,7 +50,7 @@ def test_what_is_not_safe_is_refused(options: ServerOptions, why: str) -> None:
         (ServerOptions(), {"localhost", "127.0.0.1", "::1"}),
         (ServerOptions(hosts=("My.Box",)), {"localhost", "127.0.0.1", "::1", "my.box"}),
         (ServerOptions(host="0.0.0.0", keys=(KEY,)), set()),
-        (ServerOptions(host="0.0.0.0", no_key=True), set()),
+        (ServerOptions(host="0.0.0.0", open_to_all=True), set()),
     ],
     ids=["loopback", "a name of its own", "with a key", "without"],
 )
