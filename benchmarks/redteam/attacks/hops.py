@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
 
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.hostile import Behave, HopStream, HostileHop
@@ -17,10 +16,6 @@ from swarm.ids import PeerId
 from swarm.protocol.messages import Ack, Attach, Attached, Credits, Fault, FaultKind, Ready
 
 WHOLE, FIRST = "0-12", "0-9"
-OPENS_LATE: Final = (
-    "whoever connects anew knows nobody, meets it once, and opens a session up to two seconds later; whoever stays "
-    "goes around it"
-)
 AGAIN_S = 0.02
 ANNOUNCE_S = 15.0
 LONG_S = 20.0
@@ -125,13 +120,13 @@ async def zero_credits(fight: Fight) -> None:
     await stand(fight, granting(0, 0, receipting))
 
 
-@attack("no-progress", Kind.HOPS, lasts_s=LONG_S, slows=OPENS_LATE)
+@attack("no-progress", Kind.HOPS, lasts_s=LONG_S)
 async def no_progress(fight: Fight) -> None:
     """A machine is ready for every session, receipts every sweep, answers every ping, and computes nothing."""
     await stand(fight, granting(8, 512, receipting))
 
 
-@attack("never-ready", Kind.HOPS, lasts_s=LONG_S, slows=OPENS_LATE)
+@attack("never-ready", Kind.HOPS, lasts_s=LONG_S)
 async def never_ready(fight: Fight) -> None:
     """A machine takes every session and is never ready."""
 
@@ -142,7 +137,7 @@ async def never_ready(fight: Fight) -> None:
     await stand(fight, behave)
 
 
-@attack("never-attached", Kind.HOPS, lasts_s=LONG_S, slows=OPENS_LATE)
+@attack("never-attached", Kind.HOPS, lasts_s=LONG_S)
 async def never_attached(fight: Fight) -> None:
     """A machine takes every stream and says nothing at all."""
 

@@ -79,7 +79,7 @@ async def nan_rows(fight: Fight) -> None:
     await lying_hop(fight, MIDDLE, _lying_rows(_not_numbers))
 
 
-@attack("dropped-sweeps", Kind.HOPS, lasts_s=LONG_S, slows=MET_ONCE)
+@attack("dropped-sweeps", Kind.HOPS, lasts_s=LONG_S)
 async def dropped_sweeps(fight: Fight) -> None:
     """A middle hop receipts every sweep and passes every third one on."""
     count = 0
@@ -92,7 +92,7 @@ async def dropped_sweeps(fight: Fight) -> None:
     await lying_hop(fight, MIDDLE, Lie(sweeps=lie))
 
 
-@attack("late-sweeps", Kind.HOPS, lasts_s=LONG_S, slows=MET_ONCE)
+@attack("late-sweeps", Kind.HOPS, lasts_s=LONG_S)
 async def late_sweeps(fight: Fight) -> None:
     """A middle hop passes every sweep on half a second late, and answers every ping at once."""
     await lying_hop(fight, MIDDLE, Lie(delay_s=BELOW_SILENCE_S))
@@ -165,7 +165,7 @@ async def forked_sweeps(fight: Fight) -> None:
     await lying_hop(fight, MIDDLE, Lie(sweeps=lie))
 
 
-@attack("forged-headers", Kind.HOPS, slows=MET_ONCE)
+@attack("forged-headers", Kind.HOPS)
 async def forged_headers(fight: Fight) -> None:
     """A middle hop changes what a sweep commits, which the hops behind it must refuse or the client repair."""
 
@@ -216,7 +216,7 @@ async def mute_tail(fight: Fight) -> None:
     await lying_hop(fight, TAIL, Lie(replies=lambda reply: ()))
 
 
-@attack("double-replies", Kind.TAILS, slows=MET_ONCE)
+@attack("double-replies", Kind.TAILS)
 async def double_replies(fight: Fight) -> None:
     """A tail that answers every sweep twice, the second time with other picks."""
 
@@ -238,7 +238,7 @@ async def early_replies(fight: Fight) -> None:
     await lying_hop(fight, TAIL, Lie(replies=lie))
 
 
-@attack("late-replies", Kind.TAILS, lasts_s=LONG_S, slows=MET_ONCE)
+@attack("late-replies", Kind.TAILS, lasts_s=LONG_S)
 async def late_replies(fight: Fight) -> None:
     """A tail that answers every sweep a second late, and pings in time."""
     await lying_hop(fight, TAIL, Lie(delay_s=1.0))
