@@ -17,6 +17,7 @@ CIRCUITS: Final = "circuits"
 SEEN: Final = "questions for an address"
 NEW: Final = "new connections"
 SUMMONS: Final = "summons"
+OWN_SUMMONS: Final = "summons by one dialler"
 PROOFS: Final = "questions whose relay this is"
 
 
@@ -33,6 +34,8 @@ class RelayLimits:
         seen: connections kept open because they asked for their address.
         new: connections per second.
         summons: what one machine is told to open or to call, per second: its key is the machine.
+        own_summons: what one address has one machine told, per second: a fifth of what the machine bears, so that
+            nobody alone uses that up, whatever its address may stand for.
         proofs: answers to WHO per second: each is a signature.
         idle_s: a circuit that carries nothing for so long is closed.
     """
@@ -45,6 +48,7 @@ class RelayLimits:
     seen: HoldingLimit = field(default_factory=lambda: HoldingLimit(8, 64))
     new: RateLimit = field(default_factory=lambda: RateLimit(4.0, 64.0, 200.0, 800.0))
     summons: RateLimit = field(default_factory=lambda: RateLimit(20.0, 100.0, 200.0, 800.0))
+    own_summons: RateLimit = field(default_factory=lambda: RateLimit(4.0, 20.0, 400.0, 1_600.0))
     proofs: RateLimit = field(default_factory=lambda: RateLimit(0.2, 6.0, 4.0, 40.0))
     idle_s: float = 60.0
 
@@ -57,7 +61,7 @@ class RelayLimits:
             CIRCUITS: self.circuits,
             SEEN: self.seen,
         }
-        rates = {NEW: self.new, SUMMONS: self.summons, PROOFS: self.proofs}
+        rates = {NEW: self.new, SUMMONS: self.summons, OWN_SUMMONS: self.own_summons, PROOFS: self.proofs}
         return Quota(QuotaLimits(holdings, rates), clock, weight_of)
 
 

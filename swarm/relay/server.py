@@ -20,7 +20,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.connection import RelayConnection
 from swarm.relay.fair_share import FairShare, Flow
-from swarm.relay.limits import CIRCUITS, NAMES, OPENINGS, PROOFS, SEEN, SUMMONS, RelayLimits
+from swarm.relay.limits import CIRCUITS, NAMES, OPENINGS, OWN_SUMMONS, PROOFS, SEEN, SUMMONS, RelayLimits
 from swarm.relay.machines import Machine
 from swarm.relay.openings import (
     MAX_HEADER_BYTES,
@@ -264,10 +264,12 @@ class RelayServer:
             machine = self._machines.get(_named(opening))
             if machine is None:
                 raise _Refusal(404, "nobody of that name is here")
-            if not self._visits.spend(SUMMONS, machine.peer):
-                raise _Refusal(429, "too many want that machine")
             if opening.addresses and str(parse_ip(opening.addresses[0])) != visit.connection.host:
                 raise _Refusal(403, "a machine is led to nobody but who asks")
+            if not self._visits.spend(OWN_SUMMONS, f"{visit.key} to {machine.peer}"):
+                raise _Refusal(429, "you want that machine too often")
+            if not self._visits.spend(SUMMONS, machine.peer):
+                raise _Refusal(429, "too many want that machine")
             if opening.verb is Verb.CALL:
                 await self._pass_call_on(visit, opening, machine)
             else:

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from benchmarks.redteam.attack import Fight, Kind, attack
 from swarm.discovery.identity import Identity
@@ -21,8 +21,6 @@ from swarm.runtime.tasks import TaskScope
 
 AT_HOME, DIALLER = "127.0.0.77", "127.0.0.78"
 """Where the honest two come from."""
-SOURCE = "127.0.0.66"
-"""Where attackers come from: the relay's own network, from which it takes most."""
 FOUND_S = 20.0
 COME_S = 3.0
 """How long somebody may take to come through to a machine and back: longer is as good as not at all."""
@@ -46,6 +44,11 @@ async def connected(relay: RelayOffer, source: str, opening: str = "") -> AsyncI
         yield reader, writer
     finally:
         writer.transport.abort()
+
+
+def stranger(fight: Fight, both: Bystanders, opening: str = "") -> AbstractAsyncContextManager[Ends]:
+    """A connection of the attacker's to the relay."""
+    return connected(both.relay, fight.kit.strangers[0], opening)
 
 
 class Bystanders:
@@ -167,7 +170,7 @@ async def beside(fight: Fight) -> AsyncIterator[Bystanders]:
             fight.note(f"a dialler came through {both.came} times, the slowest time in {both.slowest_s:.2f} s")
 
 
-async def answer_to(relay: RelayOffer, opening: str, source: str = SOURCE) -> bytes:
+async def answer_to(relay: RelayOffer, opening: str, source: str) -> bytes:
     """All that the relay answers; empty where it ends the connection."""
     with suppress(*LOST):
         async with asyncio.timeout(COME_S), connected(relay, source, opening) as (reader, _):
@@ -177,9 +180,10 @@ async def answer_to(relay: RelayOffer, opening: str, source: str = SOURCE) -> by
 
 async def flood(fight: Fight, both: Bystanders, openings: AsyncIterator[str], good: bytes, found: str) -> None:
     """Say opening after opening, each on a connection of its own; `found` is a breach where one is answered `good`."""
+    source = fight.kit.strangers[0]
 
     async def one(opening: str) -> None:
-        answer = await answer_to(both.relay, opening)
+        answer = await answer_to(both.relay, opening, source)
         fight.tally.refused += not answer
         if good and answer.startswith(good):
             fight.breach(found)
@@ -197,7 +201,7 @@ async def squatting(fight: Fight) -> None:
 
     async def claim(both: Bystanders) -> None:
         with suppress(*LOST):
-            async with asyncio.timeout(COME_S), connected(both.relay, SOURCE, f"HERE {both.peer}\n") as ends:
+            async with asyncio.timeout(COME_S), stranger(fight, both, f"HERE {both.peer}\n") as ends:
                 await prove(ends, own)
                 fight.breach("a stranger got the name of another machine")
 
@@ -228,7 +232,7 @@ async def slow_openings(fight: Fight) -> None:
     async def creep(both: Bystanders) -> None:
         while True:
             with suppress(*LOST):
-                async with connected(both.relay, SOURCE) as (reader, writer):
+                async with stranger(fight, both) as (reader, writer):
                     for byte in connect(both.peer):
                         writer.write(byte.encode())
                         with suppress(TimeoutError):
@@ -248,14 +252,14 @@ async def slow_openings(fight: Fight) -> None:
 async def hoarding(fight: Fight) -> None:
     """Opens every circuit that the relay has, to a machine of its own and to the honest one, and keeps them."""
     async with beside(fight) as both:
-        own = Bystanders(fight, both.relay, SOURCE)
+        own = Bystanders(fight, both.relay, fight.kit.strangers[0])
         fight.kit.scope.spawn(own.stand())
         await own.wait_ready()
 
         async def keep(peer: PeerId) -> None:
             while True:
                 with suppress(*LOST):
-                    async with connected(both.relay, SOURCE, connect(peer)) as (reader, writer):
+                    async with stranger(fight, both, connect(peer)) as (reader, writer):
                         while await reader.read(1_024):
                             writer.write(b"x")
                 await asyncio.sleep(1.0)
@@ -274,14 +278,14 @@ async def many_names(fight: Fight) -> None:
         async for _ in fight.pace(50.0, 600):
             fight.tally.acts += 1
             fight.tally.identities += 1
-            fight.kit.scope.spawn(_stand_for_ever(both.relay))
+            fight.kit.scope.spawn(_stand_for_ever(both.relay, fight.kit.strangers[0]))
         await fight.stay()
 
 
-async def _stand_for_ever(relay: RelayOffer) -> None:
+async def _stand_for_ever(relay: RelayOffer, source: str) -> None:
     identity = await asyncio.to_thread(Identity.ephemeral)
     with suppress(*LOST):
-        async with connected(relay, SOURCE, f"HERE {identity.peer_id}\n") as (reader, writer):
+        async with connected(relay, source, f"HERE {identity.peer_id}\n") as (reader, writer):
             await prove((reader, writer), identity)
             while await reader.readline():
                 writer.write(b"PONG\n")
@@ -330,13 +334,13 @@ async def calls_others(fight: Fight) -> None:
 async def bandwidth(fight: Fight) -> None:
     """Sends as much as goes through 20 circuits to a machine of its own."""
     async with beside(fight) as both:
-        own = Bystanders(fight, both.relay, SOURCE)
+        own = Bystanders(fight, both.relay, fight.kit.strangers[0])
         fight.kit.scope.spawn(own.stand())
         await own.wait_ready()
 
         async def send() -> None:
             with suppress(*LOST):
-                async with connected(both.relay, SOURCE, connect(own.peer)) as (reader, writer):
+                async with stranger(fight, both, connect(own.peer)) as (reader, writer):
                     await reader.readuntil(b"\r\n\r\n")
                     while True:
                         writer.write(bytes(65_536))

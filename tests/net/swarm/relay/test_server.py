@@ -368,6 +368,22 @@ async def test_what_one_machine_is_told_is_limited() -> None:
         assert await relay.ask(f"CALL {other.identity.peer_id} 127.0.0.1:5 {TOKEN}\n".encode()) == b"OK\n"
 
 
+async def test_no_dialler_uses_up_what_a_machine_is_told() -> None:
+    """Neither by asking without end, nor by asking for what is refused."""
+    limits = RelayLimits(summons=RateLimit(0.001, 8.0, 100.0, 100.0), own_summons=RateLimit(0.001, 4.0, 100.0, 100.0))
+    async with open_relay(limits=limits) as relay, standing(relay) as here:
+        for _ in range(20):
+            call = f"CALL {here.identity.peer_id} 192.0.2.1:5 {TOKEN}\n".encode()
+            assert (await relay.ask(call, STRANGER)).startswith(b"NO a machine is led to nobody but who asks")
+        told = [
+            await relay.ask(f"CALL {here.identity.peer_id} {STRANGER}:5 {TOKEN}\n".encode(), STRANGER)
+            for _ in range(20)
+        ]
+        assert told.count(b"OK\n") == 4
+        assert told[-1] == b"NO you want that machine too often\n"
+        assert await relay.ask(f"CALL {here.identity.peer_id} 127.0.0.1:5 {TOKEN}\n".encode()) == b"OK\n"
+
+
 async def test_a_machine_that_reads_nothing_does_not_fill_the_relay() -> None:
     """It takes from a sender no more than it can pass on: what the system's buffers hold, and one of its own."""
     async with (
