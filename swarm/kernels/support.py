@@ -1,0 +1,69 @@
+"""Whether this machine can run the kernels, and why not. Imports Triton only where it is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+KERNEL_VERSION = 1
+"""Goes up with every change that may change a bit: it is part of the numeric class (`swarm.protocol.numeric_class`)."""
+MIN_CAPABILITY = (8, 0)
+"""The first CUDA devices that compute in bfloat16 and copy asynchronously."""
+INTERPRETER = "TRITON_INTERPRET"
+"""Triton's own variable: at 1 kernels run on the CPU, slowly. For tests; it must be set before Triton is imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSupport:
+    """What a device can run.
+
+    Attributes:
+        kernels: whether the Triton kernels run.
+        compiled: whether `torch.compile` can compile layers besides.
+        reason: why one of them cannot; empty where both can.
+    """
+
+    kernels: bool
+    compiled: bool
+    reason: str = ""
+
+
+def kernel_support(device: torch.device) -> KernelSupport:
+    """What this device can run; never raises."""
+    if is_interpreted():
+        return KernelSupport(kernels=True, compiled=False, reason="Triton interprets its kernels")
+    if device.type != "cuda" or torch.version.hip is not None:
+        return KernelSupport(kernels=False, compiled=False, reason=f"{kind_of(device)} runs the plain path")
+    if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        return KernelSupport(kernels=False, compiled=False, reason=f"{name} is older than the kernels need")
+    return _toolchain()
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run on the CPU, for tests."""
+    return os.environ.get(INTERPRETER) == "1" and importlib.util.find_spec("triton") is not None
+
+
+def kind_of(device: torch.device) -> str:
+    """Its kind as numeric classes name it: `cuda` means NVIDIA's, `rocm` is AMD's, which torch calls cuda too."""
+    return "rocm" if device.type == "cuda" and torch.version.hip is not None else device.type
+
+
+@cache
+def _toolchain() -> KernelSupport:
+    """What is installed: Triton, and the compiler with Python's headers that it needs when a program first runs."""
+    if importlib.util.find_spec("triton") is None:
+        return KernelSupport(kernels=False, compiled=False, reason="Triton is not installed: pip install triton")
+    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+        return KernelSupport(kernels=False, compiled=False, reason="no C compiler: install gcc")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return KernelSupport(kernels=False, compiled=False, reason="no Python headers: install python3-dev")
+    return KernelSupport(kernels=True, compiled=True)

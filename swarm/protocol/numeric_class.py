@@ -1,0 +1,67 @@
+"""Numeric classes: everything that decides the last bits of a result, as one short word in a record. Pure.
+
+    cpu-float32                    cuda-bfloat16                  cuda-sm90-bfloat16-k1+w4
+    device kind, compute type      the same, on the plain path    architecture, kernels of version 1, weights in 4 bits
+
+Machines of one class can replace each other in the middle of a text; a chain never mixes classes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+EXACT: Final = "float32"
+LOSSY_ROWS: Final = "int8"
+"""What a client that chose the lossy codec adds to its route's class."""
+_FORM = re.compile(
+    r"(?P<device>[a-z][a-z0-9_]*)(?:-(?P<arch>(?:sm|gfx)[0-9a-z_]+))?-(?P<dtype>b?float[0-9]+)"
+    r"(?:-k(?P<kernels>[1-9][0-9]{0,3}))?(?:\+w(?P<weights>16|8|4))?(?P<rows>\+int8)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NumericClass:
+    """What decides the last bits of a hidden row.
+
+    Attributes:
+        device: kind: `cpu`, `cuda`, `rocm`, `mps`, `xpu`.
+        dtype: compute type, such as `bfloat16`.
+        arch: the GPU's architecture where kernels run, such as `sm90`; empty on the plain path.
+        kernels: version of the kernels that make a row's bits independent of the rows beside it; 0 on the plain path.
+        weights: bits of a weight where they are not of the compute type: 16, 8 or 4; 0 where they are.
+        lossy_rows: whether rows travel in the int8 codec.
+    """
+
+    device: str
+    dtype: str
+    arch: str = ""
+    kernels: int = 0
+    weights: int = 0
+    lossy_rows: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Read what `str` wrote; None for a class that this version does not know."""
+        found = _FORM.fullmatch(text)
+        if found is None:
+            return None
+        return cls(
+            found["device"],
+            found["dtype"],
+            found["arch"] or "",
+            int(found["kernels"] or 0),
+            int(found["weights"] or 0),
+            found["rows"] is not None,
+        )
+
+    def __str__(self) -> str:
+        arch, kernels = f"-{self.arch}" if self.arch else "", f"-k{self.kernels}" if self.kernels else ""
+        weights, rows = f"+w{self.weights}" if self.weights else "", "+int8" if self.lossy_rows else ""
+        return f"{self.device}{arch}-{self.dtype}{kernels}{weights}{rows}"
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether a text depends on model, prompt and seed alone, whatever the tree and the layout of the chain."""
+        return not self.lossy_rows and (self.dtype == EXACT or self.kernels > 0)

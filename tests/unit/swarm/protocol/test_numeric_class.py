@@ -1,0 +1,47 @@
+"""Numeric classes: written and read, and which of them promise the same text."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from swarm.protocol.numeric_class import NumericClass
+
+EVERY = [
+    NumericClass(device, dtype, arch, kernels, weights, lossy)
+    for device, dtype, (arch, kernels), weights, lossy in product(
+        ("cpu", "cuda", "rocm", "mps"), ("float32", "bfloat16"), (("", 0), ("sm90", 1)), (0, 16, 8, 4), (False, True)
+    )
+]
+
+
+@pytest.mark.parametrize("one", EVERY, ids=str)
+def test_what_is_written_is_read(one: NumericClass) -> None:
+    assert NumericClass.parse(str(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "reproducible"),
+    [
+        ("cpu-float32", True),
+        ("cpu-float32+w4", True),
+        ("cpu-float32+int8", False),
+        ("cuda-bfloat16", False),
+        ("cuda-sm90-bfloat16-k1", True),
+        ("cuda-sm90-bfloat16-k1+w4", True),
+        ("cuda-sm90-bfloat16-k1+w4+int8", False),
+        ("rocm-bfloat16", False),
+    ],
+)
+def test_which_classes_promise_the_same_text(text: str, *, reproducible: bool) -> None:
+    found = NumericClass.parse(text)
+    assert found is not None
+    assert found.is_reproducible == reproducible
+
+
+@pytest.mark.parametrize(
+    "text", ["", "cpu", "cuda-sm90", "cpu-float32+w3", "cpu-float32-k0", "cpu-float32+x", "-float32"]
+)
+def test_what_no_version_writes_is_not_read(text: str) -> None:
+    assert NumericClass.parse(text) is None
