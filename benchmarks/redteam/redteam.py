@@ -3,8 +3,9 @@
 Starts a live swarm on loopback, with two honest users who generate texts that are known, and runs every attack against
 it, one after another. Each is measured in pairs: undisturbed, then attacked, then the seconds after it. The attacker is
 a process of its own with the lowest priority and a bounded rate. What honest users must not feel: a wrong or lost text,
-less than 0.8 of their speed while it lasts, or less than all of it ten seconds later. No program may end, and memory
-and open files are bounded. Ends with status 1 when an attack broke something that is not named as a limit.
+less than 0.8 of their speed while it lasts, or less than all of it ten seconds later. A row that is not held after its
+pairs is measured three times as long. No program may end, and memory and open files are bounded. Ends with status 1
+when an attack broke something that is not named as a limit.
 
     python -m benchmarks redteam --list
     python -m benchmarks redteam --only session-hijack reply-theft
@@ -28,10 +29,11 @@ from typing import Any
 import tyro
 
 from benchmarks.redteam.attack import Attack, Kind
+from benchmarks.redteam.honest import HonestText
 from benchmarks.redteam.listing import all_attacks, find_attack
 from benchmarks.redteam.range import Range, ground_as_json, open_range
 from benchmarks.redteam.table import merged, recorded, table
-from benchmarks.redteam.verdict import Felt, Pair, Verdict, Window
+from benchmarks.redteam.verdict import BACK_RATIO, HELD_RATIO, Felt, Pair, Verdict, Window
 from benchmarks.sheet import Sheet
 from client.demo.programs import RunningProgram, start_program
 from swarm.runtime.console import make_console
@@ -42,6 +44,8 @@ AFTER_S = 10.0
 SETTLE_S = 3.0
 """Of that time, what the first texts may still feel."""
 READY_S = 90.0
+AGAIN = 3
+"""Where a row is not held after its pairs, so many times as many are made; all of them count."""
 OVER_S = 45.0
 """A text that was begun under an attack is waited for so long."""
 
@@ -132,7 +136,12 @@ class Outcome:
 
     def why(self) -> list[str]:
         """Lines that explain the verdict."""
-        lines = [*self.felt.troubles, *self.felt.broken] if self.verdict is not Verdict.HELD else []
+        felt, is_held = self.felt, self.verdict is Verdict.HELD
+        lines = [] if is_held else [*felt.troubles, *felt.broken]
+        if not is_held and felt.ratio < HELD_RATIO:
+            lines.append(
+                f"who keeps its connection has {felt.first_ratio:.2f} of its speed, in {len(felt.pairs)} pairs"
+            )
         if self.verdict is Verdict.NAMED:
             lines.insert(0, self.attack.limit or self.attack.slows)
         return [f"{self.attack.name}: {line}" for line in lines]
@@ -144,13 +153,14 @@ class Outcome:
             "about": self.attack.about,
             "kind": self.attack.kind,
             "verdict": self.verdict,
-            "pairs": options.pairs,
+            "pairs": len(self.felt.pairs),
             "seconds": options.seconds,
             "cells": list(self.row()),
             "why": self.why(),
             "cost": asdict(self.cost),
             "felt": {
                 "ratio": felt.ratio,
+                "first_ratio": felt.first_ratio,
                 "slow_ratio": felt.slow_ratio,
                 "after_ratio": felt.after_ratio,
                 "pairs": [[pair.ratio, pair.slow_ratio] for pair in felt.pairs],
@@ -213,7 +223,10 @@ class Campaign:
         async with start_program(f"attacker {self._attack.name}", arguments, self._folder) as program:
             attacker = Attacker(program)
             seconds = max(self._options.seconds, self._attack.lasts_s)
-            for _ in range(self._options.pairs if seconds == self._options.seconds else 1):
+            pairs = self._options.pairs if seconds == self._options.seconds else 1
+            for number in range(AGAIN * pairs):
+                if number >= pairs and self._pairs(windows).ratio >= HELD_RATIO:
+                    break
                 sealed = [record.sealed.hex() for record in await self._here.records()]
                 attacker.order("prepare", *sealed)
                 news = await attacker.news(READY_S)
@@ -235,15 +248,27 @@ class Campaign:
         felt.log_kb_per_s = {name: (size - logs[name]) / lasted_s / 1e3 for name, size in self._logs().items()}
         after = await self._pass(AFTER_S)
         await self._until_over(after.began)
-        users = self._here.texts()
-        for quiet, attacked in windows:
-            before_it = [[text for text in texts if quiet.holds(text)] for texts in users]
-            felt.pairs.append(Pair(before_it, [[text for text in texts if attacked.touches(text)] for texts in users]))
-        late = Window(after.began + SETTLE_S, after.ended)
-        felt.after = [[text for text in texts if late.began <= text.began < late.ended] for texts in users]
+        felt.pairs = self._pairs(windows).pairs
+        felt.after = self._begun_in(Window(after.began + SETTLE_S, after.ended))
+        if felt.after_ratio < BACK_RATIO:  # some seconds of few texts; from then on all must be as before
+            later = await self._pass(AFTER_S)
+            await self._until_over(later.ended)
+            felt.after = self._begun_in(later)
         felt.breaches, felt.troubles, felt.ended = breaches, troubles, self._here.ended()
         self._measure(felt, before, began, [attacked for _, attacked in windows])
         return Outcome(self._attack, felt, cost)
+
+    def _pairs(self, windows: Sequence[tuple[Window, Window]]) -> Felt:
+        """What users felt so far."""
+        users = self._here.texts()
+        pairs = []
+        for quiet, attacked in windows:
+            before_it = [[text for text in texts if quiet.holds(text)] for texts in users]
+            pairs.append(Pair(before_it, [[text for text in texts if attacked.touches(text)] for texts in users]))
+        return Felt(pairs)
+
+    def _begun_in(self, window: Window) -> list[list[HonestText]]:
+        return [[text for text in texts if window.began <= text.began < window.ended] for texts in self._here.texts()]
 
     async def _pass(self, seconds: float) -> Window:
         began = time.time()

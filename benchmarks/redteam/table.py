@@ -19,7 +19,8 @@ COLUMNS = ("attack", "cost", "median", "p95", "after", "texts", "memory", "files
 NOTES = (
     "cost: bytes/s that the attacker sent, its connections, identities and processor time, per second of the attack.",
     "median: tokens/s while it lasts of the undisturbed speed just before, of the user who felt it most; the median of "
-    "the pairs. p95: the same of the speed that 95 of 100 texts exceed. after: the same, 3 to 10 s after its end.",
+    "the pairs. p95: the same of the speed that 95 of 100 texts exceed. after: the same, 3 to 10 s after its end, or "
+    "10 to 20 s where that is below 0.9. A row that is not held is measured three times as long; all pairs count.",
     "texts: exact and complete, of those that were begun or running while it lasted and after it. memory: the largest "
     "growth of a program, in MB. files: the most that a program had open; it begins with 1,024.",
     "The attacker's addresses count as strangers', new ones each time. What comes from a machine's own network is "
