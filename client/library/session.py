@@ -218,13 +218,21 @@ class SessionOpener:
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
         """The chain that a session would take now.
 
+        Around machines that refused: by what the directory said lately, and by what it says now only where that does
+        not suffice. Else whoever connects anew would wait for the directory after each refusal.
+
         Raises:
             RouteError: nobody serves some layers.
         """
+        if not avoid:
+            return await self._route(avoid, RECENT_S)
+        with suppress(RouteError):
+            return await self._route(avoid, KNOWN_S)
+        return await self._route(avoid, 0.0)
+
+    async def _route(self, avoid: frozenset[str], within_s: float) -> Route:
         identity = self.identity
-        records = await self.registry.records(
-            identity.fingerprint, identity.num_layers, within_s=0.0 if avoid else RECENT_S
-        )
+        records = await self.registry.records(identity.fingerprint, identity.num_layers, within_s=within_s)
         records = self._readable(records)
         await self.nearby.measure(records, identity.num_layers)
         return self._best(records, self.nearby.query(self._query(avoid), may_explore=True))

@@ -17,6 +17,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.record_fields import RecordError
+from swarm.discovery.registry import KNOWN_S
 from swarm.errors import RouteError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
@@ -71,3 +72,23 @@ async def test_what_is_only_listed_hinders_nobody() -> None:
         assert f"fingerprint {honest.fingerprint[:12]} · 12 layers" in shown
         assert "every layer is served" in shown
         assert shown.count("0…3 of 12") == 2, "status lists the node, and the route leads over it"
+
+
+async def test_after_a_refusal_the_directory_is_asked_only_where_what_it_said_does_not_suffice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with three_nodes() as running:
+        opener = running.client.opener
+        asked: list[float] = []
+        records = MemoryRegistry.records
+
+        async def noted(own: MemoryRegistry, fingerprint: str, num_layers: int, *, within_s: float) -> list[NodeRecord]:
+            asked.append(within_s)
+            return await records(own, fingerprint, num_layers, within_s=within_s)
+
+        monkeypatch.setattr(MemoryRegistry, "records", noted)
+        route = await opener.route(avoid=frozenset({LIARS[0].peer_id}))
+        assert asked == [KNOWN_S]
+        with pytest.raises(RouteError):
+            await opener.route(avoid=frozenset(hop.peer for hop in route.hops))
+        assert asked == [KNOWN_S, KNOWN_S, 0.0]
