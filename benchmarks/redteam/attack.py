@@ -34,6 +34,9 @@ class Kind(enum.StrEnum):
     CLOCKS = "clocks"
 
 
+MET_ONCE: Final = "whoever connects anew knows nobody and meets it once; whoever stays goes around it"
+
+
 class Fight:
     """One run of an attack.
 
@@ -103,8 +106,8 @@ class Attack:
         act: Prepares, awaits `Fight.go`, and acts until it is cancelled or has nothing more to do.
         stains: Whether what it leaves in the directory outlives it, so that the next attack needs another swarm.
         limit: What is known to fail under it, and its price: such a row is named, not held. Empty for most.
-        slows: Why it is known to slow users who connect anew, and by how much, while texts stay right and those who
-            keep their connection feel nothing: such a row is named too.
+        slows: Why it is known to slow users who connect anew, while texts stay right and those who keep their
+            connection feel nothing: such a row is named too. Hops and tails that misbehave are all met once.
         lasts_s: How long it must last to be felt, where that is longer than the others last.
         burns: Whether all that it takes is the machine's processors or its line, and no bound can give these back.
     """
@@ -130,6 +133,9 @@ ATTACKS: Final[dict[str, Attack]] = {}
 
 def attack(name: str, kind: Kind, **marks: Any) -> Callable[[Act], Act]:  # noqa: ANN401 (further fields of `Attack`)
     """Enter a coroutine as an attack; its docstring says what it does."""
+
+    if kind in {Kind.HOPS, Kind.TAILS}:
+        marks.setdefault("slows", MET_ONCE)
 
     def enter(act: Act) -> Act:
         assert name not in ATTACKS, f"two attacks are called {name}"

@@ -78,6 +78,11 @@ class HonestText:
     error: str = ""
 
     @property
+    def seconds(self) -> float:
+        """From asking to the last token."""
+        return self.ended - self.began
+
+    @property
     def tokens_per_s(self) -> float:
         """Speed, from asking to the last token; a text that was lost has none."""
         return 0.0 if self.error else self.tokens / max(self.ended - self.began, 1e-6)

@@ -161,6 +161,7 @@ class Outcome:
             "felt": {
                 "ratio": felt.ratio,
                 "first_ratio": felt.first_ratio,
+                "newcomers_s": felt.newcomers_s,
                 "slow_ratio": felt.slow_ratio,
                 "after_ratio": felt.after_ratio,
                 "pairs": [[pair.ratio, pair.slow_ratio] for pair in felt.pairs],

@@ -114,6 +114,13 @@ class Felt:
         return median([pair.first_ratio for pair in self.pairs]) if self.pairs else 0.0
 
     @property
+    def newcomers_s(self) -> float:
+        """How many seconds longer a text took those who connect anew: a median of texts less a median of texts."""
+        attacked = [text.seconds for pair in self.pairs for some in pair.attacked[1:] for text in some]
+        quiet = [text.seconds for pair in self.pairs for some in pair.quiet[1:] for text in some]
+        return median(attacked) - median(quiet) if attacked and quiet else 0.0
+
+    @property
     def slow_ratio(self) -> float:
         """Median of the pairs' slowest texts."""
         return median([pair.slow_ratio for pair in self.pairs]) if self.pairs else 0.0

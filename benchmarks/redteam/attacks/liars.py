@@ -18,9 +18,6 @@ SEEN_LATER: Final = (
     "a machine that computes something else cannot be told from an honest one by a client that sees no rows; "
     "its price is an identity that users do not prefer, and a second replica (--hedge) where there is one"
 )
-MET_ONCE: Final = (
-    "whoever connects anew knows nobody, meets it once, and loses about half a second; whoever stays goes around it"
-)
 LONG_S = 20.0
 BELOW_SILENCE_S = 0.5
 """A little less than the silence after which a link is given up."""
@@ -210,7 +207,7 @@ async def no_picks(fight: Fight) -> None:
     await lying_hop(fight, TAIL, _picks(lambda reply: []))
 
 
-@attack("mute-tail", Kind.TAILS, lasts_s=LONG_S, slows=MET_ONCE)
+@attack("mute-tail", Kind.TAILS, lasts_s=LONG_S)
 async def mute_tail(fight: Fight) -> None:
     """A tail that computes, receipts and pings, and never answers."""
     await lying_hop(fight, TAIL, Lie(replies=lambda reply: ()))
