@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -65,16 +65,32 @@ def shut_down(connection: AcceptedConnection) -> None:
             other.shutdown(socket.SHUT_RDWR)
 
 
-async def keep_connections_bounded(port: int, per_address: int = PER_ADDRESS, look_s: float = LOOK_S) -> None:
-    """Look every second, for ever; with few files open there is nothing to look for."""
+async def keep_connections_bounded(
+    port: int,
+    per_address: int = PER_ADDRESS,
+    look_s: float = LOOK_S,
+    shut_out: Callable[[], frozenset[str]] = frozenset,
+) -> None:
+    """Look every second, for ever; with few files open and nobody shut out there is nothing to look for.
+
+    Args:
+        port: where others connect to.
+        per_address: connections of an address.
+        look_s: between looks.
+        shut_out: the addresses that are refused for what they did. Their connections are shut down too: each call that
+            comes over one is work even where it is refused.
+    """
     log = CountedLog(logger)
     process = psutil.Process()
     while True:
         await asyncio.sleep(look_s)
         try:
-            if os.name == "posix" and process.num_fds() <= per_address:
+            refused = shut_out()
+            if os.name == "posix" and process.num_fds() <= per_address and not refused:
                 continue
-            for connection in surplus(await asyncio.to_thread(connections_to, port), per_address):
+            connections = await asyncio.to_thread(connections_to, port)
+            unwanted = [one for one in connections if address_key(one.peer[0]) in refused]
+            for connection in [*surplus(connections, per_address), *unwanted]:
                 log.say(address_key(connection.peer[0]), f"shut down connections of {address_key(connection.peer[0])}")
                 shut_down(connection)
         except Exception as trouble:  # noqa: BLE001 - a node serves on without this

@@ -155,6 +155,10 @@ class SpanHost:
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy)
 
+    def shut_out(self) -> frozenset[str]:
+        """Addresses that are refused now for what they did."""
+        return frozenset() if self.service is None else self.service.sessions.admission.shut_out()
+
     async def drain(self, reason: str) -> None:
         """Take no new session, serve on until those that run have moved, and end what is left."""
         if self.service is None:

@@ -202,7 +202,7 @@ class StartUp:
         await host.open(starting.server)
         if starting.hello is not None:
             starting.hello.close()
-        scope.spawn(keep_connections_bounded(resources.port))
+        scope.spawn(keep_connections_bounded(resources.port, shut_out=host.shut_out))
         resources.rebalance.arrived()
         await announcer.announce(NodeState.SERVING)
         resources.outbox.add_event(EventKind.JOINED, f"serves {announcer.span.describe(resources.identity.num_layers)}")

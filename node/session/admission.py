@@ -30,6 +30,8 @@ WAITING: Final = "streams without a session"
 SESSIONS: Final = "sessions"
 CALLS: Final = "calls"
 OPENED: Final = "new streams"
+FIRST: Final = "first streams"
+INSISTED: Final = "refusals"
 SIGNED: Final = "refusals with a signature"
 DECODED: Final = "milliseconds of decoding"
 SUCCESSORS: Final = "new machines to go on with"
@@ -39,7 +41,9 @@ LIMITS: Final = QuotaLimits(
     holdings={WAITING: HoldingLimit(per_key=64, total=2_048), SESSIONS: HoldingLimit(per_key=16, total=1_024)},
     rates={
         CALLS: RateLimit(per_key=100, burst=200, total=4_000, total_burst=8_000),
-        OPENED: RateLimit(per_key=100, burst=512, total=4_000, total_burst=8_000),
+        OPENED: RateLimit(per_key=20, burst=256, total=150, total_burst=1_024),
+        FIRST: RateLimit(per_key=0.1, burst=8, total=1e6, total_burst=1e6),
+        INSISTED: RateLimit(per_key=2, burst=64, total=1e6, total_burst=1e6),
         SIGNED: RateLimit(per_key=20, burst=64, total=200, total_burst=400),
         DECODED: RateLimit(per_key=100, burst=2_000, total=1e6, total_burst=1e6),
         SUCCESSORS: RateLimit(per_key=4 / 60, burst=8, total=1e6, total_burst=1e6),
@@ -110,19 +114,22 @@ class Admission:
         """
         self._check_strikes(address)
         if not self.quota.spend(CALLS, address):
+            self.insisted(address)
             raise OverQuota(CALLS)
 
     @contextmanager
     def stream(self, address: str) -> Iterator[Waiting]:
         """Let a stream in that has no session yet.
 
-        Who has sessions here may open a stream for each of them besides: its chains may change all at once.
+        Who has sessions here may open a stream for each of them besides: its chains may change all at once. The first
+        streams of an address count for it alone, so that a crowd that opens them all the time keeps no newcomer out.
 
         Raises:
             SwarmError: too many of them come or wait, or the address is refused.
         """
         self._check_strikes(address)
-        if not self.quota.spend(OPENED, address):
+        if not self.quota.spend(FIRST, address) and not self.quota.spend(OPENED, address):
+            self.insisted(address)
             raise OverQuota(OPENED)
         if self.quota.wait_s(DECODED, address, 0.0) > 0:
             raise OverQuota(DECODED)
@@ -143,6 +150,15 @@ class Admission:
     def may_sign(self, address: str) -> bool:
         """Whether a refusal of a stream of this address is worth a signature, which costs most of it."""
         return self.quota.spend(SIGNED, address)
+
+    def insisted(self, address: str) -> None:
+        """This address was refused what it asked for. Who goes on asking, faster than anybody retries, does wrong."""
+        if not self.quota.spend(INSISTED, address):
+            self.strike(address)
+
+    def shut_out(self) -> frozenset[str]:
+        """The addresses that are refused now for what they did."""
+        return self.quota.refused_keys()
 
     def strike(self, address: str) -> None:
         """This address sent garbage. One of a private network is not refused for it: it may stand for everybody."""

@@ -260,6 +260,8 @@ class NodeService:
             if not isinstance(error, SwarmError):
                 logger.error("a stream failed", exc_info=error)
             self._admission.refused(origin.address, error)
+            if hop is None and attach is not None and attach.index == 0:
+                self._admission.insisted(origin.address)
             self._refuse(upstream, error, attach, origin.address)
         finally:
             if hop is not None:

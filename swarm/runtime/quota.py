@@ -270,6 +270,12 @@ class Quota:
         account = self._holders.get(key) or self._idle.get(key)
         return 0.0 if account is None else max(account.refused_until - self._clock(), 0.0)
 
+    def refused_keys(self) -> frozenset[str]:
+        """The keys that are refused now."""
+        now = self._clock()
+        accounts = (*self._holders.items(), *self._idle.items())
+        return frozenset(key for key, account in accounts if account.refused_until > now)
+
     def _buckets(self, kind: str, key: str) -> tuple[_Bucket | None, _Bucket]:
         """The key's bucket, if the key can be remembered, and that of all, both as of now."""
         rate, now, weight = self._rates[kind], self._clock(), self._weight(key)

@@ -14,6 +14,7 @@ import node.lifecycle.span_host
 from node.lifecycle import connection_guard
 from node.lifecycle.connection_guard import AcceptedConnection, connections_to, keep_connections_bounded, surplus
 from node.lifecycle.span_host import bind
+from swarm.runtime.quota import address_key
 from swarm.transport.dial import CHANNEL_OPTIONS, SERVER_OPTIONS
 from tests.net.three_nodes import until
 
@@ -104,6 +105,29 @@ async def test_one_address_has_so_many_connections_the_first_ones(monkeypatch: p
         await until(closed)
         assert len(connections_to(port)) == 3
         assert await call(b"goes on") == b"goes on"
+        guard.cancel()
+
+
+async def test_who_is_shut_out_loses_its_connections_and_nobody_else() -> None:
+    shut: set[str] = set()
+    async with served() as port, AsyncExitStack() as stack:
+        opened = []
+        for source in ("127.0.0.5", "127.0.0.6"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+            stack.callback(writer.close)
+            opened.append(reader)
+        guard = asyncio.get_running_loop().create_task(
+            keep_connections_bounded(port, look_s=0.01, shut_out=lambda: frozenset(shut))
+        )
+        await asyncio.sleep(0.1)
+        assert len(connections_to(port)) == 2
+        shut.add("127.0.0.5")
+
+        async def closed() -> bool:
+            return await is_closed(opened[0])
+
+        await until(closed)
+        assert [address_key(one.peer[0]) for one in connections_to(port)] == ["127.0.0.6"]
         guard.cancel()
 
 

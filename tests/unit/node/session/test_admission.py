@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_who_has_sessions_may_open_a_stream_for_each_besides(admission: Admissio
 
 
 def test_streams_and_calls_that_come_too_fast_are_refused_for_that_address_alone(admission: Admission) -> None:
-    for _ in range(512):
+    for _ in range(8 + 256):
         with admission.stream(FAR):
             pass
     with pytest.raises(OverQuota, match=OPENED), admission.stream(FAR):
@@ -88,6 +88,39 @@ def test_streams_and_calls_that_come_too_fast_are_refused_for_that_address_alone
         admission.check_call(FAR)
     with admission.stream("8.8.8.8"):
         admission.check_call("8.8.8.8")
+
+
+def test_a_crowd_that_opens_all_the_time_keeps_no_newcomer_out(admission: Admission) -> None:
+    for number in range(64):
+        with suppress(OverQuota):
+            for _ in range(64):
+                with admission.stream(f"9.9.9.{number}"):
+                    pass
+    with pytest.raises(OverQuota, match=OPENED), admission.stream("9.9.9.1"):
+        pass
+    for _ in range(8):
+        with admission.stream("8.8.8.8"):
+            pass
+
+
+def test_who_goes_on_asking_for_what_is_refused_is_shut_out(admission: Admission, clock: Clock) -> None:
+    for address in (NEAR, FAR):
+        for _ in range(64 + LIMITS.strikes.allowed):
+            admission.insisted(address)
+        assert not admission.shut_out()
+        admission.insisted(address)
+    assert admission.shut_out() == {FAR}, "never a private network"
+    with pytest.raises(AddressRefused), admission.stream(FAR):
+        pass
+    clock.now += 5
+    assert not admission.shut_out()
+
+
+def test_whoever_retries_at_leisure_is_not(admission: Admission, clock: Clock) -> None:
+    for _ in range(1_000):
+        admission.insisted(FAR)
+        clock.now += 0.5
+    assert not admission.shut_out()
 
 
 def test_who_sends_garbage_is_refused_for_a_while_but_never_a_private_network(
