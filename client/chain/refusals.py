@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from client.chain.suspicion import Suspicion, Verdicts, plain_error
-from swarm.errors import HopError, HopRefused, HopTimeout, RouteError, SwarmError, Unreachable
+from swarm.errors import Busy, HopError, HopRefused, HopTimeout, RouteError, SwarmError, Unreachable
 
 ATTEMPTS = 3
 """How often one machine is asked although its refusal is not one that may pass."""
@@ -24,6 +24,9 @@ RETRY_S = 0.5
 MAX_RETRY_S = 2.0
 MAY_PASS = (Unreachable, HopTimeout)
 """Refusals that may pass: the machine may start again, be replaced, or have been slow."""
+BUSY_S = 5.0
+"""How long a machine that has no room is asked again where no other is left: by then it is free of sessions that nobody
+uses (`node.session.eviction`)."""
 
 
 class Refusals:
@@ -62,7 +65,7 @@ class Refusals:
     @property
     def may_wait(self) -> bool:
         """Whether there is time left, and somebody for whom to wait."""
-        can_pass = any(isinstance(error, MAY_PASS) for _, error in self._last.values())
+        can_pass = any(self._can_pass(error) for _, error in self._last.values())
         return can_pass and not isinstance(self.last, HopRefused) and self._timer() - self._first_s < self._wait_s
 
     def add(self, error: HopError, route: Collection[str] = ()) -> bool:
@@ -82,7 +85,7 @@ class Refusals:
             return False  # machines that share nothing say the same
         count = self._counts[error.peer, error.other]
         is_endless = self._counts.total() >= MAX_TRIES or now - self._first_s > max(self._wait_s, TRIES_S)
-        return not is_endless and (count < ATTEMPTS or (isinstance(error, MAY_PASS) and self.may_wait))
+        return not is_endless and (count < ATTEMPTS or (self._can_pass(error) and self.may_wait))
 
     def avoided(self) -> tuple[frozenset[str], ...]:
         """Peers to avoid: all in trouble; then, where that leaves no chain, others in turn.
@@ -102,8 +105,11 @@ class Refusals:
             sets.append(refused - back)
         return tuple(sets)
 
+    def _can_pass(self, error: HopError) -> bool:
+        return isinstance(error, MAY_PASS) or (isinstance(error, Busy) and self._timer() - self._first_s < BUSY_S)
+
     def _may_be_back(self, at_s: float, error: HopError, now: float) -> bool:
         times = self._counts[error.peer, error.other]
         if isinstance(error, HopTimeout) and times == 1:  # its packets were lost, perhaps
             return True
-        return isinstance(error, MAY_PASS) and now - at_s >= min(RETRY_S * 2 ** (times - 1), MAX_RETRY_S)
+        return self._can_pass(error) and now - at_s >= min(RETRY_S * 2 ** (times - 1), MAX_RETRY_S)

@@ -17,7 +17,7 @@ import torch
 
 from client.chain.chain import Chain, ChainOwner, open_chain
 from client.chain.peer_latency import PeerLatency
-from client.chain.refusals import RETRY_S, Refusals
+from client.chain.refusals import BUSY_S, RETRY_S, Refusals
 from client.control.policy import SWEEPS_IN_FLIGHT
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
 from client.decode.state import GenerationState
@@ -29,6 +29,7 @@ from client.target import Target
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
 from swarm.errors import (
+    Busy,
     GenerationInterrupted,
     HopError,
     RegistryError,
@@ -356,7 +357,10 @@ class SessionOpener:
                 raise refusals.final(last) from last
             if not refusals.has_warned:
                 refusals.has_warned = True
-                logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.gap)
+                if isinstance(last, Busy):
+                    logger.warning("waiting up to %.0f s for room: %s", min(self.wait_s, BUSY_S), last)
+                else:
+                    logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.gap)
             await asyncio.sleep(RETRY_S)
 
     def _walk(self, chain: Chain) -> Walk:

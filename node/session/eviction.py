@@ -9,6 +9,8 @@ from typing import TypeVar
 
 IDLE_S = 30.0
 """Without a sweep for so long, a session gives way to any other."""
+UNUSED_S = 3.0
+"""The same for one that never had a sweep: who opens a session begins at once, and who hoards room does not."""
 ALWAYS_OWN = 0.25
 """The fraction of the KV that an address keeps while it uses it, whoever else wants some."""
 
@@ -50,15 +52,16 @@ def victims(
 ) -> list[HolderT] | None:
     """The sessions that must go so that another fits: none where there is room, None where nobody has to go.
 
-    Who holds most by its weight gives way, and of its sessions the one that was idle for the longest: if it was idle
-    for `IDLE_S`, or if its owner holds more than its share, and more than a quarter of the KV. Whoever asks holds
-    what it asks for, so nobody takes from who has less.
+    First go those that nobody uses, idle for `IDLE_S`: of the owner who holds most by its weight, the longest first.
+    Then who holds most gives way, and of its sessions the one that was idle for the longest, if its owner holds more
+    than its share, and more than a quarter of the KV. Whoever asks holds what it asks for, so nobody takes from who
+    has less.
 
     Args:
         held: who holds what.
         asked: by whom, and how much.
         room: in all.
-        idle_s: how long a session did no sweep.
+        idle_s: how long a session did no sweep (`as_idle_s`).
         weight: how many shares a key has.
     """
     left = dict(held)
@@ -70,15 +73,27 @@ def victims(
         amounts: Counter[str] = Counter()
         for one in (*left.values(), asked):
             amounts[one.key] += one.tokens if lacks_tokens else 1
-        heaviest = max(amounts, key=lambda key: (amounts[key] / weight(key), key == asked.key, key))
-        own = [session for session, one in left.items() if one.key == heaviest]
-        if not own:
-            return None
-        victim = max(own, key=idle_s)
-        capacity = room.tokens if lacks_tokens else room.sessions
-        share = capacity * weight(heaviest) / sum(map(weight, amounts))
-        kept = max(share, ALWAYS_OWN * capacity) if lacks_tokens else share
-        if idle_s(victim) < IDLE_S and (heaviest == asked.key or amounts[heaviest] <= kept):
-            return None
+        unused = [session for session in left if idle_s(session) >= IDLE_S]
+        if unused:
+            victim = max(unused, key=lambda one: (amounts[left[one].key] / weight(left[one].key), idle_s(one)))
+        else:
+            heaviest = max(amounts, key=lambda key: (amounts[key] / weight(key), key == asked.key, key))
+            own = [session for session, one in left.items() if one.key == heaviest]
+            capacity = room.tokens if lacks_tokens else room.sessions
+            share = capacity * weight(heaviest) / sum(map(weight, amounts))
+            kept = max(share, ALWAYS_OWN * capacity) if lacks_tokens else share
+            if not own or heaviest == asked.key or amounts[heaviest] <= kept:
+                return None
+            victim = max(own, key=idle_s)
         del left[victim]
         gone.append(victim)
+
+
+def as_idle_s(idle_s: float, *, is_unused: bool) -> float:
+    """For how long a session counts as idle: one that never had a sweep, ten times as long as it was.
+
+    Args:
+        idle_s: seconds since its last sweep, or since it was opened.
+        is_unused: whether it never had one.
+    """
+    return idle_s * (IDLE_S / UNUSED_S) if is_unused else idle_s

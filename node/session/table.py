@@ -10,7 +10,7 @@ from time import monotonic
 from node.session.admission import SESSIONS, Admission, owner_of, weight_of
 from node.session.callers import Caller
 from node.session.context import NodeContext
-from node.session.eviction import IDLE_S, Reservation, Room, victims
+from node.session.eviction import IDLE_S, UNUSED_S, Reservation, Room, as_idle_s, victims
 from node.session.hop_session import HopSession
 from node.session.upstream import UpstreamStream
 from node.session.upstreams import sender_of
@@ -31,7 +31,7 @@ MAX_NODES = 8_192
 MAX_SESSIONS = 1_024
 LEAVING, PAUSED, MOVING = "is leaving the swarm", "is paused by its owner", "moves to other layers"
 """Why a node takes no session."""
-RETRY = f"try again in {IDLE_S:.0f} s"
+RETRY = f"try again in {UNUSED_S:.0f} s, or in {IDLE_S:.0f} s"
 
 
 class SessionTable:
@@ -193,7 +193,7 @@ class SessionTable:
         )
 
         def idle_s(hop: HopSession) -> float:
-            return now - hop.used_at
+            return as_idle_s(now - hop.used_at, is_unused=hop.log.received.sequence == 0)
 
         own = [hop for hop, one in self._reserved.items() if one.key == asked.key]
         if not quota.has_room(SESSIONS, asked.key):

@@ -13,11 +13,13 @@ import pytest
 import pytest_asyncio
 
 import node.session.lease
+from client.chain import refusals
 from client.options import GenerateOptions
 from node.engine.batch import Batch
 from node.engine.scheduler import Schedulable
 from node.engine.step_cost import StepCost
 from node.engine.sweep_run import SweepRun
+from node.session.eviction import UNUSED_S
 from node.session.hop_session import HopSession
 from node.session.upstream import UpstreamStream
 from swarm.demo import TARGET
@@ -183,16 +185,24 @@ async def test_leaving_a_stream_frees_the_session_at_once(running: ThreeNodes, m
 # Several sessions
 
 
-async def test_a_full_node_is_busy_until_a_session_ends() -> None:
+async def test_a_full_node_is_busy_until_a_session_ends_or_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "BUSY_S", 0.2)
     async with in_process_swarm(TARGET, SPANS, kv_tokens=120) as here, here.client() as swarm:
         opened = attach(route_of(here.nodes, SPANS), opening(here.nodes[0], window=40, nodes=40), b"full")
         async with raw_link(here.nodes[0], opened) as link:
             await link.until(Ready)
             assert [(await info(node)).kv_tokens_free for node in here.nodes] == [40, 40, 40]
+            hoards = [node.sessions.find(opened.session) for node in here.nodes]
+            for hoard in hoards:
+                assert hoard is not None
+                hoard.used_at += 600.0  # as if it had just begun, however slow this machine is
             with pytest.raises(Busy, match=r"needs KV for \d+ tokens, 40 of 120 are free"):
                 await swarm.generate(prompt(6), max_new_tokens=8, nodes=0)
-            await link.send(Close("done"))
-            await until_freed(here.nodes)
+            for hoard in hoards:
+                assert hoard is not None
+                hoard.used_at -= 600.0 + UNUSED_S
+            assert len((await swarm.generate(prompt(6), max_new_tokens=8, nodes=0)).tokens) == 8
+        await until_freed(here.nodes)
         assert len((await swarm.generate(prompt(6), max_new_tokens=8, nodes=0)).tokens) == 8
         with pytest.raises(ContextFull, match="the model's context"):
             await swarm.generate(prompt(6), max_new_tokens=100_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.chain.refusals import ATTEMPTS, MAX_RETRY_S, MAX_TRIES, RETRY_S, TRIES_S, Refusals
+from client.chain.refusals import ATTEMPTS, BUSY_S, MAX_RETRY_S, MAX_TRIES, RETRY_S, TRIES_S, Refusals
 from swarm.errors import Busy, ContextFull, HopRefused, HopTimeout, Unreachable
 
 
@@ -42,10 +42,14 @@ def test_who_was_only_slow_is_asked_again_at_once(clock: Clock) -> None:
     assert refusals.avoided() == (frozenset("a"), frozenset())
 
 
-def test_who_has_no_room_is_not_asked_again_and_not_waited_for(clock: Clock) -> None:
+def test_who_has_no_room_is_asked_again_for_a_few_seconds_only(clock: Clock) -> None:
     refusals = Refusals(60, clock)
     refusals.add(Busy("a", "0-4", "full"))
-    clock.now += 10
+    assert refusals.avoided() == (frozenset("a"),)
+    clock.now += RETRY_S
+    assert refusals.avoided() == (frozenset("a"), frozenset())
+    assert refusals.may_wait
+    clock.now += BUSY_S
     assert refusals.avoided() == (frozenset("a"),)
     assert not refusals.may_wait
     refusals.add(Unreachable("b", "4-8", "gone"))

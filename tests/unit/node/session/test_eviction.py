@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.session.admission import CARRIED, weight_of
-from node.session.eviction import IDLE_S, Reservation, Room, victims
+from node.session.eviction import IDLE_S, UNUSED_S, Reservation, Room, as_idle_s, victims
 
 ROOM = Room(tokens=1_000, sessions=8)
 ACTIVE, IDLE = 0.0, IDLE_S + 1
@@ -38,6 +38,12 @@ def test_of_who_has_most_the_one_idle_for_the_longest_goes() -> None:
     assert give_way(held, ("a", 100)) == [1], "also where it is the one that asks"
 
 
+def test_what_was_never_used_goes_before_what_is() -> None:
+    assert as_idle_s(UNUSED_S, is_unused=True) >= IDLE_S > as_idle_s(UNUSED_S, is_unused=False)
+    forty = [(f"{number}", 25, as_idle_s(UNUSED_S, is_unused=True)) for number in range(40)]
+    assert len(give_way([*forty], ("d", 25)) or ()) == 33, "and sessions are bounded too"
+
+
 def test_whoever_uses_a_quarter_or_less_keeps_it() -> None:
     held = [(key, 250, ACTIVE) for key in "abcd"]
     assert give_way(held, ("e", 10)) is None
@@ -46,8 +52,8 @@ def test_whoever_uses_a_quarter_or_less_keeps_it() -> None:
 
 def test_nobody_takes_from_who_has_less() -> None:
     held = [("a", 400, ACTIVE), ("b", 400, ACTIVE), ("c", 200, IDLE)]
-    assert give_way(held, ("d", 500)) is None
-    assert give_way(held, ("d", 10)) is not None
+    assert give_way(held, ("d", 700)) is None
+    assert give_way(held, ("d", 10)) == [2], "who is idle goes first"
 
 
 def test_sessions_are_bounded_like_tokens() -> None:
