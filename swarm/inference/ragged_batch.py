@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from swarm.errors import UnsupportedModel
+from swarm.inference.devices import numeric_class_of
 from swarm.inference.kv_cache import KvLayout
 from swarm.inference.tree_attention import NAME, AttentionStep, SessionRange, use_canopy
+from swarm.kernels.support import kernel_support
 from swarm.layers import Span
 from swarm.models.families import max_positions
 from swarm.models.whole_model import load_causal_lm
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_LOGITS_BYTES = 64 << 20
 """Memory that the head's output may take at a time."""
+PLAIN_PATH = "plain"
+"""`RaggedModel.path` without kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,11 @@ class RaggedModel:
         forwards: how many forwards ran.
         rows_in: how many rows they had in all.
         layout: what its layers keep per token.
+        weight_bits: of a weight where weights are not of `dtype`: 16, 8 or 4; 0 where they are.
+        kernel_version: of the kernels that all its forwards run (`swarm.kernels.support.KERNEL_VERSION`); 0 on the
+            plain path.
+        path: how its forwards run, in words for people: `plain`, `kernels` or `graphs + kernels`.
+        path_reason: why they do not run a faster way; empty where there is none.
     """
 
     def __init__(self, model: PreTrainedModel, span: Span) -> None:
@@ -141,12 +150,16 @@ class RaggedModel:
         self._owned = {index: layers[index] for index in range(span.start, span.end)}
         self._pass_through = [PassThroughLayer(layer) for layer in layers]
         self._arranged: tuple[int, int] | None = None  # the layers `[start, end)` that are in place
+        self.weight_bits = 0
+        self.kernel_version = 0
+        self.path = PLAIN_PATH
+        self.path_reason = kernel_support(self.device).reason
         self.layout = self._probe()
 
     @property
     def numeric_class(self) -> str:
-        """What changes the last bits of a result: device kind and dtype."""
-        return f"{self.device.type}-{str(self.dtype).removeprefix('torch.')}"
+        """What changes the last bits of a result (`swarm.protocol.numeric_class`)."""
+        return str(numeric_class_of(self.device, self.dtype, self.weight_bits, self.kernel_version))
 
     @property
     def head_rows(self) -> int:
