@@ -22,12 +22,13 @@ from node.lifecycle.resources import NodeResources
 from node.membership.choice import ClassChoice, LayerCount, choose_class, choose_count
 from node.membership.joining import Joiner
 from node.model.checkpoint import Checkpoint
-from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, free_bytes, pick_device, pick_dtype
+from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, pick_device, pick_dtype
 from node.model.span import ModelLayout, dissect
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, LayersError, RegistryError, TooSlow
 from swarm.ids import PeerId
+from swarm.inference.devices import expected_class, free_bytes
 from swarm.routing.latency import ghosts, measure_delays
 
 READ_S: Final = 20.0
@@ -78,8 +79,9 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     records = tuple(record for record in listed if record.peer not in gone)
     own = await asyncio.to_thread(compute_of, checkpoint, config)
     able = await asyncio.to_thread(_able, checkpoint, config, own)
-    kind = choose_class(records, [_class_of(*compute) for compute in able])
-    device, dtype = next(compute for compute in able if _class_of(*compute) == kind.numeric_class)
+    classes = [_class_of(config, *compute) for compute in able]
+    kind = choose_class(records, classes)
+    device, dtype = able[classes.index(kind.numeric_class)]
     order = replace(config, device=str(device), dtype=_dtype(dtype))
     plan = ServingPlan(order, layout, records, (device, dtype), kind, LayerCount(0, ""), ghosts=gone)
     if not config.is_auto:
@@ -152,13 +154,10 @@ def _able(
     return list(dict.fromkeys(able))
 
 
-def _class_of(device: torch.device, dtype: torch.dtype) -> str:
-    return f"{device.type}-{_name(dtype)}"
+def _class_of(config: ServeConfig, device: torch.device, dtype: torch.dtype) -> str:
+    """The class that the loaded layers will have, unless they turn out to run another path."""
+    return str(expected_class(device, dtype, has_kernels=not config.offload))
 
 
 def _dtype(dtype: torch.dtype) -> Dtype:
     return cast("Dtype", next(name for name, known in DTYPES.items() if known is dtype))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
