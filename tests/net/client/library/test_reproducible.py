@@ -10,18 +10,18 @@ from client import Result
 from node.lifecycle import span_host
 from node.model.loading import load
 from node.model.span import SpanModel
-from swarm.demo import DRAFT, TARGET
+from swarm.demo import TARGET
 from swarm.errors import ConfigError, RouteError
 from tests.devices import DEVICE
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 
-SPANS = ("0-6", "6-12")
+SPANS = ("0-12",)
 
 
 async def told(swarm: InProcessSwarm, **options: Any) -> Result:  # noqa: ANN401
     """A short text; options are the connection's."""
-    async with swarm.client(draft=DRAFT, nodes=4, **options) as client:
-        return await client.generate("It was", max_new_tokens=4)
+    async with swarm.client(**options) as client:
+        return await client.generate("It was", max_new_tokens=2)
 
 
 async def test_bf16_promises_a_text_with_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ async def test_bf16_promises_a_text_with_kernels_alone(monkeypatch: pytest.Monke
         assert not (await told(running, codec="int8")).stats.reproducible
         with pytest.raises(ConfigError, match="codec int8"):
             await told(running, codec="int8", reproducible=True)
-        async with running.client(draft=DRAFT, reproducible=True) as client:
+        async with running.client(reproducible=True) as client:
             with pytest.raises(ConfigError, match="multistep"):
-                await client.generate("It was", max_new_tokens=4, multistep=True, temperature=1.0)
-            assert (await client.generate("It was", max_new_tokens=4, multistep=True)).stats.reproducible
+                await client.generate("It was", max_new_tokens=2, multistep=True, temperature=1.0)
+            assert (await client.generate("It was", max_new_tokens=2, multistep=True)).stats.reproducible
