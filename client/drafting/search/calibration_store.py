@@ -34,8 +34,7 @@ _PREFIX = "pair-"
 
 def default_calibration_folder() -> Path:
     """Where this user's calibrations are kept: `canopy/calibration` in the cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "canopy" / "calibration"
+    return cache_folder() / "calibration"
 
 
 class Identified(Protocol):
