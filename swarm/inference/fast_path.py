@@ -1,15 +1,14 @@
 """Chooses a model's path: graphs where device, compiler and model allow them, else the next slower one, and says why.
 
-    graphs    kernels of our own, held as CUDA graphs; layers compiled where their class allows it
-    kernels   the same kernels, started one by one: on a CPU, for tests
-    plain     what the model's class does
+graphs + kernels   our own kernels, held as CUDA graphs; layers compiled where their class allows it
+kernels            the same kernels, started one by one: on a CPU, for tests
+plain              what the model's class does
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,16 +16,12 @@ import torch
 from swarm.inference.graphs.compiled_layers import keep_programs
 from swarm.inference.graphs.fixed_memory import StaticLimits
 from swarm.inference.graphs.plain_rotary import use_plain_rotary
-from swarm.kernels.support import kernel_support
+from swarm.kernels.support import KERNEL_VERSION, kernel_support
 from swarm.models.pretrained import first_line
 from swarm.runtime.cache_folder import cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swarm.inference.graphs.captures import GraphKey
     from swarm.inference.ragged_batch import RaggedModel
-    from swarm.inference.static_forward import StaticForward
     from swarm.inference.static_proof import PlainTrial
 
 logger = logging.getLogger(__name__)
@@ -37,8 +32,12 @@ SESSIONS = 64
 """Sessions that have a line of the address table; more take turns, at a small copy each."""
 MAX_TOKENS = 131_072
 """Tokens of a session that there is room for, where a model knows no limit."""
-GRAPHS, KERNELS = "graphs", "kernels"
+GRAPHS, KERNELS = "graphs + kernels", "kernels"
 COMPILER = "inductor"
+
+
+class FastPathRefused(Exception):
+    """A model cannot run by the fast path."""
 
 
 def use_static(
@@ -49,7 +48,7 @@ def use_static(
     *,
     forced: bool = False,
 ) -> None:
-    """Let a model run by the fastest path that its device and class allow; `path` and `why` of the model say which.
+    """Let a model run by the fastest path that its device and class allow; the model's `path` and `path_reason` say which.
 
     Takes seconds; nothing else may use the model meanwhile. Whatever goes wrong, the plain path is left.
 
@@ -65,27 +64,30 @@ def use_static(
         return
     limits = StaticLimits(max_tokens or model.max_positions or MAX_TOKENS, sessions, buckets)
     support = kernel_support(model.device)
-    why = support.reason if model.device.type == "cuda" else ""
     from swarm.inference.static_proof import plain_trial
 
     try:
         trial = plain_trial(model)
         use_plain_rotary(model.model)
         use_row_invariant_products(model)
+        model.use_plain("")
     except Exception as failure:  # noqa: BLE001 - whatever it is, the plain path stays
         _give_up(model, first_line(failure))
         return
+    reasons = [] if support.compiled else [support.reason]
     for backend in (COMPILER, None) if support.compiled else (None,):
-        if not (reason := _try(model, limits, backend, trial)):
+        try:
+            reasons += _try(model, limits, backend, trial)
+        except FastPathRefused as refused:
+            reasons.append(f"its layers are not compiled: {refused}" if backend else str(refused))
+        else:
             break
-        if backend is not None:
-            why = f"its layers are not compiled: {reason}"
-            logger.warning("%s: %s", model.config.model_type, why)
-    else:
-        _give_up(model, reason)
+    if model.static is None:
+        _give_up(model, reasons[-1])
         return
-    model.path = GRAPHS if model.device.type == "cuda" else KERNELS
-    model.why = "; ".join(filter(None, (why, model.why)))
+    model.path, model.path_reason = KERNELS if forced else GRAPHS, "; ".join(reasons)
+    if reasons and not forced:
+        logger.warning("%s: %s", model.config.model_type, model.path_reason)
 
 
 def use_row_invariant_products(model: RaggedModel) -> None:
@@ -102,31 +104,33 @@ def _refusal(model: RaggedModel, *, forced: bool) -> str:
     return "" if support.kernels else support.reason
 
 
-def _try(model: RaggedModel, limits: StaticLimits, backend: str | None, trial: PlainTrial) -> str:
-    """Record and prove; the model runs by it then. Returns why not, empty if it does."""
+def _try(model: RaggedModel, limits: StaticLimits, backend: str | None, trial: PlainTrial) -> list[str]:
+    """Record and prove; the model runs by it then.
+
+    Returns:
+        why a text may depend on more than model, prompt and seed, if it may.
+
+    Raises:
+        FastPathRefused: it cannot be recorded, or fails its proof.
+    """
     from swarm.inference.static_forward import StaticForward
     from swarm.inference.static_proof import late_failure, prove
 
     if backend is not None:
         keep_programs(cache_folder() / "programs")
-    model.use_plain()
     try:
         static = StaticForward(model, limits, backend=backend)
         static.record()
         verdict = prove(static, model, trial)
-    except Exception as failure:  # noqa: BLE001 - an untested class or a compiler may raise anything
-        logger.debug("no graphs", exc_info=True)
-        return first_line(failure)
+    except Exception as failure:  # an untested class or a compiler may raise anything, and all of it means no
+        raise FastPathRefused(first_line(failure)) from failure
     if verdict.failure:
         static.close()
-        return verdict.failure
-    static.is_row_invariant = not verdict.variance
+        raise FastPathRefused(verdict.failure)
     static.prove_late = lambda key: late_failure(static, model, key.sub, key.bucket) if key.sub else ""
     model.static = static
-    if verdict.variance:
-        model.why = f"texts may depend on the tree's size: {verdict.variance}"
-        logger.warning("%s: %s", model.config.model_type, model.why)
-    return ""
+    model.kernel_version = 0 if verdict.variance else KERNEL_VERSION
+    return [f"texts may depend on the tree's size: {verdict.variance}"] if verdict.variance else []
 
 
 def _give_up(model: RaggedModel, reason: str) -> None:

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from swarm.errors import UnsupportedModel
+from swarm.inference.devices import numeric_class_of
 from swarm.inference.kv_cache import KvLayout
 from swarm.inference.tree_attention import NAME, AttentionStep, SessionRange, StaticStep, use_canopy
-from swarm.kernels.support import KERNEL_VERSION, kind_of
+from swarm.kernels.support import kernel_support
 from swarm.layers import Span
 from swarm.models.families import max_positions
 from swarm.models.whole_model import load_causal_lm
-from swarm.protocol.numeric_class import NumericClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 MAX_LOGITS_BYTES = 64 << 20
 """Memory that the head's output may take at a time."""
+PLAIN_PATH = "plain"
+"""`RaggedModel.path` without kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +76,14 @@ class HeadOutput:
     rows: torch.Tensor | None
 
 
-PLAIN = "plain"
-"""The path of a model whose operations are started one by one, as its class writes them."""
-
-
 class StaticPath(Protocol):
     """Another way through the same layers: `swarm.inference.static_forward`.
 
     Attributes:
         buckets: numbers of rows that it runs, rising; a forward of fewer rows costs what the next of these costs.
-        is_row_invariant: whether a row's bits depend on nothing beside its own path.
     """
 
     buckets: tuple[int, ...]
-    is_row_invariant: bool
 
     def forward(self, batch: Sequence[SessionRows], sub: Span) -> torch.Tensor:
         """As `RaggedModel.forward`."""
@@ -150,10 +146,12 @@ class RaggedModel:
         rows_in: how many rows they had in all.
         layout: what its layers keep per token.
         attention: each layer's attention module, as in `layout`.
-        weight_bits: bits of a weight, where its layers hold packed ones; 0 where they are of the compute type.
-        static: the fast path, where the device has one (`swarm.inference.static_forward.use_static`).
-        path: by which it runs: `plain`, `graphs`, or `kernels` without graphs.
-        why: why it does not run by the next faster path; empty where there is none.
+        static: the fast path, where there is one (`swarm.inference.fast_path.use_static`).
+        weight_bits: of a weight where weights are not of `dtype`: 16, 8 or 4; 0 where they are.
+        kernel_version: of the kernels that all its forwards run (`swarm.kernels.support.KERNEL_VERSION`); 0 on the
+            plain path.
+        path: how its forwards run, in words for people: `plain`, `kernels` or `graphs + kernels`.
+        path_reason: why they do not run a faster way; empty where there is none.
     """
 
     def __init__(self, model: PreTrainedModel, span: Span) -> None:
@@ -179,36 +177,28 @@ class RaggedModel:
         self._pass_through = [PassThroughLayer(layer) for layer in layers]
         self._arranged: tuple[int, int] | None = None  # the layers `[start, end)` that are in place
         self.weight_bits = 0
+        self.kernel_version = 0
         self.static: StaticPath | None = None
-        self.path, self.why = PLAIN, ""
+        self.path = PLAIN_PATH
+        self.path_reason = kernel_support(self.device).reason
         self.layout, self.attention = self._probe()
 
     @property
     def numeric_class(self) -> str:
-        """What changes the last bits of a result, as `swarm.protocol.numeric_class` writes it."""
-        by_kernels = self.static is not None and self.static.is_row_invariant
-        arch = ""
-        if by_kernels and self.device.type == "cuda":
-            arch = "sm{}{}".format(*torch.cuda.get_device_capability(self.device))
-        kind = NumericClass(
-            device=kind_of(self.device),
-            dtype=str(self.dtype).removeprefix("torch."),
-            arch=arch,
-            kernels=KERNEL_VERSION if by_kernels else 0,
-            weights=self.weight_bits,
-        )
-        return str(kind)
+        """What changes the last bits of a result (`swarm.protocol.numeric_class`)."""
+        return str(numeric_class_of(self.device, self.dtype, self.weight_bits, self.kernel_version))
 
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The decoder layers that this machine has, in order."""
         return tuple(self._owned.values())
 
-    def use_plain(self, why: str = "") -> None:
+    def use_plain(self, reason: str) -> None:
         """Run by the plain path from now on, and say why."""
         if self.static is not None:
             self.static.close()
-        self.static, self.path, self.why = None, PLAIN, why
+        self.static, self.kernel_version = None, 0
+        self.path, self.path_reason = PLAIN_PATH, reason
 
     @property
     def head_rows(self) -> int:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BUCKETS = (16, 32, 64, 128, 256, 512)
-"""Numbers of rows that are run. Fewer than 16 cost what 16 cost; and a compiler would make another program of 1."""
 HEAD_BUCKET = 128
 """The largest bucket of the head, whose output is large."""
 
@@ -61,7 +59,6 @@ class StaticForward:
         limits: what its memory was laid out for.
         buckets: numbers of rows that it runs, rising.
         head_buckets: those of the head.
-        is_row_invariant: whether a row's bits depend on nothing beside its own path: as the proof found it.
         prove_late: what is wrong with a graph that was recorded while sessions run; empty if nothing is.
     """
 
@@ -77,7 +74,6 @@ class StaticForward:
 
         self.limits = limits
         self.buckets = limits.buckets
-        self.is_row_invariant = False
         self.prove_late: Callable[[GraphKey], str] = lambda _: ""
         self._model = model
         group = max(model.config.num_attention_heads // layer.kv_heads for layer in model.layout.layers)
@@ -141,7 +137,9 @@ class StaticForward:
                 plan = self._plan(piece, bucket, appended)
                 if not self._memory.fits(plan):
                     if rows == 1:
-                        raise LocalProtocolError("nodes", f"{plan.positions[0]} tokens exceed what graphs have room for")
+                        raise LocalProtocolError(
+                            "nodes", f"{plan.positions[0]} tokens exceed what graphs have room for"
+                        )
                     _withdraw(appended, len(piece))
                     waiting.extendleft(reversed(_pieces(piece, rows // 2, self.limits.sessions)))
                     continue

@@ -76,7 +76,9 @@ class Trial:
         self._model = model
         self._sub = sub
 
-    def tree(self, forward: Forward, *, sessions: Sequence[int] = (0, 1), later: int = 0, other: bool = False) -> torch.Tensor:
+    def tree(
+        self, forward: Forward, *, sessions: Sequence[int] = (0, 1), later: int = 0, other: bool = False
+    ) -> torch.Tensor:
         """Each session's prompt, committed, then both trees together.
 
         Args:
@@ -128,9 +130,7 @@ class Trial:
             kv_cache.commit(work.node_ids, [])
         return caches
 
-    def _inputs(
-        self, count: int, seed: int, *, other: bool = False
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _inputs(self, count: int, seed: int, *, other: bool = False) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Token ids [count], or hidden rows [count, hidden_size] where the layers begin elsewhere."""
         model, source = self._model, torch.Generator().manual_seed(seed)
         if self._sub.start == 0:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +19,7 @@ import numpy as np
 from client.drafting.search.calibration import Calibration, Fit
 from client.drafting.search.temperatures import TEMPERATURES
 from client.target import Target
+from swarm.runtime.cache_folder import cache_folder
 from swarm.runtime.files import replace_file
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,11 @@ def use_plain_rotary(model: nn.Module) -> int:
         kind = getattr(module, "rope_type", None)
         kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
         if kinds & GROWING_ROPE:
-            plain = {name: PLAIN if one in GROWING_ROPE else one for name, one in kind.items()} if isinstance(kind, dict) else PLAIN
+            plain = (
+                {name: PLAIN if one in GROWING_ROPE else one for name, one in kind.items()}
+                if isinstance(kind, dict)
+                else PLAIN
+            )
             module.rope_type = plain  # type: ignore[assignment]
             changed += 1
     return changed
