@@ -55,7 +55,7 @@ MAX_MBIT = 100_000
 
 @headed(
     model=("layers", "num_layers", "revision", "dtype"),
-    machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
+    machine=("device", "threads", "kv_tokens", "no_graphs", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
     network=("host", "port", "dht_port", "allow_private", "insecure"),
     reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit"),
@@ -96,6 +96,9 @@ class ServeConfig:
     """CPU threads for computing; give each of several nodes on one machine its share (default: all cores)."""
     kv_tokens: Count | None = None
     """KV cache in tokens, for all sessions together (default: from free memory)."""
+    no_graphs: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Run the layers as their class does, without kernels and graphs of our own: slower, and in bfloat16 or float16 a
+    text may depend on the tree's size. For comparing; a CPU always runs so."""
     offload: bool = False
     """Keep the layers' weights in host memory (a GPU) or in a mapped file (a CPU) and stream them through: two layers
     are held at a time, and a sweep takes as long as reading them all, however large its tree is."""

@@ -42,10 +42,14 @@ class SpanModel(RaggedModel):
     """The layers of a span, ready for several sessions' nodes at a time; with the head when the span ends the model."""
 
     def close(self) -> None:
-        """End what runs beside forwards: here nothing."""
+        """End what runs beside forwards, and give up what lies beside the weights."""
+        if self.static is not None:
+            self.static.close()
 
     def hand_over(self, names: Iterable[str]) -> dict[str, nn.Module]:
         """Take modules out by name and free the memory of all others; this span cannot run again."""
+        if self.static is not None:
+            self.static.close()
         self._arrange(self.span.start, self.span.end)
         parts = {name: self.model.get_submodule(name) for name in names}
         for name in parts:

@@ -31,7 +31,7 @@ BUCKETS = (16, 32, 64, 128, 256, 512)
 SESSIONS = 64
 """Sessions that have a line of the address table; more take turns, at a small copy each."""
 MAX_TOKENS = 131_072
-"""Tokens of a session that there is room for, where a model knows no limit."""
+"""Tokens of a session that a full bucket has room for at most; longer ones run in smaller pieces."""
 GRAPHS, KERNELS = "graphs + kernels", "kernels"
 COMPILER = "inductor"
 
@@ -48,7 +48,7 @@ def use_static(
     *,
     forced: bool = False,
 ) -> None:
-    """Let a model run by the fastest path that its device and class allow; the model's `path` and `path_reason` say which.
+    """Let a model run by the fastest path that its device and class allow; its `path` and `path_reason` say which.
 
     Takes seconds; nothing else may use the model meanwhile. Whatever goes wrong, the plain path is left.
 
@@ -62,7 +62,8 @@ def use_static(
     if reason := _refusal(model, forced=forced):
         model.use_plain(reason)
         return
-    limits = StaticLimits(max_tokens or model.max_positions or MAX_TOKENS, sessions, buckets)
+    room = min(max_tokens or model.max_positions or MAX_TOKENS, MAX_TOKENS)
+    limits = StaticLimits(room, sessions, buckets)
     support = kernel_support(model.device)
     from swarm.inference.static_proof import plain_trial
 
@@ -74,7 +75,7 @@ def use_static(
     except Exception as failure:  # noqa: BLE001 - whatever it is, the plain path stays
         _give_up(model, first_line(failure))
         return
-    reasons = [] if support.compiled else [support.reason]
+    reasons: list[str] = []
     for backend in (COMPILER, None) if support.compiled else (None,):
         try:
             reasons += _try(model, limits, backend, trial)
@@ -85,9 +86,10 @@ def use_static(
     if model.static is None:
         _give_up(model, reasons[-1])
         return
-    model.path, model.path_reason = KERNELS if forced else GRAPHS, "; ".join(reasons)
-    if reasons and not forced:
-        logger.warning("%s: %s", model.config.model_type, model.path_reason)
+    if reasons:
+        logger.warning("%s: %s", model.config.model_type, "; ".join(reasons))
+    model.path = KERNELS if forced else GRAPHS
+    model.path_reason = "; ".join(reasons if support.compiled else [support.reason, *reasons])
 
 
 def use_row_invariant_products(model: RaggedModel) -> None:

@@ -26,7 +26,7 @@ from swarm.inference.graphs.compiled_layers import CompiledLayers
 from swarm.inference.graphs.fixed_memory import FixedMemory, StaticLimits
 from swarm.inference.ragged_batch import HeadOutput, SessionRows
 from swarm.inference.tree_attention import ADDRESSES
-from swarm.kernels.batch_plan import BatchPlan, PlannedRows, plan_batch
+from swarm.kernels.batch_plan import BatchPlan, PlannedSession, plan_batch
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class StaticForward:
         limits: what its memory was laid out for.
         buckets: numbers of rows that it runs, rising.
         head_buckets: those of the head.
+        table: lines of the sessions that ran.
+        layers: the model's, as they run.
         prove_late: what is wrong with a graph that was recorded while sessions run; empty if nothing is.
     """
 
@@ -79,10 +81,10 @@ class StaticForward:
         group = max(model.config.num_attention_heads // layer.kv_heads for layer in model.layout.layers)
         self._tile = tile_rows(group, model.dtype)
         self._memory = FixedMemory(model, limits, self._tile)
-        self._table = AddressTable(model.layout, limits.sessions)
-        for module, addresses in zip(model.attention, self._table.table, strict=True):
+        self.table = AddressTable(model.layout, limits.sessions)
+        for module, addresses in zip(model.attention, self.table.table, strict=True):
             module.register_buffer(ADDRESSES, addresses, persistent=False)
-        self._layers = CompiledLayers(model.layers, backend)
+        self.layers = CompiledLayers(model.layers, backend)
         self._graphs: SweepGraphs[StaticOutput] = SweepGraphs(model.device)
         self.head_buckets = tuple(
             bucket for bucket in self.buckets if bucket <= max(self.buckets[0], min(HEAD_BUCKET, model.head_rows))
@@ -138,7 +140,7 @@ class StaticForward:
                 if not self._memory.fits(plan):
                     if rows == 1:
                         raise LocalProtocolError(
-                            "nodes", f"{plan.positions[0]} tokens exceed what graphs have room for"
+                            "nodes", f"position {plan.positions[0]} exceeds what graphs have room for"
                         )
                     _withdraw(appended, len(piece))
                     waiting.extendleft(reversed(_pieces(piece, rows // 2, self.limits.sessions)))
@@ -188,7 +190,7 @@ class StaticForward:
     def _start(self, key: GraphKey) -> StaticOutput:
         """Start a bucket's kernels one by one, on what lies in the fixed memory."""
         memory, bucket = self._memory, key.bucket
-        with self._layers.in_place():
+        with self.layers.in_place():
             if key.sub is None:
                 return self._start_head(bucket)
             entering = memory.rows if key.sub.start else memory.token_ids
@@ -233,7 +235,7 @@ class StaticForward:
             slots = work.kv_cache.slots
             visible = slots.append(work.node_ids, work.parents, work.positions)
             appended.append(work)
-            planned.append(PlannedRows(self._table.line(work.kv_cache, together), slots.committed, visible))
+            planned.append(PlannedSession(self.table.line(work.kv_cache, together), slots.committed, visible))
         return plan_batch(planned, bucket, self._tile)
 
     def _put(self, piece: Sequence[SessionRows], plan: BatchPlan, key: GraphKey) -> None:

@@ -32,6 +32,10 @@ class AddressTable:
         # Least recently used first. An entry goes with its cache, so an address is never used after its memory.
         self._held: weakref.WeakKeyDictionary[KvCache, int] = weakref.WeakKeyDictionary()
 
+    def __len__(self) -> int:
+        """How many sessions have a line."""
+        return len(self._held)
+
     def line(self, kv_cache: KvCache, together: Collection[KvCache]) -> int:
         """The line of a session, which is written when it is new.
 

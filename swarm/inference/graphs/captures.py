@@ -72,6 +72,7 @@ class SweepGraphs(Generic[OutputT]):
         """
         if self._device.type != "cuda":
             self._recordings[key] = Recording(None, None)
+            self._give_up()
             return
         with torch.cuda.device(self._device):
             here, side = torch.cuda.current_stream(), torch.cuda.Stream()

@@ -22,13 +22,11 @@ def use_plain_rotary(model: nn.Module) -> int:
     changed = 0
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
-        kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
-        if kinds & GROWING_ROPE:
-            plain = (
-                {name: PLAIN if one in GROWING_ROPE else one for name, one in kind.items()}
-                if isinstance(kind, dict)
-                else PLAIN
-            )
-            module.rope_type = plain  # type: ignore[assignment]
-            changed += 1
+        if isinstance(kind, dict) and GROWING_ROPE & {*kind.values()}:  # one for each type of layer
+            module.rope_type = {layers: PLAIN if one in GROWING_ROPE else one for layers, one in kind.items()}  # type: ignore[assignment]
+        elif isinstance(kind, str) and kind in GROWING_ROPE:
+            module.rope_type = PLAIN  # type: ignore[assignment]
+        else:
+            continue
+        changed += 1
     return changed
