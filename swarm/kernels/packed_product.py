@@ -17,7 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from swarm.kernels.packed_words import WHOLE_BITS, arrange, disarrange, takes
+from swarm.kernels.arithmetic import rounded
+from swarm.kernels.packed_words import arrange, disarrange, takes
 from swarm.kernels.product_cuts import (
     TILE_ROWS,
     CardClass,
@@ -102,7 +103,7 @@ def _product(  # noqa: PLR0913 - a kernel's
     if last:
         if has_bias:
             acc += tl.load(bias + read_n).to(tl.float32)[:, None]
-        tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
+        tl.store(out + at, rounded(acc, out.dtype.element_ty, interpreted), mask=stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +216,8 @@ def _launch(  # noqa: PLR0913
     (rows, k), n = x.shape, words.shape[0]
     prepare(x.device)
     scratch = _SCRATCH[x.device]
-    tile = tile_rows(rows)
-    cut = cut_of(scratch.card, bits, x.dtype, tile)
+    tile = tile_rows(rows, bits, x.dtype)
+    cut = cut_of(scratch.card, bits, group, x.dtype, tile)
     blocks, ranges = triton.cdiv(rows, tile), ranges_of(n, k, bits, group)
     _product[blocks, triton.cdiv(n, cut.columns), ranges](
         x,

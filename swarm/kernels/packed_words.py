@@ -13,15 +13,15 @@ QUANTISED_BITS = (4, 8)
 WHOLE_BITS = {16: (torch.bfloat16, torch.float16), 32: (torch.float32,)}
 """Bits of weights that are used as they are, with the dtypes that they may have: the same as their input's."""
 INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-GROUP_SIZES = (16, 32, 64, 128, 256)
-"""A group is one product of the matrix unit: it takes powers of two, and at least 16."""
+GROUP_SIZES = (16, 32, 64, 128)
+"""A group is one product of the matrix unit: a power of two and at least 16. Tiles of more would not fit small cards."""
 
 
 def takes(n: int, k: int, bits: int, group: int, dtype: torch.dtype) -> bool:
     """Whether the product kernels multiply inputs of this dtype with such a weight [n, k]; `group` is 0 where it has none.
 
     Not taken: other bits than 4, 8, 16 and 32; whole weights of another dtype than the input; groups that are no power
-    of two between 16 and 256; and a K that ends inside a group.
+    of two between 16 and 128; and a K that ends inside a group.
     """
     if n < 1 or k < 1:
         return False

@@ -12,7 +12,7 @@ Chosen per card, because no sum follows it:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -85,26 +85,46 @@ class ProductCut:
     warps: int = 4
 
 
-_FLOAT32 = {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 2)}
+_FLOAT32 = {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 3, 8)}
 """Inputs in float32, whatever the weight's bits: no matrix unit multiplies them exactly."""
 _CUTS = {
     (CardClass.LARGE, 16): {16: ProductCut(64, 5), 32: ProductCut(64, 4), 64: ProductCut(64, 4)},
     (CardClass.LARGE, 8): {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(128, 3, 8)},
     (CardClass.LARGE, 4): {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 3)},
     (CardClass.MEDIUM, 16): {16: ProductCut(64, 5), 32: ProductCut(64, 4), 64: ProductCut(64, 4)},
-    (CardClass.MEDIUM, 8): {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 3)},
-    (CardClass.MEDIUM, 4): {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 3)},
-    (CardClass.SMALL, 16): {16: ProductCut(64, 4), 32: ProductCut(64, 3), 64: ProductCut(64, 2)},
-    (CardClass.SMALL, 8): {16: ProductCut(64, 3), 32: ProductCut(64, 2), 64: ProductCut(64, 2)},
-    (CardClass.SMALL, 4): {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 2)},
+    (CardClass.MEDIUM, 8): {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 3, 8)},
+    (CardClass.MEDIUM, 4): {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 3, 8)},
+    (CardClass.SMALL, 16): {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 2)},
+    (CardClass.SMALL, 8): {16: ProductCut(64, 3), 32: ProductCut(64, 2), 64: ProductCut(64, 2, 8)},
+    (CardClass.SMALL, 4): {16: ProductCut(64, 3), 32: ProductCut(64, 3), 64: ProductCut(64, 2, 8)},
 }
+"""Large cards: as tuned on an H200 (16 bits at 64 rows: the second best). The others: two programs fit on a processor
+at up to 32 rows, and no register spills (found by compiling); not measured on a card yet."""
 
 
-def tile_rows(rows: int) -> int:
-    """Rows of a program, for a product of this many."""
-    return next((tile for tile in TILE_ROWS if rows <= tile), TILE_ROWS[-1])
+def tile_rows(rows: int, bits: int, dtype: torch.dtype) -> int:
+    """Rows of a program, for a product of this many. Codes in float32 fill the registers at more than 16."""
+    most = 16 if dtype == torch.float32 and bits < 16 else TILE_ROWS[-1]
+    return next((tile for tile in TILE_ROWS if tile >= min(rows, most)), most)
 
 
-def cut_of(card: CardClass, bits: int, dtype: torch.dtype, tile: int) -> ProductCut:
-    """The cut for programs of `tile` rows."""
-    return _FLOAT32[tile] if dtype == torch.float32 else _CUTS[card, bits][tile]
+def cut_of(card: CardClass, bits: int, group: int, dtype: torch.dtype, tile: int) -> ProductCut:
+    """The cut for programs of `tile` rows: the table's, with fewer stages where a large group's would not fit."""
+    cut = _FLOAT32[tile] if dtype == torch.float32 else _CUTS[card, bits][tile]
+    while cut.stages > 1 and shared_bytes(card, cut, bits, group, dtype, tile) > card.value:
+        cut = replace(cut, stages=cut.stages - 1)
+    return cut
+
+
+def shared_bytes(  # noqa: PLR0913
+    card: CardClass, cut: ProductCut, bits: int, group: int, dtype: torch.dtype, tile: int
+) -> int:
+    """What a program's pipeline holds at most: tiles of weights and of inputs, a pair per stage.
+
+    From sm_90 on the matrix unit reads shared memory itself, so the tile in use stays there beside those under way; so
+    do the operands of float32. A KiB is for barriers.
+    """
+    step = step_of(bits, group)
+    of_a_step = cut.columns * step * bits // 8 + tile * step * dtype.itemsize
+    in_place = card is CardClass.LARGE or dtype == torch.float32
+    return of_a_step * (cut.stages if in_place else cut.stages - 1) + 1024

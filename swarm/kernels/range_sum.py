@@ -10,18 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def multiply_add(a: tl.tensor, b: tl.tensor, acc: tl.tensor, interpreted: tl.constexpr) -> tl.tensor:
-    """acc [n, m] + a [n, k] · b [k, m], in float32.
-
-    Interpreted, the sum is written out: the interpreter takes bfloat16 for integers in a product, and BLAS may add up in
-    another order for another number of rows.
-    """
-    if interpreted:
-        return acc + tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], 1)
-    else:  # noqa: RET505 - what follows a constant branch is compiled, unless it is the other branch
-        return tl.dot(a, b, acc, input_precision="ieee")
+from swarm.kernels.arithmetic import multiply_add
 
 
 @triton.jit
@@ -112,7 +101,7 @@ def whole_sum(  # noqa: PLR0913 - a kernel's
         acc: what is added to.
         step: of K in one step.
         even: whether K ends with a step.
-        interpreted: see `multiply_add`.
+        interpreted: whether this is the interpreter.
     """
     for index in range(begin, end):
         done = index * step
@@ -159,7 +148,7 @@ def packed_sum(  # noqa: PLR0913 - a kernel's
         group: codes that share a scale.
         chunk: codes of a group that are multiplied at once.
         even: whether K ends with a step.
-        interpreted: see `multiply_add`.
+        interpreted: whether this is the interpreter.
     """
     planes: tl.constexpr = 16 // bits
     dtype: tl.constexpr = tl.float32 if interpreted else x_at.dtype.element_ty
