@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import gc
 import logging
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from swarm.inference.graphs.compiled_layers import keep_programs
 from swarm.inference.graphs.fixed_memory import StaticLimits
 from swarm.inference.graphs.plain_rotary import use_plain_rotary
+from swarm.inference.tree_attention import AttentionStep
 from swarm.kernels.support import KERNEL_VERSION, kernel_support
+from swarm.layers import Span
 from swarm.models.pretrained import first_line
 from swarm.runtime.cache_folder import cache_folder
 
@@ -93,9 +96,31 @@ def use_static(
 
 
 def use_row_invariant_products(model: RaggedModel) -> None:
-    """Let linear layers sum in ranges that do not depend on how many rows there are."""
-    # A library chooses its kernel, and so the order of a sum, by the number of rows. This is where each linear layer
-    # of 16 or 32 bits is to be exchanged for one of `swarm.kernels.packed_product`.
+    """Exchange linear layers of 16 or 32 bits, and experts, for ones that add up in fixed ranges.
+
+    A library chooses its kernel, and so the order of a sum, by the number of rows. Layers that were packed when they
+    were loaded stay as they are.
+    """
+    from swarm.inference.packed_layers import pack_head, pack_layer
+
+    bits = 8 * model.dtype.itemsize
+    for index, layer in zip(range(model.span.start, model.span.end), model.layers, strict=True):
+        pack_layer(layer, partial(_run_alone, model, Span(index, index + 1)), bits, with_kernels=True)
+    if model.span.end < model.num_layers:
+        return
+    own: Any = cast("Any", model.model).get_output_embeddings()
+    packed = None if own is None else pack_head(own, bits, with_kernels=True)
+    if packed is not None:
+        name = next(name for name, module in model.model.named_modules() if module is own)
+        model.model.set_submodule(name, packed)
+
+
+@torch.inference_mode()
+def _run_alone(model: RaggedModel, sub: Span) -> None:
+    """Run one row of zeros through some layers; no KV is stored."""
+    zero = torch.zeros(1, dtype=torch.long, device=model.device)
+    row = torch.zeros(1, model.hidden_size, dtype=model.dtype, device=model.device)
+    model.run_layers(AttentionStep(), sub, row if sub.start else zero, zero)
 
 
 def _refusal(model: RaggedModel, *, forced: bool) -> str:

@@ -73,7 +73,8 @@ def in_thirds(model: RaggedModel, caches: Sequence[Sequence[KvCache]], works: Se
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family_in_three_spans_gives_the_whole_models_logits(family: str) -> None:
-    whole = tiny_model(family, changes=FEW)
+    changes = FEW | ({"num_key_value_heads": 2} if family == "deepseek_v3" else {})  # whose latents have no groups
+    whole = tiny_model(family, changes=changes)
     model = whole_model(whole)
     by_kernels(model)
     ids = [random_ids(len(parents), seed) for seed, parents in enumerate(PARENTS)]
