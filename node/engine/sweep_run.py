@@ -140,7 +140,7 @@ class SweepRun:
         sweep, applied = self.work.frame.sweep, self.work.applied
         ids = rows = None
         if self._entered is None:
-            ids = torch.tensor([sweep.tokens[offset] for offset in chosen], device=self.model.device)
+            ids = torch.tensor([sweep.tokens[offset] for offset in chosen])
         else:
             rows = self._entered[start : start + len(chosen)]
         work = SessionRows(

@@ -15,7 +15,7 @@ import grpc.aio
 import torch
 from torch import nn
 
-from node.engine.measure import measure_sweeps, step_cost
+from node.engine.measure import make_ready, measure_sweeps, step_cost
 from node.engine.scheduler import Engine
 from node.lifecycle.resources import NodeResources
 from node.membership.peer_latency import PeerDelays, Probes
@@ -124,6 +124,7 @@ class SpanHost:
         self._model = model = await asyncio.to_thread(load, resources.checkpoint, order, resources.say, held)
         resources.loaded.close()
         resources.loaded.callback(model.close)
+        await asyncio.to_thread(make_ready, model, graphs=not order.no_graphs, streamed=order.offload)
         self.sweep_ms = await asyncio.to_thread(measure_sweeps, model)
         model.forwards = model.rows_in = 0
         self._note_path(model)

@@ -8,7 +8,6 @@ import pytest
 
 from client import Result
 from node.lifecycle import span_host
-from node.model.loading import load
 from node.model.span import SpanModel
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, RouteError
@@ -31,13 +30,11 @@ async def test_bf16_promises_a_text_with_kernels_alone(monkeypatch: pytest.Monke
         with pytest.raises(RouteError, match=rf"layers 0…11.*also computes in {DEVICE}-bfloat16"):
             await told(plain, reproducible=True)
 
-    def with_kernels(*about: Any) -> SpanModel:  # noqa: ANN401
-        """Load as ever, and say that forwards run kernels: what they do is tested elsewhere."""
-        model = load(*about)
+    def with_kernels(model: SpanModel, **_: object) -> None:
+        """Say that forwards run kernels: what they do is tested elsewhere."""
         model.kernel_version = 7
-        return model
 
-    monkeypatch.setattr(span_host, "load", with_kernels)
+    monkeypatch.setattr(span_host, "make_ready", with_kernels)
     async with in_process_swarm(TARGET, SPANS, dtype="bfloat16") as running:
         stats = (await told(running, reproducible=True)).stats
         assert stats.numeric_class.endswith("-bfloat16-k7")

@@ -12,8 +12,9 @@ import torch
 import node.lifecycle.planning
 from node.autostart.show import describe_running
 from node.autostart.state_file import LocalStatus, Stage
+from node.config import ServeConfig
 from node.engine.benchmark import LayerSpeed
-from node.lifecycle.planning import ServingPlan, _benchmark
+from node.lifecycle.planning import Compute, ServingPlan, _benchmark, _classes
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost
 from node.membership.choice import ClassChoice
@@ -23,6 +24,8 @@ from node.telemetry.counters import NodeCounters
 from node.telemetry.outbox import Outbox
 from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot
 from swarm.discovery.node_record import NodeState
+from swarm.inference import devices
+from swarm.kernels.support import KernelSupport
 from swarm.layers import Span
 from swarm.telemetry.messages import Stamp
 from tests.sample_records import MODEL
@@ -68,11 +71,24 @@ def test_the_plain_paths_speed_judges_no_card_that_will_run_kernels(
 ) -> None:
     speed = LayerSpeed(0.0, {1: 1.0, 8: 1.0, 64: 1.0}, 1.0, "measured", is_measured=True)
     monkeypatch.setattr(node.lifecycle.planning, "benchmark", lambda *_: speed)
-    about = {"order": SimpleNamespace(threads=None), "layout": None, "compute": (None, None)}
+    about = {"order": SimpleNamespace(threads=None), "layout": None, "form": None, "compute": (None, None, None)}
     plan = cast("ServingPlan", SimpleNamespace(kind=ClassChoice(kind, ""), **about))
     found = _benchmark(plan)
     assert found.is_measured is is_judged
     assert ("by the plain path" in found.how) is not is_judged
+
+
+def test_a_card_can_do_without_kernels_where_the_swarm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "kernel_support", lambda _: KernelSupport(kernels=True, compiled=True))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    cpu: Compute = (torch.device("cpu"), torch.float32, "auto")
+    card: Compute = (torch.device("cuda"), torch.bfloat16, "auto")
+    config = ServeConfig(layers="auto")
+    found = _classes(config, [card, cpu])
+    assert found == {CARD: (card, True), "cpu-float32": (cpu, True), PLAIN: (card, False)}
+    assert next(iter(found)) == CARD, "its own choice"
+    for plain in (replace(config, offload=True), replace(config, no_graphs=True)):
+        assert list(_classes(plain, [card, cpu])) == [PLAIN, "cpu-float32"]
 
 
 def test_the_path_is_published_without_its_reason() -> None:
