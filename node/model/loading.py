@@ -8,16 +8,19 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-import psutil
 import torch
 from tokenizers import Tokenizer
 from torch import nn
 
 from node.config import Dtype, ServeConfig
 from node.model.checkpoint import Checkpoint, check_disk, check_memory
-from node.model.offload import Offload, held_weights, load_offloaded
+from node.model.offload import Offload, held_bytes, load_offloaded
+from node.model.packed_span import load_packed
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
 from swarm.errors import ConfigError, NotEnoughSpace
+from swarm.inference.devices import default_device, free_bytes, open_device, refused_dtype
+from swarm.inference.weights.format import WeightFormat
+from swarm.kernels.support import kernel_support
 from swarm.layers import Span
 from swarm.models.hub import Progress
 
@@ -26,8 +29,8 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-BF16_CAPABILITY = (8, 0)
-"""The first CUDA devices that compute in bfloat16; older ones imitate it."""
+OFFLOAD_KINDS: Final = ("cpu", "cuda")
+"""Devices to which weights can be streamed."""
 MAX_DEFAULT_KV_TOKENS = 262_144
 PROGRESS_LINES = 20
 KV_SHARE = 0.5
@@ -69,33 +72,38 @@ def load(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device, dtype = compute_of(checkpoint, config)
+    form = WeightFormat.of(config.weights, dtype, device)
     layout = dissect(checkpoint.config)
     span = Span.parse(config.layers).within(layout.num_layers)
     held = held or {}
-    say(f"{span.describe(layout.num_layers)} as {str(dtype).removeprefix('torch.')} on {device}")
+    weights = f" with {config.weights} weights" if form.bits else ""
+    say(f"{span.describe(layout.num_layers)} as {str(dtype).removeprefix('torch.')}{weights} on {device}")
     if config.offload:
-        return _load_offloaded(checkpoint, config, (layout, span, dtype, device), say)
-    needs_bytes = layout.weights_in(span, held) * dtype.itemsize
-    check_memory(span, needs_bytes, _layer_bytes(layout, span, dtype), device)
+        return _load_offloaded(checkpoint, config, (layout, span, form, device), say)
+    needs_bytes = layout.bytes_in(span, form, held)
+    check_memory(span, needs_bytes + _unpacked_bytes(layout, span, form), _layer_bytes(layout, span, form), device)
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
     with _working(say, f"loading {needs_bytes / 2**20:,.0f} MiB of weights"):
-        model = load_span(checkpoint, span, dtype, device, held)
+        if form.bits or kernel_support(device).kernels:
+            model = load_packed(checkpoint, span, form, device, held)
+        else:
+            model = load_span(checkpoint, span, dtype, device, held)
     say(f"loaded {model.weight_bytes / 2**20:.1f} MiB of weights in {time.perf_counter() - started:.1f} s")
     return model
 
 
 def _load_offloaded(
-    checkpoint: Checkpoint, config: ServeConfig, parts: tuple[ModelLayout, Span, torch.dtype, torch.device], say: Say
+    checkpoint: Checkpoint, config: ServeConfig, parts: tuple[ModelLayout, Span, WeightFormat, torch.device], say: Say
 ) -> SpanModel:
-    layout, span, dtype, device = parts
-    held, stored = (weights * dtype.itemsize for weights in held_weights(layout, span))
-    check_memory(span, held, _layer_bytes(layout, span, dtype), device)
+    layout, span, form, device = parts
+    held, stored = held_bytes(layout, span, form)
+    check_memory(span, held + _unpacked_bytes(layout, span, form), _layer_bytes(layout, span, form), device)
     if device.type != "cpu" and config.offload_folder is None:
-        check_memory(span, stored, _layer_bytes(layout, span, dtype))
+        check_memory(span, stored, _layer_bytes(layout, span, form))
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
-    model = load_offloaded(checkpoint, span, dtype, device, Offload(config.offload_mb_per_s, config.offload_folder))
+    model = load_offloaded(checkpoint, span, form, device, Offload(config.offload_mb_per_s, config.offload_folder))
     say(
         f"offloaded {model.stored_bytes / 2**20:.1f} MiB of layers in {time.perf_counter() - started:.1f} s; "
         f"{model.weight_bytes / 2**20:.1f} MiB of weights are held"
@@ -124,7 +132,7 @@ def compute_of(checkpoint: Checkpoint, config: ServeConfig) -> tuple[torch.devic
     return device, pick_dtype(config.dtype, device, checkpoint)
 
 
-def fitting_layers(layout: ModelLayout, dtype: torch.dtype, free_bytes: int, kv_tokens: int | None = None) -> int:
+def fitting_layers(layout: ModelLayout, form: WeightFormat, free_bytes: int, kv_tokens: int | None = None) -> int:
     """How many layers fit in `AUTO_SHARE` of the free memory, wherever in the model, beside KV for some tokens.
 
     Raises:
@@ -135,10 +143,12 @@ def fitting_layers(layout: ModelLayout, dtype: torch.dtype, free_bytes: int, kv_
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     kv_weights = 2 * heads * width * (kv_tokens or KV_RESERVE_TOKENS)
 
+    unpacked = _unpacked_bytes(layout, Span(0, count), form)
+
     def needs_bytes(layers: int) -> int:
         spans = (Span(start, start + layers) for start in range(count - layers + 1))
-        weights = max(layout.weights_in(span) for span in spans)
-        return (weights + int(kv_weights) * layers) * dtype.itemsize
+        weights = max(layout.bytes_in(span, form) for span in spans)
+        return weights + int(kv_weights) * layers * form.dtype.itemsize + unpacked
 
     fit = next((layers for layers in range(count, 0, -1) if needs_bytes(layers) <= free_bytes * AUTO_SHARE), 0)
     if not fit:
@@ -150,12 +160,6 @@ def fitting_layers(layout: ModelLayout, dtype: torch.dtype, free_bytes: int, kv_
             "--num-layers 1 tries it all the same"
         )
     return fit
-
-
-def free_bytes(device: torch.device) -> int:
-    """Free memory of the device, in bytes."""
-    free: int = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return free
 
 
 def progress_lines(say: Say) -> Progress:
@@ -182,9 +186,11 @@ def check_compute(config: ServeConfig) -> None:
     """Refuse a device or a compute type before anything slow is begun.
 
     Raises:
-        ConfigError: the device is not there, or cannot compute in that type.
+        ConfigError: the device is not there, or cannot compute in that type, or not with --offload.
     """
     device = pick_device(config.device)
+    if config.offload and device.type not in OFFLOAD_KINDS:
+        raise ConfigError(f"--offload streams weights to a CPU or by CUDA, not to {device.type}; use --device cpu")
     if config.dtype != "auto":
         check_dtype(DTYPES[config.dtype], device)
 
@@ -195,17 +201,7 @@ def pick_device(name: str) -> torch.device:
     Raises:
         ConfigError: there is no such device, or it is of a kind that no span runs on.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"device {name!r} cannot be used ({reason}); cpu always can") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r}: layers run on cpu, cuda or cuda:N only")
-    return device
+    return default_device() if name == "auto" else open_device(name)
 
 
 def pick_dtype(name: Dtype, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
@@ -227,13 +223,8 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
     Raises:
         ConfigError: says which type to use.
     """
-    if dtype is torch.float16 and device.type == "cpu":
-        raise ConfigError(
-            "--dtype float16 is far slower than float32 on a CPU; use float32, or bfloat16 to save memory"
-        )
-    if dtype is torch.bfloat16 and device.type == "cuda" and torch.cuda.get_device_capability(device) < BF16_CAPABILITY:
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"{device} ({name}) does not compute in bfloat16; use --dtype float16 or float32")
+    if refusal := refused_dtype(dtype, device):
+        raise ConfigError(refusal)
 
 
 def check_kv(model: SpanModel, kv_tokens: int | None) -> None:
@@ -265,5 +256,10 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
     return min(vocab_size, max(ids, default=vocab_size - 1) + 1)
 
 
-def _layer_bytes(layout: ModelLayout, span: Span, dtype: torch.dtype) -> int:
-    return max(layout.weights[f"{layout.layers}.{index}"] for index in range(span.start, span.end)) * dtype.itemsize
+def _layer_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
+    return max(layout.bytes_of(f"{layout.layers}.{index}", form) for index in range(span.start, span.end))
+
+
+def _unpacked_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
+    """What the largest layer takes before it is packed, while the others lie there packed."""
+    return _layer_bytes(layout, span, WeightFormat(form.dtype)) if form.bits else 0

@@ -48,7 +48,7 @@ class LocalSession:
         if not applied.appended:
             return None
         self.rows += len(sweep.tokens)
-        ids = torch.tensor(sweep.tokens, device=self.model.device)
+        ids = torch.tensor(sweep.tokens)
         return SessionRows(self.kv_cache, applied.appended, sweep.parents, applied.positions, ids, None)
 
     def next(

@@ -50,7 +50,7 @@ class NodeView:
         condition: its state, judged from all sources.
         source: where that comes from.
         device: its device in words.
-        numeric_class: device kind, dtype and codec, which decide the last bits of its results.
+        numeric_class: what decides the last bits of its results.
         version: of its program.
         name: the name that its owner gave it.
         started_at: when its run began, in Unix seconds.
@@ -66,6 +66,7 @@ class NodeView:
         agrees: whether its answers were those of another holder of its layers; None if never compared.
         is_silent: its telemetry ended without a farewell.
         reach: how others come to it, as its record says; None where there is no record.
+        path: how its layers run on its device, as it says; None where it does not.
     """
 
     peer: PeerId
@@ -90,6 +91,7 @@ class NodeView:
     agrees: bool | None
     is_silent: bool = False
     reach: Reach | None = None
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
