@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from swarm.kernels.arithmetic import rounded
-from swarm.kernels.packed_product import card_of, on_device
+from swarm.kernels.packed_product import card_of
 from swarm.kernels.packed_words import arrange, takes
 from swarm.kernels.product_cuts import chunk_of, cut_of, step_of, steps_of, tile_rows
 from swarm.kernels.range_sum import packed_sum, whole_sum
-from swarm.kernels.support import is_interpreted
+from swarm.kernels.support import is_interpreted, on_device
 
 __all__ = ["arrange", "expert_product", "takes"]
 

@@ -10,7 +10,6 @@ after another: on one stream, or ordered by events. `prepare` makes it; a CUDA g
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +31,7 @@ from swarm.kernels.product_cuts import (
     tile_rows,
 )
 from swarm.kernels.range_sum import packed_sum, whole_sum
-from swarm.kernels.support import is_interpreted
+from swarm.kernels.support import is_interpreted, on_device
 
 __all__ = ["arrange", "disarrange", "packed_product", "prepare", "takes"]
 
@@ -153,11 +152,6 @@ def card_of(device: torch.device) -> CardClass:
     """Which cuts the device takes."""
     prepare(device)
     return _SCRATCH[device].card
-
-
-def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Launches inside go to this device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @torch.library.custom_op("canopy::packed_product", mutates_args=())
