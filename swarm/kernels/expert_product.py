@@ -1,9 +1,9 @@
 """The product of a mixture of experts: each row with the experts that were chosen for it, weights whole, int8 or int4.
 
-The launch depends on the number of rows alone, so a CUDA graph can hold it: nothing is asked of the card. A first kernel
-lists the pairs (row, expert) by expert; the second has programs for every expert, of which those that nobody chose end
-at once. An expert's weights are read once per tile of its rows. A pair's bits depend on its row and its expert alone:
-K is summed in one range, in the steps of `swarm.kernels.product_cuts`.
+The launch depends on the number of rows alone, so a CUDA graph can hold it: nothing is asked of the card. A first
+kernel lists the pairs (row, expert) by expert. The second has programs for every expert; those of an expert that nobody
+chose end at once. An expert's weights are read once per tile of its rows. A pair's bits depend on its row and its
+expert alone: K is summed in one range, in the steps of `swarm.kernels.product_cuts`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from swarm.kernels.arithmetic import rounded
-from swarm.kernels.packed_product import card_of, on_device
+from swarm.kernels.packed_product import card_of
 from swarm.kernels.packed_words import arrange, takes
 from swarm.kernels.product_cuts import chunk_of, cut_of, step_of, steps_of, tile_rows
 from swarm.kernels.range_sum import packed_sum, whole_sum
-from swarm.kernels.support import is_interpreted
+from swarm.kernels.support import is_interpreted, on_device
 
 __all__ = ["arrange", "expert_product", "takes"]
 
@@ -43,7 +43,7 @@ def _list_pairs(experts: tl.tensor, order: tl.tensor, bounds: tl.tensor, pairs: 
     tl.store(bounds + 2 * mine + 1, below + own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def _product(  # noqa: PLR0913 - a kernel's
     x: tl.tensor,
     w: tl.tensor,

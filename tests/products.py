@@ -1,0 +1,58 @@
+"""Weights for tests of the product kernels, and what they stand for, in plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from swarm.kernels.packed_words import arrange
+from tests.devices import DEVICE
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight as the kernels take it.
+
+    Attributes:
+        words: the card's form, or the weight itself.
+        scales: the card's form; none for whole weights.
+        bits: 4, 8, 16 or 32.
+        group: codes that share a scale.
+        restored: float64 [..., N, K], what it stands for.
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor | None
+    bits: int
+    group: int
+    restored: torch.Tensor
+
+
+def make_codes(lead: tuple[int, ...], n: int, k: int, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random codes int8 [..., N, K] and scales bfloat16 [..., K / group, N] of either sign."""
+    half = 2 ** (bits - 1)
+    codes = torch.randint(-half, half, (*lead, n, k), dtype=torch.int8, device=DEVICE)
+    return codes, torch.randn(*lead, k // group, n, device=DEVICE).mul_(0.1).to(torch.bfloat16)
+
+
+def make_weight(  # noqa: PLR0913
+    n: int, k: int, bits: int, group: int, dtype: torch.dtype, lead: tuple[int, ...] = ()
+) -> Weight:
+    """A random weight."""
+    if bits >= 16:
+        whole = random_rows(*lead, n, k, dtype=dtype)
+        return Weight(whole, None, bits, 0, whole.double())
+    codes, scales = make_codes(lead, n, k, bits, group)
+    by_code = scales.double().transpose(-1, -2).repeat_interleave(group, -1)
+    return Weight(*arrange(codes, scales, bits, group), bits, group, codes * by_code)
+
+
+def random_rows(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Normal numbers, as the device's own: the same for every dtype but for rounding."""
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def largest_error(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """How far `got` is off, in units of what its dtype rounds off the largest of the exact values."""
+    return float((got.double() - exact).abs().max() / exact.abs().max() / torch.finfo(got.dtype).eps)
