@@ -17,6 +17,7 @@ from torch import nn
 
 from node.engine.measure import make_ready, measure_sweeps, step_cost
 from node.engine.scheduler import Engine
+from node.engine.staircase_cost import staircase
 from node.lifecycle.resources import NodeResources
 from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
@@ -75,6 +76,7 @@ class SpanHost:
         sweep_ms: (tree nodes, milliseconds of a sweep) as measured; empty until layers are loaded.
         path: how the loaded layers run (`RaggedModel.path`); empty on a CPU, where they run one way.
         path_reason: why they run no faster way; empty where there is none.
+        bucketed: whether rows are padded to these sizes, so that rows in between are free.
     """
 
     def __init__(self, resources: NodeResources) -> None:
@@ -82,6 +84,7 @@ class SpanHost:
         self.numeric_class = ""
         self.sweep_ms: tuple[tuple[int, float], ...] = ()
         self.path = self.path_reason = ""
+        self.bucketed = False
         self.order = resources.config
         self._resources = resources
         self._model: SpanModel | None = None
@@ -147,7 +150,9 @@ class SpanHost:
         registry = resources.registry
         # Where one thread computes, what it did not get of a CPU is known: it waited then, as others' work went on.
         alone = model.device.type == "cpu" and not config.offload and torch.get_num_threads() == 1
-        engine = Engine(step_cost(self.sweep_ms, offloaded=config.offload), counts_cpu=alone, weight=weight_of)
+        measured = self.sweep_ms
+        cost = staircase(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
+        engine = Engine(cost, counts_cpu=alone, weight=weight_of)
         admission = Admission()
         policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
