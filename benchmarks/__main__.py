@@ -26,8 +26,8 @@ PROGRAMS: Final = {
     "routing": ("placement", "routing"),
     "simulation": ("acceptance",),
     "speed": (
-        *("card", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star", "together"),
-        *("tls", "wide_area"),
+        *("card", "card_streamed", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star"),
+        *("tls", "together", "wide_area"),
     ),
 }
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""

@@ -1,44 +1,53 @@
-"""What does a sweep's forward take on a GPU, with resident and with streamed weights?
+"""What does a sweep take on a GPU, of what reading weights and KV takes?
 
-One process, no network: a whole model of a large one's shape (`benchmarks.speed.grown`), a context of so many tokens,
-and the rows of a tree below them. The floor is what must be read, weights and KV, at the rate at which this GPU copies.
-Streamed layers must give the same rows as resident ones, on a GPU bit for bit, sweep after sweep, or the program fails.
+One process, no network: a span of a large model's shape with random weights, sessions with random KV, and trees below
+them. Every sweep runs by the plain path and by the fast one (docs/design/kernels.md) in the same call. The floor is
+what must be read, at the rate at which this GPU copies. Quantised weights are those of the first format, rounded.
 
-    python -m benchmarks card --record          # on a machine with a GPU
-    python -m benchmarks card --device cpu --shape tiny --dtype float32
+    python -m benchmarks card --json card.json           # on a machine with a GPU: eight minutes
+    python -m benchmarks card --device cpu --shape tiny --dtype float32       # the same steps, by the interpreter
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Final
 
 import torch
 import tyro
 from rich.console import Console
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.sheet import Sheet
-from benchmarks.speed.grown import SHAPES, device_name, grown_model
-from node.model.checkpoint import open_checkpoint
+from benchmarks.speed.card_streamed import copy_rates
+from benchmarks.speed.grown import SHAPES, device_name
 from node.model.loading import DTYPES
-from node.model.offload import Offload, load_offloaded
-from node.model.span import SpanModel, load_span
+from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
+from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
+from swarm.inference.packed_layers import pack_model
 from swarm.inference.ragged_batch import SessionRows
+from swarm.inference.sampling import pick
+from swarm.inference.tree_attention import use_canopy
 from swarm.layers import Span
+from swarm.protocol.messages import Sampling
 from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
-COPY_BYTES = 2 << 30
-ON_HOST_BYTES = 256 << 20
 BRANCHES = 4
 """Nodes below each parent, level by level."""
+REPLAYS = 12
+"""Replays one behind the other, so that the card never waits for the host."""
+COMMIT_LAYERS = 16
+WEIGHT_BITS: Final = {"own": 0, "int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +56,20 @@ class Options:
 
     shape: str = "8B"
     """Dimensions of the model, by name."""
+    layers: tuple[int, ...] = (32, 10)
+    """Spans: so many layers, the first with the head."""
     device: str = "cuda"
     """Where it runs."""
     dtype: str = "bfloat16"
-    """Of the model's weights."""
-    rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512)
-    """A sweep's: the pending token and its tree."""
-    context: int = 1_024
+    """To compute in."""
+    weights: tuple[str, ...] = ("own", "int8", "int4")
+    """Formats of the weights: own is the compute type."""
+    contexts: tuple[int, ...] = (1_024, 8_192)
     """Tokens in the KV cache."""
-    repeats: int = 15
-    """Sweeps of each size, with resident weights."""
-    offloaded_repeats: int = 5
-    """The same with streamed weights."""
-    folder: Path | None = None
-    """Of a model that was grown before, or where one is to be."""
+    rows: tuple[int, ...] = (1, 16, 64)
+    """A sweep's: the pending token and its tree."""
+    repeats: int = 9
+    """Sweeps of each size."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
@@ -68,62 +77,206 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class CardRow:
+class CardSweep:
     """Sweeps of one size: medians in milliseconds.
 
     Attributes:
-        rows: Rows of a sweep.
-        forward_ms: The forward of a resident model.
-        head_ms: The forward, the head and all rows' best tokens.
+        weights: Their format.
+        layers: Of the span.
+        context: Tokens in the KV cache.
+        rows: Of a sweep.
+        plain_ms: By the plain path, until the rows are there; 0 where it was not run.
+        card_ms: The card alone, by the fast path.
+        wall_ms: The fast path, until the rows are there.
         floor_ms: Reading weights and KV.
-        offloaded_ms: The forward with streamed layers.
     """
 
+    weights: str
+    layers: int
+    context: int
     rows: int
-    forward_ms: float
-    head_ms: float
+    plain_ms: float
+    card_ms: float
+    wall_ms: float
     floor_ms: float
-    offloaded_ms: float
 
 
-class CardBench:
-    """One model with a context, whose trees are run and forgotten again."""
+class CardSession:
+    """A session with so many committed tokens, whose trees are run and forgotten again."""
 
     def __init__(self, model: SpanModel, context: int, most_rows: int) -> None:
+        self.context = context
         self._model = model
-        self._context = context
         self._kv_cache = KvCache(model.layout, context + most_rows)
-        ids = torch.arange(context) % 1_000 + 3
-        nodes = [TreeNodeId(number) for number in range(context)]
-        model.forward([SessionRows(self._kv_cache, nodes, [None, *nodes[:-1]], range(context), ids)])
-        self._kv_cache.commit(nodes, [])
+        generator = torch.Generator(model.device).manual_seed(context)
+        for layer in model.layout.layers:
+            for kept in self._kv_cache.view(layer.index, context):
+                kept.normal_(generator=generator)
+        self._kv_cache.slots.committed = context
 
-    def sweep(self, rows: int) -> torch.Tensor:
-        """The last layer's rows of a tree: [rows, hidden_size]."""
+    def tree(self, rows: int) -> SessionRows:
+        """New nodes, of the pending token and a tree below it."""
         parents = [None if offset == 0 else (offset - 1) // BRANCHES for offset in range(rows)]
         depths = [0] * rows
         for offset, parent in enumerate(parents):
             depths[offset] = 0 if parent is None else depths[parent] + 1
-        nodes = [TreeNodeId(self._context + offset) for offset in range(rows)]
+        nodes = [TreeNodeId(self.context + offset) for offset in range(rows)]
         above = [None if parent is None else nodes[parent] for parent in parents]
-        ids = torch.arange(rows) % 997 + 5
-        hidden = self._model.forward(
-            [SessionRows(self._kv_cache, nodes, above, [self._context + d for d in depths], ids)]
-        )
-        self._kv_cache.truncate(self._context)
+        ids = torch.arange(rows) % 97 + 5
+        return SessionRows(self._kv_cache, nodes, above, [self.context + depth for depth in depths], ids)
+
+    def sweep(self, rows: int) -> torch.Tensor:
+        """The last layer's rows of a tree: [rows, hidden_size]."""
+        hidden = self._model.forward([self.tree(rows)])
+        self._kv_cache.truncate(self.context)
         return hidden
 
-    def time_ms(self, rows: int, repeats: int, *, head: bool) -> float:
-        """The median of some sweeps, each until the device is done."""
-        return _median_ms(lambda: self._run(rows, head=head), repeats, self._model.device)
+    def commit(self, rows: int) -> float:
+        """Milliseconds that a commit of every second node of a chain takes: all of them move."""
+        whole = self.tree(rows)
+        chain = replace(whole, parents=[None] * rows, positions=[self.context] * rows)
+        self._model.forward([chain])
+        _wait(self._model.device)
+        started = time.perf_counter()
+        self._kv_cache.commit([whole.node_ids[-1]], [])
+        _wait(self._model.device)
+        took = (time.perf_counter() - started) * 1e3
+        self._kv_cache.truncate(self.context)
+        return took
 
-    def _run(self, rows: int, *, head: bool) -> None:
-        hidden = self.sweep(rows)
-        if head:
-            self._model.logits(hidden).argmax(dim=1).tolist()
+    def path_differs(self, rows: int) -> int:
+        """How many values of a tree's last path differ when its tokens are decoded one by one."""
+        tree = self.tree(rows)
+        whole = self.sweep(rows)
+        path, offset = [], rows - 1
+        while True:
+            path.insert(0, offset)
+            if offset == 0:
+                break
+            offset = (offset - 1) // BRANCHES
+        assert tree.token_ids is not None
+        differs = 0
+        for depth, place in enumerate(path):
+            node = TreeNodeId(self.context + depth)
+            ids = tree.token_ids[place : place + 1]
+            row = self._model.forward([SessionRows(self._kv_cache, [node], [None], [self.context + depth], ids)])
+            differs += int((row[0] != whole[place]).sum())
+            self._kv_cache.commit([node], [])
+        self._kv_cache.truncate(self.context)
+        return differs
 
 
-def _median_ms(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+def random_span(options: Options, layers: int) -> SpanModel:
+    """A whole model of that many layers, its weights random, the same each time."""
+    config = LlamaConfig(
+        **{name: getattr(SHAPES[options.shape], name) for name in SHAPES[options.shape].__slots__}
+        | {"num_hidden_layers": layers, "max_position_embeddings": 131_072, "tie_word_embeddings": False},
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+    )
+    use_canopy(config)
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[options.dtype])
+    try:
+        with torch.device(options.device):
+            model = LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+    return SpanModel(model, Span(0, layers))
+
+
+def measure(options: Options, console: Console) -> tuple[list[CardSweep], dict[str, float | str]]:
+    """All formats, spans, contexts and sizes.
+
+    Raises:
+        SystemExit: this device has no fast path.
+    """
+    device = torch.device(options.device)
+    inside, _ = copy_rates(device)
+    known: dict[str, float | str] = {"memory_bytes_per_s": inside}
+    lines: list[CardSweep] = []
+    plain: dict[tuple[int, int, int], float] = {}
+    for layers in options.layers:
+        for weights in options.weights:
+            model = random_span(options, layers)
+            sessions = [CardSession(model, context, max(options.rows)) for context in options.contexts]
+            if weights == options.weights[0]:
+                plain |= {
+                    (layers, session.context, rows): _wall_ms(lambda s=session, r=rows: s.sweep(r), options.repeats, device)  # type: ignore[misc]
+                    for session in sessions
+                    for rows in options.rows
+                }
+                if layers == options.layers[0]:
+                    known["plain_commit_ms"] = median(session.commit(16) for session in sessions * 5)
+            if WEIGHT_BITS[weights]:
+                pack_model(model, WEIGHT_BITS[weights])
+            began = time.monotonic()
+            use_static(model, max(options.contexts) + 1_024, forced=device.type == "cpu")
+            if model.static is None:
+                sys.exit(f"card: no fast path: {model.path_reason}")
+            known[f"ready_s {layers} {weights}"] = time.monotonic() - began
+            console.print(f"{layers} layers, {weights}: {model.path}; {model.path_reason or 'nothing to say'}")
+            for session in sessions:
+                floor_ms = (model.weight_bytes + session.context * model.layout.bytes_per_token) / inside * 1e3
+                for rows in options.rows:
+                    wall_ms = _wall_ms(lambda s=session, r=rows: s.sweep(r), options.repeats, device)  # type: ignore[misc]
+                    session.sweep(rows)
+                    card_ms = _card_ms(lambda m=model, r=rows: m.static.replay(r), device)  # type: ignore[misc]
+                    own = plain[layers, session.context, rows] if weights == options.weights[0] else 0.0
+                    lines.append(CardSweep(weights, layers, session.context, rows, own, card_ms, wall_ms, floor_ms))
+                known[f"path_differs {layers} {weights} {session.context}"] = session.path_differs(max(options.rows))
+            if layers == options.layers[0]:
+                _ends(model, sessions[0], known, weights, options)
+            del model, sessions, session
+            gc.collect()
+            with suppress(RuntimeError):
+                torch.cuda.empty_cache()
+    return lines, known
+
+
+def _ends(model: SpanModel, session: CardSession, known: dict[str, float | str], weights: str, options: Options) -> None:
+    """What stands beside a sweep: the head, picks and a commit."""
+    for rows in options.rows:
+        hidden = session.sweep(rows)
+        known[f"head_ms {weights} {rows}"] = _wall_ms(lambda h=hidden: model.logits(h), options.repeats, model.device)  # type: ignore[misc]
+        logits = model.logits(hidden)
+        for temperature in (0.0, 1.0):
+            sampling = Sampling(temperature=temperature)
+            known[f"picks_ms {weights} {rows} T={temperature:g}"] = _wall_ms(
+                lambda made=logits, how=sampling: pick(made.clone(), range(len(made)), how),  # type: ignore[misc]
+                options.repeats,
+                model.device,
+            )
+    known[f"commit_ms {weights}"] = median(session.commit(16) for _ in range(9))
+
+
+def sheet(lines: Sequence[CardSweep], known: dict[str, float | str], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "card",
+        f"{options.shape} shape, {options.dtype}, on {device_name(options.device)}: ms per sweep",
+        ("layers, weights", "tokens", "rows", "plain path", "fast path", "× floor", "the card alone", "× floor", "× own"),
+    )
+    own = {(line.layers, line.context, line.rows): line.card_ms for line in lines if line.weights == options.weights[0]}
+    for line in lines:
+        plain = f"{line.plain_ms:.2f}" if line.plain_ms else ""
+        made.rows.append(
+            (
+                *(f"{line.layers}, {line.weights}", f"{line.context}", f"{line.rows}", plain, f"{line.wall_ms:.2f}"),
+                *(f"{line.wall_ms / line.floor_ms:.2f}", f"{line.card_ms:.2f}", f"{line.card_ms / line.floor_ms:.2f}"),
+                f"{line.card_ms / own[line.layers, line.context, line.rows]:.2f}",
+            )
+        )
+    made.notes.append(
+        f"Floor: weights and KV at {float(known['memory_bytes_per_s']) / 1e9:,.0f} GB/s, a copy's bytes, read and "
+        f"written. The card alone: {REPLAYS} replays one behind the other. Medians of {options.repeats} sweeps."
+    )
+    made.notes += [f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}" for name, value in known.items()]
+    made.measured = {"lines": [asdict(line) for line in lines], "known": known, "options": asdict(options)}
+    return made
+
+
+def _wall_ms(work: Callable[[], object], repeats: int, device: torch.device) -> float:
     took = []
     for _ in range(repeats + 2):
         _wait(device)
@@ -134,110 +287,36 @@ def _median_ms(work: Callable[[], object], repeats: int, device: torch.device) -
     return median(took[2:])
 
 
+def _card_ms(work: Callable[[], object], device: torch.device) -> float:
+    """Of several calls one behind the other."""
+    if device.type != "cuda":
+        return _wall_ms(work, 1, device)
+    work()
+    times = []
+    for _ in range(3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(REPLAYS):
+            work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / REPLAYS)
+    return median(times)
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether rows are the same, bit for bit on a GPU; on a CPU those of one row depend on where weights lie."""
-    return torch.equal(ours.cpu(), theirs) if ours.device.type == "cuda" else torch.allclose(ours, theirs, atol=1e-4)
-
-
-def copy_rates(device: torch.device) -> tuple[float, float]:
-    """Bytes per second that the device's memory moves, read and written; and that come from the host's."""
-    size = COPY_BYTES if device.type == "cuda" else COPY_BYTES // 16
-    source = torch.empty(size, dtype=torch.uint8, device=device).random_(255)
-    target = torch.empty_like(source)
-    inside_s = _median_ms(lambda: target.copy_(source), 7, device) / 1e3
-    host = torch.empty(ON_HOST_BYTES, dtype=torch.uint8)
-    host = host.pin_memory() if device.type == "cuda" else host
-    there = target[:ON_HOST_BYTES]
-    across_s = _median_ms(lambda: there.copy_(host[: len(there)], non_blocking=True), 7, device) / 1e3
-    return 2 * size / inside_s, len(there) / across_s
-
-
-def measure(folder: Path, options: Options, console: Console) -> tuple[list[CardRow], dict[str, float]]:
-    """All sizes, resident and passing by.
-
-    Raises:
-        AssertionError: layers that pass by gave other rows.
-    """
-    device, dtype, whole = torch.device(options.device), DTYPES[options.dtype], Span(0, _layers(options))
-    inside, across = copy_rates(device)
-    console.print(f"memory {inside / 1e9:,.0f} GB/s, from the host {across / 1e9:.1f} GB/s")
-    started = time.monotonic()
-    model = load_span(open_checkpoint(folder), whole, dtype, device)
-    console.print(f"loaded {model.weight_bytes / 2**30:.1f} GiB in {time.monotonic() - started:.0f} s")
-    bench = CardBench(model, options.context, max(options.rows))
-    resident = {
-        rows: (bench.time_ms(rows, options.repeats, head=False), bench.time_ms(rows, options.repeats, head=True))
-        for rows in options.rows
-    }
-    expected = [bench.sweep(rows).cpu() for rows in options.rows]
-    kv_bytes, weight_bytes = options.context * model.layout.bytes_per_token, model.weight_bytes
-    del bench, model
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    started = time.monotonic()
-    with closing(load_offloaded(open_checkpoint(folder), whole, dtype, device, Offload())) as streamed:
-        console.print(f"layers are in the host's memory after {time.monotonic() - started:.0f} s")
-        bench = CardBench(streamed, options.context, max(options.rows))
-        for _ in range(2):
-            for rows, hidden in zip(options.rows, expected, strict=True):
-                assert _same(bench.sweep(rows), hidden), f"{rows} rows: layers that pass by gave others"
-        offloaded = {rows: bench.time_ms(rows, options.offloaded_repeats, head=False) for rows in options.rows}
-        stored = float(streamed.stored_bytes)
-    floor_ms = (weight_bytes + kv_bytes) / inside * 1e3
-    known = {"memory_bytes_per_s": inside, "host_bytes_per_s": across, "stored_bytes": stored}
-    known |= {"weight_bytes": float(weight_bytes), "kv_bytes": float(kv_bytes), "floor_ms": floor_ms}
-    lines = [CardRow(rows, *times, floor_ms, offloaded[rows]) for rows, times in resident.items()]
-    return lines, known
-
-
-def _layers(options: Options) -> int:
-    return SHAPES[options.shape].num_hidden_layers
-
-
-def sheet(lines: Sequence[CardRow], known: dict[str, float], options: Options) -> Sheet:
-    """The table."""
-    name = device_name(options.device)
-    exactly = "bit for bit" if options.device.startswith("cuda") else "up to rounding"
-    made = Sheet(
-        "card",
-        f"{options.shape} shape, {options.dtype}, {options.context} tokens of context, on {name}: ms per sweep",
-        ("rows", "forward", "× of one row", "× floor", "with head and picks", "streamed layers", "× reading them"),
-    )
-    reading_ms = known["stored_bytes"] / known["host_bytes_per_s"] * 1e3
-    for line in lines:
-        made.rows.append(
-            (
-                *(f"{line.rows}", f"{line.forward_ms:.1f}", f"{line.forward_ms / lines[0].forward_ms:.2f}"),
-                *(f"{line.forward_ms / line.floor_ms:.2f}", f"{line.head_ms:.1f}"),
-                *(f"{line.offloaded_ms:.0f}", f"{line.offloaded_ms / reading_ms:.2f}"),
-            )
-        )
-    made.notes.append(
-        f"Floor: {known['weight_bytes'] / 2**30:.1f} GiB of weights and {known['kv_bytes'] / 2**20:.0f} MiB of KV at "
-        f"{known['memory_bytes_per_s'] / 1e9:,.0f} GB/s (a copy's bytes, read and written): "
-        f"{known['floor_ms']:.2f} ms. Streamed layers: {known['stored_bytes'] / 2**30:.1f} GiB from pinned memory, "
-        f"which this machine copies at {known['host_bytes_per_s'] / 1e9:.1f} GB/s: {reading_ms:.0f} ms; the rows are "
-        f"the resident model's {exactly} (asserted, every size twice). Medians of "
-        f"{options.repeats} and {options.offloaded_repeats} sweeps."
-    )
-    made.measured = {"lines": [asdict(line) for line in lines], "known": known, "options": asdict(options)}
-    return made
-
-
 def main() -> None:
-    """Grow the model if need be, measure and print."""
+    """Measure and print."""
     options = tyro.cli(Options)
     if options.shape not in SHAPES:
         sys.exit(f"card: no shape {options.shape!r}; there are {', '.join(SHAPES)}")
     quiet_libraries()
     console = make_console()
-    with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as folder:
-        lines, known = measure(folder, options, console)
+    lines, known = measure(options, console)
     sheet(lines, known, options).finish(console, record=options.record, path=options.json)
 
 
