@@ -22,7 +22,7 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
-from swarm.inference.picks.device_picks import PickRequest, can_pick, device_picks, noise_rows
+from swarm.inference.picks.device_picks import PickRequest, device_picks, noise_rows, picks_on
 from swarm.inference.picks.filters import filtered
 from swarm.inference.picks.host_copy import to_device
 from swarm.protocol.pick_rules import Sampling
@@ -110,7 +110,7 @@ def pick_together(
         One entry per request: [rows] token ids, or what `pick` would raise for it.
     """
     logits = logits[:, :valid_tokens]
-    if noise is None and can_pick(logits):
+    if noise is None and picks_on(logits.device):
         found = device_picks(logits, requests)
     else:
         if noise is None:
@@ -153,7 +153,7 @@ def ranking_scores(
     """
     if sampling.temperature == 0:
         return draft_logits.to(torch.float64, copy=True)
-    if noise is None and can_pick(draft_logits):
+    if noise is None and picks_on(draft_logits.device):
         places = sorted(set(positions))
         device, vocab_size = draft_logits.device, draft_logits.shape[1]
         gumbel = noise_rows(sampling.seed, places, vocab_size, device, torch.float64)

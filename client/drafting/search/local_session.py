@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from swarm.inference.kv_cache import KvCache
+from swarm.inference.picks.host_copy import to_device
 from swarm.inference.ragged_batch import HeadOutput, RaggedModel, SessionRows
 from swarm.protocol.messages import Sweep
 from swarm.protocol.session import Limits, Parent, SessionState
@@ -48,7 +49,7 @@ class LocalSession:
         if not applied.appended:
             return None
         self.rows += len(sweep.tokens)
-        ids = torch.tensor(sweep.tokens, device=self.model.device)
+        ids = to_device(sweep.tokens, self.model.device)
         return SessionRows(self.kv_cache, applied.appended, sweep.parents, applied.positions, ids, None)
 
     def next(

@@ -53,9 +53,11 @@ class PickRequest:
         return self.first + len(self.positions)
 
 
-def can_pick(logits: Tensor) -> bool:
-    """Whether picks after these logits are made where they lie: on devices that have float64, but for the CPU."""
-    return logits.device.type not in ("cpu", "mps")
+def picks_on(device: torch.device) -> bool:
+    """Whether picks after logits on this device are made there: it has float64, and is not the CPU."""
+    if device.type == "xpu":
+        return bool(torch.xpu.get_device_properties(device).has_fp64)
+    return device.type not in ("cpu", "mps")
 
 
 def device_picks(logits: Tensor, requests: Sequence[PickRequest]) -> list[list[int] | None]:

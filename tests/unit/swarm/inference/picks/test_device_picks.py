@@ -138,7 +138,7 @@ def test_pick_goes_to_the_device_unless_noise_is_given(monkeypatch: pytest.Monke
     logits = random_logits(4, 50)
     expected = pick(logits, range(4), WARM, 40)
     assert asked == []
-    monkeypatch.setattr(sampling_module, "can_pick", lambda _: True)
+    monkeypatch.setattr(sampling_module, "picks_on", lambda _: True)
     assert pick(logits, range(4), WARM, 40) == expected
     assert asked == [1]
     assert pick(logits, range(4), WARM, 40, gumbel_row) == expected
@@ -149,7 +149,7 @@ def test_pick_goes_to_the_device_unless_noise_is_given(monkeypatch: pytest.Monke
 def test_a_drafts_scores_are_the_same_on_a_device(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
     logits, positions = random_logits(6, 200), [4, 4, 9, 9, 5, 4]
     expected = ranking_scores(logits, positions, sampling)
-    monkeypatch.setattr(sampling_module, "can_pick", lambda _: True)
+    monkeypatch.setattr(sampling_module, "picks_on", lambda _: True)
     assert torch.allclose(ranking_scores(logits, positions, sampling), expected, rtol=1e-15, atol=4e-15)
 
 
