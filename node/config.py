@@ -50,12 +50,13 @@ from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix
 from swarm.transport.endpoint import is_loopback
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Weights = Literal["auto", "bf16", "int8", "int4"]
 MAX_MBIT = 100_000
 
 
 @headed(
-    model=("layers", "num_layers", "revision", "dtype"),
-    machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
+    model=("layers", "num_layers", "revision", "dtype", "weights"),
+    machine=("device", "threads", "kv_tokens", "no_graphs", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
     network=("host", "port", "dht_port", "allow_private", "insecure"),
     reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit"),
@@ -92,10 +93,16 @@ class ServeConfig:
     """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
     dtype: Dtype = "auto"
     """Compute type; auto is the swarm's, else float32 on a CPU and the checkpoint's own on a GPU."""
+    weights: Weights = "auto"
+    """What weights are held in: auto is the compute type; bf16 halves what float32 takes; int8 and int4 take about a
+    half and a quarter of bf16 and change texts. A chain is of one format."""
     threads: Count | None = None
     """CPU threads for computing; give each of several nodes on one machine its share (default: all cores)."""
     kv_tokens: Count | None = None
     """KV cache in tokens, for all sessions together (default: from free memory)."""
+    no_graphs: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Run the layers as their class does, without kernels and graphs of our own: slower, and in bfloat16 or float16 a
+    text may depend on the tree's size. For comparing; a CPU always runs so."""
     offload: bool = False
     """Keep the layers' weights in host memory (a GPU) or in a mapped file (a CPU) and stream them through: two layers
     are held at a time, and a sweep takes as long as reading them all, however large its tree is."""

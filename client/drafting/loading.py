@@ -31,6 +31,7 @@ from client.drafting.sources.siblings import SiblingSource
 from client.drafting.vocabulary_check import check_compatible
 from client.target import Target, load_target
 from swarm.errors import ConfigError, IncompatibleDraft
+from swarm.inference.fast_path import use_static
 from swarm.inference.ragged_batch import load_whole
 from swarm.models.hub import find_model
 
@@ -189,6 +190,7 @@ def _model(name: ModelName, target: Target, device: torch.device, *, adapt: bool
     small = load_target(name)
     check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
     window, vocab_tokens = model.max_positions or DRAFT_WINDOW, len(target.tokenizer)
+    use_static(model, window)
     return DraftComponent(lambda ranker: ModelSource(model, vocab_tokens, window, ranker, adapt=adapt), small)
 
 

@@ -14,8 +14,10 @@ from typing import Final
 import torch
 
 from node.engine.measure import TREE_NODES, forward_ms
+from node.model.packed_span import pack_loaded
 from node.model.span import ModelLayout, synthetic_span
 from swarm.errors import UnsupportedModel
+from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
 
 MAX_BYTES: Final = 320 << 20
@@ -52,40 +54,43 @@ class LayerSpeed:
 
 
 def benchmark(
-    layout: ModelLayout, dtype: torch.dtype, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    layout: ModelLayout, form: WeightFormat, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> LayerSpeed:
     """Measure one and two layers from the middle of a model, or a matrix as large where they are too large.
 
     Args:
         layout: of the model.
-        dtype: to compute in.
+        form: compute type, and how weights are held.
         device: where.
         clock: seconds, from any point on.
     """
     started = clock()
     middle = layout.num_layers // 2
     span = Span(middle, min(middle + LAYERS, layout.num_layers))
-    weights = [layout.weights[f"{layout.layers}.{index}"] for index in range(span.start, span.end)]
-    layer_bytes = max(weights) * dtype.itemsize
-    while len(span) > 1 and len(span) * layer_bytes > MAX_BYTES:
+    names = [f"{layout.layers}.{index}" for index in range(span.start, span.end)]
+    layer_bytes = max(layout.bytes_of(name, form) for name in names)
+    made_bytes = max(layout.weights[name] for name in names) * form.dtype.itemsize  # they are packed afterwards
+    while len(span) > 1 and len(span) * made_bytes > MAX_BYTES:
         span = Span(span.start, span.end - 1)
-    if len(span) * layer_bytes <= MAX_BYTES:
+    if len(span) * made_bytes <= MAX_BYTES:
         try:
-            found = _of_layers(layout, span, (dtype, device), clock)
+            found = _of_layers(layout, span, (form, device), clock)
         except (UnsupportedModel, RuntimeError):  # loading the real ones will say what is wrong
             pass
         else:
             how = f"measured on {'a synthetic layer' if len(span) == 1 else f'{len(span)} synthetic layers'}"
             return LayerSpeed(*found, clock() - started, how, is_measured=True)
-    found = _of_matrix(layer_bytes, (dtype, device), clock)
+    found = _of_matrix(layer_bytes, (form.dtype, device), clock)
     return LayerSpeed(*found, clock() - started, "estimated from how fast memory is read", is_measured=False)
 
 
 def _of_layers(
-    layout: ModelLayout, span: Span, compute: tuple[torch.dtype, torch.device], clock: Callable[[], float]
+    layout: ModelLayout, span: Span, compute: tuple[WeightFormat, torch.device], clock: Callable[[], float]
 ) -> tuple[float, dict[int, float]]:
     """Base, and time per layer by tree nodes, of the fastest runs: what slows a run down is not the machine's speed."""
-    model = synthetic_span(layout, span, *compute)
+    form, device = compute
+    model = synthetic_span(layout, span, form.dtype, device)
+    pack_loaded(model, layout, form)
     one = Span(span.start, span.start + 1)
     runs = [(one, TREE_NODES[0]), *((span, nodes) for nodes in TREE_NODES)]
     best = dict.fromkeys(runs, math.inf)

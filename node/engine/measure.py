@@ -12,6 +12,7 @@ import torch
 from node.engine.step_cost import MIN_ROWS, StepCost
 from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
+from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.sampling import pick
@@ -21,9 +22,27 @@ from swarm.protocol.messages import Sampling
 TREE_NODES = (1, 8, 64)
 REPEATS = 5
 WARM_UP_NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Tree nodes of the sweeps that a GPU runs before its first one: it loads kernels, which differ with the size."""
+"""Tree nodes of the sweeps that a GPU runs before its first one: it loads kernels, which differ with the size.
+
+With graphs these fill buckets, each of which was recorded before; what is left to load are the kernels that pick."""
 OFFLOADED_ROWS = 2_560
 """More rows than the largest tree of one session."""
+
+
+def make_ready(model: SpanModel, *, graphs: bool = True, streamed: bool = False) -> None:
+    """Choose a span's path before it is announced: record and prove graphs where the device and the class allow them.
+
+    Args:
+        model: fully loaded; nothing else may use it meanwhile.
+        graphs: whether they are wanted.
+        streamed: whether its weights pass through: a graph needs them at fixed addresses.
+    """
+    if streamed:
+        model.use_plain("weights are streamed")
+    elif not graphs:
+        model.use_plain("--no-graphs")
+    else:
+        use_static(model)
 
 
 def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_counter) -> tuple[tuple[int, float], ...]:

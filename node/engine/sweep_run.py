@@ -154,7 +154,7 @@ class SweepRun:
         sweep, applied = self.work.frame.sweep, self.work.applied
         ids = rows = None
         if self._entered is None:
-            ids = to_device([sweep.tokens[offset] for offset in chosen], self.model.device)
+            ids = torch.tensor([sweep.tokens[offset] for offset in chosen])
         else:
             rows = self._entered[start : start + len(chosen)]
         work = SessionRows(

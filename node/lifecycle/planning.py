@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, cast
@@ -28,8 +28,11 @@ from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, LayersError, RegistryError, TooSlow
 from swarm.ids import PeerId
+from swarm.inference.devices import numeric_class_of
+from swarm.inference.weights.format import BITS, WeightFormat, WeightsName
 from swarm.routing.latency import ghosts, measure_delays
 
+Compute = tuple[torch.device, torch.dtype, WeightsName]
 READ_S: Final = 20.0
 """How long the swarm's records may take to come; without them a machine decides alone."""
 
@@ -43,7 +46,7 @@ class ServingPlan:
         layout: of the model.
         records: of the model, those of others, as they were read; without ghosts.
         ghosts: machines that are listed and do not answer.
-        compute: device and type.
+        compute: device, type, and the name of the weights' format.
         kind: the numeric class, and why it.
         count: how many layers, and why so many.
         speed: what layers take here; None where it was not measured.
@@ -52,11 +55,17 @@ class ServingPlan:
     order: ServeConfig
     layout: ModelLayout
     records: tuple[NodeRecord, ...]
-    compute: tuple[torch.device, torch.dtype]
+    compute: Compute
     kind: ClassChoice
     count: LayerCount
     speed: LayerSpeed | None = None
     ghosts: frozenset[PeerId] = frozenset()
+
+    @property
+    def form(self) -> WeightFormat:
+        """How weights are held."""
+        device, dtype, weights = self.compute
+        return WeightFormat.of(weights, dtype, device)
 
     @property
     def joiner(self) -> Joiner:
@@ -78,10 +87,11 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     records = tuple(record for record in listed if record.peer not in gone)
     own = await asyncio.to_thread(compute_of, checkpoint, config)
     able = await asyncio.to_thread(_able, checkpoint, config, own)
-    kind = choose_class(records, [_class_of(*compute) for compute in able])
-    device, dtype = next(compute for compute in able if _class_of(*compute) == kind.numeric_class)
-    order = replace(config, device=str(device), dtype=_dtype(dtype))
-    plan = ServingPlan(order, layout, records, (device, dtype), kind, LayerCount(0, ""), ghosts=gone)
+    classes = [_class_of(*compute) for compute in able]
+    kind = choose_class(records, classes)
+    device, dtype, weights = compute = able[classes.index(kind.numeric_class)]
+    order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights)
+    plan = ServingPlan(order, layout, records, compute, kind, LayerCount(0, ""), ghosts=gone)
     if not config.is_auto:
         return plan
     return await asyncio.to_thread(_count, plan)
@@ -89,13 +99,13 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
 
 def _count(plan: ServingPlan) -> ServingPlan:
     """Measure, and say how many layers; blocking."""
-    config, layout, (device, dtype) = plan.order, plan.layout, plan.compute
+    config, layout, device = plan.order, plan.layout, plan.compute[0]
     if config.num_layers is not None:
         if config.num_layers > layout.num_layers:
             raise LayersError(f"--num-layers {config.num_layers}: the model has {layout.num_layers} layers")
         count = LayerCount(config.num_layers, "as you asked")
         return replace(plan, count=count, speed=_benchmark(plan))
-    fits = fitting_layers(layout, dtype, free_bytes(device), config.kv_tokens)
+    fits = fitting_layers(layout, plan.form, free_bytes(device), config.kv_tokens)
     speed = _benchmark(plan)
     try:
         count = _judged(plan, fits, speed)
@@ -113,7 +123,7 @@ def _judged(plan: ServingPlan, fits: int, speed: LayerSpeed) -> LayerCount:
 def _benchmark(plan: ServingPlan) -> LayerSpeed:
     if plan.order.threads is not None:
         torch.set_num_threads(plan.order.threads)
-    return benchmark(plan.layout, plan.compute[1], plan.compute[0])
+    return benchmark(plan.layout, plan.form, plan.compute[0])
 
 
 async def _records(resources: NodeResources) -> tuple[NodeRecord, ...]:
@@ -133,14 +143,16 @@ async def _ghosts(resources: NodeResources, records: Sequence[NodeRecord]) -> fr
     return await ghosts(asked, partial(measure_delays, insecure=config.insecure), random.SystemRandom())
 
 
-def _able(
-    checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, torch.dtype]
-) -> list[tuple[torch.device, torch.dtype]]:
-    """Where and in which types this machine can compute, as far as its user left that open; its own choice first."""
+def _able(checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, torch.dtype]) -> list[Compute]:
+    """Where and in which types and formats this machine can compute, as far as its user left that open.
+
+    Its own choice comes first.
+    """
     devices = [own[0]]
     if config.device == "auto" and own[0].type != "cpu":
         devices.append(pick_device("cpu"))
-    able = [own]
+    formats: Iterable[WeightsName] = BITS if config.weights == "auto" else [config.weights]
+    able: list[Compute] = [(*own, config.weights)]
     for device in devices:
         types = DTYPES.values() if config.dtype == "auto" else [pick_dtype(config.dtype, device, checkpoint)]
         for dtype in types:
@@ -148,17 +160,13 @@ def _able(
                 check_dtype(dtype, device)
             except ConfigError:
                 continue
-            able.append((device, dtype))
+            able += [(device, dtype, weights) for weights in formats]
     return list(dict.fromkeys(able))
 
 
-def _class_of(device: torch.device, dtype: torch.dtype) -> str:
-    return f"{device.type}-{_name(dtype)}"
+def _class_of(device: torch.device, dtype: torch.dtype, weights: WeightsName) -> str:
+    return str(numeric_class_of(device, dtype, WeightFormat.of(weights, dtype, device).bits))
 
 
 def _dtype(dtype: torch.dtype) -> Dtype:
     return cast("Dtype", next(name for name, known in DTYPES.items() if known is dtype))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -15,7 +15,7 @@ import grpc.aio
 import torch
 from torch import nn
 
-from node.engine.measure import measure_sweeps, step_cost
+from node.engine.measure import make_ready, measure_sweeps, step_cost
 from node.engine.scheduler import Engine
 from node.lifecycle.resources import NodeResources
 from node.membership.peer_latency import PeerDelays, Probes
@@ -115,7 +115,8 @@ class SpanHost:
         self._model = model = await asyncio.to_thread(load, resources.checkpoint, order, resources.say, held)
         resources.loaded.close()
         resources.loaded.callback(model.close)
-        self.numeric_class = model.numeric_class
+        await asyncio.to_thread(make_ready, model, graphs=not order.no_graphs, streamed=order.offload)
+        self.numeric_class = model.numeric_class  # which the proof of its kernels decides
         self.sweep_ms = await asyncio.to_thread(measure_sweeps, model)
         model.forwards = model.rows_in = 0
         resources.say("speed: " + ", ".join(f"{ms:.1f} ms per sweep of {nodes}" for nodes, ms in self.sweep_ms))

@@ -63,10 +63,11 @@ class ServingSummary:
         return f"layers: the swarm needs {held} most, for {why}; {count.count}: {count.why}"
 
     def _computes(self) -> str:
-        device, dtype = self.plan.compute
+        device, dtype, weights = self.plan.compute
+        form = f"{str(dtype).removeprefix('torch.')}{f' with {weights} weights' if self.plan.form.bits else ''}"
         tokens = self.plan.order.kv_tokens
         room = f"for {tokens:,} tokens, as you asked" if tokens is not None else _ROOM
-        return f"computes: on {device} in {str(dtype).removeprefix('torch.')}, {self.plan.kind.why}; KV {room}"
+        return f"computes: on {device} in {form}, {self.plan.kind.why}; KV {room}"
 
     def _gives(self) -> str:
         speed = self.plan.speed

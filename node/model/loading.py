@@ -15,9 +15,12 @@ from torch import nn
 
 from node.config import Dtype, ServeConfig
 from node.model.checkpoint import Checkpoint, check_disk, check_memory
-from node.model.offload import Offload, held_weights, load_offloaded
+from node.model.offload import Offload, held_bytes, load_offloaded
+from node.model.packed_span import load_packed
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
 from swarm.errors import ConfigError, NotEnoughSpace
+from swarm.inference.weights.format import WeightFormat
+from swarm.kernels.support import kernel_support
 from swarm.layers import Span
 from swarm.models.hub import Progress
 
@@ -69,33 +72,38 @@ def load(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device, dtype = compute_of(checkpoint, config)
+    form = WeightFormat.of(config.weights, dtype, device)
     layout = dissect(checkpoint.config)
     span = Span.parse(config.layers).within(layout.num_layers)
     held = held or {}
-    say(f"{span.describe(layout.num_layers)} as {str(dtype).removeprefix('torch.')} on {device}")
+    weights = f" with {config.weights} weights" if form.bits else ""
+    say(f"{span.describe(layout.num_layers)} as {str(dtype).removeprefix('torch.')}{weights} on {device}")
     if config.offload:
-        return _load_offloaded(checkpoint, config, (layout, span, dtype, device), say)
-    needs_bytes = layout.weights_in(span, held) * dtype.itemsize
-    check_memory(span, needs_bytes, _layer_bytes(layout, span, dtype), device)
+        return _load_offloaded(checkpoint, config, (layout, span, form, device), say)
+    needs_bytes = layout.bytes_in(span, form, held)
+    check_memory(span, needs_bytes + _unpacked_bytes(layout, span, form), _layer_bytes(layout, span, form), device)
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
     with _working(say, f"loading {needs_bytes / 2**20:,.0f} MiB of weights"):
-        model = load_span(checkpoint, span, dtype, device, held)
+        if form.bits or kernel_support(device).kernels:
+            model = load_packed(checkpoint, span, form, device, held)
+        else:
+            model = load_span(checkpoint, span, dtype, device, held)
     say(f"loaded {model.weight_bytes / 2**20:.1f} MiB of weights in {time.perf_counter() - started:.1f} s")
     return model
 
 
 def _load_offloaded(
-    checkpoint: Checkpoint, config: ServeConfig, parts: tuple[ModelLayout, Span, torch.dtype, torch.device], say: Say
+    checkpoint: Checkpoint, config: ServeConfig, parts: tuple[ModelLayout, Span, WeightFormat, torch.device], say: Say
 ) -> SpanModel:
-    layout, span, dtype, device = parts
-    held, stored = (weights * dtype.itemsize for weights in held_weights(layout, span))
-    check_memory(span, held, _layer_bytes(layout, span, dtype), device)
+    layout, span, form, device = parts
+    held, stored = held_bytes(layout, span, form)
+    check_memory(span, held + _unpacked_bytes(layout, span, form), _layer_bytes(layout, span, form), device)
     if device.type != "cpu" and config.offload_folder is None:
-        check_memory(span, stored, _layer_bytes(layout, span, dtype))
+        check_memory(span, stored, _layer_bytes(layout, span, form))
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
-    model = load_offloaded(checkpoint, span, dtype, device, Offload(config.offload_mb_per_s, config.offload_folder))
+    model = load_offloaded(checkpoint, span, form, device, Offload(config.offload_mb_per_s, config.offload_folder))
     say(
         f"offloaded {model.stored_bytes / 2**20:.1f} MiB of layers in {time.perf_counter() - started:.1f} s; "
         f"{model.weight_bytes / 2**20:.1f} MiB of weights are held"
@@ -124,7 +132,7 @@ def compute_of(checkpoint: Checkpoint, config: ServeConfig) -> tuple[torch.devic
     return device, pick_dtype(config.dtype, device, checkpoint)
 
 
-def fitting_layers(layout: ModelLayout, dtype: torch.dtype, free_bytes: int, kv_tokens: int | None = None) -> int:
+def fitting_layers(layout: ModelLayout, form: WeightFormat, free_bytes: int, kv_tokens: int | None = None) -> int:
     """How many layers fit in `AUTO_SHARE` of the free memory, wherever in the model, beside KV for some tokens.
 
     Raises:
@@ -135,10 +143,12 @@ def fitting_layers(layout: ModelLayout, dtype: torch.dtype, free_bytes: int, kv_
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     kv_weights = 2 * heads * width * (kv_tokens or KV_RESERVE_TOKENS)
 
+    unpacked = _unpacked_bytes(layout, Span(0, count), form)
+
     def needs_bytes(layers: int) -> int:
         spans = (Span(start, start + layers) for start in range(count - layers + 1))
-        weights = max(layout.weights_in(span) for span in spans)
-        return (weights + int(kv_weights) * layers) * dtype.itemsize
+        weights = max(layout.bytes_in(span, form) for span in spans)
+        return weights + int(kv_weights) * layers * form.dtype.itemsize + unpacked
 
     fit = next((layers for layers in range(count, 0, -1) if needs_bytes(layers) <= free_bytes * AUTO_SHARE), 0)
     if not fit:
@@ -265,5 +275,10 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
     return min(vocab_size, max(ids, default=vocab_size - 1) + 1)
 
 
-def _layer_bytes(layout: ModelLayout, span: Span, dtype: torch.dtype) -> int:
-    return max(layout.weights[f"{layout.layers}.{index}"] for index in range(span.start, span.end)) * dtype.itemsize
+def _layer_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
+    return max(layout.bytes_of(f"{layout.layers}.{index}", form) for index in range(span.start, span.end))
+
+
+def _unpacked_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
+    """What the largest layer takes before it is packed, while the others lie there packed."""
+    return _layer_bytes(layout, span, WeightFormat(form.dtype)) if form.bits else 0

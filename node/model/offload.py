@@ -14,16 +14,18 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from node.model.span import ModelLayout, SpanModel, check_family, dissect, fill_span
+from node.model.packed_span import read_packed_ends, read_packed_layer
+from node.model.span import ModelLayout, SpanModel, check_family, dissect
 from node.model.weight_streaming import WeightStreamer
 from swarm.errors import NotEnoughSpace
+from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
 
 if TYPE_CHECKING:
@@ -142,9 +144,16 @@ class OffloadedSpan(SpanModel):
 
 
 def load_offloaded(
-    checkpoint: Checkpoint, span: Span, dtype: torch.dtype, device: torch.device, offload: Offload
+    checkpoint: Checkpoint, span: Span, form: WeightFormat | torch.dtype, device: torch.device, offload: Offload
 ) -> OffloadedSpan:
     """Load a span layer after layer into its store; no more than one of them is held meanwhile.
+
+    Args:
+        checkpoint: the model.
+        span: the layers.
+        form: how weights are held and streamed; a compute type, where they are of that type.
+        device: where it computes.
+        offload: where the weights lie.
 
     Raises:
         LayersError: the model does not have these layers.
@@ -155,8 +164,8 @@ def load_offloaded(
     layout = dissect(checkpoint.config)
     span.within(layout.num_layers)
     names = {index: f"{layout.layers}.{index}" for index in range(span.start, span.end)}
-    frame = _fill(checkpoint, layout, span, dtype, list(names.values()))
-    cast("nn.Module", frame).to(device)
+    form = form if isinstance(form, WeightFormat) else WeightFormat(form, on_cpu=device.type == "cpu")
+    frame = read_packed_ends(checkpoint, layout, span, form, (device, list(names.values())))
     layers: dict[int, Layer] = {}
     store: dict[int, torch.Tensor] = {}
     with ExitStack() as ends:
@@ -165,8 +174,7 @@ def load_offloaded(
             files = Path(tempfile.mkdtemp(prefix="canopy-offload-", dir=offload.folder))
             ends.callback(shutil.rmtree, files, ignore_errors=True)
         for index, name in names.items():
-            alone = _fill(checkpoint, layout, Span(index, index + 1), dtype, [*layout.front, *layout.tail])
-            layers[index] = layer = Layer(alone.get_submodule(name))
+            layers[index] = layer = Layer(read_packed_layer(checkpoint, layout, index, form, device))
             store[index] = _keep(layer.pack(), files and files / f"{index}.safetensors", device)
             layer.unbind(device)
             frame.set_submodule(name, layer.module.to(device))
@@ -174,20 +182,14 @@ def load_offloaded(
         ends.callback(streamer.close)
         model = OffloadedSpan(frame, span, layers, streamer)
         model.ends = ends.pop_all()
+        model.weight_bits = form.bits
         return model
 
 
-def held_weights(layout: ModelLayout, span: Span) -> tuple[int, int]:
-    """How many weights an offloaded span holds on its device, and how many lie in its store."""
-    layers = [layout.weights[f"{layout.layers}.{index}"] for index in range(span.start, span.end)]
-    return layout.weights_in(span) - sum(layers) + 2 * max(layers), sum(layers)
-
-
-def _fill(
-    checkpoint: Checkpoint, layout: ModelLayout, span: Span, dtype: torch.dtype, held: list[str]
-) -> PreTrainedModel:
-    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if layout.holds(name, span, held))
-    return fill_span(layout, span, tensors, dtype, held)
+def held_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> tuple[int, int]:
+    """What the weights take that an offloaded span holds on its device, and those that lie in its store."""
+    layers = [layout.bytes_of(f"{layout.layers}.{index}", form) for index in range(span.start, span.end)]
+    return layout.bytes_in(span, form) - sum(layers) + 2 * max(layers), sum(layers)
 
 
 def _keep(data: torch.Tensor, file: Path | None, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ from torch import nn
 
 from node.model.family_check import check_conformance
 from swarm.errors import UnsupportedModel
+from swarm.inference.packed_layers import matrices_in
 from swarm.inference.ragged_batch import PassThroughLayer, RaggedModel, find_layers
 from swarm.inference.tree_attention import use_canopy
 from swarm.models.families import TESTED, causal_lm_class, text_config
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from node.model.checkpoint import Checkpoint
+    from swarm.inference.weights.format import Matrix, WeightFormat
     from swarm.layers import Span
 
 SYNTHETIC = 0.01
@@ -42,10 +44,14 @@ class SpanModel(RaggedModel):
     """The layers of a span, ready for several sessions' nodes at a time; with the head when the span ends the model."""
 
     def close(self) -> None:
-        """End what runs beside forwards: here nothing."""
+        """End what runs beside forwards, and give up what lies beside the weights."""
+        if self.static is not None:
+            self.static.close()
 
     def hand_over(self, names: Iterable[str]) -> dict[str, nn.Module]:
         """Take modules out by name and free the memory of all others; this span cannot run again."""
+        if self.static is not None:
+            self.static.close()
         self._arrange(self.span.start, self.span.end)
         parts = {name: self.model.get_submodule(name) for name in names}
         for name in parts:
@@ -62,12 +68,13 @@ class MissingModule(nn.Module):
         super().__init__()
         self.hidden_size = hidden_size
         self.embedding_dim = embedding_dim
+        self._dtype = torch.get_default_dtype()  # the compute type, while a model is made
 
     def forward(self, first: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """Return [1, R, hidden_size]: `first` when it has this shape, else zeros, which are never used."""
         if first.ndim == 3 and first.shape[-1] == self.hidden_size:
             return first
-        return torch.zeros(*first.shape[:2], self.hidden_size, device=first.device)
+        return torch.zeros(*first.shape[:2], self.hidden_size, dtype=self._dtype, device=first.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class ModelLayout:
     """Names of what runs after them."""
     weights: Mapping[str, int]
     """How many weights each module has, by name."""
+    matrices: Mapping[str, tuple[Matrix, ...]]
+    """Rows and columns of those of its weights that can be packed, by name."""
 
     @property
     def num_layers(self) -> int:
@@ -114,6 +123,25 @@ class ModelLayout:
     def weights_in(self, span: Span, held: Container[str] = ()) -> int:
         """How many weights a span has beside the modules held already; a tied head counts once."""
         return sum(self.weights[name] for name in self.modules(span) if name not in held)
+
+    def bytes_of(self, name: str, form: WeightFormat) -> int:
+        """What a module's weights take in a format."""
+        if name not in self.matrices:
+            return form.size_bytes(self.weights[name], ())
+        if name.startswith(f"{self.layers}."):
+            return form.size_bytes(self.weights[name], self.matrices[name])
+        if name == self.front[0]:
+            form = replace(form, on_cpu=False)  # whose rows are looked up: in no form of torch's own
+        return form.size_bytes(self.weights[name], self.matrices[name], self.ends_bits(form))
+
+    def bytes_in(self, span: Span, form: WeightFormat, held: Container[str] = ()) -> int:
+        """What a span's weights take in a format beside the modules held already; a tied head counts once."""
+        return sum(self.bytes_of(name, form) for name in self.modules(span) if name not in held)
+
+    def ends_bits(self, form: WeightFormat) -> int:
+        """In how many bits the embedding and the head are held: as their share of the whole model says."""
+        ends = self.weights[self.front[0]] + self.weights[self.tail[-1]]
+        return form.ends_bits(ends / sum(self.weights.values()))
 
     def holds(self, tensor: str, span: Span, held: Container[str] = ()) -> bool:
         """Whether a tensor of the checkpoint belongs to a span, and to none of the modules held already.
@@ -158,6 +186,7 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Mode
     layers = model.get_submodule(where)
     assert isinstance(layers, nn.ModuleList)
     weights = {f"{where}.{index}": _count(layer) for index, layer in enumerate(layers)}
+    matrices = {f"{where}.{index}": matrices_in(layer) for index, layer in enumerate(layers)}
     for index, layer in enumerate(layers):
         layers[index] = PassThroughLayer(layer)
     embedding = model.get_input_embeddings()
@@ -167,9 +196,11 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Mode
     front = [names[embedding], *(names[module] for module in called[:middle])]
     tail = [names[module] for module in called[middle + 1 :]]
     weights |= {name: _count(model.get_submodule(name)) for name in front + tail}
+    matrices |= {name: matrices_in(model.get_submodule(name)) for name in (front[0], tail[-1])}
     if text.tie_word_embeddings:
-        weights[names[cast("Any", model).get_output_embeddings()]] = 0
-    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights)
+        head = names[cast("Any", model).get_output_embeddings()]
+        weights[head], matrices[head] = 0, ()
+    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices)
 
 
 def load_span(
@@ -243,12 +274,19 @@ def _load(
 ) -> SpanModel:
     layout = dissect(checkpoint.config)
     span.within(layout.num_layers)
-    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if layout.holds(name, span, held))
-    model: Any = fill_span(layout, span, tensors, dtype, held)
+    model: Any = read_span(checkpoint, layout, span, dtype, held)
     model = model.to(device)
     for name, part in held.items():
         model.set_submodule(name, part)
     return SpanModel(model, span)
+
+
+def read_span(
+    checkpoint: Checkpoint, layout: ModelLayout, span: Span, dtype: torch.dtype, held: Container[str] = ()
+) -> PreTrainedModel:
+    """As `fill_span`, with a checkpoint's tensors."""
+    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if layout.holds(name, span, held))
+    return fill_span(layout, span, tensors, dtype, held)
 
 
 def fill_span(
@@ -273,7 +311,9 @@ def fill_span(
     config = copy.deepcopy(layout.config)
     config.tie_word_embeddings = layout.ties(span) and layout.front[0] not in held
     use_canopy(config)
-    filled: tuple[PreTrainedModel, dict[str, Any]] = _class_without(layout, span, held).from_pretrained(
+    partial_class = _class_without(layout, span, held)
+    partial_class.dtype = property(lambda _: dtype)  # of parameters, as it is, it would not survive packing
+    filled: tuple[PreTrainedModel, dict[str, Any]] = partial_class.from_pretrained(
         None, config=config, state_dict=dict(tensors), dtype=dtype, output_loading_info=True
     )
     model, info = filled

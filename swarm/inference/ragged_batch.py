@@ -9,21 +9,24 @@ layer passing through, so norm, soft caps and scales are the class's own and hap
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import nn
 
 from swarm.errors import UnsupportedModel
+from swarm.inference.devices import numeric_class_of
 from swarm.inference.kv_cache import KvLayout
-from swarm.inference.tree_attention import NAME, AttentionStep, SessionRange, use_canopy
+from swarm.inference.tree_attention import NAME, AttentionStep, SessionRange, StaticStep, use_canopy
+from swarm.kernels.support import kernel_support
 from swarm.layers import Span
 from swarm.models.families import max_positions
 from swarm.models.whole_model import load_causal_lm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 MAX_LOGITS_BYTES = 64 << 20
 """Memory that the head's output may take at a time."""
+PLAIN_PATH = "plain"
+"""`RaggedModel.path` without kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class SessionRows:
         node_ids: [r] in id order.
         parents: [r] their parents; None is the tip.
         positions: [r] their positions.
-        token_ids: int64 [r], on the machine with layer 0, which embeds them.
+        token_ids: int64 [r], on the machine with layer 0, which embeds them; best on the CPU, whence they travel with
+            the rest of a batch.
         rows: [r, hidden_size], on every other machine.
     """
 
@@ -68,6 +74,28 @@ class HeadOutput:
 
     logits: torch.Tensor
     rows: torch.Tensor | None
+
+
+class StaticPath(Protocol):
+    """Another way through the same layers: `swarm.inference.static_forward`.
+
+    Attributes:
+        buckets: numbers of rows that it runs, rising; a forward of fewer rows costs what the next of these costs.
+    """
+
+    buckets: tuple[int, ...]
+
+    def forward(self, batch: Sequence[SessionRows], sub: Span) -> torch.Tensor:
+        """As `RaggedModel.forward`."""
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """As `RaggedModel.logits`."""
+
+    def head_output(self, work: SessionRows, last: int) -> HeadOutput:
+        """As `RaggedModel.head_output`."""
+
+    def close(self) -> None:
+        """Give its memory up."""
 
 
 class PassThroughLayer(nn.Module):
@@ -117,6 +145,13 @@ class RaggedModel:
         forwards: how many forwards ran.
         rows_in: how many rows they had in all.
         layout: what its layers keep per token.
+        attention: each layer's attention module, as in `layout`.
+        static: the fast path, where there is one (`swarm.inference.fast_path.use_static`).
+        weight_bits: of a weight where weights are not of `dtype`: 16, 8 or 4; 0 where they are.
+        kernel_version: of the kernels that all its forwards run (`swarm.kernels.support.KERNEL_VERSION`); 0 on the
+            plain path.
+        path: how its forwards run, in words for people: `plain`, `kernels` or `graphs + kernels`.
+        path_reason: why they do not run a faster way; empty where there is none.
     """
 
     def __init__(self, model: PreTrainedModel, span: Span) -> None:
@@ -141,12 +176,29 @@ class RaggedModel:
         self._owned = {index: layers[index] for index in range(span.start, span.end)}
         self._pass_through = [PassThroughLayer(layer) for layer in layers]
         self._arranged: tuple[int, int] | None = None  # the layers `[start, end)` that are in place
-        self.layout = self._probe()
+        self.weight_bits = 0
+        self.kernel_version = 0
+        self.static: StaticPath | None = None
+        self.path = PLAIN_PATH
+        self.path_reason = kernel_support(self.device).reason
+        self.layout, self.attention = self._probe()
 
     @property
     def numeric_class(self) -> str:
-        """What changes the last bits of a result: device kind and dtype."""
-        return f"{self.device.type}-{str(self.dtype).removeprefix('torch.')}"
+        """What changes the last bits of a result (`swarm.protocol.numeric_class`)."""
+        return str(numeric_class_of(self.device, self.dtype, self.weight_bits, self.kernel_version))
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The decoder layers that this machine has, in order."""
+        return tuple(self._owned.values())
+
+    def use_plain(self, reason: str) -> None:
+        """Run by the plain path from now on, and say why."""
+        if self.static is not None:
+            self.static.close()
+        self.static, self.kernel_version = None, 0
+        self.path, self.path_reason = PLAIN_PATH, reason
 
     @property
     def head_rows(self) -> int:
@@ -166,6 +218,14 @@ class RaggedModel:
         """
         sub = sub or self.span
         assert self.span.contains(sub)
+        hidden = self.plain_forward(batch, sub) if self.static is None else self.static.forward(batch, sub)
+        self.forwards += 1
+        self.rows_in += len(hidden)
+        return hidden
+
+    @torch.inference_mode()
+    def plain_forward(self, batch: Sequence[SessionRows], sub: Span) -> torch.Tensor:
+        """`forward` by the plain path, whatever path there is: what others are compared with."""
         parts: list[SessionRange] = []
         try:
             for work in batch:
@@ -173,14 +233,11 @@ class RaggedModel:
             positions = torch.tensor([at for work in batch for at in work.positions], device=self.device)
             embeds = sub.start == 0
             entering = torch.cat([work.token_ids if embeds else work.rows for work in batch])  # type: ignore[misc]
-            hidden = self._run(AttentionStep(tuple(parts)), sub, entering, positions)
+            return self.run_layers(AttentionStep(tuple(parts)), sub, entering, positions)
         except BaseException:
             for part in parts:
                 part.kv_cache.withdraw(part.rows)
             raise
-        self.forwards += 1
-        self.rows_in += len(positions)
-        return hidden
 
     @property
     def output(self) -> torch.Tensor | None:
@@ -198,15 +255,32 @@ class RaggedModel:
             last: of how many nodes, the last ones, the output is asked for.
         """
         assert len(self.span) == self.num_layers
+        if self.static is not None:
+            self.forwards += 1
+            self.rows_in += len(work.node_ids)
+            return self.static.head_output(work, last)
         if self._head_matrix is None:
             return HeadOutput(self._whole_logits(work, last), None)
-        entered: list[torch.Tensor] = []
-        hook = self._head_matrix.register_forward_pre_hook(lambda _head, inputs: entered.append(inputs[0]))
-        try:
+        with self.entering_head() as entered:
             logits = self._whole_logits(work, last)
+        return HeadOutput(logits, torch.cat([rows.flatten(0, -2) for rows in entered])[-last:].float())
+
+    @contextmanager
+    def entering_head(self) -> Iterator[list[torch.Tensor]]:
+        """Within, note the hidden rows [1, r, width] that the output matrix makes logits of, call by call.
+
+        Nothing is noted where a model has no such matrix (`output`).
+        """
+        entered: list[torch.Tensor] = []
+        if self._head_matrix is None:
+            yield entered
+            return
+        head = cast("nn.Module", cast("Any", self.model).get_output_embeddings())
+        hook = head.register_forward_pre_hook(lambda _head, inputs: entered.append(inputs[0]))
+        try:
+            yield entered
         finally:
             hook.remove()
-        return HeadOutput(logits, torch.cat([rows.flatten(0, -2) for rows in entered])[-last:].float())
 
     def _whole_logits(self, work: SessionRows, last: int) -> torch.Tensor:
         """The logits of the last nodes, float32 [last, vocab_size]."""
@@ -231,12 +305,24 @@ class RaggedModel:
         Returns:
             float32 [r, vocab_size]
         """
-        assert self.span.end == self.num_layers
-        self._arrange(self.num_layers, self.num_layers)
-        pieces = [self._head(piece) for piece in torch.split(rows.to(self.device, self.dtype), self.head_rows)]
+        if self.static is not None:
+            return self.static.logits(rows)
+        pieces = [
+            self.run_head(piece).float() for piece in torch.split(rows.to(self.device, self.dtype), self.head_rows)
+        ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def _head(self, rows: torch.Tensor) -> torch.Tensor:
+    def run_head(self, rows: torch.Tensor) -> torch.Tensor:
+        """The head alone, once.
+
+        Args:
+            rows: [r, hidden_size] of the last layer.
+
+        Returns:
+            [r, vocab_size] in the type that the model's class gives.
+        """
+        assert self.span.end == self.num_layers
+        self._arrange(self.num_layers, self.num_layers)
         entry = self._pass_through[-1]
         entry.rows = rows[None]
         positions = torch.zeros(len(rows), dtype=torch.long, device=self.device)
@@ -244,9 +330,11 @@ class RaggedModel:
             logits: torch.Tensor = self.model(**self._inputs(None, positions, AttentionStep())).logits
         finally:
             entry.rows = None
-        return logits[0].float()
+        return logits[0]
 
-    def _run(self, step: AttentionStep, sub: Span, entering: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def run_layers(
+        self, step: AttentionStep | StaticStep, sub: Span, entering: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
         """One forward through the layers of `sub`.
 
         Args:
@@ -274,7 +362,9 @@ class RaggedModel:
             raise UnsupportedModel(f"{self.config.model_type}: its layers do not return hidden states alone")
         return outputs[0][0]
 
-    def _inputs(self, ids: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep) -> dict[str, Any]:
+    def _inputs(
+        self, ids: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep | StaticStep
+    ) -> dict[str, Any]:
         """Arguments of the model; embeddings of zeros stand in where rows enter further on."""
         inputs: dict[str, Any] = {"position_ids": positions[None], "use_cache": False, NAME: step}
         if ids is not None:
@@ -291,15 +381,15 @@ class RaggedModel:
         self._arranged = start, end
 
     @torch.inference_mode()
-    def _probe(self) -> KvLayout:
-        """Run one row to see what each layer would keep of it; no KV is stored."""
+    def _probe(self) -> tuple[KvLayout, tuple[nn.Module, ...]]:
+        """Run one row to see what each layer would keep of it, and which modules attend; no KV is stored."""
         step = AttentionStep()
         zero = torch.zeros(1, dtype=torch.long, device=self.device)
         row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
-        self._run(step, self.span, row if self.span.start else zero, zero)
+        self.run_layers(step, self.span, row if self.span.start else zero, zero)
         if [layer.index for layer in step.seen] != list(self._owned):
             raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
-        return KvLayout(tuple(step.seen), self.dtype, self.device)
+        return KvLayout(tuple(step.seen), self.dtype, self.device), tuple(step.modules)
 
 
 def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> RaggedModel:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 NAME = "canopy"
 
+ADDRESSES = "canopy_addresses"
+"""Buffer of an attention module: int64 [lines, 3], where each session's keys and values of its layer lie."""
+
 MAX_FOLDED_ROWS = 16
 """Up to this many rows, the query heads of a KV head share one product, so that K is read once."""
 
@@ -110,10 +113,31 @@ class AttentionStep:
     Attributes:
         parts: the rows of each session, one after the other; empty in a probing forward.
         seen: what each layer keeps, written down by a probing forward.
+        modules: each layer's attention module, likewise.
     """
 
     parts: Sequence[SessionRange] = ()
     seen: list[LayerKv] = field(default_factory=list)
+    modules: list[torch.nn.Module] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticStep:
+    """One forward whose rows are described at fixed addresses, for kernels (`swarm.kernels.batch_plan`).
+
+    An attention module finds its layer's addresses of KV in its own buffer `ADDRESSES`, so nothing here knows layers.
+
+    Attributes:
+        plan: int32 [n], what the kernels read of the batch.
+        part_out: float32, room for partial results.
+        part_ml: float32, room for their weights.
+        tile: rows of a session that one work item takes.
+    """
+
+    plan: torch.Tensor
+    part_out: torch.Tensor
+    part_ml: torch.Tensor
+    tile: int
 
 
 def use_canopy(config: PreTrainedConfig) -> None:
@@ -160,7 +184,7 @@ def attend(
         key: [1, kv_heads, R, key_width]
         value: [1, kv_heads, R, value_width]
         attention_mask: must be None.
-        options: what the family passes on, the running `AttentionStep` among it.
+        options: what the family passes on, the running `AttentionStep` or `StaticStep` among it.
 
     Returns:
         [1, R, heads, value_width] and no weights.
@@ -169,12 +193,15 @@ def attend(
         UnsupportedModel: the model class does not pass the step on, or brings a mask of its own.
     """
     step = options.get(NAME)
+    if isinstance(step, StaticStep) and attention_mask is None:
+        return _attend_by_kernels(module, step, (query, key, value), options), None
     if not isinstance(step, AttentionStep) or attention_mask is not None:
         raise UnsupportedModel(f"{type(module).__name__}: this attention does not go through AttentionInterface alone")
     layer: int = module.layer_idx  # type: ignore[assignment]
     heads, width = query.shape[1], value.shape[-1]
     if not step.parts:
         step.seen.append(LayerKv(layer, key.shape[1], key.shape[-1], width))
+        step.modules.append(module)
         return query.new_zeros(1, query.shape[2], heads, width), None
     scale = options.get("scaling")
     rules = _Rules(
@@ -193,6 +220,32 @@ def attend(
         outputs.append(weigh(part, query[0, :, rows], keys, values, rules).transpose(0, 1))
     output = outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs)
     return output[None], None
+
+
+def _attend_by_kernels(
+    module: torch.nn.Module,
+    step: StaticStep,
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """The same through one custom op, which stores the rows too; it looks at no value, so a compiler can pass it."""
+    query, key, value = rows
+    scale = options.get("scaling")
+    output: torch.Tensor = torch.ops.canopy.tree_attention(
+        query,
+        key,
+        value,
+        getattr(module, ADDRESSES),
+        step.plan,
+        step.part_out,
+        step.part_ml,
+        options.get("s_aux"),
+        step.tile,
+        query.shape[-1] ** -0.5 if scale is None else float(scale),
+        options.get("sliding_window") or 0,
+        options.get("softcap") or 0.0,
+    )
+    return output
 
 
 def _fused(

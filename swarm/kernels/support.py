@@ -57,6 +57,14 @@ def kind_of(device: torch.device) -> str:
     return "rocm" if device.type == "cuda" and torch.version.hip is not None else device.type
 
 
+def arch_of(device: torch.device) -> str:
+    """Its architecture as numeric classes name it, such as `sm90`; empty for a kind that has no kernels."""
+    if kind_of(device) != "cuda":
+        return ""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm{major}{minor}"
+
+
 @cache
 def _toolchain() -> KernelSupport:
     """What is installed: Triton, and the compiler with Python's headers that it needs when a program first runs."""

@@ -15,6 +15,7 @@ from node.model.span import SpanModel, dissect, load_span
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
+from swarm.inference.tree_attention import use_canopy
 from swarm.layers import Span
 from tests.devices import DEVICE
 
@@ -78,16 +79,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_config(family: str) -> PreTrainedConfig:
-    values = {name: value for name, value in {**_BASE, **FAMILIES.get(family, {})}.items() if value is not None}
+FEW: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
+"""Changes that leave little to compute, for kernels that are interpreted."""
+
+
+def tiny_config(family: str, changes: dict[str, Any] | None = None) -> PreTrainedConfig:
+    own = {**_BASE, **FAMILIES.get(family, {})}
+    own |= {name: value for name, value in (changes or {}).items() if own.get(name) is not None}
+    values = {name: value for name, value in own.items() if value is not None}
     if FAMILIES.get(family, {}).get("sliding_window", 0) is None:
         values["sliding_window"] = None
     return CONFIG_MAPPING[family](**values)
 
 
-def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
+def tiny_model(family: str, seed: int = 0, changes: dict[str, Any] | None = None) -> PreTrainedModel:
     """A model whose parameters are all random, norms and sinks too: a wrong one changes the logits."""
-    config = tiny_config(family)
+    config = tiny_config(family, changes)
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_config(config).eval().float()
@@ -150,5 +157,6 @@ def clone(model: PreTrainedModel) -> PreTrainedModel:
 def whole_model(model: PreTrainedModel) -> RaggedModel:
     """A copy of the model with Canopy's attention, in one span."""
     copied = clone(model)
+    use_canopy(copied.config)
     copied.set_attn_implementation("canopy")
     return RaggedModel(copied, Span(0, copied.config.num_hidden_layers))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +19,7 @@ import numpy as np
 from client.drafting.search.calibration import Calibration, Fit
 from client.drafting.search.temperatures import TEMPERATURES
 from client.target import Target
+from swarm.runtime.cache_folder import cache_folder
 from swarm.runtime.files import replace_file
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,7 @@ _PREFIX = "pair-"
 
 def default_calibration_folder() -> Path:
     """Where this user's calibrations are kept: `canopy/calibration` in the cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "canopy" / "calibration"
+    return cache_folder() / "calibration"
 
 
 class Identified(Protocol):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from swarm.inference.kv_cache import KvCache
-from swarm.inference.picks.host_copy import to_device
 from swarm.inference.ragged_batch import HeadOutput, RaggedModel, SessionRows
 from swarm.protocol.messages import Sweep
 from swarm.protocol.session import Limits, Parent, SessionState
@@ -49,7 +48,7 @@ class LocalSession:
         if not applied.appended:
             return None
         self.rows += len(sweep.tokens)
-        ids = to_device(sweep.tokens, self.model.device)
+        ids = torch.tensor(sweep.tokens)
         return SessionRows(self.kv_cache, applied.appended, sweep.parents, applied.positions, ids, None)
 
     def next(

@@ -12,6 +12,7 @@ from node.engine.benchmark import ROUNDS, benchmark
 from node.engine.measure import TREE_NODES
 from node.model.span import dissect, synthetic_span
 from swarm.demo import TARGET
+from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
 from swarm.models.pretrained import read_config
 from tests.model.tiny_models import FAMILIES, tiny_config
@@ -21,7 +22,7 @@ LAYOUT = dissect(read_config(TARGET, "demo"))
 
 
 def test_layers_of_the_right_shape_are_measured() -> None:
-    speed = benchmark(LAYOUT, torch.float32, CPU)
+    speed = benchmark(LAYOUT, WeightFormat(torch.float32), CPU)
     assert speed.is_measured
     assert speed.how == "measured on 2 synthetic layers"
     assert sorted(speed.layer_ms) == list(TREE_NODES)
@@ -44,7 +45,7 @@ def test_the_time_is_bounded_on_a_machine_that_takes_a_second_for_every_run(monk
         return 1_000.0
 
     monkeypatch.setattr(node.engine.benchmark, "forward_ms", slow)
-    speed = benchmark(LAYOUT, torch.float32, CPU, clock=lambda: float(next(seconds)))
+    speed = benchmark(LAYOUT, WeightFormat(torch.float32), CPU, clock=lambda: float(next(seconds)))
     assert next(ran) == 1 + 1 + len(TREE_NODES), "once to wake up, then each size once"
     assert speed.layer_ms[1] > 0
     assert ROUNDS > 1
@@ -53,7 +54,7 @@ def test_the_time_is_bounded_on_a_machine_that_takes_a_second_for_every_run(monk
 def test_layers_that_are_too_large_to_make_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.engine.benchmark, "MAX_BYTES", 1_000)
     monkeypatch.setattr(node.engine.benchmark, "MATRIX_BYTES", 4 << 20)
-    speed = benchmark(LAYOUT, torch.float32, CPU)
+    speed = benchmark(LAYOUT, WeightFormat(torch.float32), CPU)
     assert not speed.is_measured
     assert "estimated" in speed.how
     assert all(ms > 0 for ms in speed.layer_ms.values())
@@ -62,4 +63,4 @@ def test_layers_that_are_too_large_to_make_are_estimated(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_layers_of_every_tested_family_can_be_made(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.engine.benchmark, "BUDGET_S", 0.0)
-    assert benchmark(dissect(tiny_config(family)), torch.float32, CPU).is_measured
+    assert benchmark(dissect(tiny_config(family)), WeightFormat(torch.float32), CPU).is_measured

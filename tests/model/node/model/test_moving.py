@@ -16,6 +16,7 @@ from swarm.errors import NotEnoughSpace
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
+from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
 from tests.model.tiny_models import save_sharded, tiny_model
 
@@ -81,9 +82,11 @@ def test_as_many_layers_as_fit_anywhere_in_the_model() -> None:
     ends, layer, kv = 786_432 + 192, 393_600, 2 * 2 * 32
     for count in (1, 5, 12):
         needs = 4 * (ends + count * (layer + kv * KV_RESERVE_TOKENS))
-        assert fitting_layers(layout, torch.float32, int(needs / AUTO_SHARE) + 2) == count
-        assert fitting_layers(layout, torch.bfloat16, int(needs / AUTO_SHARE / 2) + 2) == count
-    assert fitting_layers(layout, torch.float32, 2**40) == 12
-    assert fitting_layers(layout, torch.float32, int(4 * (ends + layer * 3) / AUTO_SHARE), kv_tokens=1) == 2
+        assert fitting_layers(layout, WeightFormat(torch.float32), int(needs / AUTO_SHARE) + 2) == count
+        assert fitting_layers(layout, WeightFormat(torch.bfloat16), int(needs / AUTO_SHARE / 2) + 2) == count
+    assert fitting_layers(layout, WeightFormat(torch.float32), 2**40) == 12
+    assert (
+        fitting_layers(layout, WeightFormat(torch.float32), int(4 * (ends + layer * 3) / AUTO_SHARE), kv_tokens=1) == 2
+    )
     with pytest.raises(NotEnoughSpace, match=r"not one layer fits\. .*--num-layers 1"):
-        fitting_layers(layout, torch.float32, 1_000)
+        fitting_layers(layout, WeightFormat(torch.float32), 1_000)

@@ -16,7 +16,7 @@ from node.config import ServeConfig
 from node.engine.measure import OFFLOADED_ROWS, step_cost
 from node.model.checkpoint import open_checkpoint
 from node.model.loading import load
-from node.model.offload import Offload, OffloadedSpan, held_weights, load_offloaded
+from node.model.offload import Offload, OffloadedSpan, held_bytes, load_offloaded
 from node.model.span import SpanModel, dissect, load_span
 from node.model.weight_streaming import MAX_TRACE_EVENTS, TraceEvent, overlaps
 from swarm.demo import TARGET
@@ -24,6 +24,7 @@ from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
+from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
 from tests.devices import DEVICES
 from tests.in_process_swarm import in_process_swarm
@@ -131,7 +132,7 @@ def test_two_layers_weights_are_held_at_a_time_and_reading_runs_beside_computing
         assert streamed.weight_bytes <= others + 2 * (layer + room)
         assert streamed.streamer.resident_bytes <= 2 * (layer + room)
         assert streamed.weight_bytes < (others + 12 * layer) / 3
-        assert abs(4 * held_weights(layout, WHOLE)[0] - streamed.weight_bytes) <= 2 * room
+        assert abs(held_bytes(layout, WHOLE, WeightFormat(torch.float32))[0] - streamed.weight_bytes) <= 2 * room
         assert streamed.streamer.reads >= 24
         assert overlaps(watched) - overlaps(loading) == 24
 

@@ -1,0 +1,168 @@
+"""Chooses a model's path: graphs where device, compiler and model allow them, else the next slower one, and says why.
+
+graphs + kernels   our own kernels, held as CUDA graphs; layers compiled where their class allows it
+kernels            the same kernels, started one by one: on a CPU, for tests
+plain              what the model's class does
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from swarm.inference.graphs.compiled_layers import keep_programs
+from swarm.inference.graphs.fixed_memory import StaticLimits
+from swarm.inference.graphs.plain_rotary import use_plain_rotary
+from swarm.inference.tree_attention import AttentionStep
+from swarm.kernels.support import KERNEL_VERSION, kernel_support
+from swarm.layers import Span
+from swarm.models.pretrained import first_line
+from swarm.runtime.cache_folder import cache_folder
+
+if TYPE_CHECKING:
+    from swarm.inference.ragged_batch import RaggedModel
+    from swarm.inference.static_proof import PlainTrial
+
+logger = logging.getLogger(__name__)
+
+BUCKETS = (16, 32, 64, 128, 256, 512)
+"""Numbers of rows that are run. Fewer than 16 cost what 16 cost; and a compiler would make another program of 1."""
+SESSIONS = 64
+"""Sessions that have a line of the address table; more take turns, at a small copy each."""
+MAX_TOKENS = 131_072
+"""Tokens of a session that a full bucket has room for at most; longer ones run in smaller pieces."""
+GRAPHS, KERNELS = "graphs + kernels", "kernels"
+COMPILER = "inductor"
+
+
+class FastPathRefused(Exception):
+    """A model cannot run by the fast path."""
+
+
+def use_static(
+    model: RaggedModel,
+    max_tokens: int | None = None,
+    sessions: int = SESSIONS,
+    buckets: tuple[int, ...] = BUCKETS,
+    *,
+    forced: bool = False,
+) -> None:
+    """Let a model run by the fastest path that its device and class allow; its `path` and `path_reason` say which.
+
+    Takes seconds; nothing else may use the model meanwhile. Whatever goes wrong, the plain path is left.
+
+    Args:
+        model: fully loaded.
+        max_tokens: of a session, live nodes included; None is the model's own limit.
+        sessions: that run together at most.
+        buckets: numbers of rows, rising.
+        forced: take the kernels on a CPU too, where Triton interprets them: for tests.
+    """
+    if reason := _refusal(model, forced=forced):
+        model.use_plain(reason)
+        return
+    room = min(max_tokens or model.max_positions or MAX_TOKENS, MAX_TOKENS)
+    limits = StaticLimits(room, sessions, buckets)
+    support = kernel_support(model.device)
+    from swarm.inference.static_proof import plain_trial
+
+    try:
+        trial = plain_trial(model)
+        use_plain_rotary(model.model)
+        use_row_invariant_products(model)
+        model.use_plain("")
+    except Exception as failure:  # noqa: BLE001 - whatever it is, the plain path stays
+        _give_up(model, first_line(failure))
+        return
+    reasons: list[str] = []
+    for backend in (COMPILER, None) if support.compiled else (None,):
+        try:
+            reasons += _try(model, limits, backend, trial)
+        except FastPathRefused as refused:
+            reasons.append(f"its layers are not compiled: {refused}" if backend else str(refused))
+        else:
+            break
+    if model.static is None:
+        _give_up(model, reasons[-1])
+        return
+    if reasons:
+        logger.warning("%s: %s", model.config.model_type, "; ".join(reasons))
+    model.path = KERNELS if forced else GRAPHS
+    model.path_reason = "; ".join(reasons if support.compiled else [support.reason, *reasons])
+
+
+def use_row_invariant_products(model: RaggedModel) -> None:
+    """Exchange linear layers of 16 or 32 bits, and experts, for ones that add up in fixed ranges.
+
+    A library chooses its kernel, and so the order of a sum, by the number of rows. Layers that were packed when they
+    were loaded stay as they are.
+    """
+    from swarm.inference.packed_layers import pack_head, pack_layer
+
+    bits = 8 * model.dtype.itemsize
+    for index, layer in zip(range(model.span.start, model.span.end), model.layers, strict=True):
+        pack_layer(layer, partial(_run_alone, model, Span(index, index + 1)), bits, with_kernels=True)
+    if model.span.end < model.num_layers:
+        return
+    own: Any = cast("Any", model.model).get_output_embeddings()
+    packed = None if own is None else pack_head(own, bits, with_kernels=True)
+    if packed is not None:
+        name = next(name for name, module in model.model.named_modules() if module is own)
+        model.model.set_submodule(name, packed)
+
+
+@torch.inference_mode()
+def _run_alone(model: RaggedModel, sub: Span) -> None:
+    """Run one row of zeros through some layers; no KV is stored."""
+    zero = torch.zeros(1, dtype=torch.long, device=model.device)
+    row = torch.zeros(1, model.hidden_size, dtype=model.dtype, device=model.device)
+    model.run_layers(AttentionStep(), sub, row if sub.start else zero, zero)
+
+
+def _refusal(model: RaggedModel, *, forced: bool) -> str:
+    """Why a model must run by the plain path; empty if it need not."""
+    support = kernel_support(model.device)
+    if model.device.type != "cuda" and not forced:
+        return f"{model.device.type} runs the plain path"
+    return "" if support.kernels else support.reason
+
+
+def _try(model: RaggedModel, limits: StaticLimits, backend: str | None, trial: PlainTrial) -> list[str]:
+    """Record and prove; the model runs by it then.
+
+    Returns:
+        why a text may depend on more than model, prompt and seed, if it may.
+
+    Raises:
+        FastPathRefused: it cannot be recorded, or fails its proof.
+    """
+    from swarm.inference.static_forward import StaticForward
+    from swarm.inference.static_proof import late_failure, prove
+
+    if backend is not None:
+        keep_programs(cache_folder() / "programs")
+    try:
+        static = StaticForward(model, limits, backend=backend)
+        static.record()
+        verdict = prove(static, model, trial)
+    except Exception as failure:  # an untested class or a compiler may raise anything, and all of it means no
+        raise FastPathRefused(first_line(failure)) from failure
+    if verdict.failure:
+        static.close()
+        raise FastPathRefused(verdict.failure)
+    static.prove_late = lambda key: late_failure(static, model, key.sub, key.bucket) if key.sub else ""
+    model.static = static
+    model.kernel_version = 0 if verdict.variance else KERNEL_VERSION
+    return [f"texts may depend on the tree's size: {verdict.variance}"] if verdict.variance else []
+
+
+def _give_up(model: RaggedModel, reason: str) -> None:
+    logger.warning("%s runs by the plain path: %s", model.config.model_type, reason)
+    model.use_plain(reason)
+    if model.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()

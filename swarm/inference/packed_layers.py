@@ -1,0 +1,252 @@
+"""Layers of a Hugging Face model with packed weights in place of their own: linear ones, embedding, head and experts.
+
+No family is named. Linear layers that receive the very same tensor are found by running a layer once; they become one
+product, which is made when the first of them is called.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from swarm.inference.weights.experts import expert_matrices, is_experts, pack_experts
+from swarm.inference.weights.format import Matrix, is_packed
+from swarm.inference.weights.packed_weight import PackedWeight, RestoredWeight, kernels_take, pack_weight
+
+MIN_ROWS: Final = 16
+"""A linear layer with fewer outputs stays as it is: it decides much, as routers do, and takes little."""
+
+
+class SharedProduct(nn.Module):
+    """One product for linear layers that read the same tensor.
+
+    Attributes:
+        weight: their matrices, one below the other.
+        bias: their biases, one after the other; None where they have none.
+        edges: where each one's outputs begin, and where the last one's end.
+    """
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.edges = (0, *accumulate(sizes))
+        self._made = _Made()
+
+    def part(self, x: torch.Tensor, place: int) -> torch.Tensor:
+        """The outputs [..., n] of one of the layers; all are made when the first is asked for."""
+        if len(self.edges) == 2:
+            return self.weight.product(x, self.bias)
+        made = self._made
+        if made.of is not x:  # the very tensor: another one of the same values is another input
+            made.of, made.left = x, len(self.edges) - 1
+            made.outputs = self.weight.product(x, self.bias)
+        outputs = made.outputs[..., self.edges[place] : self.edges[place + 1]]
+        made.left -= 1
+        if not made.left:
+            made.of = made.outputs = _NOTHING
+        return outputs
+
+
+class _Made:
+    """What a shared product made, until all of its layers have taken their part."""
+
+    def __init__(self) -> None:
+        self.of = _NOTHING
+        self.outputs = _NOTHING
+        self.left = 0
+
+
+_NOTHING: Final = torch.empty(0)
+
+
+class PackedLinear(nn.Module):
+    """In place of a linear layer.
+
+    Attributes:
+        shared: the product, with other layers or alone.
+        place: of this layer among them.
+        in_features: as of `nn.Linear`.
+        out_features: as of `nn.Linear`.
+    """
+
+    def __init__(self, shared: SharedProduct, place: int = 0) -> None:
+        super().__init__()
+        self.shared = shared
+        self.place = place
+        self.in_features = shared.weight.columns
+        self.out_features = shared.edges[place + 1] - shared.edges[place]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in_features] to [..., out_features]."""
+        return self.shared.part(x, self.place)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The matrix [out_features, in_features], restored as a whole: for a family that reads it by itself."""
+        start, end = self.shared.edges[self.place : self.place + 2]
+        return self.shared.weight.restored()[start:end]
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """[out_features], if it has one."""
+        start, end = self.shared.edges[self.place : self.place + 2]
+        return None if self.shared.bias is None else self.shared.bias[start:end]
+
+
+class PackedEmbedding(nn.Module):
+    """In place of an embedding: the rows that are looked up are restored, and its own class does the rest with them.
+
+    Attributes:
+        packed: the matrix [vocab_size, embedding_dim].
+        embedding_dim: as of `nn.Embedding`.
+    """
+
+    def __init__(self, embedding: nn.Embedding, packed: RestoredWeight) -> None:
+        super().__init__()
+        self.packed = packed
+        self.embedding_dim = embedding.embedding_dim
+        del embedding.weight
+        embedding.padding_idx = None  # matters for gradients alone, and would be looked for among the few rows
+        self._own = embedding
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids [...] to [..., embedding_dim]."""
+        own: Any = self._own
+        own.weight = self.packed.take(ids.flatten())
+        try:
+            rows: torch.Tensor = own(torch.arange(ids.numel(), device=ids.device).view(ids.shape))
+        finally:
+            own.weight = None
+        return rows
+
+
+def pack_layer(layer: nn.Module, run: Callable[[], object], bits: int, *, with_kernels: bool) -> None:
+    """Pack the weights of a decoder layer in place, on their device; weights that do not fit the format stay.
+
+    Args:
+        layer: loaded, in the compute type.
+        run: runs it once, with any input.
+        bits: of a weight: 4, 8 or 16 (bfloat16); with kernels also those of the compute type itself.
+        with_kernels: whether the device runs the Triton kernels.
+    """
+    linears = {name: part for name, part in layer.named_modules() if _is_linear(part)}
+    fitting = {name: part for name, part in linears.items() if _fits(part, bits, with_kernels=with_kernels)}
+    for names in _siblings(fitting, run):
+        own = [fitting[name] for name in names]
+        for name, packed in zip(names, _pack_linear(own, bits, with_kernels=with_kernels), strict=True):
+            layer.set_submodule(name, packed)
+    for module in list(layer.modules()):
+        if is_experts(module):
+            pack_experts(module, bits, with_kernels=with_kernels)
+
+
+def pack_embedding(embedding: nn.Module, bits: int) -> PackedEmbedding | None:
+    """A packed embedding in place of one of the compute type; None where its width does not fit the format."""
+    if not isinstance(embedding, nn.Embedding) or not is_packed(embedding.embedding_dim, bits):
+        return None
+    packed = RestoredWeight(embedding.weight.data, bits)
+    return PackedEmbedding(embedding, packed)
+
+
+def pack_head(
+    head: nn.Module, bits: int, *, with_kernels: bool, tied: PackedEmbedding | None = None
+) -> PackedLinear | None:
+    """A packed head in place of one of the compute type; None where it does not fit the format.
+
+    Args:
+        head: its linear layer.
+        bits: of a weight.
+        with_kernels: whether the device runs the Triton kernels.
+        tied: the embedding with which the head shares its matrix; shared on, unless kernels want another form.
+    """
+    if not isinstance(head, nn.Linear) or not bits or not _fits(head, bits, with_kernels=with_kernels):
+        return None
+    if tied is not None and not with_kernels:
+        bias = None if head.bias is None else head.bias.data
+        return PackedLinear(SharedProduct(tied.packed, bias, [head.out_features]))
+    return _pack_linear([head], bits, with_kernels=with_kernels)[0]
+
+
+def matrices_in(module: nn.Module) -> tuple[Matrix, ...]:
+    """Rows and columns of the weights that can be packed; those of experts lie one below the other."""
+    found: list[Matrix] = []
+    for part in module.modules():
+        if is_experts(part):
+            found += expert_matrices(part)
+        elif _is_linear(part):
+            rows, columns = _matrix(part).shape
+            found.append((rows, columns))
+        elif isinstance(part, nn.Embedding):
+            found.append((part.num_embeddings, part.embedding_dim))
+    return tuple(found)
+
+
+def _pack_linear(own: Sequence[nn.Module], bits: int, *, with_kernels: bool) -> list[PackedLinear]:
+    """Packed linear layers in place of some that read the same tensor."""
+    matrices = [_matrix(one) for one in own]
+    weight = matrices[0].contiguous() if len(own) == 1 else torch.cat(matrices)
+    biases = [cast("Any", one).bias for one in own]
+    bias = None if biases[0] is None else torch.cat([one.data for one in biases])
+    packed = pack_weight(weight, bits, with_kernels=with_kernels)
+    shared = SharedProduct(packed, bias, [len(matrix) for matrix in matrices])
+    return [PackedLinear(shared, place) for place in range(len(own))]
+
+
+def _siblings(linears: Mapping[str, nn.Module], run: Callable[[], object]) -> list[list[str]]:
+    """Names of linear layers, as one product can serve them: those of one list read the same tensor, and only that."""
+    seen: list[tuple[torch.Tensor, torch.Tensor, list[str]]] = []  # what was read, its values then, by whom
+
+    def note(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def hook(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            x = inputs[0]
+            for read, then, names in seen:
+                if read is x and torch.equal(x, then):
+                    names.append(name)
+                    return
+            seen.append((x, x.clone(), [name]))
+
+        return hook
+
+    hooks = [part.register_forward_pre_hook(note(name)) for name, part in linears.items()]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    calls = Counter(name for _, _, names in seen for name in names)
+    lists = []
+    for _, _, names in seen:
+        for has_bias in (False, True):
+            alike = [name for name in names if calls[name] == 1 and (linears[name].bias is not None) is has_bias]
+            lists += [alike] if len(alike) > 1 else []
+    joined = {name for names in lists for name in names}
+    return [*lists, *([name] for name in linears if name not in joined)]
+
+
+def _fits(module: nn.Module, bits: int, *, with_kernels: bool) -> bool:
+    """Whether a linear layer can be held in so many bits; in those of its own type only for kernels."""
+    rows, columns = _matrix(module).shape
+    dtype = _matrix(module).dtype
+    if bits == dtype.itemsize * 8 and (bits == 32 or dtype is torch.bfloat16):
+        return with_kernels and kernels_take(rows, columns, bits, dtype)
+    return is_packed(columns, bits)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, with many outputs, and nothing else: subclasses may do more."""
+    if type(module) is nn.Linear:
+        return module.out_features >= MIN_ROWS
+    return isinstance(module, Conv1D)
+
+
+def _matrix(module: nn.Module) -> torch.Tensor:
+    """[rows, columns]; GPT-2 holds it the other way round."""
+    weight: torch.Tensor = cast("Any", module).weight.data
+    return weight.t() if isinstance(module, Conv1D) else weight

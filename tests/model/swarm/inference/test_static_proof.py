@@ -1,0 +1,229 @@
+"""The proof of a fast path: what it refuses, what it lets through, and what a model falls back to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import swarm.inference.fast_path
+import swarm.inference.static_proof
+from swarm.inference.fast_path import use_static
+from swarm.inference.graphs.plain_rotary import use_plain_rotary
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import HeadOutput, RaggedModel, SessionRows
+from swarm.inference.static_proof import PlainTrial, Verdict, late_failure, plain_trial, prove
+from swarm.kernels.support import KernelSupport
+from swarm.layers import Span
+from tests.model.tiny_models import FEW, chain, tiny_model, whole_model
+
+ONE_LAYER = FEW | {"num_hidden_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def model() -> RaggedModel:
+    return whole_model(tiny_model("llama", changes=ONE_LAYER))
+
+
+@dataclass
+class StandIn:
+    """A fast path that is the plain one, but for a fault."""
+
+    model: RaggedModel
+    fault: str = ""
+    buckets: tuple[int, ...] = (16, 32)
+    head_buckets: tuple[int, ...] = (16, 32)
+
+    def __post_init__(self) -> None:
+        self._seen: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def forward(
+        self, batch: Sequence[SessionRows], sub: Span, *, at_least: int = 0, eager: bool = False
+    ) -> torch.Tensor:
+        rows = self.model.plain_forward(batch, sub).float()
+        match self.fault:
+            case "wrong":
+                return rows * (1 + 3e-5)
+            case "nan":
+                return rows * torch.nan
+            case "replay":
+                return rows + 1e-7 * eager
+            case "bucket":
+                return rows + 1e-7 * (at_least == 32)
+            case "company":
+                return rows + 1e-7 * len(batch)
+            case "path":
+                return rows + 1e-7 * (len(rows) == 1)
+            case "stale":
+                return self._seen.setdefault((len(rows),), rows)
+            case "tokens":
+                return self._seen.setdefault((*[tuple(work.positions) for work in batch],), rows)
+            case "positions":
+                return self._seen.setdefault((*[tuple(cast("Any", work.token_ids).tolist()) for work in batch],), rows)
+        return rows
+
+    def head(self, rows: torch.Tensor, *, at_least: int = 0, eager: bool = False) -> HeadOutput:
+        logits = self.model.run_head(rows.to(self.model.dtype)).float()
+        match self.fault:
+            case "head":
+                logits = logits.flip(1)
+            case "head replay":
+                logits = logits + 1e-7 * eager
+            case "head bucket":
+                logits = logits + 1e-7 * (at_least == 32)
+            case "head stale":
+                logits = self._seen.setdefault(("head",), logits)
+        return HeadOutput(logits, None)
+
+
+@pytest.fixture(scope="module")
+def exact() -> RaggedModel:
+    """In float64, of which float32 keeps nothing that depends on a forward's size."""
+    return whole_model(tiny_model("llama", changes=ONE_LAYER).double())
+
+
+def verdict(model: RaggedModel, fault: str) -> Verdict:
+    plain = plain_trial(model)
+    assert plain.logits is not None
+    plain = PlainTrial(plain.rows.float(), plain.logits.float())
+    return prove(cast("Any", StandIn(model, fault)), model, plain)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("wrong", "16 rows: 3.0e-05 off the plain path, where 1.0e-05 is allowed"),
+        ("nan", "16 rows: values are not finite"),
+        ("replay", "16 rows: a replay differs from the kernels that it holds"),
+        ("tokens", "other tokens do not change the result"),
+        ("positions", "another position does not change the result"),
+        ("stale", "other tokens do not change the result"),
+        ("head", "head on 16 rows: .* off the plain path"),
+        ("head replay", "head on 16 rows: a replay differs"),
+        ("head stale", "other rows do not change the head's result"),
+    ],
+)
+def test_what_is_wrong_is_refused(exact: RaggedModel, fault: str, says: str) -> None:
+    assert re.match(says, verdict(exact, fault).failure)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("", ""),
+        ("bucket", "32 rows in one forward give other bits than fewer"),
+        ("company", "a session's rows depend on another session's"),
+        ("path", "a tree's rows are not those of the same tokens one by one"),
+        ("head bucket", "the head gives other bits for other numbers of rows"),
+    ],
+)
+def test_what_changes_bits_is_let_through_and_named(exact: RaggedModel, fault: str, says: str) -> None:
+    assert verdict(exact, fault) == Verdict("", says)
+
+
+def test_a_graph_that_was_recorded_late_is_tried_too() -> None:
+    model = whole_model(tiny_model("llama", changes=FEW))
+    sub = Span(1, 2)
+    found = {
+        fault: late_failure(cast("Any", StandIn(model, fault)), model, sub, 16) for fault in ("", "replay", "stale")
+    }
+    assert found[""] == ""
+    assert found["replay"] == "a replay differs from the kernels that it holds"
+    assert found["stale"] == "other tokens do not change the result"
+
+
+def test_a_model_that_passes_runs_by_kernels_and_its_class_says_so(model: RaggedModel) -> None:
+    use_static(model, 64, 2, (16, 17), forced=True)
+    assert model.static is not None
+    linears = [module for layer in model.layers for module in layer.modules() if isinstance(module, torch.nn.Linear)]
+    assert not linears, "each adds up in fixed ranges"
+    assert model.static.buckets == (16, 17)
+    assert (model.path, model.numeric_class) == ("kernels", f"{model.device.type}-float32-k1")
+    model.use_plain("it was told to")
+    assert (model.static, model.path, model.path_reason) == (None, "plain", "it was told to")
+    assert model.numeric_class == f"{model.device.type}-float32"
+
+
+@pytest.fixture
+def unproven(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The compilers whose layers would be proven; the proof itself is left out."""
+    tried: list[str | None] = []
+
+    def passes(static: Any, model: RaggedModel, _: object) -> Verdict:  # noqa: ANN401
+        tried.append(static.layers.backend)
+        static.forward([chain(KvCache(model.layout, 4), torch.tensor([5]))], model.span)
+        return Verdict()
+
+    monkeypatch.setattr(swarm.inference.static_proof, "prove", passes)
+    return tried
+
+
+def test_layers_that_do_not_compile_run_as_they_are(
+    model: RaggedModel, unproven: list[str | None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    able = KernelSupport(kernels=True, compiled=True)
+    monkeypatch.setattr(swarm.inference.fast_path, "kernel_support", lambda _: able)
+    monkeypatch.setattr(swarm.inference.fast_path, "COMPILER", "a_compiler_that_is_none")
+    use_static(model, 16, 2, (2,), forced=True)
+    assert model.static is not None
+    assert model.path_reason.startswith("its layers are not compiled: ")
+    assert (unproven, len(caplog.records)) == ([None], 1), "proven as they are, and said once"
+
+
+@pytest.mark.parametrize("fault", ["verdict", "raises"])
+def test_a_failure_leaves_the_plain_path_and_is_said_once(
+    fault: str, model: RaggedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> Verdict:
+        if fault == "raises":
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return Verdict("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(swarm.inference.static_proof, "prove", fails)
+    use_static(model, 16, 2, (2,), forced=True)
+    assert (model.static, model.path, model.kernel_version) == (None, "plain", 0)
+    assert model.path_reason == "operation not permitted when stream is capturing"
+    assert [record.getMessage() for record in caplog.records] == [
+        "llama runs by the plain path: operation not permitted when stream is capturing"
+    ]
+    rows = model.forward([chain(KvCache(model.layout, 4), torch.tensor([5, 6]))])
+    assert rows.isfinite().all()
+
+
+def test_bits_that_vary_cost_the_promise_and_not_the_speed(model: RaggedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.inference.static_proof, "prove", lambda *_: Verdict("", "32 rows give other bits"))
+    use_static(model, 16, 2, (2,), forced=True)
+    assert model.static is not None
+    assert (model.path, model.numeric_class) == ("kernels", f"{model.device.type}-float32")
+    assert "texts may depend on the tree's size: 32 rows give other bits" in model.path_reason
+
+
+def test_a_cpu_runs_the_plain_path_though_an_environment_variable_says_otherwise(model: RaggedModel) -> None:
+    use_static(model)
+    assert (model.static, model.path) == (None, "plain")
+    assert model.path_reason == f"{model.device.type} runs the plain path"
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_embeddings_that_look_at_positions_become_plain_ones_of_the_same_bits(kind: str) -> None:
+    few = 8
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {"original_max_position_embeddings": 64, "short_factor": [1.5] * few, "long_factor": [9.0] * few}
+    config = LlamaConfig(
+        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 2 * few, "max_position_embeddings": 64},
+        rope_parameters=rope,
+    )
+    own = LlamaForCausalLM(config).model.rotary_emb
+    positions, like = torch.arange(64)[None], torch.zeros(1, 64, 2 * few)
+    wanted = own(like, positions)
+    assert use_plain_rotary(own) == 1
+    for got, value in zip(own(like, positions), wanted, strict=True):
+        assert torch.equal(got, value)
+    assert use_plain_rotary(own) == 0
