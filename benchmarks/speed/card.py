@@ -202,7 +202,9 @@ def measure(options: Options, console: Console) -> tuple[list[CardSweep], dict[s
             sessions = [CardSession(model, context, max(options.rows)) for context in options.contexts]
             if weights == options.weights[0]:
                 plain |= {
-                    (layers, session.context, rows): _wall_ms(lambda s=session, r=rows: s.sweep(r), options.repeats, device)  # type: ignore[misc]
+                    (layers, session.context, rows): _wall_ms(
+                        lambda s=session, r=rows: s.sweep(r), options.repeats, device
+                    )  # type: ignore[misc]
                     for session in sessions
                     for rows in options.rows
                 }
@@ -234,7 +236,9 @@ def measure(options: Options, console: Console) -> tuple[list[CardSweep], dict[s
     return lines, known
 
 
-def _ends(model: SpanModel, session: CardSession, known: dict[str, float | str], weights: str, options: Options) -> None:
+def _ends(
+    model: SpanModel, session: CardSession, known: dict[str, float | str], weights: str, options: Options
+) -> None:
     """What stands beside a sweep: the head, picks and a commit."""
     for rows in options.rows:
         hidden = session.sweep(rows)
@@ -255,7 +259,17 @@ def sheet(lines: Sequence[CardSweep], known: dict[str, float | str], options: Op
     made = Sheet(
         "card",
         f"{options.shape} shape, {options.dtype}, on {device_name(options.device)}: ms per sweep",
-        ("layers, weights", "tokens", "rows", "plain path", "fast path", "× floor", "the card alone", "× floor", "× own"),
+        (
+            "layers, weights",
+            "tokens",
+            "rows",
+            "plain path",
+            "fast path",
+            "× floor",
+            "the card alone",
+            "× floor",
+            "× own",
+        ),
     )
     own = {(line.layers, line.context, line.rows): line.card_ms for line in lines if line.weights == options.weights[0]}
     for line in lines:
@@ -271,7 +285,9 @@ def sheet(lines: Sequence[CardSweep], known: dict[str, float | str], options: Op
         f"Floor: weights and KV at {float(known['memory_bytes_per_s']) / 1e9:,.0f} GB/s, a copy's bytes, read and "
         f"written. The card alone: {REPLAYS} replays one behind the other. Medians of {options.repeats} sweeps."
     )
-    made.notes += [f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}" for name, value in known.items()]
+    made.notes += [
+        f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}" for name, value in known.items()
+    ]
     made.measured = {"lines": [asdict(line) for line in lines], "known": known, "options": asdict(options)}
     return made
 

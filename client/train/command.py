@@ -67,7 +67,7 @@ def train_draft(command: TrainDraft, console: Console) -> None:
     if command.threads is not None:
         torch.set_num_threads(command.threads)
     target = load_target(command.model)
-    model = load_for_training(command.model, str(find_device(command.device)))
+    model = load_for_training(command.model, str(find_device(None if command.device == "auto" else command.device)))
     samples = command.samples or command.out / "samples.safetensors"
     amount = SampleAmount(command.lines, command.tokens, command.seed)
     with _bar(console) as bar:

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
 from client.train.checkpoint import load_checkpoint, save_checkpoint
+from client.train.compute import batches, precision
 from client.train.head import HELD_OUT_LINES, SAVED_STEPS, HeadScore, Schedule
 from swarm.errors import IncompatibleDraft
 
@@ -49,10 +50,13 @@ class DraftTraining:
             raise IncompatibleDraft(f"the draft has {ours} tokens and the target {theirs}; start from another draft")
         draft = self.draft.requires_grad_(True).train()
         optimizer = torch.optim.AdamW(draft.parameters(), lr=self.schedule.rate, weight_decay=0.01, betas=(0.9, 0.98))
-        for step in range(load_checkpoint(self.checkpoint, self.schedule, draft, optimizer), self.schedule.steps):
+        first = load_checkpoint(self.checkpoint, self.schedule, draft, optimizer)
+        lines, device = self.lines[:-HELD_OUT_LINES], self.target.device
+        for step, tokens in enumerate(batches(self.schedule, lines, first, device), first):
             for group in optimizer.param_groups:
                 group["lr"] = self.schedule.rate_at(step)
-            loss = self._loss(*self._log_probs(self.schedule.batch(step, self.lines[:-HELD_OUT_LINES])))
+            with precision(device):
+                loss = self._loss(*self._log_probs(tokens))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(draft.parameters(), 1.0)

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from client.drafting.heads.modules import Head
 from client.train.checkpoint import load_checkpoint, save_checkpoint
+from client.train.compute import batches, precision
 from swarm.inference.ragged_batch import find_layers
 
 UNROLLED_TOKENS = 5
@@ -134,10 +135,12 @@ class HeadTraining:
         optimizer = torch.optim.AdamW(weights, lr=self.schedule.rate, weight_decay=0.01, betas=(0.9, 0.98))
         lines = self.lines[:-HELD_OUT_LINES]
         with self._capturing_rows():
-            for step in range(load_checkpoint(self.checkpoint, self.schedule, head, optimizer), self.schedule.steps):
+            first = load_checkpoint(self.checkpoint, self.schedule, head, optimizer)
+            for step, tokens in enumerate(batches(self.schedule, lines, first, self.target.device), first):
                 for group in optimizer.param_groups:
                     group["lr"] = self.schedule.rate_at(step)
-                loss = self._loss(self._labels_of(self.schedule.batch(step, lines)))
+                with precision(self.target.device):
+                    loss = self._loss(self._labels_of(tokens))
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(weights, 1.0)

@@ -52,7 +52,7 @@ class TrainDraft:
         batch: lines in a step.
         rate: the highest learning rate.
         seed: seed of the text and of everything else.
-        device: where to train, as torch calls it (default: the first CUDA card, or the CPU).
+        device: where to train, as torch calls it, or auto: a card if there is one, else the CPU (default: auto).
         threads: CPU threads (default: all cores).
         membership: of the swarm; not an option.
     """

@@ -9,7 +9,7 @@ on after an end of text.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
+from swarm.inference.picks.device_picks import PickRequest, picks_on
+from swarm.inference.picks.host_copy import to_device
+from swarm.inference.sampling import pick_together
 from swarm.models.whole_model import load_causal_lm
 from swarm.protocol.messages import Sampling
 from swarm.runtime.files import replace_file
@@ -119,17 +122,31 @@ class LocalSampler:
         device, numbers = self.target.device, range(first, first + count)
         samplings = [sampling_of(amount, line) for line in numbers]
         vocab_tokens = min(len(self.tokenizer), self.target.config.vocab_size)
-        temperatures = torch.tensor([one.temperature for one in samplings], dtype=torch.float64, device=device)
         entering = torch.tensor([start_of(amount, line, self.tokenizer) for line in numbers], device=device)
         made, cache = entering, None
         while made.shape[1] < amount.tokens:
             out = cast("Any", self.target)(entering, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = out.past_key_values
-            noise = np.stack([gumbel_row(one.seed, made.shape[1], vocab_tokens) for one in samplings])
-            scaled = out.logits[:, -1, :vocab_tokens].double() / temperatures[:, None]
-            entering = (scaled + torch.from_numpy(noise).to(device)).argmax(dim=1, keepdim=True)
+            entering = _picks(out.logits[:, -1, :vocab_tokens], samplings, made.shape[1])
             made = torch.cat([made, entering], dim=1)
         return made.to(torch.int32).cpu()
+
+
+def _picks(logits: torch.Tensor, samplings: Sequence[Sampling], position: int) -> torch.Tensor:
+    """The picks at one position of lines with samplings of their own: int64 [lines, 1]."""
+    if picks_on(logits.device):
+        requests = [PickRequest(row, [position], sampling) for row, sampling in enumerate(samplings)]
+        return to_device([_one(found) for found in pick_together(logits, requests)], logits.device)[:, None]
+    temperatures = torch.tensor([one.temperature for one in samplings], dtype=torch.float64)
+    noise = np.stack([gumbel_row(one.seed, position, logits.shape[1]) for one in samplings])
+    scores = logits.cpu().double() / temperatures[:, None] + torch.from_numpy(noise)
+    return scores.argmax(dim=1, keepdim=True).to(logits.device)
+
+
+def _one(picks: list[int] | ConfigError) -> int:
+    if isinstance(picks, ConfigError):
+        raise picks
+    return picks[0]
 
 
 def _read(file: Path, amount: SampleAmount) -> torch.Tensor:

@@ -16,8 +16,12 @@ from typing import Generic, TypeVar
 
 import torch
 
-from node.engine.sweep_run import SweepRun, SweepSlice
+from node.engine.sweep_run import AskedPicks, SweepRun, SweepSlice
+from swarm.errors import ConfigError
 from swarm.inference.devices import synchronize
+from swarm.inference.picks.device_picks import picks_on
+from swarm.inference.picks.host_copy import to_device
+from swarm.inference.sampling import pick_together
 
 logger = logging.getLogger(__name__)
 
@@ -116,13 +120,34 @@ class Batch(Generic[SessionT]):
             start += len(piece.chosen)
         for first in range(0, len(asked), model.head_rows):
             some = asked[first : first + model.head_rows]
-            logits = model.logits(hidden[torch.tensor([row for _, row, _ in some], device=hidden.device)])
-            done = 0
-            for run, of_run in groupby(some, key=lambda entry: entry[0]):
-                offsets = [offset for *_, offset in of_run]
+            logits = model.logits(_rows_of(hidden, [row for _, row, _ in some]))
+            logits = logits if picks_on(logits.device) else logits.cpu()
+            self._pick_after(logits, [(run, offset) for run, _, offset in some])
+
+    def _pick_after(self, logits: torch.Tensor, asked: Sequence[tuple[SweepRun, int]]) -> None:
+        """Pick after nodes of all sessions together: on a card, one wait for all of them.
+
+        Args:
+            logits: float32 [R, vocab_size]
+            asked: [R] whose row it is, and the node by its place in the sweep.
+        """
+        prepared: list[tuple[SweepRun, AskedPicks]] = []
+        first = 0
+        for run, of_run in groupby(asked, key=lambda entry: entry[0]):
+            offsets = [offset for _, offset in of_run]
+            with self._blame(run):
+                prepared.append((run, run.prepare(logits, first, offsets)))
+            first += len(offsets)
+        lead = self.members[0].run
+        with self._blame(*(run for run, _ in prepared)):
+            requests = [one.request for _, one in prepared if one.request is not None]
+            picks = iter(pick_together(logits, requests, lead.valid_tokens, lead.noise))
+            for run, one in prepared:
+                tokens = one.drawn if one.request is None else next(picks)
                 with self._blame(run):
-                    run.pick(logits[done : done + len(offsets)], offsets)
-                done += len(offsets)
+                    if isinstance(tokens, ConfigError):
+                        raise tokens
+                    run.take_picks(one, tokens)
 
     def _encode(self, slices: Sequence[SweepSlice]) -> None:
         for piece in slices:
@@ -131,9 +156,16 @@ class Batch(Generic[SessionT]):
                     piece.run.encode()
 
     @contextmanager
-    def _blame(self, run: SweepRun) -> Iterator[None]:
-        """What is raised within is this run's own failure."""
+    def _blame(self, *runs: SweepRun) -> Iterator[None]:
+        """What is raised within is these runs' own failure."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, the other runs go on
-            self._failed[run] = error
+            self._failed |= dict.fromkeys(runs, error)
+
+
+def _rows_of(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Some rows of a tensor, in rising order; without a copy where none between them is left out."""
+    if len(rows) == rows[-1] - rows[0] + 1:
+        return hidden[rows[0] : rows[-1] + 1]
+    return hidden[to_device(rows, hidden.device)]

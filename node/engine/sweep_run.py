@@ -6,12 +6,10 @@ The forward itself is `node.engine.batch`'s. Owns no queue and no network.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
@@ -19,16 +17,15 @@ from swarm.inference.devices import with_float64
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.multistep_sampling import by_offset, multistep_picks
 from swarm.inference.path_rules import PathRules
+from swarm.inference.picks.device_picks import PickRequest
+from swarm.inference.picks.host_copy import to_device
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.row_codec import all_finite, decode_rows, encode_rows
-from swarm.inference.sampling import PickLogProbs, log_probs, pick, target_probs
+from swarm.inference.sampling import NoiseSource, PickLogProbs, log_probs, target_probs
 from swarm.layers import Span
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Codec, Rows, Sampling
 from swarm.protocol.session import SessionState
-
-NoiseSource = Callable[[int, int, int], NDArray[np.float64]]
-"""Makes a row of noise from seed, position and vocabulary size, as `swarm.inference.gumbel.gumbel_row`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,8 @@ class HopRole:
     """How rows leave."""
     valid_tokens: int
     """Ids that the tail may pick are below this."""
-    noise: NoiseSource
+    noise: NoiseSource | None
+    """Makes rows of noise, kept between sweeps; None where picks are made on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,23 @@ class Picking:
     """Those of `sampling`, along the paths of this session."""
     state: SessionState | None = None
     """The session's, with the sweep applied; needed for rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPicks:
+    """Nodes of one run whose picks a client wants, and the rows of logits after them.
+
+    Attributes:
+        request: how to pick after them; None where they were drawn by multi-step sampling.
+        nodes: the nodes.
+        own: float32 [nodes, vocab_size], the logits before any rule.
+        drawn: their picks, where there is no request.
+    """
+
+    request: PickRequest | None
+    nodes: tuple[TreeNodeId, ...]
+    own: torch.Tensor
+    drawn: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +177,7 @@ class SweepRun:
         rows = self.work.frame.rows
         if rows is not None and self.work.run:
             decoded = decode_rows(rows, self.model.dtype, self.model.device)
-            self._entered = decoded[torch.tensor(self.work.kept_rows, device=decoded.device)]
+            self._entered = decoded[to_device(self.work.kept_rows, decoded.device)]
         self._prepared = True
 
     def asked(self, chosen: Sequence[int]) -> list[tuple[int, int]]:
@@ -190,31 +205,46 @@ class SweepRun:
         self._hidden.clear()
         self.encode_ms = (time.perf_counter() - started) * 1e3
 
-    def pick(self, logits: torch.Tensor, offsets: Sequence[int]) -> None:
-        """Pick the tokens after some nodes, by shared noise or by what the draft drew.
+    @property
+    def valid_tokens(self) -> int:
+        """Ids that the tail may pick are below this."""
+        return self._role.valid_tokens
+
+    @property
+    def noise(self) -> NoiseSource | None:
+        """Where noise comes from; None is the law itself, on a card made there."""
+        return self._role.noise
+
+    def prepare(self, logits: torch.Tensor, first: int, offsets: Sequence[int]) -> AskedPicks:
+        """Apply the rules, and say how to pick after some nodes: by shared noise, or by what the draft drew.
 
         Args:
-            logits: float32 [len(offsets), vocab_size]; changed in place where there are rules.
-            offsets: the nodes, by place in the sweep.
+            logits: float32 [rows, vocab_size] of a batch; this run's are changed in place where there are rules.
+            first: the first of this run's rows.
+            offsets: the nodes, by place in the sweep, one per row.
         """
         logits = with_float64(logits)
         applied, picking, want = self.work.applied, self._picking, self.work.frame.sweep.want
-        nodes, own = [applied.appended[offset] for offset in offsets], logits
+        nodes = tuple(applied.appended[offset] for offset in offsets)
+        own = mine = logits[first : first + len(offsets)]
         if picking.rules is not None and picking.state is not None:
-            own = logits.clone() if want is not None and want.log_probs else logits
-            picking.rules.apply(logits, nodes, picking.state)
+            own = mine.clone() if want is not None and want.log_probs else mine
+            picking.rules.apply(mine, nodes, picking.state)
         positions = [applied.positions[offset] + 1 for offset in offsets]
-        tokens = self._choose(logits, positions, offsets)
-        self.picks += zip(nodes, tokens, strict=True)
-        if want is not None and want.log_probs:
-            found = log_probs(own, tokens, want.top_log_probs, self._role.valid_tokens)
-            self.log_probs |= zip(nodes, found, strict=True)
+        if picking.sampling.multistep and picking.sampling.temperature > 0:
+            return AskedPicks(None, nodes, own, tuple(self._draw(mine, positions, offsets)))
+        return AskedPicks(PickRequest(first, positions, picking.sampling), nodes, own)
 
-    def _choose(self, logits: torch.Tensor, positions: Sequence[int], offsets: Sequence[int]) -> list[int]:
-        sampling, valid = self._picking.sampling, self._role.valid_tokens
-        if not sampling.multistep or sampling.temperature == 0:
-            return pick(logits, positions, sampling, valid, self._role.noise)
-        sweep = self.work.frame.sweep
+    def take_picks(self, asked: AskedPicks, tokens: Sequence[int]) -> None:
+        """Keep the tokens that were picked after some nodes."""
+        want = self.work.frame.sweep.want
+        self.picks += zip(asked.nodes, tokens, strict=True)
+        if want is not None and want.log_probs:
+            found = log_probs(asked.own, tokens, want.top_log_probs, self.valid_tokens)
+            self.log_probs |= zip(asked.nodes, found, strict=True)
+
+    def _draw(self, logits: torch.Tensor, positions: Sequence[int], offsets: Sequence[int]) -> list[int]:
+        sampling, valid, sweep = self._picking.sampling, self.valid_tokens, self.work.frame.sweep
         guesses = by_offset(sweep.guesses)
         probs = target_probs(logits[:, :valid], sampling)
         probs = torch.nn.functional.pad(probs, (0, logits.shape[1] - probs.shape[1]))  # padding may be drawn, in vain

@@ -35,6 +35,7 @@ from swarm.errors import ConfigError
 from swarm.inference.devices import empty_cache
 from swarm.inference.grammar import GrammarCompiler
 from swarm.inference.gumbel import gumbel_row
+from swarm.inference.picks.device_picks import picks_on
 from swarm.inference.ragged_batch import PLAIN_PATH
 from swarm.layers import Span
 from swarm.routing.latency import measure_delays, measure_rate
@@ -167,7 +168,7 @@ class SpanHost:
             uplink=resources.uplink,
             certificate=resources.certificate,
             valid_tokens=valid_tokens,
-            noise=lru_cache(NOISE_ROWS)(gumbel_row),
+            noise=None if picks_on(model.device) else lru_cache(NOISE_ROWS)(gumbel_row),
             grammars=GrammarCompiler.of_folder(resources.checkpoint.folder),
         )
         kv_tokens = config.kv_tokens or default_kv_tokens(model)

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, field
 
 from node.engine.scheduler import Engine
-from node.engine.sweep_run import NoiseSource
 from node.model.span import SpanModel
 from node.session.admission import Admission
 from node.session.journal_budget import JOURNAL_BYTES, JournalBudget
@@ -17,6 +16,7 @@ from swarm.ids import PeerId
 from swarm.inference.grammar import CompiledGrammar, GrammarCompiler
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.kv_slots import ancestor_bytes
+from swarm.inference.sampling import NoiseSource
 from swarm.layers import Span
 from swarm.protocol.messages import Credits
 from swarm.protocol.pick_rules import Grammar
@@ -45,7 +45,8 @@ class NodeContext:
     """With which this node answers; None in an insecure swarm."""
     valid_tokens: int
     """Ids that the tail may pick are below this."""
-    noise: NoiseSource
+    noise: NoiseSource | None
+    """Makes rows of noise, kept between sweeps; None where picks are made on the device."""
     grammars: GrammarCompiler
     """For the model's tokenizer."""
     journals: JournalBudget = field(default_factory=lambda: JournalBudget(JOURNAL_BYTES))

@@ -96,12 +96,13 @@ def multistep_picks(
     """
     picks: list[int] = []
     numbers: dict[int, list[float]] = {}  # by position
-    for row, position, drafted in zip(target_probs, positions, guesses, strict=True):
+    rows = target_probs.cpu().numpy()  # from a card in one copy
+    for row, position, drafted in zip(rows, positions, guesses, strict=True):
         if position not in numbers:
             numbers[position] = uniforms(
                 seed, position, (MULTISTEP_DOMAIN, sequence & 0xFFFFFFFF), MAX_DRAWS + 1
             ).tolist()
-        picks.append(multistep_pick(row.cpu().numpy().copy(), drafted, iter(numbers[position])))
+        picks.append(multistep_pick(row.copy(), drafted, iter(numbers[position])))
     return picks
 
 

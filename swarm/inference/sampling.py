@@ -1,9 +1,10 @@
-"""Picks: the token the target chooses after a tree node. Pure; owns no noise law and no tree.
+"""Picks: the token the target chooses after a tree node. Pure; owns no noise law, no filter and no tree.
 
 A pick is the argmax of `score = logit / T + g(seed, position, token)` over what the filters leave; g is Gumbel noise
 (`swarm.inference.gumbel`), so a pick is a draw from the filtered softmax that anyone who knows the seed can repeat.
-Temperature 0 means no noise. Filters apply in the order top-k, top-p, min-p; each keeps a prefix of the order (−logit,
-id). All arithmetic behind the logits is float64, and every tie goes to the lowest id.
+Temperature 0 means no noise. Filters apply in the order top-k, top-p, min-p (`swarm.inference.picks.filters`). All
+arithmetic behind the logits is float64, and every tie goes to the lowest id. Picks after logits on a card are made
+there (`swarm.inference.picks.device_picks`).
 
 Source: Maddison et al., "A* sampling", NeurIPS 2014, section 2 (the Gumbel-max trick).
 Design: docs/design/session-protocol.md.
@@ -21,16 +22,20 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
+from swarm.inference.picks.device_picks import PickRequest, device_picks, noise_rows, picks_on
+from swarm.inference.picks.filters import filtered
+from swarm.inference.picks.host_copy import to_device
 from swarm.protocol.pick_rules import Sampling
 
 Noise = npt.NDArray[np.float64]
+NoiseSource = Callable[[int, int, int], Noise]
+"""Makes a row of noise from seed, position and vocabulary size, as `swarm.inference.gumbel.gumbel_row`."""
 PickLogProbs = tuple[float, tuple[tuple[int, float], ...]]
 """The log-probability of a pick; the likeliest tokens with theirs, best first."""
 
 MIN_TEMPERATURE = 1e-6
 """Lowest temperature above 0: logit / T stays finite for every float32 logit."""
 
-_HEAD_TOKENS = 1024  # top-p first looks at this many best tokens, and sorts a whole row only if they do not suffice
 _BATCH_ROWS = 8  # float64 rows scored at once: 8 MB at a vocabulary of 128k
 
 
@@ -67,17 +72,17 @@ def pick(
     positions: Sequence[int],
     sampling: Sampling,
     valid_tokens: int | None = None,
-    noise: Callable[[int, int, int], Noise] = gumbel_row,
+    noise: NoiseSource | None = None,
 ) -> list[int]:
     """The target's pick after each tree node.
 
     Args:
-        logits: [rows, vocab_size], float32 or less, on any device that has float64.
+        logits: [rows, vocab_size], float32 or less, on any device.
         positions: [rows], each the position of the token to be picked, not of the node before it.
         sampling: the rule.
         valid_tokens: ids from here on are padding and are never picked; None for no padding.
-        noise: makes a row of noise from (seed, position, vocab_size), once per distinct position; pass a cached
-            `gumbel_row` where sweeps share positions.
+        noise: makes a row of noise, once per distinct position; pass a cached `gumbel_row` where sweeps share
+            positions. None is the law itself, on a card made there.
 
     Returns:
         [rows] token ids.
@@ -85,8 +90,40 @@ def pick(
     Raises:
         ConfigError: a row holds NaN or has no finite maximum.
     """
+    if len(positions) != len(logits):
+        raise ValueError(f"{len(positions)} positions for {len(logits)} rows of logits")
+    (picks,) = pick_together(logits, [PickRequest(0, positions, sampling)], valid_tokens, noise)
+    if isinstance(picks, ConfigError):
+        raise picks
+    return picks
+
+
+def pick_together(
+    logits: Tensor,
+    requests: Sequence[PickRequest],
+    valid_tokens: int | None = None,
+    noise: NoiseSource | None = None,
+) -> list[list[int] | ConfigError]:
+    """The picks of several sessions, on a card with one wait for all of them; arguments as in `pick`.
+
+    Returns:
+        One entry per request: [rows] token ids, or what `pick` would raise for it.
+    """
     logits = logits[:, :valid_tokens]
-    _check_finite(logits)
+    if noise is None and picks_on(logits.device):
+        found = device_picks(logits, requests)
+    else:
+        if noise is None:
+            logits = logits.cpu()  # of a device without float64
+        parts = ((logits[request.first : request.end], request) for request in requests)
+        found = [_picks(part, request.positions, request.sampling, noise or gumbel_row) for part, request in parts]
+    return [_not_finite() if picks is None else picks for picks in found]
+
+
+def _picks(logits: Tensor, positions: Sequence[int], sampling: Sampling, noise: NoiseSource) -> list[int] | None:
+    """Picks by rows of noise; None where a row is not finite."""
+    if not _are_finite(logits):
+        return None
     best = torch.empty(len(logits), dtype=torch.long, device=logits.device)
     if sampling.temperature == 0:
         best = logits.argmax(dim=1)  # torch promises the first of equal maxima, here and below
@@ -101,7 +138,7 @@ def ranking_scores(
     draft_logits: Tensor,
     positions: Sequence[int],
     sampling: Sampling,
-    noise: Callable[[int, int, int], Noise] = gumbel_row,
+    noise: NoiseSource | None = None,
 ) -> Tensor:
     """What a drafter ranks candidates by: the target's own score, computed from the draft's logits.
 
@@ -116,8 +153,14 @@ def ranking_scores(
     """
     if sampling.temperature == 0:
         return draft_logits.to(torch.float64, copy=True)
+    if noise is None and picks_on(draft_logits.device):
+        places = sorted(set(positions))
+        device, vocab_size = draft_logits.device, draft_logits.shape[1]
+        gumbel = noise_rows(sampling.seed, places, vocab_size, device, torch.float64)
+        rows_of = to_device([places.index(position) for position in positions], device)
+        return filtered(draft_logits, sampling).add_(gumbel[rows_of])
     ranking = torch.empty(draft_logits.shape, dtype=torch.float64, device=draft_logits.device)
-    for rows, scores in _scored(draft_logits, positions, sampling, noise):
+    for rows, scores in _scored(draft_logits, positions, sampling, noise or gumbel_row):
         ranking[rows] = scores
     return ranking
 
@@ -131,8 +174,9 @@ def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     Raises:
         ConfigError: a row holds NaN or has no finite maximum.
     """
-    _check_finite(logits)
-    return _filtered(logits, sampling).softmax(dim=1)
+    if not _are_finite(logits):
+        raise _not_finite()
+    return filtered(logits, sampling).softmax(dim=1)
 
 
 def log_probs(logits: Tensor, picks: Sequence[int], top: int, valid_tokens: int | None = None) -> list[PickLogProbs]:
@@ -148,19 +192,24 @@ def log_probs(logits: Tensor, picks: Sequence[int], top: int, valid_tokens: int 
         [rows] natural logarithms, finite and at most 0.
     """
     logs = logits[:, :valid_tokens].float().log_softmax(dim=1).clamp_(torch.finfo(torch.float32).min, 0.0)
-    own = logs.gather(1, torch.tensor(picks, device=logs.device)[:, None])[:, 0].tolist()
+    own = logs.gather(1, to_device(picks, logits.device)[:, None])
     best = logs.topk(min(top, logs.shape[1]), dim=1)
-    rows = zip(own, best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(value, tuple(zip(ids, values, strict=True))) for value, ids, values in rows]
+    # One copy from a card; float64 holds every id and every value exactly.
+    table = torch.cat([own.double(), best.values.double(), best.indices.double()], dim=1).tolist()
+    count = best.values.shape[1]
+    return [(row[0], tuple(zip(map(int, row[1 + count :]), row[1 : 1 + count], strict=True))) for row in table]
 
 
-def _check_finite(logits: Tensor) -> None:
-    if not bool(logits.amax(dim=1).isfinite().all()):
-        raise ConfigError("the model's logits are not finite: its weights or its dtype are not fit for use")
+def _are_finite(logits: Tensor) -> bool:
+    return bool(logits.amax(dim=1).isfinite().all())
+
+
+def _not_finite() -> ConfigError:
+    return ConfigError("the model's logits are not finite: its weights or its dtype are not fit for use")
 
 
 def _scored(
-    logits: Tensor, positions: Sequence[int], sampling: Sampling, noise: Callable[[int, int, int], Noise]
+    logits: Tensor, positions: Sequence[int], sampling: Sampling, noise: NoiseSource
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Row numbers and their scores, few rows at a time, position after position: one row of noise is in memory."""
     if len(positions) != len(logits):
@@ -172,74 +221,4 @@ def _scored(
         gumbel = torch.from_numpy(noise(sampling.seed, position, logits.shape[1])).to(logits.device)
         for start in range(0, len(rows), _BATCH_ROWS):
             part = torch.tensor(rows[start : start + _BATCH_ROWS], device=logits.device)
-            yield part, _filtered(logits[part], sampling).add_(gumbel)
-
-
-def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Float64 `logit / T`, -inf where a filter drops the token."""
-    scaled = _scaled(logits, sampling)
-    vocab_size = logits.shape[1]
-    top_k = min(sampling.top_k or vocab_size, vocab_size)
-    if sampling.top_p is not None and sampling.top_p < 1:
-        scaled.masked_fill_(_dropped(logits, *_nucleus(logits, scaled, top_k, sampling)), -math.inf)
-    elif top_k < vocab_size:
-        last = logits.topk(top_k).values[:, -1]
-        scaled.masked_fill_(_dropped(logits, last, torch.full_like(last, top_k, dtype=torch.long)), -math.inf)
-    if sampling.min_p:
-        scaled.masked_fill_(_weights(scaled, scaled.amax(dim=1)) < sampling.min_p, -math.inf)
-    return scaled
-
-
-def _scaled(logits: Tensor, sampling: Sampling) -> Tensor:
-    """`logit / T` in fresh float64."""
-    return logits.to(torch.float64, copy=True).div_(sampling.temperature)
-
-
-def _nucleus(logits: Tensor, scaled: Tensor, top_k: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Top-p after top-k: each row's last kept logit and its number of kept tokens, both [rows].
-
-    A token stays while the mass before it is below top_p, so the first one always does. How ties are ordered
-    changes neither result, so values alone are sorted.
-    """
-    assert sampling.top_p is not None
-    top = scaled.amax(dim=1)
-    no_top_k = top_k == logits.shape[1]
-    best = logits.topk(min(top_k, _HEAD_TOKENS) if no_top_k else top_k).values
-    weights = _weights(_scaled(best, sampling), top)
-    mass = sampling.top_p * (_weights(scaled, top) if no_top_k else weights).sum(dim=1, keepdim=True)
-    counts = (weights.cumsum(dim=1) < mass).sum(dim=1) + 1
-    lasts = best.gather(1, (counts[:, None] - 1).clamp(max=best.shape[1] - 1))[:, 0]
-    short = (counts > best.shape[1]).nonzero()[:, 0]
-    if no_top_k and best.shape[1] < top_k and len(short):
-        best = _sorted(logits[short])
-        weights = _weights(_scaled(best, sampling), top[short])
-        counts[short] = (weights.cumsum(dim=1) < mass[short]).sum(dim=1) + 1
-        lasts[short] = best.gather(1, (counts[short, None] - 1).clamp(max=top_k - 1))[:, 0]
-    return lasts, counts.clamp(max=top_k)
-
-
-def _sorted(logits: Tensor) -> Tensor:
-    """Whole rows in descending order: slow on a CPU, so only for rows whose nucleus outgrows the head."""
-    return logits.sort(dim=1, descending=True).values
-
-
-def _dropped(logits: Tensor, lasts: Tensor, counts: Tensor) -> Tensor:
-    """Mask of the tokens that a filter drops, bool [rows, vocab_size].
-
-    Args:
-        logits: [rows, vocab_size]
-        lasts: [rows] logit of the last token that stays.
-        counts: [rows] how many stay, in the order (−logit, id).
-    """
-    drop = logits < lasts[:, None]
-    surplus = (logits.shape[1] - counts - drop.sum(dim=1)).tolist()
-    for row, extra in enumerate(surplus):
-        if extra:
-            ties = (logits[row] == lasts[row]).nonzero()[:, 0]
-            drop[row, ties[-extra:]] = True
-    return drop
-
-
-def _weights(scaled: Tensor, top: Tensor) -> Tensor:
-    """Softmax over each row, times a constant that makes the best token weigh exactly 1."""
-    return (scaled - top[:, None]).exp_()
+            yield part, filtered(logits[part], sampling).add_(gumbel)

@@ -78,9 +78,9 @@ class Head(nn.Module):
         super().__init__()
         self.config = config
         width = config.hidden_size
-        self.row_norm = nn.RMSNorm(width, eps=1e-5)
-        self.token_norm = nn.RMSNorm(width, eps=1e-5)
-        self.out_norm = nn.RMSNorm(width, eps=1e-5)
+        self.row_norm = RowNorm(width, eps=1e-5)
+        self.token_norm = RowNorm(width, eps=1e-5)
+        self.out_norm = RowNorm(width, eps=1e-5)
         self.register_buffer(EMBEDDING, torch.zeros(config.vocab_size, width), persistent=False)
         self.register_buffer(OUTPUT, torch.zeros(config.vocab_size, width), persistent=False)
 
@@ -172,12 +172,20 @@ class DgfHead(Head):
         return self.logits(state)
 
 
+class RowNorm(nn.RMSNorm):
+    """A norm in its weight's type, whatever type comes in: training may run products in a narrower one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, width] to [n, width]."""
+        return super().forward(x.to(self.weight.dtype))
+
+
 class DgfBlock(nn.Module):
     """x + down(SiLU(gate(norm(x))) ⊙ up(norm(x)))."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(width, eps=1e-5)
+        self.norm = RowNorm(width, eps=1e-5)
         self.gate = nn.Linear(width, width, bias=False)
         self.up = nn.Linear(width, width, bias=False)
         self.down = nn.Linear(width, width, bias=False)

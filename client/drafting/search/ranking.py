@@ -26,6 +26,8 @@ from client.drafting.search.source import Places, Search
 from client.drafting.search.tree import Lesson, Picks
 from swarm.inference.devices import with_float64
 from swarm.inference.gumbel import gumbel_row
+from swarm.inference.picks.device_picks import noise_rows, picks_on
+from swarm.inference.picks.host_copy import to_device
 from swarm.inference.sampling import ranking_scores
 from swarm.protocol.messages import Sampling
 
@@ -197,23 +199,31 @@ class Ranker:
         logits = with_float64(logits[:, : self.vocab_tokens])
         scores = self._scores(logits, positions, sampling)
         best = scores.topk(min(self._max_children, scores.shape[1]))
-        is_whole = sampling.temperature == 0 or not self._coupled
-        mass = scores.logsumexp(dim=1).double().cpu().numpy() if is_whole else None
-        candidates = Candidates(best.values.double().cpu().numpy(), mass, sampling.temperature)
-        return Ranked(best.indices.cpu().numpy(), candidates)
+        # From a card in one copy: float64 holds every id exactly.
+        parts = [best.values.double(), best.indices.double()]
+        if sampling.temperature == 0 or not self._coupled:
+            parts.append(scores.logsumexp(dim=1, keepdim=True).double())
+        found, count = torch.cat(parts, dim=1).cpu().numpy(), best.values.shape[1]
+        mass = found[:, 2 * count] if len(parts) > 2 else None
+        candidates = Candidates(found[:, :count], mass, sampling.temperature)
+        return Ranked(found[:, count : 2 * count].astype(np.int64), candidates)
 
     def _scores(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> torch.Tensor:
         """[rows, vocab_size]; float32 unless a filter needs more: a guess may be off by a rounding, a pick may not."""
         if sampling.temperature == 0:
             return logits.float()
         if (sampling.top_k, sampling.top_p, sampling.min_p) != (None, None, None):
-            return ranking_scores(logits, positions, sampling, self._noise)
+            made_there = self._coupled and picks_on(logits.device)
+            return ranking_scores(logits, positions, sampling, None if made_there else self._noise)
         places = sorted(set(positions))
         noise = torch.stack([self._rounded(sampling.seed, place, logits.shape[1], logits.device) for place in places])
-        rows = noise if len(places) == 1 else noise[[places.index(position) for position in positions]]
+        rows_of = [places.index(position) for position in positions]
+        rows = noise if len(places) == 1 else noise[to_device(rows_of, logits.device)]
         return torch.add(rows, logits.float(), alpha=1 / sampling.temperature)
 
     def _round(self, seed: int, position: int, vocab_size: int, device: torch.device) -> torch.Tensor:
+        if self._coupled and picks_on(device):
+            return noise_rows(seed, [position], vocab_size, device, torch.float32)[0]
         return torch.from_numpy(self._noise(seed, position, vocab_size)).float().to(device)
 
     def add(

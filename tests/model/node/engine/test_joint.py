@@ -12,12 +12,14 @@ from node.engine.batch import Batch, BatchMember
 from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, load_span
-from swarm.errors import RemoteProtocolError
+from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.kv_cache import KvCache
+from swarm.inference.picks.device_picks import PickRequest
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.row_codec import decode_rows, encode_rows
+from swarm.inference.sampling import NoiseSource, device_picks
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Codec, Rows, Sampling, Sweep, SweepFrame, Want
@@ -32,10 +34,10 @@ SAMPLINGS = (Sampling(seed=7, temperature=1.0), Sampling(seed=8), Sampling(seed=
 class Hop:
     """One session on one machine, without network and engine: a prompt was run."""
 
-    def __init__(self, model: SpanModel, seed: int, sampling: Sampling) -> None:
+    def __init__(self, model: SpanModel, seed: int, sampling: Sampling, noise: NoiseSource | None = gumbel_row) -> None:
         self.model, self.sampling = model, sampling
         self.kv_cache, self._log = KvCache(model.layout, 128), HopLog(LIMITS)
-        self._role = HopRole(model.span, Codec.FP32, VOCAB, gumbel_row)
+        self._role = HopRole(model.span, Codec.FP32, VOCAB, noise)
         self._random = torch.Generator().manual_seed(seed)
         self._tip: TreeNodeId | None = None
         assert run_batch(self.next((None, 0, 1, 2, 3), commit=4), 5) == {}
@@ -116,6 +118,41 @@ def test_a_shared_forward_gives_each_what_it_gets_alone(model: SpanModel) -> Non
             assert other.picks or other.rows is not None
     for hop in together:
         hop.kv_cache.check_integrity()
+
+
+def test_a_device_picks_for_all_sessions_at_once(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a session whose logits are no numbers is the only one that fails."""
+    model = load_span(open_checkpoint(whole), Span(2, LAYERS), torch.float32)
+    alone = hops(model)
+    together = [Hop(model, seed, sampling, noise=None) for seed, sampling in enumerate(SAMPLINGS)]
+    asked: list[int] = []
+
+    def counted(logits: torch.Tensor, requests: Sequence[PickRequest]) -> list[list[int] | None]:
+        asked.append(len(requests))
+        return device_picks(logits, requests)
+
+    for module in ("node.engine.batch", "swarm.inference.sampling"):
+        monkeypatch.setattr(f"{module}.picks_on", lambda _: True)
+    monkeypatch.setattr("swarm.inference.sampling.device_picks", counted)
+    expected, runs = [[hop.next() for hop in some] for some in (alone, together)]
+    for run in expected:
+        assert run_batch(run, 4) == {}
+    assert run_batch(runs[0], 4, runs[1:]) == {}
+    assert asked == [3]
+    assert all(same(*pair) for pair in zip(runs, expected, strict=True))
+    logits_of = model.logits
+
+    def spoilt(rows: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(rows).clone()
+        logits[4] = torch.nan  # of the second session: three rows each are asked for
+        return logits
+
+    monkeypatch.setattr(model, "logits", spoilt)
+    runs = [hop.next() for hop in together]
+    failed = run_batch(runs[0], 4, runs[1:])
+    assert list(failed) == [runs[1]]
+    assert isinstance(failed[runs[1]], ConfigError)
+    assert len(runs[0].picks) == len(runs[2].picks) == 3
 
 
 def test_rows_that_are_no_numbers_are_their_own_sessions_trouble(whole: Path) -> None:

@@ -138,9 +138,10 @@ def test_a_graph_that_was_recorded_late_is_tried_too() -> None:
 
 
 def test_a_model_that_passes_runs_by_kernels_and_its_class_says_so(model: RaggedModel) -> None:
-    model.weight_bits = 0
     use_static(model, 64, 2, (16, 17), forced=True)
     assert model.static is not None
+    linears = [module for layer in model.layers for module in layer.modules() if isinstance(module, torch.nn.Linear)]
+    assert not linears, "each adds up in fixed ranges"
     assert model.static.buckets == (16, 17)
     assert (model.path, model.numeric_class) == ("kernels", f"{model.device.type}-float32-k1")
     model.use_plain("it was told to")

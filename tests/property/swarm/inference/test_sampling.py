@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.inference import sampling as module
 from swarm.inference.gumbel import gumbel
+from swarm.inference.picks import filters as module
 from swarm.inference.sampling import check, pick
 from swarm.protocol.messages import Sampling
 from tests.oracle import oracle_gumbel, oracle_pick

@@ -16,8 +16,8 @@ from transformers.generation.logits_process import (
 )
 
 from swarm.errors import ConfigError
-from swarm.inference import sampling as module
 from swarm.inference.gumbel import gumbel_row
+from swarm.inference.picks import filters as module
 from swarm.inference.sampling import Noise, check, pick, ranking_scores
 from swarm.protocol.messages import Sampling
 from tests.oracle import oracle_pick

@@ -1,0 +1,1 @@
+"""What picks are made of: filters, noise on a device, and the way there and back."""

@@ -1,0 +1,89 @@
+"""A draft on a card: by kernels at fixed addresses it grows the tree of the plain path. Triton interprets here."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from client.drafting import loading
+from client.drafting.drafter import ModelDrafter
+from client.drafting.search import ranking
+from client.drafting.search.calibration import SoftmaxPrior
+from client.drafting.search.ranking import Ranker
+from client.target import load_target
+from swarm.demo import DRAFT, TARGET
+from swarm.inference.graphs.fixed_memory import StaticLimits
+from swarm.kernels.support import INTERPRETER
+from swarm.protocol.messages import Sampling
+from tests.model.tiny_models import FEW, tiny_model, whole_model
+
+os.environ[INTERPRETER] = "1"  # Triton reads it when it is imported, and at every launch
+try:
+    import swarm.kernels.coupled_picks
+    import swarm.kernels.packed_product
+    import swarm.kernels.tree_attention  # noqa: F401
+    from swarm.inference.static_forward import StaticForward
+finally:
+    del os.environ[INTERPRETER]
+
+VOCAB, WINDOW = 128, 96
+WARM = Sampling(seed=5, temperature=1.0)
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INTERPRETER, "1")
+
+
+def test_a_static_draft_grows_the_plain_drafts_trees() -> None:
+    """Tree after tree, with KV that is kept; rounds are one bucket of 16 rows."""
+    small = tiny_model("llama", changes=FEW | {"num_hidden_layers": 1})
+    plain, static = whole_model(small), whole_model(small)
+    static.static = StaticForward(static, StaticLimits(WINDOW, 1, (16,)))
+    static.static.record()
+    drafters = [ModelDrafter(model, VOCAB, WINDOW) for model in (plain, static)]
+    sequence = [7, 9, 30]
+    for _ in range(2):
+        wanted, tree = (drafter.grow(sequence, 6, 2, WARM) for drafter in drafters)
+        assert (tree.tokens, tree.parents) == (wanted.tokens, wanted.parents)
+        assert tree.acceptance_probs == pytest.approx(wanted.acceptance_probs, rel=1e-4)
+        sequence = [*sequence, tree.tokens[0], 3]
+    assert static.forwards == plain.forwards > 2
+
+
+def test_a_draft_is_loaded_for_the_fastest_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(loading, "use_static", lambda model, tokens: asked.append((model.num_layers, tokens)))
+    loading.load_drafter(TARGET, load_target(TARGET), loading.DraftOptions((DRAFT,), "cpu"))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), WARM, Sampling(seed=5, temperature=0.7, top_k=30, min_p=0.01)],
+    ids=["greedy", "sampled", "filtered"],
+)
+@pytest.mark.parametrize("coupled", [True, False])
+def test_candidates_are_ranked_alike_where_noise_is_made_on_the_device(
+    sampling: Sampling, coupled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.randn(5, 140, generator=torch.Generator().manual_seed(3)) * 3
+    positions = [4, 5, 5, 9, 4]
+    wanted = Ranker(VOCAB, SoftmaxPrior(), coupled=coupled).rank(logits, positions, sampling)
+    asked: list[object] = []
+
+    def counted(*given: object) -> torch.Tensor:
+        asked.append(given)
+        return ranking_noise(*given)  # type: ignore[arg-type]
+
+    ranking_noise = ranking.noise_rows
+    monkeypatch.setattr(ranking, "noise_rows", counted)
+    monkeypatch.setattr(ranking, "picks_on", lambda _: True)
+    monkeypatch.setattr("swarm.inference.sampling.picks_on", lambda _: True)
+    found = Ranker(VOCAB, SoftmaxPrior(), coupled=coupled).rank(logits, positions, sampling)
+    assert (found.tokens == wanted.tokens).all()
+    assert found.tokens.dtype == wanted.tokens.dtype
+    assert found.candidates.scores == pytest.approx(wanted.candidates.scores, abs=2e-4)
+    assert len(asked) == (3 if coupled and sampling == WARM else 0)
