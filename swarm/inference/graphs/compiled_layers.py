@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,8 +43,8 @@ class CompiledLayers:
         for layer, forward in self._forwards.items():
             layer.forward = forward
         try:
-            limits = {"recompile_limit": RECOMPILE_LIMIT, "accumulated_recompile_limit": RECOMPILE_LIMIT}
-            with torch._dynamo.config.patch(**limits):
+            limits: dict[str, Any] = dict.fromkeys(("recompile_limit", "accumulated_recompile_limit"), RECOMPILE_LIMIT)
+            with torch._dynamo.config.patch(limits):
                 yield
         finally:
             for layer in self._forwards:
