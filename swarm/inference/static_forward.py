@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -189,8 +190,9 @@ class StaticForward:
 
     def _start(self, key: GraphKey) -> StaticOutput:
         """Start a bucket's kernels one by one, on what lies in the fixed memory."""
-        memory, bucket = self._memory, key.bucket
-        with self.layers.in_place():
+        memory, bucket, device = self._memory, key.bucket, self._model.device
+        # Triton starts kernels on the current card.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), self.layers.in_place():
             if key.sub is None:
                 return self._start_head(bucket)
             entering = memory.rows if key.sub.start else memory.token_ids
