@@ -212,9 +212,7 @@ def change(about: tuple[str, str, int], passages: list[list[int]], plain: ModelO
         kl=mean(kl),
         argmax=mean(same),
         nll=mean(nll),
-        equal_tokens=mean(
-            old == new for old_text, new_text in pairs for old, new in zip(old_text, new_text, strict=True)
-        ),
+        equal_tokens=mean(old == new for old, new in tokens),
         same_text=sum(old == new for old, new in pairs),
         tree_text=sum(tree == text for tree, text in trees) if trees else None,
         texts=len(pairs),
