@@ -342,6 +342,7 @@ def _connect_options(command: ConnectionOptions) -> ConnectOptions:
         "codec": command.codec,
         "wait": command.wait,
         "hedge": command.hedge,
+        "reproducible": command.reproducible,
         "insecure": command.insecure,
         "membership": command.membership,
         "lookup": command.lookup,

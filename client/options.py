@@ -177,6 +177,7 @@ class ConnectOptions(TypedDict, total=False):
     codec: CodecChoice
     wait: float
     hedge: bool
+    reproducible: bool
     insecure: bool
     membership: Membership
     lookup: bool

@@ -182,9 +182,9 @@ class Stats:
         reused_tokens: of the prompt, those that the session held already and that did not travel again.
         prefill_sweeps: sweeps that carried a part of the prompt.
         seed: of the picks.
-        reproducible: whether the text depends on model, prompt and seed alone: fp32, a lossless codec, no multi-step
-            sampling.
-        numeric_class: of the route: device kind, dtype and lossy codec.
+        reproducible: whether the text depends on model, prompt and seed alone: a numeric class that promises it
+            (`swarm.protocol.numeric_class`), a lossless codec, no multi-step sampling.
+        numeric_class: of the route, with the lossy codec if it was chosen.
         time_to_first_token_s: from the start to the first token.
         total_s: from the start to the end.
         sweeps: decode sweeps, without those of the prompt.

@@ -90,7 +90,7 @@ class ServeConfig:
     """With --layers auto: how many layers to hold (default: as many as fit the device's memory, and no more than keep
     up with the swarm's other machines)."""
     device: DeviceName = "auto"
-    """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
+    """cpu, cuda (NVIDIA, AMD by ROCm), cuda:1 …, xpu (Intel), mps (Apple); auto takes a GPU if there is one."""
     dtype: Dtype = "auto"
     """Compute type; auto is the swarm's, else float32 on a CPU and the checkpoint's own on a GPU."""
     weights: Weights = "auto"

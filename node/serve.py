@@ -232,6 +232,7 @@ class Node:
             num_layers=self.identity.num_layers,
             address=resources.address,
             reach="" if announcer.announced is None else announcer.announced.reach.value,
+            path="" if is_between else host.path_words,
             sessions=0 if is_between else len(host.sessions),
             paused_for=paused_for or "",
             given=Given(

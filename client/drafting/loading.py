@@ -32,6 +32,7 @@ from client.drafting.vocabulary_check import check_compatible
 from client.target import Target, load_target
 from swarm.errors import ConfigError, IncompatibleDraft
 from swarm.inference.fast_path import use_static
+from swarm.inference.devices import default_device, has_float64, open_device, refused_dtype
 from swarm.inference.ragged_batch import load_whole
 from swarm.models.hub import find_model
 
@@ -140,14 +141,18 @@ def find_device(name: str | None) -> torch.device:
         ConfigError: there is no such device here.
     """
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return default_device()
     try:
-        device = torch.device(name)
-        torch.zeros(1, device=device, dtype=torch.float64)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"draft device: {name!r} cannot be used here ({reason})") from None
-    return device
+        return open_device(name)
+    except ConfigError as error:
+        raise ConfigError(f"draft {error}") from None
+
+
+def draft_dtype(device: torch.device) -> torch.dtype:
+    """In which type a draft model computes: nobody's text depends on it."""
+    if device.type == "cpu":
+        return torch.float32
+    return torch.float16 if refused_dtype(torch.bfloat16, device) else torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ def _source(component: DraftComponent, vocab_tokens: int, calibration: Calibrati
 
 
 def _model(name: ModelName, target: Target, device: torch.device, *, adapt: bool) -> DraftComponent:
-    model = load_whole(name, torch.float32 if device.type == "cpu" else torch.bfloat16, device)
+    model = load_whole(name, draft_dtype(device), device)
     small = load_target(name)
     check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
     window, vocab_tokens = model.max_positions or DRAFT_WINDOW, len(target.tokenizer)
@@ -208,7 +213,8 @@ def _head(
             f"{name}: this head reads hidden rows of {config.hidden_size} values and {target.name} has "
             f"{target.hidden_size}; train one for it (client train-draft)"
         )
-    head = load_head(name, config, *of).to(device)
+    # Beams are weighed in float64, which not every GPU has; a head is small.
+    head = load_head(name, config, *of).to(device if has_float64(device) else "cpu")
     folder, hub = find_model(name)
     digest = hashlib.sha256(json.dumps(config.to_json(), sort_keys=True).encode()).hexdigest()
     identity = DraftIdentity(folder.name if hub is None else hub.repo, digest, config.tokenizer)

@@ -88,7 +88,7 @@ class AsyncSwarm:
                 peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them, or invites.
                 draft: hub id or folder of a draft model with the same tokenizer, or of a head trained for this target;
                     several work together on one tree; None drafts nothing.
-                draft_device: where they run, as torch calls it; the first CUDA card by default, or the CPU.
+                draft_device: where they run, as torch calls it; a GPU by default, or the CPU.
                 revision: branch, tag or commit of a hub model.
                 nodes: tree nodes per sweep (K); None, the default, chooses before each sweep what pays most.
                 fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it, and no other.
@@ -97,6 +97,8 @@ class AsyncSwarm:
                 codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
                     text that may differ.
                 wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
+                reproducible: use only machines whose numeric class promises the same text for the same seed: fp32, or
+                    kernels that do. The text then stays the same through every failure and layout.
                 hedge: send every sweep to a second holder of one hop's layers too, where there is one: the slowest
                     hop's, or in one session of ten those of a hop drawn by chance. Whoever is first counts; costs
                     that machine's time, saves the waits for one that stutters or dies.
@@ -130,11 +132,15 @@ class AsyncSwarm:
             if membership.note_model is not None:
                 membership.note_model(identity.fingerprint)
             expected = EXPECTED_NODES if nodes is None else nodes
-            opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge, nearby)
+            promised = options.get("reproducible", False)
+            opener = SessionOpener(
+                *(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge, nearby),
+                reproducible=promised,
+            )
             drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
             try:
                 drafters = Drafters(loaded.drafter, loaded.make_another)
-                yield cls(opener, GenerationFactory(target, drafters, drafting, nodes), scope)
+                yield cls(opener, GenerationFactory(target, drafters, drafting, nodes, promised), scope)
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
                 await asyncio.to_thread(loaded.save_calibrations)
@@ -239,6 +245,8 @@ def _check(options: ConnectOptions) -> None:
     if not (wait_s := options.get("wait", DEFAULT_WAIT_S)) >= 0:
         raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
     check_threads(options.get("threads"), "threads")
+    if options.get("reproducible") and options.get("codec") == "int8":
+        raise ConfigError("codec int8 rounds rows where spans meet, and a reproducible text was asked for")
     if not all(map(str, _draft_options(options).names)):
         raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
     if not options.get("peers") and options.get("registry") is None:

@@ -37,6 +37,7 @@ class GenerationFactory:
         drafters: lent to generations.
         drafting: the thread that drafts.
         nodes: tree nodes per sweep (K), unless a generation's options say; None lets `goodput` choose before each.
+        reproducible: refuse options with which the text would depend on more than model, prompt and seed.
         goodput: the controller.
     """
 
@@ -44,6 +45,7 @@ class GenerationFactory:
     drafters: Drafters
     drafting: Executor
     nodes: int | None
+    reproducible: bool = False
     goodput: Goodput = field(default_factory=lambda: Goodput(MAX_NODES))
     _grammars: list[GrammarCompiler] = field(default_factory=list)
 
@@ -81,6 +83,8 @@ class GenerationFactory:
         """
         target = self.target
         options.check()
+        if self.reproducible and options.multistep and options.temperature > 0:
+            raise ConfigError("multistep: the text depends on the trees too, and a reproducible one was asked for")
         ids = _ids(target, prompt)
         if not ids:
             raise ConfigError("prompt: is empty, and this tokenizer adds no token of its own; give at least one token")

@@ -39,8 +39,10 @@ from swarm.errors import (
 )
 from swarm.ids import ModelIdentity
 from swarm.inference.row_codec import LOSSLESS, decode_rows, lossless_codec
+from swarm.layers import Span, name_layers
 from swarm.protocol.limits import MAX_REPLY_ROWS
 from swarm.protocol.messages import Codec, Open, RouteHop, Rows, Sampling
+from swarm.protocol.numeric_class import NumericClass, promises_texts
 from swarm.protocol.session import Limits
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, hedged
@@ -164,17 +166,15 @@ class Session:
 
     def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
         route = self.chain.route
-        numeric_class = route.numeric_class
-        if self.codec is Codec.INT8:
-            numeric_class += "+int8"
+        numeric_class = replace(_class_of(route.numeric_class), lossy_rows=self.codec is Codec.INT8)
         return Stats(
             tokens=len(state.text.tokens) - state.resumed_tokens,
             prompt_tokens=len(state.prompt),
             reused_tokens=state.kept_tokens,
             prefill_sweeps=state.prefill_sweeps,
             seed=state.sampling.seed,
-            reproducible=numeric_class.endswith("-float32") and not _is_multistep(state.sampling),
-            numeric_class=numeric_class,
+            reproducible=numeric_class.is_reproducible and not _is_multistep(state.sampling),
+            numeric_class=str(numeric_class),
             time_to_first_token_s=first_token_s,
             total_s=total_s,
             sweeps=tuple(state.sweeps),
@@ -201,6 +201,7 @@ class SessionOpener:
         wait_s: how long to wait for a machine where nobody serves some layers.
         hedge: whether one hop gets a second machine: mostly the slowest, at times any.
         nearby: measured delays to machines.
+        reproducible: use only machines whose numeric class promises the same text.
     """
 
     target: Target
@@ -213,6 +214,7 @@ class SessionOpener:
     wait_s: float = 60.0
     hedge: bool = False
     nearby: PeerLatency = field(default_factory=PeerLatency)
+    reproducible: bool = False
     _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -238,15 +240,22 @@ class SessionOpener:
         readable = [record for record in records if _dtype(record.numeric_class) is not None]
         odd = sorted({record.numeric_class for record in records} - {record.numeric_class for record in readable})
         if odd and not readable:
-            raise UnsupportedModel(f"this client knows no codec for nodes that compute in {odd[0]}; update it")
+            raise _unreadable(odd[0])
         if odd and not self._notes:
             self._notes.append(odd[0])
             logger.warning("nodes that compute in %s are passed over: this client cannot read their rows", odd[0])
         return readable
 
     def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
-        records = plausible(records)
-        route = best_route(records, query)
+        usable = [one for one in records if not self.reproducible or promises_texts(one.numeric_class)]
+        left_out = sorted({one.numeric_class for one in records} - {one.numeric_class for one in usable})
+        records = plausible(usable)
+        try:
+            route = best_route(records, query)
+        except RouteError as error:
+            if not left_out or query.numeric_class is not None:
+                raise
+            raise _no_promise(query.name, left_out, error) from error
         if not self.hedge:
             return route
         rng = self.nearby.rng  # no machine can count on not being compared
@@ -357,6 +366,16 @@ class SessionOpener:
         return Walk(limits, Sampling())
 
 
+def _no_promise(name: str, left_out: Sequence[str], error: RouteError) -> RouteError:
+    """Why there is no chain where only classes were asked for that promise the same text, and what there is instead."""
+    layers = f" ({name_layers([Span(*gap) for gap in error.missing])} are missing)" if error.missing else ""
+    return RouteError(
+        f"no chain of machines that promise the same text covers {name}{layers}; the swarm also computes in "
+        f"{', '.join(left_out)}: leave out --reproducible to use them",
+        error.missing,
+    )
+
+
 def _piece(text: str, state: GenerationState, told: int) -> Piece:
     """The piece behind so many tokens."""
     new = tuple(state.text.tokens[told:])
@@ -373,17 +392,30 @@ def _reply_rows_bytes(target: Target, route: Route) -> int:
 
 
 def _codec(numeric_class: str, choice: CodecChoice) -> Codec:
-    """The codec that was chosen; the lossless one is that of the compute type, which a numeric class ends with."""
+    """The codec that was chosen; the lossless one is that of the compute type."""
     dtype = _dtype(numeric_class)
     if dtype is None:
-        raise UnsupportedModel(f"this client knows no codec for nodes that compute in {numeric_class}; update it")
+        raise _unreadable(numeric_class)
     return Codec.INT8 if choice == "int8" else lossless_codec(dtype)
 
 
 def _dtype(numeric_class: str) -> torch.dtype | None:
-    """The compute type that a numeric class ends with; None where no codec keeps its rows."""
-    dtype = getattr(torch, numeric_class.rpartition("-")[2], None)
+    """The compute type of a numeric class; None where this version does not know it, or no codec keeps its rows."""
+    found = NumericClass.parse(numeric_class)
+    dtype = None if found is None else getattr(torch, found.dtype, None)
     return dtype if isinstance(dtype, torch.dtype) and dtype in LOSSLESS else None
+
+
+def _class_of(numeric_class: str) -> NumericClass:
+    """The class of a route; its machines were chosen among those that this client can read."""
+    found = NumericClass.parse(numeric_class)
+    if found is None:
+        raise _unreadable(numeric_class)
+    return found
+
+
+def _unreadable(numeric_class: str) -> UnsupportedModel:
+    return UnsupportedModel(f"this client knows no codec for nodes that compute in {numeric_class}; update it")
 
 
 def _check_rows(width: int, rows: Rows) -> None:

@@ -32,7 +32,7 @@ from swarm.runtime.cli_types import (
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
 _SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "wait")
-_LINKS = ("codec", "hedge", "insecure")
+_LINKS = ("codec", "reproducible", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
 
@@ -49,12 +49,14 @@ class ConnectionOptions:
             a terminal.
         draft: hub id or folder of a draft model with the same tokenizer, or of a head trained for this target; may be
             repeated, and then they work together on one tree (default: none).
-        draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1 (default: the first CUDA card, or the CPU).
+        draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1, xpu, mps (default: a GPU, or the CPU).
         revision: branch, tag or commit of a hub model (default: its main branch).
         fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it (default: what is served).
         threads: CPU threads for the draft model (default: as many as pay, which is measured).
         wait: seconds to wait for a machine when some layers are no longer served.
         codec: how hidden rows travel between nodes; int8 sends less and changes results.
+        reproducible: use only machines whose numeric class promises the same text for the same seed, however chains
+            and trees are laid out; an error says what the swarm computes in otherwise.
         lookup: propose what followed the same tokens earlier in the text, with a draft or without.
         siblings: propose what the target picked on rejected branches, with a draft or without.
         recycle: propose what the target picked earlier after the same token, with a draft or without.
@@ -79,6 +81,7 @@ class ConnectionOptions:
     recycle: bool = False
     adapt: bool = True
     hedge: bool = False
+    reproducible: bool = False
     insecure: Insecure = False
     network_key: NetworkKeyFile = None
     membership: Found[Membership] = OPEN_SWARM

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from client.stats import Stats, SweepMeasurement
+from swarm.protocol.numeric_class import promises_texts
 
 
 def summary(stats: Stats) -> str:
     """One line: tokens, sweeps, acceptance length, speed, seed."""
-    why = "multi-step sampling" if stats.numeric_class.endswith("-float32") else stats.numeric_class
+    why = "multi-step sampling" if promises_texts(stats.numeric_class) else stats.numeric_class
     exact = "reproducible" if stats.reproducible else f"may differ from run to run ({why})"
     return (
         f"{stats.tokens} tokens in {_sweeps(stats)} · acceptance length {stats.acceptance_length:.2f} · "

@@ -45,6 +45,7 @@ class NodeFacts:
     num_layers: int = 0
     address: str = ""
     reach: str = ""
+    path: str = ""
     sessions: int = 0
     paused_for: str = ""
     given: Given = field(default_factory=Given)
@@ -169,6 +170,7 @@ class NodeRecorder:
             num_layers=facts.num_layers,
             address=facts.address[:MAX_TEXT],
             reach=facts.reach,
+            path=facts.path[:MAX_TEXT],
             sessions=facts.sessions,
             serving_since=now if begins and facts.stage is Stage.SERVING else before.serving_since,
             uplink_mbit_per_s=self._rate(given.sent_bytes, steady),

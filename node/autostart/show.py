@@ -82,6 +82,8 @@ def describe_running(status: LocalStatus, now: float, *, is_one_of_many: bool = 
     if is_one_of_many:
         yield f"{status.peer or 'a node'} ({status.identity})"
     yield _headline(status, now)
+    if status.path:
+        yield f"  path: {status.path}"
     if status.address:
         yield f"  reached: {status.reach or 'not announced yet'}, at {status.address}"
         limit = "" if status.max_mbit is None else f" of {status.max_mbit:g}"

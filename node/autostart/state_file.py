@@ -62,6 +62,8 @@ class LocalStatus:
     address: str = ""
     reach: str = ""
     """How others come to it: direct, mapped or relayed."""
+    path: str = ""
+    """How its layers run on a GPU, and why no faster way; empty on a CPU."""
     sessions: int = 0
     serving_since: float | None = None
     uplink_mbit_per_s: float = 0.0

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import torch
 
 from node.engine.sweep_run import SweepRun, SweepSlice
+from swarm.inference.devices import synchronize
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,7 @@ class Batch(Generic[SessionT]):
                 self._pick(hidden, ran)
             for piece, rows in zip(ran, torch.split(hidden, [len(piece.chosen) for piece in ran]), strict=True):
                 piece.run.keep(rows, piece.chosen)
-        if lead.model.device.type == "cuda":
-            torch.cuda.synchronize(lead.model.device)  # or the next batch would be charged for this
+        synchronize(lead.model.device)  # or the next batch would be charged for this
         if working:
             lead.forwards_ms.append((time.perf_counter() - started) * 1e3)  # of one member: a forward counts once
         if not lead.is_tail:

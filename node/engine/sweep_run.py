@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
+from swarm.inference.devices import with_float64
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.multistep_sampling import by_offset, multistep_picks
 from swarm.inference.path_rules import PathRules
@@ -196,6 +197,7 @@ class SweepRun:
             logits: float32 [len(offsets), vocab_size]; changed in place where there are rules.
             offsets: the nodes, by place in the sweep.
         """
+        logits = with_float64(logits)
         applied, picking, want = self.work.applied, self._picking, self.work.frame.sweep.want
         nodes, own = [applied.appended[offset] for offset in offsets], logits
         if picking.rules is not None and picking.state is not None:

@@ -177,7 +177,7 @@ class Announcer:
     def snapshot(self) -> NodeSnapshot:
         """How this node is now, for telemetry."""
         host = self._host
-        snapshot = NodeSnapshot(self.span, self._state, host.numeric_class, host.sweep_ms)
+        snapshot = NodeSnapshot(self.span, self._state, host.numeric_class, host.sweep_ms, path=host.path)
         if host.service is None:
             return snapshot  # nothing is loaded
         sessions = host.sessions

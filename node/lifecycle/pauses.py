@@ -28,6 +28,7 @@ from node.autostart.pausing import PauseJudge
 from node.autostart.state_file import running_pids
 from node.config import ServeConfig
 from node.model.loading import Say, pick_device
+from swarm.kernels.support import kind_of
 from swarm.runtime.counted_log import CountedLog, describe
 
 LOOK_S: Final = 5.0
@@ -132,7 +133,7 @@ def judge_of(config: ServeConfig, worked_ms: Callable[[], float]) -> PauseJudge:
         return family({os.getpid(), *running_pids()})
 
     device = pick_device(config.device)
-    if device.type == "cuda":
+    if kind_of(device) == "cuda":
         uuid = "GPU-" + str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
         busy, reason = GpuShare(uuid, own, worked_ms).look, "another program uses the GPU"
     else:

@@ -22,13 +22,13 @@ from node.lifecycle.resources import NodeResources
 from node.membership.choice import ClassChoice, LayerCount, choose_class, choose_count
 from node.membership.joining import Joiner
 from node.model.checkpoint import Checkpoint
-from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, free_bytes, pick_device, pick_dtype
+from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, pick_device, pick_dtype
 from node.model.span import ModelLayout, dissect
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, LayersError, RegistryError, TooSlow
 from swarm.ids import PeerId
-from swarm.inference.devices import numeric_class_of
+from swarm.inference.devices import expected_class, free_bytes
 from swarm.inference.weights.format import BITS, WeightFormat, WeightsName
 from swarm.routing.latency import ghosts, measure_delays
 
@@ -87,7 +87,7 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     records = tuple(record for record in listed if record.peer not in gone)
     own = await asyncio.to_thread(compute_of, checkpoint, config)
     able = await asyncio.to_thread(_able, checkpoint, config, own)
-    classes = [_class_of(*compute) for compute in able]
+    classes = [_class_of(config, compute) for compute in able]
     kind = choose_class(records, classes)
     device, dtype, weights = compute = able[classes.index(kind.numeric_class)]
     order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights)
@@ -164,8 +164,11 @@ def _able(checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, 
     return list(dict.fromkeys(able))
 
 
-def _class_of(device: torch.device, dtype: torch.dtype, weights: WeightsName) -> str:
-    return str(numeric_class_of(device, dtype, WeightFormat.of(weights, dtype, device).bits))
+def _class_of(config: ServeConfig, compute: Compute) -> str:
+    """The class that the loaded layers will have, unless they turn out to run another path."""
+    device, dtype, weights = compute
+    bits = WeightFormat.of(weights, dtype, device).bits
+    return str(expected_class(device, dtype, bits, has_kernels=not (config.offload or config.no_graphs)))
 
 
 def _dtype(dtype: torch.dtype) -> Dtype:

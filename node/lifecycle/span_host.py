@@ -31,8 +31,10 @@ from swarm.discovery.dht.addresses import check_own_address
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, bracketed
 from swarm.errors import ConfigError
+from swarm.inference.devices import empty_cache
 from swarm.inference.grammar import GrammarCompiler
 from swarm.inference.gumbel import gumbel_row
+from swarm.inference.ragged_batch import PLAIN_PATH
 from swarm.layers import Span
 from swarm.routing.latency import measure_delays, measure_rate
 from swarm.runtime.file_limit import file_limit
@@ -71,12 +73,15 @@ class SpanHost:
         service: None while no layers are served.
         numeric_class: of the loaded layers, or of those that are about to be loaded.
         sweep_ms: (tree nodes, milliseconds of a sweep) as measured; empty until layers are loaded.
+        path: how the loaded layers run (`RaggedModel.path`); empty on a CPU, where they run one way.
+        path_reason: why they run no faster way; empty where there is none.
     """
 
     def __init__(self, resources: NodeResources) -> None:
         self.service: SpanService | None = None
         self.numeric_class = ""
         self.sweep_ms: tuple[tuple[int, float], ...] = ()
+        self.path = self.path_reason = ""
         self.order = resources.config
         self._resources = resources
         self._model: SpanModel | None = None
@@ -92,6 +97,11 @@ class SpanHost:
         """The sessions of the loaded layers."""
         assert self.service is not None, "no layers are served now"
         return self.service.sessions
+
+    @property
+    def path_words(self) -> str:
+        """How the layers run, and why no faster way; empty on a CPU."""
+        return f"{self.path} ({self.path_reason})" if self.path_reason else self.path
 
     async def fetch(self, span: Span) -> None:
         """Download what a span needs."""
@@ -115,10 +125,21 @@ class SpanHost:
         resources.loaded.close()
         resources.loaded.callback(model.close)
         await asyncio.to_thread(make_ready, model, graphs=not order.no_graphs, streamed=order.offload)
-        self.numeric_class = model.numeric_class  # which the proof of its kernels decides
         self.sweep_ms = await asyncio.to_thread(measure_sweeps, model)
         model.forwards = model.rows_in = 0
+        self._note_path(model)
         resources.say("speed: " + ", ".join(f"{ms:.1f} ms per sweep of {nodes}" for nodes, ms in self.sweep_ms))
+
+    def _note_path(self, model: SpanModel) -> None:
+        """Keep and say how the layers run, which is known once they ran."""
+        say, expected = self._resources.say, self.numeric_class
+        self.numeric_class = model.numeric_class
+        has_one_way = model.device.type == "cpu" and model.path == PLAIN_PATH
+        self.path, self.path_reason = ("", "") if has_one_way else (model.path, model.path_reason)
+        if self.path:
+            say(f"path: {self.path_words}")
+        if expected not in ("", self.numeric_class):
+            say(f"note: this node computes in {self.numeric_class}, and was planned to in {expected}")
 
     async def open(self, server: grpc.aio.Server) -> None:
         """Serve the loaded layers on a server whose port is bound."""
@@ -226,7 +247,7 @@ async def _own_rate(resources: NodeResources, record: NodeRecord) -> float | Non
 def give_memory_back() -> None:
     """Give what is free here back to the system: sessions and perhaps the weights have gone."""
     gc.collect()
-    torch.cuda.empty_cache()  # does nothing where no GPU was used
+    empty_cache()
     trim_heap()
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError, safe_open
 
 from swarm.errors import HubError, NotEnoughSpace, UnknownModel
+from swarm.inference.devices import free_bytes
 from swarm.layers import name_layers
 from swarm.models.hub import Hub, Progress, find_model
 from swarm.models.pretrained import TEXT_PART, read_config, unreadable_weights, weight_map
@@ -115,9 +115,7 @@ def check_memory(span: Span, needs_bytes: int, layer_bytes: int, device: torch.d
     Raises:
         NotEnoughSpace: says needs, has and how many layers would fit.
     """
-    device = torch.device(device)
-    has = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    _check("memory", span, (needs_bytes, has), layer_bytes)
+    _check("memory", span, (needs_bytes, free_bytes(torch.device(device))), layer_bytes)
 
 
 def check_disk(checkpoint: Checkpoint, span: Span, tensors: Iterable[str]) -> None:

@@ -6,6 +6,8 @@ import logging
 
 import torch
 
+from swarm.inference.devices import device_name, used_bytes
+
 MAX_NAME = 96
 
 logger = logging.getLogger(__name__)
@@ -21,16 +23,11 @@ class Device:
     @property
     def name(self) -> str:
         """`cpu`, or the product's name such as `NVIDIA H100 80GB HBM3`; never a host's."""
-        if self._device.type == "cuda":
-            return torch.cuda.get_device_name(self._device)[:MAX_NAME]
-        return self._device.type
+        return device_name(self._device)[:MAX_NAME]
 
     def memory_bytes(self) -> int | None:
         """Device memory in use, by all programs; None for a CPU."""
-        if self._device.type != "cuda":
-            return None
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total - free
+        return used_bytes(self._device)
 
     def temperature_c(self) -> float | None:
         """Degrees Celsius; None where it is not known."""

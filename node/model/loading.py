@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-import psutil
 import torch
 from tokenizers import Tokenizer
 from torch import nn
@@ -19,8 +18,8 @@ from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
 from swarm.errors import ConfigError, NotEnoughSpace
+from swarm.inference.devices import default_device, free_bytes, open_device, refused_dtype
 from swarm.inference.weights.format import WeightFormat
-from swarm.kernels.support import kernel_support
 from swarm.layers import Span
 from swarm.models.hub import Progress
 
@@ -29,8 +28,8 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-BF16_CAPABILITY = (8, 0)
-"""The first CUDA devices that compute in bfloat16; older ones imitate it."""
+OFFLOAD_KINDS: Final = ("cpu", "cuda")
+"""Devices to which weights can be streamed."""
 MAX_DEFAULT_KV_TOKENS = 262_144
 PROGRESS_LINES = 20
 KV_SHARE = 0.5
@@ -85,7 +84,7 @@ def load(
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
     with _working(say, f"loading {needs_bytes / 2**20:,.0f} MiB of weights"):
-        if form.bits or kernel_support(device).kernels:
+        if form.product_bits:
             model = load_packed(checkpoint, span, form, device, held)
         else:
             model = load_span(checkpoint, span, dtype, device, held)
@@ -162,12 +161,6 @@ def fitting_layers(layout: ModelLayout, form: WeightFormat, free_bytes: int, kv_
     return fit
 
 
-def free_bytes(device: torch.device) -> int:
-    """Free memory of the device, in bytes."""
-    free: int = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return free
-
-
 def progress_lines(say: Say) -> Progress:
     """Report a download in a bar, or in lines: one when a file begins, and one for each twentieth of all the bytes."""
     if isinstance(say, ShowsProgress):
@@ -192,9 +185,11 @@ def check_compute(config: ServeConfig) -> None:
     """Refuse a device or a compute type before anything slow is begun.
 
     Raises:
-        ConfigError: the device is not there, or cannot compute in that type.
+        ConfigError: the device is not there, or cannot compute in that type, or not with --offload.
     """
     device = pick_device(config.device)
+    if config.offload and device.type not in OFFLOAD_KINDS:
+        raise ConfigError(f"--offload streams weights to a CPU or by CUDA, not to {device.type}; use --device cpu")
     if config.dtype != "auto":
         check_dtype(DTYPES[config.dtype], device)
 
@@ -205,17 +200,7 @@ def pick_device(name: str) -> torch.device:
     Raises:
         ConfigError: there is no such device, or it is of a kind that no span runs on.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"device {name!r} cannot be used ({reason}); cpu always can") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r}: layers run on cpu, cuda or cuda:N only")
-    return device
+    return default_device() if name == "auto" else open_device(name)
 
 
 def pick_dtype(name: Dtype, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
@@ -237,13 +222,8 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
     Raises:
         ConfigError: says which type to use.
     """
-    if dtype is torch.float16 and device.type == "cpu":
-        raise ConfigError(
-            "--dtype float16 is far slower than float32 on a CPU; use float32, or bfloat16 to save memory"
-        )
-    if dtype is torch.bfloat16 and device.type == "cuda" and torch.cuda.get_device_capability(device) < BF16_CAPABILITY:
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"{device} ({name}) does not compute in bfloat16; use --dtype float16 or float32")
+    if refusal := refused_dtype(dtype, device):
+        raise ConfigError(refusal)
 
 
 def check_kv(model: SpanModel, kv_tokens: int | None) -> None:

@@ -36,6 +36,8 @@ class NodeSnapshot:
     kv_tokens_total: int = 0
     worked_ms: float = 0.0
     """How long its engine computed so far; a new engine begins at 0."""
+    path: str = ""
+    """How its layers run; empty until they are loaded, and on a CPU, where they run one way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class NodeReport:
             name=description.name,
             started_at=self._started_at,
             kv_tokens_total=snapshot.kv_tokens_total,
+            path=snapshot.path or None,
         )
 
     def metrics(self, stamp: Stamp) -> Metrics:

@@ -20,7 +20,7 @@ from rich.console import Console
 from swarm.discovery.dht.addresses import Membership
 from swarm.discovery.identity import default_identity_path
 from swarm.doctor.broker import BrokerCheck, login
-from swarm.doctor.device import DeviceCheck, DtypeCheck, ask_torch, find_card
+from swarm.doctor.device import DeviceCheck, DtypeCheck, KernelCheck, ask_torch, find_card
 from swarm.doctor.diagnosis import DoctorCheck, Level, Shared, examine
 from swarm.doctor.directory import ClockCheck, DhtCheck, ReleaseCheck, clock_service
 from swarm.doctor.hub import HubCheck, ask_hub, hub_cache
@@ -148,6 +148,7 @@ def make_checkup(options: Doctor, environment: Mapping[str, str], refusal: str =
         VersionsCheck(requirements, installed_version, python_version(), pythons),
         DaemonCheck(find_daemon(), run_daemon),
         DeviceCheck(torch.get, find_card, environment),
+        KernelCheck(torch.get),
         DtypeCheck(torch.get, view.get),
         MemoryCheck(measure_memory, model),
         DiskCheck(hub_cache(), file_system_of, model),

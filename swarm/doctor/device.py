@@ -14,11 +14,14 @@ from swarm.doctor.diagnosis import Diagnosis, hint, ok, trouble
 from swarm.doctor.processes import run_program
 from swarm.doctor.swarm_view import SwarmView
 from swarm.doctor.torch_report import TorchReport, read_report
+from swarm.protocol.numeric_class import NumericClass
 
 TORCH_S: Final = 12.0
 _BUILDS: Final = ((570, "cu128"), (525, "cu126"))
 """The oldest NVIDIA driver for which a build of torch works, and the build's name; the newest first."""
 _WHEELS: Final = "https://download.pytorch.org/whl"
+_UNTRIED: Final = "Canopy was not run on one yet"
+_SLOWER: Final = "the card runs the plain path, at a fraction of its speed"
 _NVIDIA: Final = "0x10de"
 _DISPLAY: Final = "0x03"
 """What PCI calls the class of graphics cards; its first digits."""
@@ -64,8 +67,10 @@ class DeviceCheck:
             return [trouble("torch-broken", f"torch cannot be used: {report}", _reinstall("cpu"))]
         if report.has_cuda:
             return [self._usable(report, card)]
+        if report.has_xpu:
+            return [ok("xpu", f"Intel's GPU, torch {report.version}; {_UNTRIED}")]
         if report.has_mps:
-            return [hint("mps", "Apple's GPU is not used: nodes compute on the CPU here", "nothing to mend yet")]
+            return [ok("mps", f"Apple's GPU, torch {report.version}; {_UNTRIED}")]
         if not card.is_there and card.driver is None:
             return [ok("cpu", f"CPU, torch {report.version}; no NVIDIA card here")]
         return [self._unused(report, card)]
@@ -118,12 +123,11 @@ class DtypeCheck:
         report = await self.report()
         if isinstance(report, str):
             return [hint("not-known", "not known: torch cannot be used", "mend the device first")]
-        device = "GPU" if report.has_cuda else "CPU"
-        here = report.cuda_dtypes if report.has_cuda else report.cpu_dtypes
+        device = "GPU" if report.has_gpu else "CPU"
+        here = report.gpu_dtypes if report.has_gpu else report.cpu_dtypes
         view = await self.view()
-        used = {
-            kind.partition("+")[0].rpartition("-")[2] for kind in (view.numeric_classes if view is not None else ())
-        }
+        classes = map(NumericClass.parse, () if view is None else view.numeric_classes)
+        used = {one.dtype for one in classes if one is not None}
         if used and not used & set(here):
             text = f"the swarm computes in {_listed(used)}, this {device} only in {_listed(here)}"
             return [trouble("other-dtype", text, "node serve --device cpu, or join a swarm of another type")]
@@ -131,6 +135,40 @@ class DtypeCheck:
             text = f"this {device} has no {_listed(missing)}"
             return [hint("no-16-bit", text, f"node serve --dtype {here[-1] if here else 'float32'}")]
         return [ok("dtypes", f"{device}: {_listed(here)}")]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCheck:
+    """Whether a card can run the kernels, which are several times as fast as the plain path and make texts repeatable.
+
+    Attributes:
+        report: what torch says.
+    """
+
+    name: ClassVar[str] = "kernels"
+    report: AskTorch
+
+    async def look(self) -> Sequence[Diagnosis]:
+        """The first thing that is missing; nothing is where there is no NVIDIA card."""
+        report = await self.report()
+        if isinstance(report, str):
+            return [hint("not-known", "not known: torch cannot be used", "mend the device first")]
+        if not report.capability:
+            return [ok("plain", "the plain path: kernels are for NVIDIA cards")]
+        card, number = ", ".join(report.devices[:1]), ".".join(map(str, report.capability))
+        if report.capability < report.least_capability:
+            least = ".".join(map(str, report.least_capability))
+            text = f"{card} has compute capability {number}, kernels need {least}: layers run the plain path"
+            return [hint("card-old", text, "nothing but another card; it serves all the same")]
+        if not report.has_triton:
+            return [hint("no-triton", f"Triton is not installed: {_SLOWER}", "pip install triton")]
+        if not report.has_compiler:
+            mend = "sudo apt-get install gcc (Debian, Ubuntu), or sudo dnf install gcc (Fedora)"
+            return [hint("no-compiler", f"no C compiler is here, and Triton needs one: {_SLOWER}", mend)]
+        if not report.has_headers:
+            mend = "sudo apt-get install python3-dev (Debian, Ubuntu), or sudo dnf install python3-devel (Fedora)"
+            return [hint("no-headers", f"this Python's headers are not here, and Triton needs them: {_SLOWER}", mend)]
+        return [ok("kernels", f"{card} (compute capability {number}), Triton, a C compiler, Python's headers")]
 
 
 def _listed(names: set[str] | Sequence[str]) -> str:

@@ -26,9 +26,15 @@ class TorchReport:
         reason: why it cannot, in torch's words; empty if it can, or never tried.
         devices: names of the GPUs.
         is_built_for: whether this build has code for the first GPU.
-        cuda_dtypes: types in which the first GPU multiplies matrices; empty without one.
+        gpu_dtypes: types in which the first GPU multiplies matrices; empty without one.
         cpu_dtypes: types in which the CPU does.
         has_mps: whether Apple's GPU is there.
+        has_xpu: whether Intel's is.
+        capability: of the first NVIDIA card, such as (9, 0); empty for others.
+        least_capability: of a card that can run the kernels.
+        has_triton: whether Triton is installed.
+        has_compiler: whether a C compiler is.
+        has_headers: whether this Python's headers are.
     """
 
     version: str = ""
@@ -37,9 +43,20 @@ class TorchReport:
     reason: str = ""
     devices: tuple[str, ...] = ()
     is_built_for: bool = True
-    cuda_dtypes: tuple[str, ...] = ()
+    gpu_dtypes: tuple[str, ...] = ()
     cpu_dtypes: tuple[str, ...] = ()
     has_mps: bool = False
+    has_xpu: bool = False
+    capability: tuple[int, ...] = ()
+    least_capability: tuple[int, ...] = ()
+    has_triton: bool = False
+    has_compiler: bool = False
+    has_headers: bool = False
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether nodes compute on a GPU here."""
+        return self.has_cuda or self.has_mps or self.has_xpu
 
 
 def read_report(line: str) -> TorchReport:
@@ -60,6 +77,9 @@ def make_report() -> TorchReport:
     """Ask torch."""
     import torch
 
+    from swarm.inference.devices import default_device
+    from swarm.kernels.support import MIN_CAPABILITY, kind_of, toolchain
+
     reasons: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -68,11 +88,13 @@ def make_report() -> TorchReport:
     build = torch.version.cuda or getattr(torch.version, "hip", None) or ""
     if build and not has_cuda and not reasons:
         reasons += _why_not()
-    is_built_for = True
-    if has_cuda:
-        major, minor = torch.cuda.get_device_capability(0)
+    is_built_for, device = True, default_device()
+    capability: tuple[int, ...] = ()
+    if has_cuda and kind_of(device) == "cuda":
+        capability = major, minor = torch.cuda.get_device_capability(0)
         built = [int(arch.rpartition("_")[2].rstrip("af")) for arch in torch.cuda.get_arch_list() if "_" in arch]
-        is_built_for = not torch.version.cuda or any(arch // 10 == major and arch % 10 <= minor for arch in built)
+        is_built_for = any(arch // 10 == major and arch % 10 <= minor for arch in built)
+    tools = toolchain()
     return TorchReport(
         version=torch.__version__,
         cuda_build=build,
@@ -80,9 +102,15 @@ def make_report() -> TorchReport:
         reason=" ".join(" ".join(reasons).split())[:MAX_REASON],
         devices=tuple(torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())) if has_cuda else (),
         is_built_for=is_built_for,
-        cuda_dtypes=_usable("cuda") if has_cuda else (),
+        gpu_dtypes=_usable(device.type) if device.type != "cpu" else (),
         cpu_dtypes=_usable("cpu"),
         has_mps=torch.backends.mps.is_available(),
+        has_xpu=torch.xpu.is_available(),
+        capability=capability,
+        least_capability=MIN_CAPABILITY,
+        has_triton=tools.has_triton,
+        has_compiler=tools.has_compiler,
+        has_headers=tools.has_headers,
     )
 
 
@@ -103,7 +131,9 @@ def _usable(device: str) -> tuple[str, ...]:
 def _multiplies(device: str, dtype: str) -> bool:
     import torch
 
-    if device == "cuda" and dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    from swarm.inference.devices import refused_dtype
+
+    if refused_dtype(getattr(torch, dtype), torch.device(device)) and device != "cpu":
         return False
     try:
         square = torch.ones(8, 8, device=device, dtype=getattr(torch, dtype))

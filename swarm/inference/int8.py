@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
+from swarm.inference.devices import with_float64
 from swarm.protocol.messages import INT8_BLOCK, INT8_SCALE_BYTES
 
 LEVELS = 127
@@ -37,7 +38,7 @@ def pack(rows: torch.Tensor) -> NDArray[np.uint8]:
     count, width = rows.shape
     steps = _blocks(rows.detach().to(torch.float32, copy=True))  # the one large temporary: the rest is done in place
     largest = torch.maximum(steps.amax(dim=-1), steps.amin(dim=-1).neg_())
-    if not math.isfinite(largest.sum(dtype=torch.float64).item()):
+    if not math.isfinite(with_float64(largest).sum(dtype=torch.float64).item()):
         raise LocalProtocolError("rows", "a value is not finite, int8 cannot hold it")
     scales = (largest / LEVELS).clamp_(MIN_SCALE, MAX_SCALE[rows.dtype]).to(torch.bfloat16)
     steps.div_(scales.float()[..., None]).round_().clamp_(-LEVELS, LEVELS)

@@ -44,7 +44,8 @@ def kernel_support(device: torch.device) -> KernelSupport:
     if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         name = torch.cuda.get_device_name(device)
         return KernelSupport(kernels=False, compiled=False, reason=f"{name} is older than the kernels need")
-    return _toolchain()
+    lacks = toolchain().lacks
+    return KernelSupport(kernels=not lacks, compiled=not lacks, reason=lacks)
 
 
 def is_interpreted() -> bool:
@@ -65,13 +66,35 @@ def arch_of(device: torch.device) -> str:
     return f"sm{major}{minor}"
 
 
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What is installed of what kernels need: a compiler builds, with Python's headers, what starts them.
+
+    Attributes:
+        has_triton: whether Triton is there.
+        has_compiler: whether a C compiler is.
+        has_headers: whether this Python's headers are.
+    """
+
+    has_triton: bool
+    has_compiler: bool
+    has_headers: bool
+
+    @property
+    def lacks(self) -> str:
+        """What is missing first, and what brings it; empty where all is there."""
+        if not self.has_triton:
+            return "Triton is not installed: pip install triton"
+        if not self.has_compiler:
+            return "no C compiler: install gcc"
+        return "" if self.has_headers else "no Python headers: install python3-dev"
+
+
 @cache
-def _toolchain() -> KernelSupport:
-    """What is installed: Triton, and the compiler with Python's headers that it needs when a program first runs."""
-    if importlib.util.find_spec("triton") is None:
-        return KernelSupport(kernels=False, compiled=False, reason="Triton is not installed: pip install triton")
-    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
-        return KernelSupport(kernels=False, compiled=False, reason="no C compiler: install gcc")
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return KernelSupport(kernels=False, compiled=False, reason="no Python headers: install python3-dev")
-    return KernelSupport(kernels=True, compiled=True)
+def toolchain() -> Toolchain:
+    """What this machine has; asked once."""
+    return Toolchain(
+        importlib.util.find_spec("triton") is not None,
+        any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))),
+        Path(sysconfig.get_path("include"), "Python.h").exists(),
+    )

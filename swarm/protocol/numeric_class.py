@@ -65,3 +65,9 @@ class NumericClass:
     def is_reproducible(self) -> bool:
         """Whether a text depends on model, prompt and seed alone, whatever the tree and the layout of the chain."""
         return not self.lossy_rows and (self.dtype == EXACT or self.kernels > 0)
+
+
+def promises_texts(text: str) -> bool:
+    """Whether a class is reproducible, as a record writes it; one that this version does not know promises nothing."""
+    found = NumericClass.parse(text)
+    return found is not None and found.is_reproducible

@@ -122,6 +122,7 @@ class Status:
         started_at: Unix seconds.
         kv_tokens_total: KV tokens for all sessions together.
         ttl_s: how long the status is valid, at most `MAX_TTL_S`.
+        path: how its layers run, such as `plain`; at most 32 characters; None where it runs one way, or does not say.
     """
 
     stamp: Stamp
@@ -136,6 +137,7 @@ class Status:
     started_at: float
     kv_tokens_total: int
     ttl_s: float = STATUS_TTL_S
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +391,7 @@ def _status(raw: Mapping[str, Any], stamp: Stamp, is_birth: bool, fingerprint: s
         started_at=read.number(raw, "started_at", _MAX_TIME_S),
         kv_tokens_total=read.integer(raw, "kv_tokens_total"),
         ttl_s=read.number(raw, "ttl_s", MAX_TTL_S),
+        path=None if raw.get("path") is None else read.text(raw, "path", 32),
     )
 
 

@@ -87,9 +87,10 @@ COLUMNS: Final = (
         lambda node, now: _known(None if node.started_at is None else now - node.started_at),
     ),
     Column("version", 9, lambda node, _: node.version or "–", lambda node, _: node.version or ""),
-    Column("class", 14, lambda node, _: node.numeric_class or "–", lambda node, _: node.numeric_class or ""),
+    Column("class", 24, lambda node, _: node.numeric_class or "–", lambda node, _: node.numeric_class or ""),
     Column("reached", 9, lambda node, _: node.reach or "–", lambda node, _: node.reach or ""),
     Column("device", 24, lambda node, _: node.device or "–", lambda node, _: node.device or ""),
+    Column("path", 16, lambda node, _: node.path or "–", lambda node, _: node.path or ""),
 )
 """From left to right; where a terminal is narrow, the last ones are left out."""
 LAYERS: Final = 2

@@ -54,7 +54,7 @@ class Adapter:
         """What to add to logits of `tokens` [n, candidates] after hidden rows [n, width]; 0 for unknown tokens."""
         if self.lessons == 0:
             return np.zeros(tokens.shape)
-        deltas = torch.einsum("nw,ncw->nc", rows @ self._weights, self._rows_of(tokens)).double().cpu().numpy()
+        deltas = torch.einsum("nw,ncw->nc", rows @ self._weights, self._rows_of(tokens)).cpu().double().numpy()
         is_known = self._is_known(tokens)
         return np.asarray(deltas if is_known.all() else np.where(is_known, deltas, 0.0))
 

@@ -24,6 +24,7 @@ from client.drafting.search.calibration import AcceptanceModel, Candidates
 from client.drafting.search.sampled_children import SampledChildren
 from client.drafting.search.source import Places, Search
 from client.drafting.search.tree import Lesson, Picks
+from swarm.inference.devices import with_float64
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.sampling import ranking_scores
 from swarm.protocol.messages import Sampling
@@ -193,7 +194,7 @@ class Ranker:
             positions: [rows], of the tokens that they are candidates for.
             sampling: how the target picks.
         """
-        logits = logits[:, : self.vocab_tokens]
+        logits = with_float64(logits[:, : self.vocab_tokens])
         scores = self._scores(logits, positions, sampling)
         best = scores.topk(min(self._max_children, scores.shape[1]))
         is_whole = sampling.temperature == 0 or not self._coupled

@@ -67,6 +67,7 @@ class NodeShown(_StateModel):
     device: SafeText | None = None
     numeric_class: SafeText | None = None
     reach: SafeText | None = None
+    path: SafeText | None = None
     version: SafeText | None = None
     started_at: float | None = None
     seen_at: float | None = None

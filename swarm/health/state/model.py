@@ -392,6 +392,7 @@ def _node(peer: PeerId, model: ReportedModel, evidence: _NodeEvidence, now: floa
         agrees=evidence.agrees,
         is_silent=status is not None and evidence.gone_at is None and not evidence.has_telemetry(now),
         reach=None if record is None else record.reach,
+        path=None if status is None else status.path,
     )
 
 

@@ -66,6 +66,7 @@ class NodeView:
         agrees: whether its answers were those of another holder of its layers; None if never compared.
         is_silent: its telemetry ended without a farewell.
         reach: how others come to it, as its record says; None where there is no record.
+        path: how its layers run on its device, as it says; None where it does not.
     """
 
     peer: PeerId
@@ -90,6 +91,7 @@ class NodeView:
     agrees: bool | None
     is_silent: bool = False
     reach: Reach | None = None
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

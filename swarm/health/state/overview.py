@@ -223,6 +223,7 @@ def _node(node: NodeView) -> dict[str, Any]:
         "probed_ms": None if node.probed_ms is None else round(node.probed_ms, 2),
         "agrees": node.agrees,
         "reach": None if node.reach is None else node.reach.value,
+        "path": node.path,
     }
 
 

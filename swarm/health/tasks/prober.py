@@ -20,6 +20,7 @@ from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import Probe, ProbeBudget, ReplicaComparison, read_comparison, read_probe
 from swarm.health.state.verdict import count_replicas
 from swarm.ids import PeerId
+from swarm.protocol.numeric_class import promises_texts
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +114,9 @@ class Prober:
             self._overview.record_comparison(model, await self._comparison(model, peer))
 
     def next_compared(self, model: ReportedModel, nodes: Sequence[NodeView]) -> PeerId | None:
-        """The node compared longest ago, of those that can be: fp32, and replaceable by other nodes of its class."""
+        """The node compared longest ago, of those that can be: their class promises texts, and has stand-ins."""
         schedule = self._schedules.setdefault(model.fingerprint, _ProbeSchedule(0.0))
-        exact = [node for node in nodes if node.numeric_class.endswith("-float32")]
+        exact = [node for node in nodes if promises_texts(node.numeric_class)]
         comparable = [node.peer for node in exact if _has_stand_in(node, exact, model.num_layers)]
         schedule.compared = {peer: at for peer, at in schedule.compared.items() if peer in comparable}
         return min(comparable, key=lambda peer: (schedule.compared.get(peer, 0.0), peer), default=None)

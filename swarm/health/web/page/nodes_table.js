@@ -11,11 +11,14 @@ const load = (node) => (node.state === "offline" ? null : (node.busy ?? null));
 const free = (node) => (node.state !== "offline" && node.kv_total > 0 && node.kv_free !== null ? node.kv_free / node.kv_total : null);
 const uptime = (node, now) => (node.state === "offline" || !node.started_at ? null : now - node.started_at);
 
+// A card's name and how its layers run: the plain path is several times as slow as the card.
+const device = (node) => [node.device, node.path].filter(Boolean).join(" · ");
+
 // The columns: `key` sorts, `text` is shown, `meter` fills a bar.
 const COLUMNS = [
   { id: "state", label: "State", key: (node) => NODE_STATES.indexOf(node.state) },
   { id: "name", label: "Node", key: (node) => format.called(node).toLowerCase() },
-  { id: "device", label: "Device", key: (node) => node.device ?? "", text: (node) => node.device ?? "–" },
+  { id: "device", label: "Device", key: device, text: (node) => device(node) || "–" },
   { id: "span", label: "Layers", key: (node) => node.span[0] * 10_000 + node.span[1], text: (node) => format.span(node.span) },
   { id: "class", label: "Numeric class", key: (node) => node.numeric_class ?? "", text: (node) => node.numeric_class ?? "–" },
   { id: "reach", label: "Reached", key: (node) => node.reach ?? "", text: (node) => node.reach ?? "–" },

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from swarm.doctor.device import Card, DeviceCheck, DtypeCheck, find_card
+from swarm.doctor.device import Card, DeviceCheck, DtypeCheck, KernelCheck, find_card
 from swarm.doctor.swarm_view import SwarmView
 from swarm.doctor.torch_report import DTYPES, TorchReport, make_report, read_report
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
 
 CPU_BUILD = TorchReport(version="2.6.0+cpu", cpu_dtypes=DTYPES)
 CUDA_BUILD = TorchReport(version="2.6.0+cu126", cuda_build="12.6", cpu_dtypes=DTYPES)
-WORKING = replace(CUDA_BUILD, has_cuda=True, devices=("NVIDIA L4",), cuda_dtypes=DTYPES)
+WORKING = replace(CUDA_BUILD, has_cuda=True, devices=("NVIDIA L4",), gpu_dtypes=DTYPES)
+EQUIPPED = replace(
+    WORKING, capability=(8, 9), least_capability=(8, 0), has_triton=True, has_compiler=True, has_headers=True
+)
 CARD = Card(is_there=True, driver="550.54.15")
 
 
@@ -71,7 +75,26 @@ async def test_a_driver_that_fails() -> None:
 async def test_what_is_well() -> None:
     await assert_ok(device(WORKING), "cuda")
     await assert_ok(device(CPU_BUILD, Card()), "cpu")
-    await assert_hint(device(replace(CPU_BUILD, has_mps=True), Card()), "mps", "Apple's GPU is not used", "nothing")
+    await assert_ok(device(replace(CPU_BUILD, has_mps=True), Card()), "mps")
+    await assert_ok(device(replace(CPU_BUILD, has_xpu=True), Card()), "xpu")
+
+
+async def test_what_a_card_needs_for_kernels() -> None:
+    def check(**lacks: Any) -> KernelCheck:  # noqa: ANN401
+        return KernelCheck(ready(replace(EQUIPPED, **lacks)))
+
+    await assert_ok(check(), "kernels")
+    plain = "plain path, at a fraction of its speed"
+    await assert_hint(check(has_triton=False, has_compiler=False), "no-triton", plain, "pip install triton")
+    for system in ("apt-get install gcc", "dnf install gcc"):
+        await assert_hint(check(has_compiler=False), "no-compiler", plain, system)
+    for system in ("apt-get install python3-dev", "dnf install python3-devel"):
+        await assert_hint(check(has_headers=False), "no-headers", plain, system)
+    text = "NVIDIA L4 has compute capability 7.5, kernels need 8.0"
+    await assert_hint(check(capability=(7, 5)), "card-old", text, "another card")
+    await assert_ok(KernelCheck(ready(CPU_BUILD)), "plain")
+    await assert_ok(check(capability=()), "plain")
+    await assert_hint(KernelCheck(ready("it crashed")), "not-known", "torch cannot be used", "mend the device")
 
 
 def dtypes(report: TorchReport | str, *classes: str) -> DtypeCheck:
@@ -79,10 +102,11 @@ def dtypes(report: TorchReport | str, *classes: str) -> DtypeCheck:
 
 
 async def test_a_swarm_that_computes_in_another_type() -> None:
-    old = replace(WORKING, cuda_dtypes=("float32", "float16"))
+    old = replace(WORKING, gpu_dtypes=("float32", "float16"))
     text = "the swarm computes in bfloat16, this GPU only in float16, float32"
     await assert_trouble(dtypes(old, "cuda-bfloat16", "cuda-bfloat16+int8"), "other-dtype", text, "--device cpu")
-    await assert_hint(dtypes(old, "cuda-float16"), "no-16-bit", "no bfloat16", "--dtype float16")
+    await assert_trouble(dtypes(old, "cuda-sm90-bfloat16-k1+w4"), "other-dtype", text, "--device cpu")
+    await assert_hint(dtypes(old, "cuda-float16", "of a later release"), "no-16-bit", "no bfloat16", "--dtype float16")
     await assert_ok(dtypes(WORKING, "cuda-bfloat16"), "dtypes")
     await assert_ok(dtypes(CPU_BUILD), "dtypes")
     await assert_hint(dtypes("it crashed"), "not-known", "torch cannot be used", "mend the device")
@@ -108,7 +132,7 @@ def test_a_card_is_found_by_what_the_system_shows(tmp_path: Path) -> None:
 def test_torch_reports_itself() -> None:
     report = make_report()
     assert "float32" in report.cpu_dtypes
-    assert not report.has_cuda
+    assert not report.has_gpu
     assert read_report(json.dumps(asdict(report))) == report
 
 

@@ -187,7 +187,7 @@ def test_names_in_options_are_private_whatever_they_are() -> None:
         join=("/dns4/boot.friends.example/tcp/1/p2p/Qm", "rubbish", "/ip4/x/tcp/99999999"), mqtt="mqtt://["
     )
     checkup: Checkup = make_checkup(options, {})
-    assert len({check.name for check in checkup.checks}) == len(checkup.checks) == 21
+    assert len({check.name for check in checkup.checks}) == len(checkup.checks) == 22
     assert "boot.friends.example" in private_of(options, {}).names
 
 

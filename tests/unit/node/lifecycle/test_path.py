@@ -1,0 +1,75 @@
+"""How layers run on a device, and why no faster way: said at load, published, kept for `node status`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from node.autostart.show import describe_running
+from node.autostart.state_file import LocalStatus, Stage
+from node.lifecycle.resources import NodeResources
+from node.lifecycle.span_host import SpanHost
+from node.model.device import Device
+from node.model.span import SpanModel
+from node.telemetry.counters import NodeCounters
+from node.telemetry.outbox import Outbox
+from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot
+from swarm.discovery.node_record import NodeState
+from swarm.layers import Span
+from swarm.telemetry.messages import Stamp
+from tests.sample_records import MODEL
+
+GRAPHS, REASON = "graphs + kernels", "no C compiler: install gcc"
+CARD, PLAIN = "cuda-sm90-bfloat16-k1", "cuda-bfloat16"
+
+
+def loaded(device: str, path: str, reason: str, kind: str, planned: str = "") -> tuple[SpanHost, list[str]]:
+    """A host that has loaded a model which runs so, and what it said."""
+    said: list[str] = []
+    host = SpanHost(cast("NodeResources", SimpleNamespace(config=None, say=said.append)))
+    host.numeric_class = planned
+    model = SimpleNamespace(device=torch.device(device), path=path, path_reason=reason, numeric_class=kind)
+    host._note_path(cast("SpanModel", model))
+    assert host.numeric_class == kind
+    return host, said
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "kind", "lines"),
+    [
+        (GRAPHS, "", CARD, [f"path: {GRAPHS}"]),
+        ("plain", REASON, PLAIN, [f"path: plain ({REASON})", f"note: this node computes in {PLAIN}, and was planned"]),
+    ],
+)
+def test_loading_says_the_path_and_what_keeps_from_a_faster_one(
+    path: str, reason: str, kind: str, lines: list[str]
+) -> None:
+    host, said = loaded("cuda", path, reason, kind, CARD)
+    assert [one[: len(line)] for one, line in zip(said, lines, strict=True)] == lines
+    assert f"path: {host.path_words}" == lines[0]
+
+
+def test_a_cpu_runs_one_way_of_which_nothing_is_said() -> None:
+    host, said = loaded("cpu", "plain", "cpu runs the plain path", "cpu-float32", "cpu-float32")
+    assert (host.path_words, said) == ("", [])
+
+
+def test_the_path_is_published_without_its_reason() -> None:
+    snapshot = NodeSnapshot(Span(0, 4), NodeState.SERVING, CARD, ())
+    shown = [snapshot]
+    about = NodeDescription(MODEL, None, Device(torch.device("cpu")), NodeCounters(), lambda: shown[0])
+    report, stamp = NodeReport(about, Outbox()), Stamp("0" * 32, 1, 1_800_000_000.0)
+    assert report.status(stamp, is_birth=True, leaving=False).path is None
+    shown[0] = replace(snapshot, path=loaded("cuda", "plain", REASON, PLAIN)[0].path)
+    assert report.status(stamp, is_birth=False, leaving=False).path == "plain"
+
+
+def test_the_status_of_a_card_has_a_line_for_it() -> None:
+    status = LocalStatus("key", 1, "0.2.0", Stage.SERVING, 1.0, 2.0)
+    assert not [line for line in describe_running(status, 3.0) if "path" in line]
+    assert f"  path: {GRAPHS}" in list(describe_running(replace(status, path=GRAPHS), 3.0))
+    assert LocalStatus.of_json(replace(status, path=GRAPHS).as_json()).path == GRAPHS
