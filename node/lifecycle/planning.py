@@ -30,6 +30,7 @@ from swarm.errors import ConfigError, LayersError, RegistryError, TooSlow
 from swarm.ids import PeerId
 from swarm.inference.devices import expected_class, free_bytes
 from swarm.inference.weights.format import BITS, WeightFormat, WeightsName
+from swarm.protocol.numeric_class import NumericClass
 from swarm.routing.latency import ghosts, measure_delays
 
 Compute = tuple[torch.device, torch.dtype, WeightsName]
@@ -121,9 +122,14 @@ def _judged(plan: ServingPlan, fits: int, speed: LayerSpeed) -> LayerCount:
 
 
 def _benchmark(plan: ServingPlan) -> LayerSpeed:
+    """Measure synthetic layers, which run the plain path: where kernels will run, memory alone decides how many."""
     if plan.order.threads is not None:
         torch.set_num_threads(plan.order.threads)
-    return benchmark(plan.layout, plan.form, plan.compute[0])
+    speed = benchmark(plan.layout, plan.form, plan.compute[0])
+    kind = NumericClass.parse(plan.kind.numeric_class)
+    if kind is None or not kind.kernels:
+        return speed
+    return replace(speed, is_measured=False, how=f"{speed.how}, by the plain path")
 
 
 async def _records(resources: NodeResources) -> tuple[NodeRecord, ...]:

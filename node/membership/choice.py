@@ -31,7 +31,7 @@ class ClassChoice:
     """In which numeric class a machine computes.
 
     Attributes:
-        numeric_class: device kind and dtype, as `cpu-float32`.
+        numeric_class: as `cpu-float32` (`swarm.protocol.numeric_class`).
         why: as a clause.
         note: a line for the user, where no chain can use this machine yet; empty otherwise.
     """

@@ -72,7 +72,7 @@ class NodeRecord:
         span: which layers of it.
         address: `host:port` of its gRPC service, or `PEER.via.HOST:PORT` with its own peer id.
         state: whether it takes sessions.
-        numeric_class: device kind, dtype and lossy codec, as `cpu-float32`; at most 96 characters.
+        numeric_class: as `cpu-float32` (`swarm.protocol.numeric_class`); at most 96 characters.
         version: of the program; at most 32 characters.
         name: at most `MAX_NAME_CHARACTERS`; None unless the owner chose one.
         sweep_ms: at most `MAX_SPEEDS` pairs (tree nodes, measured ms per sweep), tree nodes rising in

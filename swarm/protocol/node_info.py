@@ -60,7 +60,7 @@ class NodeInfo:
         span: layers that this node serves.
         vocab_size: token ids are below it.
         hidden_size: values of a hidden row.
-        numeric_class: device kind, dtype, quantisation and lossy codec: what decides the last bits.
+        numeric_class: what decides the last bits (`swarm.protocol.numeric_class`).
         version: of the program.
         kv_tokens_total: KV tokens for all sessions together.
         kv_tokens_free: KV tokens that no session has reserved.

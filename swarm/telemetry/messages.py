@@ -116,7 +116,7 @@ class Status:
         span: which layers of it.
         state: whether it takes sessions.
         device: kind or product name, never a host's; at most 96 characters.
-        numeric_class: device kind, dtype and lossy codec; at most 96 characters.
+        numeric_class: what decides the last bits of its results; at most 96 characters.
         version: of the program; at most 32 characters.
         name: at most 64 characters; None unless the owner chose one.
         started_at: Unix seconds.

@@ -232,7 +232,7 @@ class Ranker:
             search alone.
         """
         if search.sampling.multistep and search.sampling.temperature > 0:
-            self._sampled.add(search, nodes, logits[:, : self.vocab_tokens])
+            self._sampled.add(search, nodes, with_float64(logits[:, : self.vocab_tokens]))
             return None
         ranked = self.rank(logits, [search.position(node) for node in nodes], search.sampling)
         ranked = replace(ranked, hidden=hidden)

@@ -50,7 +50,7 @@ class NodeView:
         condition: its state, judged from all sources.
         source: where that comes from.
         device: its device in words.
-        numeric_class: device kind, dtype and codec, which decide the last bits of its results.
+        numeric_class: what decides the last bits of its results.
         version: of its program.
         name: the name that its owner gave it.
         started_at: when its run began, in Unix seconds.

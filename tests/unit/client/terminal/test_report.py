@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from client.stats import SweepMeasurement
-from client.terminal.report import waterfall
+from client.terminal.report import summary, waterfall
 from tests.sweep_measurements import measured
 from tests.unit.client.terminal.test_chat import STATS
 
@@ -33,6 +33,20 @@ def test_a_sweep_that_was_faster_than_its_pings_says_by_how_much(total_ms: float
     rows = rows_of(measured(4, total_ms, waited_ms=0.0, computed_ms=10.0, network_ms=20.0))
     assert row in rows
     assert not any("-" in value for line in rows[3:] for value in line.split() if value != "0-12")
+
+
+@pytest.mark.parametrize(
+    ("numeric_class", "reproducible", "says"),
+    [
+        ("cuda-sm90-bfloat16-k1+w4", True, "seed 7, reproducible"),
+        ("cuda-sm90-bfloat16-k1+w4", False, "may differ from run to run (multi-step sampling)"),
+        ("cpu-float32", False, "may differ from run to run (multi-step sampling)"),
+        ("cuda-bfloat16", False, "may differ from run to run (cuda-bfloat16)"),
+        ("cuda-sm90-bfloat16-k1+int8", False, "may differ from run to run (cuda-sm90-bfloat16-k1+int8)"),
+    ],
+)
+def test_the_summary_says_why_a_text_may_differ(numeric_class: str, says: str, *, reproducible: bool) -> None:
+    assert summary(replace(STATS, numeric_class=numeric_class, reproducible=reproducible)).endswith(says)
 
 
 def test_the_median_decides_and_no_sweep_gives_a_dash() -> None:

@@ -9,10 +9,14 @@ from typing import cast
 import pytest
 import torch
 
+import node.lifecycle.planning
 from node.autostart.show import describe_running
 from node.autostart.state_file import LocalStatus, Stage
+from node.engine.benchmark import LayerSpeed
+from node.lifecycle.planning import ServingPlan, _benchmark
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost
+from node.membership.choice import ClassChoice
 from node.model.device import Device
 from node.model.span import SpanModel
 from node.telemetry.counters import NodeCounters
@@ -56,6 +60,19 @@ def test_loading_says_the_path_and_what_keeps_from_a_faster_one(
 def test_a_cpu_runs_one_way_of_which_nothing_is_said() -> None:
     host, said = loaded("cpu", "plain", "cpu runs the plain path", "cpu-float32", "cpu-float32")
     assert (host.path_words, said) == ("", [])
+
+
+@pytest.mark.parametrize(("kind", "is_judged"), [(CARD, False), (PLAIN, True), ("cpu-float32+w4", True)])
+def test_the_plain_paths_speed_judges_no_card_that_will_run_kernels(
+    kind: str, monkeypatch: pytest.MonkeyPatch, *, is_judged: bool
+) -> None:
+    speed = LayerSpeed(0.0, {1: 1.0, 8: 1.0, 64: 1.0}, 1.0, "measured", is_measured=True)
+    monkeypatch.setattr(node.lifecycle.planning, "benchmark", lambda *_: speed)
+    about = {"order": SimpleNamespace(threads=None), "layout": None, "compute": (None, None)}
+    plan = cast("ServingPlan", SimpleNamespace(kind=ClassChoice(kind, ""), **about))
+    found = _benchmark(plan)
+    assert found.is_measured is is_judged
+    assert ("by the plain path" in found.how) is not is_judged
 
 
 def test_the_path_is_published_without_its_reason() -> None:

@@ -10,6 +10,8 @@ import torch
 
 from client.drafting.search.calibration import Calibration
 from client.drafting.search.ranking import Ranker
+from client.drafting.search.source import Search
+from client.drafting.search.tree import TokenTree
 from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
@@ -64,3 +66,13 @@ def test_a_draft_guesses_the_same(sampling: Sampling) -> None:
     far, near = (ranker.rank(logits, (4, 5, 5), sampling) for logits in (on_mps(LOGITS), LOGITS))
     assert (far.tokens == near.tokens).all()
     assert (far.candidates.scores == near.candidates.scores).all()
+
+
+def test_a_draft_draws_the_same() -> None:
+    drawn = []
+    for logits in (on_mps(LOGITS[:1]), LOGITS[:1]):
+        tree = TokenTree(2, 8, 2)
+        search = Search((1, 2), 2, Sampling(seed=7, temperature=1.0, multistep=True), tree)
+        Ranker(VOCABULARY, Calibration()).add(search, [TokenTree.ROOT], logits)
+        drawn.append(tree.guesses[TokenTree.ROOT])
+    assert drawn[0] == drawn[1]

@@ -141,12 +141,23 @@ async def test_machines_with_a_stand_in_are_compared_in_turn() -> None:
     assert [world.node(number).agrees for number in range(3)] == [None, False, False]
 
 
-async def test_only_exact_arithmetic_is_compared() -> None:
+@pytest.mark.parametrize("numeric_class", ["cuda-bfloat16", "cuda-sm90-bfloat16", "of-a-later-release"])
+async def test_only_exact_arithmetic_is_compared(numeric_class: str) -> None:
     world = World()
-    world.hear((0, 12), (0, 12), numeric_class="cuda-bfloat16")
+    world.hear((0, 12), (0, 12), numeric_class=numeric_class)
     assert world.prober.due() is None
     world.now += SETTLE_S
     await world.turn(FINE)
+
+
+@pytest.mark.parametrize("numeric_class", ["cuda-sm90-bfloat16-k1", "cuda-sm89-bfloat16-k1+w4", "rocm-float32"])
+async def test_any_class_that_promises_texts_is_compared(numeric_class: str) -> None:
+    world = World()
+    world.hear((0, 12), (0, 12), numeric_class=numeric_class)
+    assert world.prober.due() is None
+    world.now += SETTLE_S
+    await world.turn(FINE, compared("QmNode1", "QmNode2", True))
+    assert world.node(1).agrees
 
 
 async def test_a_failure_is_looked_at_again_soon() -> None:
