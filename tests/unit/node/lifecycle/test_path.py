@@ -68,7 +68,7 @@ def test_the_plain_paths_speed_judges_no_card_that_will_run_kernels(
 ) -> None:
     speed = LayerSpeed(0.0, {1: 1.0, 8: 1.0, 64: 1.0}, 1.0, "measured", is_measured=True)
     monkeypatch.setattr(node.lifecycle.planning, "benchmark", lambda *_: speed)
-    about = {"order": SimpleNamespace(threads=None), "layout": None, "compute": (None, None)}
+    about = {"order": SimpleNamespace(threads=None), "layout": None, "form": None, "compute": (None, None)}
     plan = cast("ServingPlan", SimpleNamespace(kind=ClassChoice(kind, ""), **about))
     found = _benchmark(plan)
     assert found.is_measured is is_judged
