@@ -32,6 +32,7 @@ for _name in ("CANOPY_JOIN", "CANOPY_MODEL", "CANOPY_MQTT", "CANOPY_NETWORK_KEY"
     os.environ.pop(_name, None)  # a user's own
 if "CANOPY_TEST_DEVICE" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # programs that the tests start choose the CPU too
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU where a test calls them; programs do not choose them
 
 import psutil  # noqa: E402  (after the environment: torch reads its thread count when it is first imported)
 import pytest  # noqa: E402

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarm.inference.kv_slots import KvSlots
+from swarm.kernels.support import kernel_support
 
 if TYPE_CHECKING:
     from swarm.ids import TreeNodeId
+    from swarm.kernels.kv_moves import RowMover
     from swarm.layers import Span
 
 
@@ -70,6 +72,7 @@ class KvCache:
     Attributes:
         layout: what each layer keeps.
         slots: where the rows lie; it has `capacity` slots.
+        moves_in_kernel: whether a commit is one kernel for all layers.
     """
 
     def __init__(self, layout: KvLayout, capacity: int, nodes: int | None = None) -> None:
@@ -82,6 +85,8 @@ class KvCache:
         """
         self.layout = layout
         self.slots = KvSlots(capacity, nodes)
+        self.moves_in_kernel = kernel_support(layout.device).kernels
+        self._mover: RowMover | None = None  # made for the first commit that moves a row
         self._keys: dict[int, torch.Tensor] = {}  # layer → [kv_heads, capacity, key_width]
         self._values: dict[int, torch.Tensor] = {}  # layer → [kv_heads, capacity, value_width]
         for layer in layout.layers:
@@ -92,6 +97,16 @@ class KvCache:
     def bytes_per_token(self) -> int:
         """Memory for one token in every layer."""
         return self.layout.bytes_per_token
+
+    def addresses(self) -> torch.Tensor:
+        """Where kernels find this session, int64 [layers, 3] on the CPU, layers in the order in which they run.
+
+        Per layer: address of its keys, of its values, slots. Valid while this object lives.
+        """
+        layers = [layer.index for layer in self.layout.layers]
+        capacity = self.slots.capacity
+        where = [(self._keys[index].data_ptr(), self._values[index].data_ptr(), capacity) for index in layers]
+        return torch.tensor(where, dtype=torch.int64).reshape(-1, 3)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens and no live node."""
@@ -105,6 +120,9 @@ class KvCache:
         while stay < len(moves) and moves[stay] == start + stay:
             stay += 1
         if stay == len(moves):
+            return
+        if self.moves_in_kernel:
+            self._made_mover().move(moves[stay:], start + stay)
             return
         source = torch.from_numpy(moves[stay:]).to(self.layout.device)
         target = slice(start + stay, start + len(moves))
@@ -154,6 +172,13 @@ class KvCache:
     def check_integrity(self) -> None:
         """Raise LocalProtocolError when bookkeeping is inconsistent; in tests and when idle."""
         self.slots.check_integrity()
+
+    def _made_mover(self) -> RowMover:
+        if self._mover is None:
+            from swarm.kernels.kv_moves import RowMover  # Triton, which only machines with kernels have
+
+            self._mover = RowMover([*self._keys.values(), *self._values.values()])
+        return self._mover
 
     def _empty(self, heads: int, tokens: int, width: int) -> torch.Tensor:
         return torch.empty(heads, tokens, width, dtype=self.layout.dtype, device=self.layout.device)

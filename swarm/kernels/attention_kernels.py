@@ -6,7 +6,7 @@ result, which holds both and the weighted values. k and v count the numbers of a
 
 Constants that many of them take:
     widths    numbers of a key and of a value, both again as powers of two, bytes that rows of each are aligned to
-    rules     positions that a row sees, bound on scores (0: none, each), positions at a time, precision of products
+    rules     positions that a row sees, bound on scores (0: none, each), positions at a time
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from swarm.kernels import batch_plan
+from swarm.kernels.arithmetic import multiply_add, rounded
 from swarm.kernels.support import is_interpreted
 
 HEAD = tl.constexpr(batch_plan.HEAD)
@@ -27,8 +28,7 @@ SHARE = tl.constexpr(batch_plan.BLOCK)
 LINE = tl.constexpr(3)
 """Numbers of a session in the table: address of its keys, of its values, capacity."""
 LOG2E = tl.constexpr(1.4426950408889634)
-WIDEN = tl.constexpr(is_interpreted())
-"""The interpreter holds bfloat16 as integers and would multiply those."""
+INTERPRETED = tl.constexpr(is_interpreted())
 
 
 @triton.jit
@@ -97,16 +97,18 @@ def _add_block(  # noqa: PLR0913 - a kernel's
         widths: see the module.
         rules: see the module.
     """
+    align_k: tl.constexpr = widths[4]
+    align_v: tl.constexpr = widths[5]
+    bound: tl.constexpr = rules[1]
     k, v = tl.arange(0, widths[2]), tl.arange(0, widths[3])
-    held = tl.multiple_of(keys + slot[None, :] * widths[0] + k[:, None], [widths[4], 1])
+    held = tl.multiple_of(keys + slot[None, :] * widths[0] + k[:, None], [align_k, 1])
     held = tl.load(held, (slot >= 0)[None, :] & (k < widths[0])[:, None], 0.0)
-    if WIDEN:
-        query, held = query.to(tl.float32), held.to(tl.float32)
-    scores = tl.dot(query, held, input_precision=rules[3]) * scale
-    if rules[1] > 0:
+    nothing = tl.zeros([query.shape[0], held.shape[1]], tl.float32)
+    scores = multiply_add(query, held, nothing, INTERPRETED) * scale
+    if bound > 0:
         # tanh by its exponential; as a power of two
-        e = tl.exp2(tl.abs(scores) * (-2 * LOG2E / rules[1]))
-        bounded = (1 - e) / (1 + e) * (rules[1] * LOG2E)
+        e = tl.exp2(tl.abs(scores) * (-2 * LOG2E / bound))
+        bounded = (1 - e) / (1 + e) * (bound * LOG2E)
         scores = tl.where(scores < 0, -bounded, bounded)
     scores = tl.where(seen, scores, float("-inf"))
     new = tl.maximum(m, tl.max(scores, 1))
@@ -114,23 +116,24 @@ def _add_block(  # noqa: PLR0913 - a kernel's
     weights = tl.exp2(scores - safe[:, None])
     shrink = tl.exp2(m - safe)
     total = tl.fma(total, shrink, tl.sum(weights, 1))
-    held = tl.multiple_of(values + slot[:, None] * widths[1] + v[None, :], [1, widths[5]])
+    held = tl.multiple_of(values + slot[:, None] * widths[1] + v[None, :], [1, align_v])
     held = tl.load(held, (slot >= 0)[:, None] & (v < widths[1])[None, :], 0.0)
-    weights = weights.to(held.dtype)
-    if WIDEN:
-        weights, held = weights.to(tl.float32), held.to(tl.float32)
-    return new, total, tl.dot(weights, held, out * shrink[:, None], input_precision=rules[3])
+    return new, total, multiply_add(rounded(weights, held.dtype, INTERPRETED), held, out * shrink[:, None], INTERPRETED)
 
 
 @triton.jit
-def _fold(
-    m: tl.tensor, total: tl.tensor, out: tl.tensor, part: tuple[tl.tensor, tl.tensor, tl.tensor]
+def _fold(  # noqa: PLR0913 - a kernel's
+    m: tl.tensor,
+    total: tl.tensor,
+    out: tl.tensor,
+    part_m: tl.tensor,
+    part_total: tl.tensor,
+    part_out: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Add a partial result. An empty one changes no bit, and added to nothing it stays as it is.
 
     Written as fma, so that every kernel rounds alike: nothing is left to the compiler's taste.
     """
-    part_m, part_total, part_out = part
     new = tl.maximum(m, part_m)
     safe = tl.where(new == float("-inf"), 0.0, new)
     shrink, weight = tl.exp2(m - safe), tl.exp2(part_m - safe)
@@ -170,7 +173,8 @@ def items(  # noqa: PLR0913 - a kernel's
     """
     unit: tl.constexpr = SPLIT if merged else SHARE
     block: tl.constexpr = rules[2]
-    lane, k, v = tl.arange(0, lanes), tl.arange(0, widths[2]), tl.arange(0, widths[3])
+    padded: tl.constexpr = widths[3]
+    lane, k, v = tl.arange(0, lanes), tl.arange(0, widths[2]), tl.arange(0, padded)
     for work in range(tl.program_id(0), tl.load(plan) * kv_heads, tl.num_programs(0)):
         item, head = plan + tl.load(plan + 1) + work // kv_heads * ITEM, work % kv_heads
         first, rows, split = tl.load(item), tl.load(item + 1), tl.load(item + 2)
@@ -194,7 +198,7 @@ def items(  # noqa: PLR0913 - a kernel's
             q = tl.load(at_query, there[:, None] & (k < widths[0])[None, :], 0.0)
             m = tl.full([lanes], float("-inf"), tl.float32)
             total = tl.zeros([lanes], tl.float32)
-            out = tl.zeros([lanes, widths[3]], tl.float32)
+            out = tl.zeros([lanes, padded], tl.float32)
             if merged:
                 if rows > 0:
                     for at in range(start, stop, block):
@@ -212,7 +216,7 @@ def items(  # noqa: PLR0913 - a kernel's
                 for one in range(start // SPLIT, (stop - 1) // SPLIT + 1):
                     part_m = tl.full([lanes], float("-inf"), tl.float32)
                     part_total = tl.zeros([lanes], tl.float32)
-                    part = tl.zeros([lanes, widths[3]], tl.float32)
+                    part = tl.zeros([lanes, padded], tl.float32)
                     for at in range(tl.maximum(start, one * SPLIT), tl.minimum(stop, (one + 1) * SPLIT), block):
                         place = at + tl.arange(0, block)
                         seen = (place[None, :] < until[:, None]) & (place[None, :] > low[:, None])
@@ -220,7 +224,7 @@ def items(  # noqa: PLR0913 - a kernel's
                         part_m, part_total, part = _add_block(
                             q, part_m, part_total, part, keys, values, slot, seen, scale, widths, rules
                         )
-                    m, total, out = _fold(m, total, out, (part_m, part_total, part))
+                    m, total, out = _fold(m, total, out, part_m, part_total, part)
             runs = tl.load(field + 6, there, 0)
             nth = tl.where(splits > 1, split // RUN, split - runs * (RUN - 1))
             index = (tl.load(field + 5, there, 0) + nth).to(tl.int64) * (kv_heads * group) + query_heads
@@ -315,7 +319,7 @@ def _fold_stored(  # noqa: PLR0913 - a kernel's
         part_total = tl.load(part_ml + (index + step * heads) * 2 + 1, loads, 0.0)
         at_part = part_out + (index + step * heads)[:, None] * width + v[None, :]
         part = tl.load(at_part, loads[:, None] & (v < width)[None, :], 0.0)
-        m, total, out = _fold(m, total, out, (part_m, part_total, part))
+        m, total, out = _fold(m, total, out, part_m, part_total, part)
     return m, total, out
 
 
@@ -336,13 +340,14 @@ def combine(  # noqa: PLR0913 - a kernel's
 
     Rows of nobody become zeros.
     """
+    padded: tl.constexpr = widths[3]
     row = tl.program_id(0)
-    head, v = tl.program_id(1) * at_once + tl.arange(0, at_once), tl.arange(0, widths[3])
+    head, v = tl.program_id(1) * at_once + tl.arange(0, at_once), tl.arange(0, padded)
     there = head < heads
     field = plan + HEAD + row * FIELDS
     m = tl.full([at_once], float("-inf"), tl.float32)
     total = tl.zeros([at_once], tl.float32)
-    out = tl.zeros([at_once, widths[3]], tl.float32)
+    out = tl.zeros([at_once, padded], tl.float32)
     if tl.load(field) >= 0:
         if has_sinks:
             m = tl.load(sinks + head, there, float("-inf")).to(tl.float32) * LOG2E
@@ -360,12 +365,12 @@ def combine(  # noqa: PLR0913 - a kernel's
         for split in range(tl.maximum(first // RUN, runs) * RUN, splits, RUN):
             part_m = tl.full([at_once], float("-inf"), tl.float32)
             part_total = tl.zeros([at_once], tl.float32)
-            part = tl.zeros([at_once, widths[3]], tl.float32)
+            part = tl.zeros([at_once, padded], tl.float32)
             begin, end = first - split, splits - split
             part_m, part_total, part = _fold_stored(
                 part_m, part_total, part, part_out, part_ml, index + split * heads, there, begin, end, heads, widths[1]
             )
-            m, total, out = _fold(m, total, out, (part_m, part_total, part))
+            m, total, out = _fold(m, total, out, part_m, part_total, part)
     out = out / tl.where(total == 0, 1.0, total)[:, None]
     at_result = result + (row * heads + head)[:, None].to(tl.int64) * widths[1] + v[None, :]
-    tl.store(at_result, out.to(result.dtype.element_ty), there[:, None] & (v < widths[1])[None, :])
+    tl.store(at_result, rounded(out, result.dtype.element_ty, INTERPRETED), there[:, None] & (v < widths[1])[None, :])

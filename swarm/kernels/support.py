@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sysconfig
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,9 +36,14 @@ class KernelSupport:
     reason: str = ""
 
 
-def kernel_support(device: torch.device) -> KernelSupport:
-    """What this device can run; never raises."""
-    if is_interpreted():
+def kernel_support(device: torch.device, *, interpreted: bool = False) -> KernelSupport:
+    """What this device can run; never raises.
+
+    Args:
+        device: where the model is.
+        interpreted: whether kernels that Triton interprets count. Tests ask for it; programs that they start do not.
+    """
+    if interpreted and is_interpreted():
         return KernelSupport(kernels=True, compiled=False, reason="Triton interprets its kernels")
     if device.type != "cuda" or torch.version.hip is not None:
         return KernelSupport(kernels=False, compiled=False, reason=f"{kind_of(device)} runs the plain path")
@@ -51,6 +57,11 @@ def kernel_support(device: torch.device) -> KernelSupport:
 def is_interpreted() -> bool:
     """Whether kernels run on the CPU, for tests."""
     return os.environ.get(INTERPRETER) == "1" and importlib.util.find_spec("triton") is not None
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Start kernels there: Triton takes the current card, whatever its tensors are on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def kind_of(device: torch.device) -> str:

@@ -12,12 +12,14 @@ Source: FlashDecoding (arXiv 2311.01282), splits of the context; SpecInfer (arXi
 from __future__ import annotations
 
 from math import gcd
+from typing import TypedDict
 
 import torch
 
 from swarm.kernels import attention_kernels as kernels
 from swarm.kernels.attention_cuts import AttentionShape, attention_cut, block_positions, tile_rows
 from swarm.kernels.batch_plan import MERGED_ROWS
+from swarm.kernels.support import on_device
 
 __all__ = ["tile_rows", "tree_attention"]
 
@@ -68,35 +70,53 @@ def tree_attention(  # noqa: PLR0913 - an op's arguments are tensors and numbers
     """
     heads, bucket, key_width = query.shape[1:]
     kv_heads, value_width = value.shape[1], value.shape[3]
-    group = heads // kv_heads
-    shape = AttentionShape(group, key_width, value_width, query.dtype)
-    cut = attention_cut(shape, tile, query.device)
+    shape = AttentionShape(heads // kv_heads, key_width, value_width, query.dtype)
     align = (gcd(16, width * query.itemsize) for width in (key_width, value_width))
-    widths = (key_width, value_width, *shape.padded, *align)
-    rules = (window, softcap, block_positions(shape), "ieee" if query.dtype == torch.float32 else "tf32")
+    how: _Constants = {
+        "widths": (key_width, value_width, *shape.padded, *align),
+        "rules": (window, softcap, block_positions(shape)),
+    }
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
-    kernels.store[bucket, kv_heads](
-        key, value, addresses, plan, *key.stride()[1:3], *value.stride()[1:3], widths, num_warps=1
-    )
-    is_merged = bucket <= MERGED_ROWS
-    where = (query, addresses, plan, part_out, part_ml, *query.stride()[1:3], scale if softcap else scale * LOG2_E)
-    how = {"widths": widths, "rules": rules}
-    kernels.items[cut.programs,](
-        *where, kv_heads, group, tile, cut.lanes, is_merged, **how, num_warps=cut.warps, num_stages=cut.stages
-    )
-    if not is_merged:
-        kernels.own_blocks[bucket, kv_heads](
-            *where, kv_heads, group, cut.own_lanes, **how, num_warps=cut.own_warps, num_stages=cut.own_stages
-        )
     result = query.new_empty(1, bucket, heads, value_width)
-    has_sinks = sinks is not None
-    kernels.combine[bucket, -(-heads // HEADS_AT_ONCE)](
-        part_out, part_ml, plan, sinks if has_sinks else part_ml, result, heads, HEADS_AT_ONCE, has_sinks, **how,
-        num_warps=HEADS_AT_ONCE,
-    )  # fmt: skip
+    grid = bucket, -(-heads // HEADS_AT_ONCE)
+    with on_device(query.device):
+        kernels.store[bucket, kv_heads](
+            key, value, addresses, plan, *key.stride()[1:3], *value.stride()[1:3], how["widths"], num_warps=1
+        )
+        weights = scale if softcap else scale * LOG2_E  # scores are powers of two
+        _weigh((query, addresses, plan, part_out, part_ml, *query.stride()[1:3], weights), shape, tile, how)
+        sinks_or_any = part_ml if sinks is None else sinks
+        how_many = heads, HEADS_AT_ONCE, sinks is not None
+        kernels.combine[grid](part_out, part_ml, plan, sinks_or_any, result, *how_many, **how, num_warps=HEADS_AT_ONCE)
     return result
 
 
 @tree_attention.register_fake
 def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object) -> torch.Tensor:
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+class _Constants(TypedDict):
+    """What all kernels of a layer are compiled for: see `swarm.kernels.attention_kernels`."""
+
+    widths: tuple[int, ...]
+    rules: tuple[int, float, int]
+
+
+def _weigh(
+    arguments: tuple[torch.Tensor | int | float, ...], shape: AttentionShape, tile: int, how: _Constants
+) -> None:
+    """Write the partial results of all rows."""
+    query = arguments[0]
+    assert isinstance(query, torch.Tensor)
+    _, heads, bucket, _ = query.shape
+    kv_heads = heads // shape.group
+    cut = attention_cut(shape, tile, query.device)
+    is_merged = bucket <= MERGED_ROWS
+    kernels.items[cut.programs,](
+        *arguments, kv_heads, shape.group, tile, cut.lanes, is_merged, **how, num_warps=cut.warps, num_stages=cut.stages
+    )
+    if not is_merged:
+        kernels.own_blocks[bucket, kv_heads](
+            *arguments, kv_heads, shape.group, cut.own_lanes, **how, num_warps=cut.own_warps, num_stages=cut.own_stages
+        )
