@@ -76,7 +76,7 @@ def use_static(
         return
     room = min(max_tokens or model.max_positions or MAX_TOKENS, MAX_TOKENS)
     limits = StaticLimits(room, sessions, buckets)
-    support = kernel_support(model.device)
+    support = kernel_support(model.device, interpreted=forced)
     from swarm.inference.static_proof import plain_trial
 
     own: list[OwnLayer] = []
@@ -145,9 +145,7 @@ def _run_alone(model: RaggedModel, sub: Span) -> None:
 
 def _refusal(model: RaggedModel, *, forced: bool) -> str:
     """Why a model must run by the plain path; empty if it need not."""
-    support = kernel_support(model.device)
-    if model.device.type != "cuda" and not forced:
-        return f"{model.device.type} runs the plain path"
+    support = kernel_support(model.device, interpreted=forced)
     return "" if support.kernels else support.reason
 
 

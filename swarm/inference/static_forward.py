@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from swarm.inference.graphs.fixed_memory import FixedMemory, StaticLimits
 from swarm.inference.ragged_batch import HeadOutput, SessionRows
 from swarm.inference.tree_attention import ADDRESSES
 from swarm.kernels.batch_plan import BatchPlan, PlannedSession, plan_batch
+from swarm.kernels.support import on_device
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
@@ -190,9 +190,8 @@ class StaticForward:
 
     def _start(self, key: GraphKey) -> StaticOutput:
         """Start a bucket's kernels one by one, on what lies in the fixed memory."""
-        memory, bucket, device = self._memory, key.bucket, self._model.device
-        # Triton starts kernels on the current card.
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), self.layers.in_place():
+        memory, bucket = self._memory, key.bucket
+        with on_device(self._model.device), self.layers.in_place():
             if key.sub is None:
                 return self._start_head(bucket)
             entering = memory.rows if key.sub.start else memory.token_ids

@@ -168,7 +168,7 @@ def test_layers_that_do_not_compile_run_as_they_are(
     model: RaggedModel, unproven: list[str | None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     able = KernelSupport(kernels=True, compiled=True)
-    monkeypatch.setattr(swarm.inference.fast_path, "kernel_support", lambda _: able)
+    monkeypatch.setattr(swarm.inference.fast_path, "kernel_support", lambda *_, **__: able)
     monkeypatch.setattr(swarm.inference.fast_path, "COMPILER", "a_compiler_that_is_none")
     use_static(model, 16, 2, (2,), forced=True)
     assert model.static is not None
