@@ -20,7 +20,6 @@ from node.model.span import ModelLayout, SpanModel, dissect, load_span
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.inference.devices import default_device, free_bytes, open_device, refused_dtype
 from swarm.inference.weights.format import WeightFormat
-from swarm.kernels.support import kernel_support
 from swarm.layers import Span
 from swarm.models.hub import Progress
 
@@ -85,7 +84,7 @@ def load(
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
     with _working(say, f"loading {needs_bytes / 2**20:,.0f} MiB of weights"):
-        if form.bits or kernel_support(device).kernels:
+        if form.product_bits:
             model = load_packed(checkpoint, span, form, device, held)
         else:
             model = load_span(checkpoint, span, dtype, device, held)

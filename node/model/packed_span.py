@@ -15,7 +15,6 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.packed_layers import PackedEmbedding, pack_embedding, pack_head, pack_layer
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
-from swarm.kernels.support import kernel_support
 from swarm.layers import Span
 
 if TYPE_CHECKING:
@@ -85,29 +84,25 @@ def read_packed_ends(
     model: Any = read_span(checkpoint, layout, span, form.dtype, left_out)
     model = model.to(device)
     there = [name for name in layout.modules(span) if name not in left_out]
-    _pack_ends(model, layout, form, (device, there))
+    _pack_ends(model, layout, form, there)
     return cast("PreTrainedModel", model)
 
 
-def _pack_ends(
-    model: nn.Module, layout: ModelLayout, form: WeightFormat, place: tuple[torch.device, list[str]]
-) -> None:
+def _pack_ends(model: nn.Module, layout: ModelLayout, form: WeightFormat, there: list[str]) -> None:
     """Pack the embedding and the head in place, those of them that are there."""
-    device, there = place
     bits = layout.ends_bits(form)
-    with_kernels = kernel_support(device).kernels
     embedding, head = layout.front[0], layout.tail[-1]
     own_head: Any = model.get_submodule(head) if head in there else None
     tied: PackedEmbedding | None = None
     if bits and embedding in there:
         own: Any = model.get_submodule(embedding)
         is_tied = own_head is not None and own_head.weight is own.weight
-        packed = pack_embedding(own, bits)
+        packed = pack_embedding(own, bits, with_kernels=form.with_kernels)
         if packed is not None:
             model.set_submodule(embedding, packed)
             tied = packed if is_tied else None
     if own_head is not None:
-        packed_head = pack_head(own_head, bits or _own_bits(form, with_kernels), with_kernels=with_kernels, tied=tied)
+        packed_head = pack_head(own_head, bits or form.product_bits, with_kernels=form.with_kernels, tied=tied)
         if packed_head is not None:
             model.set_submodule(head, packed_head)
 
@@ -120,30 +115,21 @@ def read_packed_layer(
     alone: Any = read_span(checkpoint, layout, span, form.dtype, [*layout.front, *layout.tail])
     alone = alone.to(device)
     layer: nn.Module = alone.get_submodule(f"{layout.layers}.{index}")
-    with_kernels = kernel_support(device).kernels
-    bits = form.bits or _own_bits(form, with_kernels)
-    if bits:
-        pack_layer(layer, lambda: RaggedModel(alone, span), bits, with_kernels=with_kernels)  # which runs one row
+    if form.product_bits:  # a new RaggedModel runs one row
+        pack_layer(layer, lambda: RaggedModel(alone, span), form.product_bits, with_kernels=form.with_kernels)
     return layer
 
 
 def pack_loaded(model: SpanModel, layout: ModelLayout, form: WeightFormat) -> None:
     """Pack the layers of a span that is loaded already: of a synthetic one, whose layers are few."""
-    with_kernels = kernel_support(model.device).kernels
-    bits = form.bits or _own_bits(form, with_kernels)
-    if not bits:
+    if not form.product_bits:
         return
     for index in range(model.span.start, model.span.end):
         layer = model.model.get_submodule(f"{layout.layers}.{index}")
-        pack_layer(layer, lambda: _run_one_row(model), bits, with_kernels=with_kernels)
+        pack_layer(layer, lambda: _run_one_row(model), form.product_bits, with_kernels=form.with_kernels)
     model.weight_bits = form.bits
 
 
 def _run_one_row(model: SpanModel) -> None:
     row = torch.zeros(1, model.hidden_size, dtype=model.dtype, device=model.device)
     model.forward([SessionRows(KvCache(model.layout, 1), [TreeNodeId(0)], [None], [0], rows=row)])
-
-
-def _own_bits(form: WeightFormat, with_kernels: bool) -> int:
-    """Those of the compute type where kernels multiply with it as it is; 0 where nothing is packed."""
-    return form.dtype.itemsize * 8 if with_kernels else 0

@@ -124,7 +124,8 @@ class MemoryCheck:
         layer = None if model is None else model.layer_bytes
         if layer is not None and memory.available_bytes * AUTO_SHARE < layer:
             text = f"{free} of {total} is free; one layer of this model takes {gib(layer)}"
-            return [trouble("layer-larger", text, "node serve --layers 0-1 --offload, a smaller model, or more memory")]
+            mend = "node serve --weights int4, --layers 0-1 --offload, a smaller model, or more memory"
+            return [trouble("layer-larger", text, mend)]
         if memory.swap_used_bytes > memory.swap_total_bytes * LITTLE_SWAP:
             used = f"{gib(memory.swap_used_bytes)} of {gib(memory.swap_total_bytes)} of swap is in use"
             return [hint("swapping", f"{used}: a node that is swapped out answers late", "close other programs")]

@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 
-from swarm.inference.graphs.compiled_layers import keep_programs
+from swarm.inference.graphs.compiled_layers import INDUCTOR, keep_programs
 from swarm.inference.graphs.fixed_memory import StaticLimits
 from swarm.inference.graphs.plain_rotary import use_plain_rotary
 from swarm.inference.tree_attention import AttentionStep
@@ -24,6 +25,8 @@ from swarm.models.pretrained import first_line
 from swarm.runtime.cache_folder import cache_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from swarm.inference.ragged_batch import RaggedModel
     from swarm.inference.static_proof import PlainTrial
 
@@ -36,7 +39,13 @@ SESSIONS = 64
 MAX_TOKENS = 131_072
 """Tokens of a session that a full bucket has room for at most; longer ones run in smaller pieces."""
 GRAPHS, KERNELS = "graphs + kernels", "kernels"
-COMPILER = "inductor"
+COMPILER = INDUCTOR
+
+
+LINEAR = {"Linear", "Conv1D"}
+"""Classes of layers that are exchanged."""
+OwnLayer = tuple[nn.Module, str, nn.Module]
+"""Where a linear layer of the model's class was, its name there, and itself."""
 
 
 class FastPathRefused(Exception):
@@ -67,16 +76,18 @@ def use_static(
         return
     room = min(max_tokens or model.max_positions or MAX_TOKENS, MAX_TOKENS)
     limits = StaticLimits(room, sessions, buckets)
-    support = kernel_support(model.device)
+    support = kernel_support(model.device, interpreted=forced)
     from swarm.inference.static_proof import plain_trial
 
+    own: list[OwnLayer] = []
     try:
         trial = plain_trial(model)
-        use_plain_rotary(model.model)
-        use_row_invariant_products(model)
+        for part in (model.model, *model.layers):
+            use_plain_rotary(part)
+        own += use_row_invariant_products(model)
         model.use_plain("")
     except Exception as failure:  # noqa: BLE001 - whatever it is, the plain path stays
-        _give_up(model, first_line(failure))
+        _give_up(model, first_line(failure), own)
         return
     reasons: list[str] = []
     for backend in (COMPILER, None) if support.compiled else (None,):
@@ -87,7 +98,7 @@ def use_static(
         else:
             break
     if model.static is None:
-        _give_up(model, reasons[-1])
+        _give_up(model, reasons[-1], own)
         return
     if reasons:
         logger.warning("%s: %s", model.config.model_type, "; ".join(reasons))
@@ -95,24 +106,33 @@ def use_static(
     model.path_reason = "; ".join(reasons if support.compiled else [support.reason, *reasons])
 
 
-def use_row_invariant_products(model: RaggedModel) -> None:
+def use_row_invariant_products(model: RaggedModel) -> list[OwnLayer]:
     """Exchange linear layers of 16 or 32 bits, and experts, for ones that add up in fixed ranges.
 
     A library chooses its kernel, and so the order of a sum, by the number of rows. Layers that were packed when they
     were loaded stay as they are.
+
+    Returns:
+        the linear layers as they were.
     """
     from swarm.inference.packed_layers import pack_head, pack_layer
 
-    bits = 8 * model.dtype.itemsize
+    bits, root = 8 * model.dtype.itemsize, cast("nn.Module", model.model)
+    own = [
+        (part, name, module)
+        for part in model.layers
+        for name, module in part.named_modules()
+        if type(module).__name__ in LINEAR
+    ]
     for index, layer in zip(range(model.span.start, model.span.end), model.layers, strict=True):
         pack_layer(layer, partial(_run_alone, model, Span(index, index + 1)), bits, with_kernels=True)
-    if model.span.end < model.num_layers:
-        return
-    own: Any = cast("Any", model.model).get_output_embeddings()
-    packed = None if own is None else pack_head(own, bits, with_kernels=True)
+    head: Any = cast("Any", root).get_output_embeddings() if model.span.end == model.num_layers else None
+    packed = None if head is None else pack_head(head, bits, with_kernels=True)
     if packed is not None:
-        name = next(name for name, module in model.model.named_modules() if module is own)
-        model.model.set_submodule(name, packed)
+        name = next(name for name, module in root.named_modules() if module is head)
+        own.append((root, name, head))
+        root.set_submodule(name, packed)
+    return own
 
 
 @torch.inference_mode()
@@ -125,9 +145,7 @@ def _run_alone(model: RaggedModel, sub: Span) -> None:
 
 def _refusal(model: RaggedModel, *, forced: bool) -> str:
     """Why a model must run by the plain path; empty if it need not."""
-    support = kernel_support(model.device)
-    if model.device.type != "cuda" and not forced:
-        return f"{model.device.type} runs the plain path"
+    support = kernel_support(model.device, interpreted=forced)
     return "" if support.kernels else support.reason
 
 
@@ -155,13 +173,21 @@ def _try(model: RaggedModel, limits: StaticLimits, backend: str | None, trial: P
         static.close()
         raise FastPathRefused(verdict.failure)
     static.prove_late = lambda key: late_failure(static, model, key.sub, key.bucket) if key.sub else ""
-    model.static = static
-    model.kernel_version = 0 if verdict.variance else KERNEL_VERSION
-    return [f"texts may depend on the tree's size: {verdict.variance}"] if verdict.variance else []
+    model.static, model.kernel_version = static, 0
+    if verdict.variance:
+        return [f"texts may depend on the tree's size: {verdict.variance}"]
+    if backend is None and model.device.type == "cuda":
+        # Compiled layers round less often than the class's own; both in one numeric class would be two sorts of bits.
+        return ["texts may change when another machine takes over"]
+    model.kernel_version = KERNEL_VERSION
+    return []
 
 
-def _give_up(model: RaggedModel, reason: str) -> None:
+def _give_up(model: RaggedModel, reason: str, own: Sequence[OwnLayer]) -> None:
+    """Leave the plain path, with the model's own layers: our products may be what fails here."""
     logger.warning("%s runs by the plain path: %s", model.config.model_type, reason)
+    for part, name, module in own:
+        part.set_submodule(name, module)
     model.use_plain(reason)
     if model.device.type == "cuda":
         gc.collect()

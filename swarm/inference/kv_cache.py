@@ -161,14 +161,6 @@ class KvCache:
         """The first `length` slots, not copied: keys [kv_heads, length, key_width], values likewise."""
         return self._keys[layer][:, :length], self._values[layer][:, :length]
 
-    def addresses(self) -> torch.Tensor:
-        """Where each layer's keys and values lie: int64 [layers, 3] on the CPU."""
-        lines = [
-            (self._keys[i.index].data_ptr(), self._values[i.index].data_ptr(), self.slots.capacity)
-            for i in self.layout.layers
-        ]
-        return torch.tensor(lines, dtype=torch.int64)
-
     def check_integrity(self) -> None:
         """Raise LocalProtocolError when bookkeeping is inconsistent; in tests and when idle."""
         self.slots.check_integrity()

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from swarm.inference.weights.experts import expert_matrices, is_experts, pack_experts
 from swarm.inference.weights.format import Matrix, is_packed
-from swarm.inference.weights.packed_weight import PackedWeight, RestoredWeight, kernels_take, pack_weight
+from swarm.inference.weights.packed_weight import PackedWeight, kernels_take, pack_weight
 
 MIN_ROWS: Final = 16
 """A linear layer with fewer outputs stays as it is: it decides much, as routers do, and takes little."""
@@ -108,7 +108,7 @@ class PackedEmbedding(nn.Module):
         embedding_dim: as of `nn.Embedding`.
     """
 
-    def __init__(self, embedding: nn.Embedding, packed: RestoredWeight) -> None:
+    def __init__(self, embedding: nn.Embedding, packed: PackedWeight) -> None:
         super().__init__()
         self.packed = packed
         self.embedding_dim = embedding.embedding_dim
@@ -147,11 +147,11 @@ def pack_layer(layer: nn.Module, run: Callable[[], object], bits: int, *, with_k
             pack_experts(module, bits, with_kernels=with_kernels)
 
 
-def pack_embedding(embedding: nn.Module, bits: int) -> PackedEmbedding | None:
+def pack_embedding(embedding: nn.Module, bits: int, *, with_kernels: bool) -> PackedEmbedding | None:
     """A packed embedding in place of one of the compute type; None where its width does not fit the format."""
     if not isinstance(embedding, nn.Embedding) or not is_packed(embedding.embedding_dim, bits):
         return None
-    packed = RestoredWeight(embedding.weight.data, bits)
+    packed = pack_weight(embedding.weight.data, bits, with_kernels=with_kernels, by_rows=True)
     return PackedEmbedding(embedding, packed)
 
 
@@ -164,11 +164,11 @@ def pack_head(
         head: its linear layer.
         bits: of a weight.
         with_kernels: whether the device runs the Triton kernels.
-        tied: the embedding with which the head shares its matrix; shared on, unless kernels want another form.
+        tied: the embedding with which the head shares its matrix.
     """
     if not isinstance(head, nn.Linear) or not bits or not _fits(head, bits, with_kernels=with_kernels):
         return None
-    if tied is not None and not with_kernels:
+    if tied is not None:
         bias = None if head.bias is None else head.bias.data
         return PackedLinear(SharedProduct(tied.packed, bias, [head.out_features]))
     return _pack_linear([head], bits, with_kernels=with_kernels)[0]
@@ -191,7 +191,7 @@ def matrices_in(module: nn.Module) -> tuple[Matrix, ...]:
 def _pack_linear(own: Sequence[nn.Module], bits: int, *, with_kernels: bool) -> list[PackedLinear]:
     """Packed linear layers in place of some that read the same tensor."""
     matrices = [_matrix(one) for one in own]
-    weight = matrices[0].contiguous() if len(own) == 1 else torch.cat(matrices)
+    weight = matrices[0] if len(own) == 1 else torch.cat(matrices)
     biases = [cast("Any", one).bias for one in own]
     bias = None if biases[0] is None else torch.cat([one.data for one in biases])
     packed = pack_weight(weight, bits, with_kernels=with_kernels)
@@ -248,5 +248,5 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _matrix(module: nn.Module) -> torch.Tensor:
     """[rows, columns]; GPT-2 holds it the other way round."""
-    weight: torch.Tensor = cast("Any", module).weight.data
-    return weight.t() if isinstance(module, Conv1D) else weight
+    weight: torch.Tensor = cast("Any", module).weight  # the parameter itself: an embedding may be tied to it
+    return weight.data.t() if isinstance(module, Conv1D) else weight

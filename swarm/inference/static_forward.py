@@ -27,6 +27,7 @@ from swarm.inference.graphs.fixed_memory import FixedMemory, StaticLimits
 from swarm.inference.ragged_batch import HeadOutput, SessionRows
 from swarm.inference.tree_attention import ADDRESSES
 from swarm.kernels.batch_plan import BatchPlan, PlannedSession, plan_batch
+from swarm.kernels.support import on_device
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class StaticForward:
     def _start(self, key: GraphKey) -> StaticOutput:
         """Start a bucket's kernels one by one, on what lies in the fixed memory."""
         memory, bucket = self._memory, key.bucket
-        with self.layers.in_place():
+        with on_device(self._model.device), self.layers.in_place():
             if key.sub is None:
                 return self._start_head(bucket)
             entering = memory.rows if key.sub.start else memory.token_ids

@@ -75,7 +75,7 @@ class SweepGraphs(Generic[OutputT]):
             self._give_up()
             return
         with torch.cuda.device(self._device):
-            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(here)
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,10 @@ from torch import nn
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 RECOMPILE_LIMIT = 256
 """Kinds of layers and shapes that one class may be compiled for."""
+INDUCTOR = "inductor"
+SAME_BITS = {"deterministic": True, "batch_invariant": True, "split_reductions": False}
+"""Inductor's settings, those of them that it has: it chooses no kernel by timing, which differs from card to card, and
+cuts no sum by how many rows there are."""
 
 
 class CompiledLayers:
@@ -28,9 +33,11 @@ class CompiledLayers:
         self.backend = backend
         self._forwards = {}
         if backend is not None:
+            options = _known_settings() if backend == INDUCTOR else None
             # One program for all numbers of rows: one for each would sum in another order.
             self._forwards = {
-                layer: torch.compile(layer.forward, dynamic=True, fullgraph=True, backend=backend) for layer in layers
+                layer: torch.compile(layer.forward, dynamic=True, fullgraph=True, backend=backend, options=options)
+                for layer in layers
             }
 
     @contextmanager
@@ -42,12 +49,18 @@ class CompiledLayers:
         for layer, forward in self._forwards.items():
             layer.forward = forward
         try:
-            limits = {"recompile_limit": RECOMPILE_LIMIT, "accumulated_recompile_limit": RECOMPILE_LIMIT}
-            with torch._dynamo.config.patch(**limits):
+            limits: dict[str, Any] = dict.fromkeys(("recompile_limit", "accumulated_recompile_limit"), RECOMPILE_LIMIT)
+            with torch._dynamo.config.patch(limits):
                 yield
         finally:
             for layer in self._forwards:
                 del layer.forward
+
+
+def _known_settings() -> dict[str, str | int | bool | Callable[..., object]]:
+    import torch._inductor.config as settings  # loads the compiler
+
+    return {name: value for name, value in SAME_BITS.items() if hasattr(settings, name)}
 
 
 def keep_programs(folder: Path) -> None:

@@ -84,7 +84,9 @@ class FixedMemory:
         self._staged_positions = staged[: 2 * most].view(np.int64)
         self._staged_ids = staged[2 * most : 4 * most].view(np.int64)
         self._staged_words = staged[4 * most :]
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._copied: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def fits(self, plan: BatchPlan) -> bool:
         """Whether there is room for a plan and for the partial sums that it makes."""

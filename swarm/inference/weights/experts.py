@@ -73,11 +73,11 @@ class _KernelExperts(nn.Module):
         self.bits, self.group = bits, 0
         self.scales: nn.Parameter | None = None
         if bits in (16, 32):
-            self.words = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+            self.words = nn.Parameter(weight.detach(), requires_grad=False)
             return
         self.group = group_of(weight.shape[-1], bits) or 0
-        arranged = [arrange(one.codes, one.scales, bits, self.group) for one in (quantise(two, bits) for two in weight)]
-        words, scales = (torch.stack(parts) for parts in zip(*arranged, strict=True))
+        quantised = quantise(weight, bits)
+        words, scales = arrange(quantised.codes, quantised.scales, bits, self.group)
         self.words = nn.Parameter(words, requires_grad=False)
         self.scales = nn.Parameter(scales.view(torch.int16), requires_grad=False)
 
@@ -134,7 +134,7 @@ def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool) -> None:
     if len(found) < len(_shapes(module)):
         return  # one whose columns do not split into groups: all stay as they are
     for name, weight in found.items():
-        plain = weight.data.transpose(1, 2).contiguous() if own.is_transposed else weight.data
+        plain = weight.data.transpose(1, 2) if own.is_transposed else weight.data
         delattr(module, name)
         setattr(module, name, PackedExperts(plain, bits, with_kernels=with_kernels))
     ALL_EXPERTS_FUNCTIONS.register(NAME, forward)

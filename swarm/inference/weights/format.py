@@ -9,6 +9,7 @@ from typing import Final, Literal, Self
 import torch
 
 from swarm.inference.quantisation import group_of
+from swarm.kernels.support import kernel_support
 
 WeightsName = Literal["auto", "bf16", "int8", "int4"]
 BITS: Final[dict[WeightsName, int]] = {"auto": 0, "bf16": 16, "int8": 8, "int4": 4}
@@ -33,17 +34,25 @@ class WeightFormat:
         dtype: compute type, and that of every weight that is not packed.
         bits: of a packed weight: 4 and 8 with scales, 16 is bfloat16; 0 where none is packed.
         on_cpu: whether a CPU holds them.
+        with_kernels: whether products are those of `swarm.kernels`, which want weights in words of 16 bits.
     """
 
     dtype: torch.dtype
     bits: int = 0
     on_cpu: bool = True
+    with_kernels: bool = False
 
     @classmethod
     def of(cls, name: WeightsName, dtype: torch.dtype, device: torch.device) -> Self:
         """The format of a name on the command line."""
         bits = BITS[name]
-        return cls(dtype, 0 if bits == 16 and dtype is torch.bfloat16 else bits, device.type == "cpu")
+        kernels = kernel_support(device).kernels
+        return cls(dtype, 0 if bits == 16 and dtype is torch.bfloat16 else bits, device.type == "cpu", kernels)
+
+    @property
+    def product_bits(self) -> int:
+        """Of weights in products: those of the compute type too, where kernels multiply with it as it is."""
+        return self.bits or (self.dtype.itemsize * 8 if self.with_kernels else 0)
 
     def size_bytes(self, weights: int, matrices: Iterable[Matrix], bits: int | None = None) -> int:
         """What a module takes.
@@ -68,8 +77,12 @@ class WeightFormat:
         group = group_of(columns, bits) if bits < 16 else None
         if group is None:
             return rows * columns * bits // 8
-        pairs = 2 if self.on_cpu and is_torchs(rows, bits, group, self.dtype) else 1
-        return rows * columns * bits // 8 + pairs * SCALE_BYTES * rows * columns // group
+        groups, scale_bytes = columns // group, SCALE_BYTES
+        if self.with_kernels:
+            groups = -(-groups * bits // 16) * 16 // bits  # a word holds a code of each of so many neighbouring groups
+        elif self.on_cpu and is_torchs(rows, bits, group, self.dtype):
+            scale_bytes *= 2
+        return rows * groups * (group * bits // 8 + scale_bytes)
 
 
 def is_packed(columns: int, bits: int) -> bool:

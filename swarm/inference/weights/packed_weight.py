@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from swarm.inference.quantisation import group_of, quantise
+from swarm.inference.quantisation import QuantisedWeight, group_of, quantise, restore
 from swarm.inference.weights.format import is_torchs
 
 BLOCK: Final = 1 << 20
@@ -51,6 +51,10 @@ class PackedWeight(nn.Module):
     @abstractmethod
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., columns] with the transposed matrix, plus bias [rows]: [..., rows]."""
+
+    def take(self, ids: torch.Tensor) -> torch.Tensor:
+        """Some rows, [n, columns] of int64 [n], in the compute type; not in every form."""
+        raise NotImplementedError
 
     @abstractmethod
     def restored(self) -> torch.Tensor:
@@ -173,7 +177,7 @@ class KernelWeight(PackedWeight):
         self.group = 0
         if bits in (16, 32):
             assert weight.itemsize * 8 == bits
-            self.words = _frozen(weight.detach().contiguous())
+            self.words = weight if isinstance(weight, nn.Parameter) else _frozen(weight.detach().contiguous())
             return
         quantised = quantise(weight, bits)
         self.group = quantised.group
@@ -186,26 +190,37 @@ class KernelWeight(PackedWeight):
         out: torch.Tensor = torch.ops.canopy.packed_product(x, self.words, scales, bias, self.bits, self.group)
         return out
 
+    def take(self, ids: torch.Tensor) -> torch.Tensor:
+        """As `PackedWeight.take`."""
+        words = self.words.index_select(0, ids)
+        return words if self.scales is None else self._restore(words, self.scales.index_select(1, ids))
+
     def restored(self) -> torch.Tensor:
         """As `PackedWeight.restored`."""
-        if self.scales is None:
-            return self.words
-        return self.product(torch.eye(self.columns, dtype=self.dtype, device=self.words.device)).t()
+        return self.words if self.scales is None else self._restore(self.words, self.scales)
+
+    def _restore(self, words: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        from swarm.kernels.packed_product import disarrange
+
+        codes = disarrange(words, self.bits, self.group, self.columns)
+        used = scales.view(torch.bfloat16)[: self.columns // self.group]
+        return restore(QuantisedWeight(codes, used, self.bits, self.group)).to(self.dtype)
 
 
-def pack_weight(weight: torch.Tensor, bits: int, *, with_kernels: bool) -> PackedWeight:
+def pack_weight(weight: torch.Tensor, bits: int, *, with_kernels: bool, by_rows: bool = False) -> PackedWeight:
     """Hold a matrix [rows, columns] of the compute type in so many bits, in the form whose product is fastest here.
 
     Args:
         weight: on the device that computes.
         bits: 4, 8, 16 (bfloat16), or those of the compute type itself, which kernels take too.
         with_kernels: whether the device runs the Triton kernels.
+        by_rows: whether rows are taken out of it too.
     """
     rows, columns = weight.shape
     if with_kernels and kernels_take(rows, columns, bits, weight.dtype):
         return KernelWeight(weight, bits)
     group = group_of(columns, bits) if bits < 16 else None
-    if group is not None and weight.device.type == "cpu" and is_torchs(rows, bits, group, weight.dtype):
+    if group is not None and not by_rows and weight.device.type == "cpu" and is_torchs(rows, bits, group, weight.dtype):
         return TorchInt4Weight(weight)
     return RestoredWeight(weight, bits)
 

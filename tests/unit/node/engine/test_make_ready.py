@@ -1,0 +1,34 @@
+"""Which path a span is given before it is announced."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+import node.engine.measure
+from node.engine.measure import make_ready
+from node.model.span import SpanModel
+
+
+class _Asked:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def use_plain(self, reason: str) -> None:
+        self.told.append(reason)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "streamed", "told"),
+    [(True, False, "proven"), (False, False, "--no-graphs"), (True, True, "weights are streamed")],
+)
+def test_graphs_are_for_weights_that_stay_where_nobody_declined(
+    graphs: bool, streamed: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.engine.measure, "use_static", lambda model: model.told.append("proven"))
+    asked = _Asked()
+    make_ready(cast("SpanModel", asked), graphs=graphs, streamed=streamed)
+    assert asked.told == [told]
