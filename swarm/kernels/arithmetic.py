@@ -15,7 +15,7 @@ def multiply_add(a: tl.tensor, b: tl.tensor, acc: tl.tensor, interpreted: tl.con
     """
     if interpreted:
         return acc + tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], 1)
-    else:  # noqa: RET505 - a constant branch: only one of the two is compiled
+    else:
         return tl.dot(a, b, acc, input_precision="ieee")
 
 
@@ -25,5 +25,5 @@ def rounded(values: tl.tensor, dtype: tl.constexpr, interpreted: tl.constexpr) -
     if interpreted and dtype == tl.bfloat16:
         bits = values.to(tl.uint32, bitcast=True)
         return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:  # noqa: RET505
+    else:
         return values.to(dtype)
