@@ -3,8 +3,8 @@
 In one process on the CPU in float32, a whole model per format, against the same model with float32 weights. Logits are
 teacher-forced over held-out passages: divergence, share of tokens with the same argmax, log-likelihood of the passage.
 Texts are greedy, from the first tokens of every second passage. Acceptance length: tokens per sweep with trees of 16 by
-the demo's draft, which keeps float32. Memory: what the process's own pages grew by, and the weights' bytes by
-arithmetic, as a share of bfloat16's.
+the demo's draft, which keeps float32. Memory: the weights' bytes by arithmetic, as a share of bfloat16's; and what the
+process grew by, where a model is large enough for that to tell.
 
     python -m benchmarks quantised --prompts 4
     python -m benchmarks quantised --also FOLDER        # rows of another model, without a draft
@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
+import psutil
 import torch
 import tyro
 from rich.console import Console
@@ -41,9 +42,12 @@ from swarm.inference.weights.format import BITS, WeightFormat, WeightsName
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
 from swarm.runtime.console import make_console
+from swarm.runtime.library_logging import quiet_libraries
 
 CPU: Final = torch.device("cpu")
 TREE: Final = 16
+LARGE_MIB: Final = 128
+"""Where weights take less in bfloat16, what the process held before hides them."""
 PROMPT_TOKENS: Final = 64
 PASSAGE_TOKENS: Final = 128
 Cases = tuple[list[list[int]], list[list[int]]]
@@ -95,6 +99,7 @@ class Change:
         model: Its name.
         weights: The format's name.
         of_bf16: The weights' bytes as a share of bfloat16's.
+        bf16_mib: The weights in bfloat16, in MiB.
         memory_mib: What the process grew by, in MiB.
         kl: Mean divergence per token, in nats.
         argmax: Share of tokens with the same argmax.
@@ -109,6 +114,7 @@ class Change:
     model: str
     weights: str
     of_bf16: float
+    bf16_mib: float
     memory_mib: float
     kl: float
     argmax: float
@@ -120,12 +126,11 @@ class Change:
     acceptance: float | None
 
 
-def own_bytes() -> int:
-    """What the process holds of its own: pages of no file."""
+def held_bytes() -> int:
+    """What the process holds of the machine's memory."""
     gc.collect()
     trim_heap()
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("RssAnon:")[2].split()[0]) << 10
+    return int(psutil.Process().memory_info().rss)
 
 
 def load(folder: Path, weights: WeightsName) -> SpanModel:
@@ -157,9 +162,9 @@ def run(
         new_tokens: of each text.
         drafts: whether the demo's draft is one for it.
     """
-    before = own_bytes()
+    before = held_bytes()
     model = load_model()
-    grown = own_bytes() - before
+    grown = held_bytes() - before
     passages, prompts = cases
     plain = [generate(model, NoDrafter(), ids, Sampling(), Size(new_tokens, 0)).tokens for ids in prompts]
     runs = []
@@ -208,6 +213,7 @@ def change(about: tuple[str, str, int], passages: list[list[int]], plain: ModelO
         model=name,
         weights=weights,
         of_bf16=ours.weight_bytes / (2 * count),
+        bf16_mib=2 * count / 2**20,
         memory_mib=ours.memory_bytes / 2**20,
         kl=mean(kl),
         argmax=mean(same),
@@ -247,7 +253,7 @@ def make_sheet(changes: Sequence[Change], options: Options) -> Sheet:
             (
                 f"{one.model}, {'float32' if one.weights == 'auto' else one.weights}",
                 f"{one.of_bf16:.3f}",
-                f"{one.memory_mib:.1f}",
+                f"{one.memory_mib:.1f}" if one.bf16_mib >= LARGE_MIB else "–",
                 f"{one.kl:.1e}",
                 f"{one.argmax:.2%}",
                 f"{one.nll:+.4f}",
@@ -265,6 +271,7 @@ def main() -> None:
     """Entry point."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
+    quiet_libraries()
     console = make_console()
     changes = measure(TARGET, options.prompts, options.new_tokens, console)
     if options.also is not None:
