@@ -92,7 +92,7 @@ class ModelOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FormatEffect:
     """What a format changes in a model, against float32.
 
     Attributes:
@@ -190,7 +190,9 @@ def cases_of(folder: Path, prompts: int) -> Cases:
     return [one[:PASSAGE_TOKENS] for one in ids], [one[:PROMPT_TOKENS] for one in ids[::2]]
 
 
-def change(about: tuple[str, str, int], passages: list[list[int]], plain: ModelOutput, ours: ModelOutput) -> Change:
+def effect_of(
+    about: tuple[str, str, int], passages: list[list[int]], plain: ModelOutput, ours: ModelOutput
+) -> FormatEffect:
     """How a format differs from float32.
 
     Args:
@@ -209,7 +211,7 @@ def change(about: tuple[str, str, int], passages: list[list[int]], plain: ModelO
     pairs = list(zip(plain.texts, ours.texts, strict=True))
     trees = list(zip(ours.tree_texts, ours.texts, strict=bool(ours.tree_texts)))
     name, weights, count = about
-    return Change(
+    return FormatEffect(
         model=name,
         weights=weights,
         of_bf16=ours.weight_bytes / (2 * count),
@@ -226,7 +228,7 @@ def change(about: tuple[str, str, int], passages: list[list[int]], plain: ModelO
     )
 
 
-def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> list[Change]:
+def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> list[FormatEffect]:
     """Every format of one model."""
     cases = cases_of(folder, prompts)
     count = sum(dissect(open_checkpoint(folder).config).weights.values())
@@ -234,10 +236,12 @@ def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> li
     outputs: dict[WeightsName, ModelOutput] = {}
     for weights in track(BITS, f"{folder.name}: formats", console=console):
         outputs[weights] = run(lambda: load(folder, weights), cases, new_tokens, drafts=folder == TARGET)  # noqa: B023 - called at once
-    return [change((folder.name, weights, count), cases[0], outputs["auto"], ours) for weights, ours in outputs.items()]
+    return [
+        effect_of((folder.name, weights, count), cases[0], outputs["auto"], ours) for weights, ours in outputs.items()
+    ]
 
 
-def make_sheet(changes: Sequence[Change], options: Options) -> Sheet:
+def make_sheet(changes: Sequence[FormatEffect], options: Options) -> Sheet:
     """The table."""
     sheet = Sheet(
         "quantised",
