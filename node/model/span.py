@@ -45,13 +45,11 @@ class SpanModel(RaggedModel):
 
     def close(self) -> None:
         """End what runs beside forwards, and give up what lies beside the weights."""
-        if self.static is not None:
-            self.static.close()
+        self.use_plain("this span was closed")
 
     def hand_over(self, names: Iterable[str]) -> dict[str, nn.Module]:
         """Take modules out by name and free the memory of all others; this span cannot run again."""
-        if self.static is not None:
-            self.static.close()
+        self.use_plain("its layers were handed over")
         self._arrange(self.span.start, self.span.end)
         parts = {name: self.model.get_submodule(name) for name in names}
         for name in parts:

@@ -218,7 +218,8 @@ class RaggedModel:
         """
         sub = sub or self.span
         assert self.span.contains(sub)
-        hidden = self.plain_forward(batch, sub) if self.static is None else self.static.forward(batch, sub)
+        static = self.static
+        hidden = self.plain_forward(batch, sub) if static is None else static.forward(batch, sub)
         self.forwards += 1
         self.rows_in += len(hidden)
         return hidden

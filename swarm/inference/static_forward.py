@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import nn
 
 from swarm.errors import LocalProtocolError
 from swarm.inference.graphs.address_table import AddressTable
@@ -85,7 +86,7 @@ class StaticForward:
         self.table = AddressTable(model.layout, limits.sessions)
         for module, addresses in zip(model.attention, self.table.table, strict=True):
             module.register_buffer(ADDRESSES, addresses, persistent=False)
-        self.layers = CompiledLayers(model.layers, backend)
+        self.layers = CompiledLayers((*model.layers, *_outer_norms(model)), backend)
         self._graphs: SweepGraphs[StaticOutput] = SweepGraphs(model.device)
         self.head_buckets = tuple(
             bucket for bucket in self.buckets if bucket <= max(self.buckets[0], min(HEAD_BUCKET, model.head_rows))
@@ -187,6 +188,7 @@ class StaticForward:
     def close(self) -> None:
         """Give the graphs up; the model's own path needs nothing of this."""
         self._graphs.clear()
+        self.prove_late = lambda _: ""  # which knows this object: nothing would free its memory at once
 
     def _start(self, key: GraphKey) -> StaticOutput:
         """Start a bucket's kernels one by one, on what lies in the fixed memory."""
@@ -249,6 +251,13 @@ class StaticForward:
         rows = [work.rows for work in piece if work.rows is not None]
         self._memory.put(plan, key.bucket)
         self._memory.put_rows(rows[0] if len(rows) == 1 else torch.cat(rows), key.bucket)
+
+
+def _outer_norms(model: RaggedModel) -> list[nn.Module]:
+    """Norms in front of the layers and behind them, as that of the head: torch cuts their sums by the rows."""
+    inside = {id(part) for layer in model.layers for part in layer.modules()}
+    parts = cast("nn.Module", model.model).modules()
+    return [part for part in parts if "Norm" in type(part).__name__ and id(part) not in inside]
 
 
 def _pieces(batch: Sequence[SessionRows], rows: int, sessions: int) -> list[list[SessionRows]]:

@@ -27,7 +27,7 @@ class CompiledLayers:
         """Prepare them; each is compiled when it first runs.
 
         Args:
-            layers: of the model class.
+            layers: of the model class, and other parts of it that compute.
             backend: torch's name of the compiler; None leaves the layers as they are.
         """
         self.backend = backend

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
-from benchmarks.speed.card import CardBench, Options, measure, sheet
+from benchmarks.speed.card_streamed import CardBench, Options, measure, sheet
 from benchmarks.speed.grown import SHAPES, grow
 from client.drafting.drafter import ModelDrafter, NoDrafter
 from node.model.checkpoint import open_checkpoint
