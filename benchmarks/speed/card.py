@@ -1,11 +1,12 @@
 """What does a sweep take on a GPU, of what reading weights and KV takes?
 
-One process, no network: a span of a large model's shape with random weights, sessions with random KV, and trees below
-them. Every sweep runs by the plain path and by the fast one (docs/design/kernels.md) in the same call. The floor is
-what must be read, at the rate at which this GPU copies. Quantised weights are those of the first format, rounded.
+One process, no network: spans of a model of a large one's shape (`benchmarks.speed.grown`), sessions with random KV,
+and trees below them. Every sweep runs by the plain path and by the fast one (docs/design/kernels.md) in the same call.
+The floor is what must be read, at the rate at which this GPU copies. Head, picks and a commit are measured beside it,
+and whether a tree's path has the bits of the same tokens decoded one by one.
 
     python -m benchmarks card --json card.json           # on a machine with a GPU: eight minutes
-    python -m benchmarks card --device cpu --shape tiny --dtype float32       # the same steps, by the interpreter
+    TRITON_INTERPRET=1 python -m benchmarks card --device cpu --shape tiny --dtype float32    # the same steps
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -23,31 +25,32 @@ from typing import Final
 import torch
 import tyro
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.sheet import Sheet
 from benchmarks.speed.card_streamed import copy_rates
-from benchmarks.speed.grown import SHAPES, device_name
+from benchmarks.speed.grown import SHAPES, device_name, grown_model
+from node.model.checkpoint import Checkpoint, open_checkpoint
 from node.model.loading import DTYPES
-from node.model.span import SpanModel
+from node.model.packed_span import load_packed
+from node.model.span import SpanModel, load_span
 from swarm.ids import TreeNodeId
+from swarm.inference.devices import empty_cache, synchronize
 from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
-from swarm.inference.packed_layers import pack_model
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.sampling import pick
-from swarm.inference.tree_attention import use_canopy
+from swarm.inference.weights.format import WeightFormat, WeightsName
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
 from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
-BRANCHES = 4
+BRANCHES: Final = 4
 """Nodes below each parent, level by level."""
-REPLAYS = 12
+REPLAYS: Final = 12
 """Replays one behind the other, so that the card never waits for the host."""
-COMMIT_LAYERS = 16
-WEIGHT_BITS: Final = {"own": 0, "int8": 8, "int4": 4}
+MOVED: Final = 16
+"""Rows of the commit that is measured, of which the last one moves to the front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +60,21 @@ class Options:
     shape: str = "8B"
     """Dimensions of the model, by name."""
     layers: tuple[int, ...] = (32, 10)
-    """Spans: so many layers, the first with the head."""
+    """Spans from layer 0 on, of so many layers."""
     device: str = "cuda"
     """Where it runs."""
     dtype: str = "bfloat16"
     """To compute in."""
-    weights: tuple[str, ...] = ("own", "int8", "int4")
-    """Formats of the weights: own is the compute type."""
+    weights: tuple[WeightsName, ...] = ("auto", "int8", "int4")
+    """Formats of the weights; auto is the compute type."""
     contexts: tuple[int, ...] = (1_024, 8_192)
     """Tokens in the KV cache."""
     rows: tuple[int, ...] = (1, 16, 64)
     """A sweep's: the pending token and its tree."""
     repeats: int = 9
     """Sweeps of each size."""
+    folder: Path | None = None
+    """Of a model that was grown before, or where one is to be."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
@@ -81,24 +86,45 @@ class CardSweep:
     """Sweeps of one size: medians in milliseconds.
 
     Attributes:
-        weights: Their format.
         layers: Of the span.
+        weights: Their format.
         context: Tokens in the KV cache.
         rows: Of a sweep.
         plain_ms: By the plain path, until the rows are there; 0 where it was not run.
+        wall_ms: By the fast path, likewise.
         card_ms: The card alone, by the fast path.
-        wall_ms: The fast path, until the rows are there.
         floor_ms: Reading weights and KV.
     """
 
-    weights: str
     layers: int
+    weights: str
     context: int
     rows: int
     plain_ms: float
-    card_ms: float
     wall_ms: float
+    card_ms: float
     floor_ms: float
+
+
+@dataclass(slots=True)
+class CardFindings:
+    """What was measured.
+
+    Attributes:
+        memory_bytes_per_s: Copied within the card's memory, read and written.
+        sweeps: Of every size.
+        beside_ms: Head, picks and commits, by name.
+        ready_s: Until a span was ready after loading, by span and format: compiled, recorded and proven.
+        differing: Values of a tree's path that differ when its tokens are decoded one by one, by span and format.
+        paths: By which path each span ran, and why by no faster one.
+    """
+
+    memory_bytes_per_s: float
+    sweeps: list[CardSweep] = field(default_factory=list)
+    beside_ms: dict[str, float] = field(default_factory=dict)
+    ready_s: dict[str, float] = field(default_factory=dict)
+    differing: dict[str, int] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
 
 
 class CardSession:
@@ -115,7 +141,7 @@ class CardSession:
         self._kv_cache.slots.committed = context
 
     def tree(self, rows: int) -> SessionRows:
-        """New nodes, of the pending token and a tree below it."""
+        """The pending token and a tree below it."""
         parents = [None if offset == 0 else (offset - 1) // BRANCHES for offset in range(rows)]
         depths = [0] * rows
         for offset, parent in enumerate(parents):
@@ -131,209 +157,182 @@ class CardSession:
         self._kv_cache.truncate(self.context)
         return hidden
 
-    def commit(self, rows: int) -> float:
-        """Milliseconds that a commit of every second node of a chain takes: all of them move."""
-        whole = self.tree(rows)
-        chain = replace(whole, parents=[None] * rows, positions=[self.context] * rows)
-        self._model.forward([chain])
-        _wait(self._model.device)
+    def commit_ms(self) -> float:
+        """Milliseconds of a commit that moves a row, in all layers."""
+        whole = self.tree(MOVED)
+        self._model.forward([replace(whole, parents=[None] * MOVED, positions=[self.context] * MOVED)])
+        synchronize(self._model.device)
         started = time.perf_counter()
         self._kv_cache.commit([whole.node_ids[-1]], [])
-        _wait(self._model.device)
-        took = (time.perf_counter() - started) * 1e3
+        synchronize(self._model.device)
+        took_ms = (time.perf_counter() - started) * 1e3
         self._kv_cache.truncate(self.context)
-        return took
+        return took_ms
 
-    def path_differs(self, rows: int) -> int:
+    def differing(self, rows: int) -> int:
         """How many values of a tree's last path differ when its tokens are decoded one by one."""
-        tree = self.tree(rows)
-        whole = self.sweep(rows)
-        path, offset = [], rows - 1
-        while True:
-            path.insert(0, offset)
-            if offset == 0:
-                break
-            offset = (offset - 1) // BRANCHES
+        tree, whole = self.tree(rows), self.sweep(rows)
+        path: list[int] = [rows - 1]
+        while path[0]:
+            path.insert(0, (path[0] - 1) // BRANCHES)
         assert tree.token_ids is not None
-        differs = 0
-        for depth, place in enumerate(path):
-            node = TreeNodeId(self.context + depth)
-            ids = tree.token_ids[place : place + 1]
-            row = self._model.forward([SessionRows(self._kv_cache, [node], [None], [self.context + depth], ids)])
-            differs += int((row[0] != whole[place]).sum())
+        count = 0
+        for position, place in enumerate(path, start=self.context):
+            node, ids = TreeNodeId(position), tree.token_ids[place : place + 1]
+            row = self._model.forward([SessionRows(self._kv_cache, [node], [None], [position], ids)])
+            count += int((row[0] != whole[place]).sum())
             self._kv_cache.commit([node], [])
         self._kv_cache.truncate(self.context)
-        return differs
+        return count
 
 
-def random_span(options: Options, layers: int) -> SpanModel:
-    """A whole model of that many layers, its weights random, the same each time."""
-    config = LlamaConfig(
-        **{name: getattr(SHAPES[options.shape], name) for name in SHAPES[options.shape].__slots__}
-        | {"num_hidden_layers": layers, "max_position_embeddings": 131_072, "tie_word_embeddings": False},
-        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
-    )
-    use_canopy(config)
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPES[options.dtype])
-    try:
-        with torch.device(options.device):
-            model = LlamaForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-    return SpanModel(model, Span(0, layers))
+class CardBench:
+    """One checkpoint on one device."""
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, console: Console) -> None:
+        self.found = CardFindings(copy_rates(torch.device(options.device))[0])
+        self._checkpoint, self._options, self._console = checkpoint, options, console
+        self._device, self._dtype = torch.device(options.device), DTYPES[options.dtype]
+        self._plain_ms: dict[tuple[int, int, int], float] = {}
+
+    def run(self) -> None:
+        """Every span by the plain path, then in every format by the fast one.
+
+        Raises:
+            SystemExit: this device has no fast path.
+        """
+        for layers in self._options.layers:
+            self._run_plain(layers)
+            for weights in self._options.weights:
+                self._run_fast(layers, weights)
+
+    def _sessions(self, model: SpanModel) -> list[CardSession]:
+        most = max(*self._options.rows, MOVED)
+        return [CardSession(model, context, most) for context in self._options.contexts]
+
+    def _sizes(self, sessions: Sequence[CardSession]) -> Iterator[tuple[CardSession, int]]:
+        return product(sessions, self._options.rows)
+
+    def _run_plain(self, layers: int) -> None:
+        model = load_span(self._checkpoint, Span(0, layers), self._dtype, self._device)
+        sessions = self._sessions(model)
+        for session, rows in self._sizes(sessions):
+            took_ms = self._wall_ms(partial(session.sweep, rows))
+            self._plain_ms[layers, session.context, rows] = took_ms
+        self.found.beside_ms[f"commit, {layers} layers, plain path"] = median(
+            session.commit_ms() for session in sessions
+        )
+        self._console.print(f"{layers} layers by the plain path: done", highlight=False)
+        del model, sessions, session
+        self._clear()
+
+    def _run_fast(self, layers: int, weights: WeightsName) -> None:
+        options, found, name = self._options, self.found, f"{layers} layers, {weights}"
+        form = replace(WeightFormat.of(weights, self._dtype, self._device), with_kernels=True)
+        model = load_packed(self._checkpoint, Span(0, layers), form, self._device)
+        began = time.monotonic()
+        use_static(model, max(options.contexts) + 1_024, forced=self._device.type == "cpu")
+        found.ready_s[name] = time.monotonic() - began
+        found.paths[name] = f"{model.path} {model.path_reason}".rstrip()
+        self._console.print(f"{name}: {found.paths[name]}, {model.numeric_class}", highlight=False)
+        if model.static is None:
+            sys.exit(f"card: no fast path: {model.path_reason}")
+        sessions = self._sessions(model)
+        for session, rows in self._sizes(sessions):
+            wall_ms = self._wall_ms(partial(session.sweep, rows))
+            card_ms = self._card_ms(partial(model.static.replay, model.span, rows))
+            read = model.weight_bytes + session.context * model.layout.bytes_per_token
+            plain_ms = self._plain_ms[layers, session.context, rows] if weights == options.weights[0] else 0.0
+            times_ms = plain_ms, wall_ms, card_ms, read / found.memory_bytes_per_s * 1e3
+            found.sweeps.append(CardSweep(layers, weights, session.context, rows, *times_ms))
+        found.differing[name] = sum(session.differing(max(options.rows)) for session in sessions)
+        found.beside_ms[f"commit, {name}"] = median(session.commit_ms() for session in sessions * 5)
+        if model.span.end == model.num_layers:
+            self._measure_head(model, sessions[0], weights)
+        del model, sessions, session
+        self._clear()
+
+    def _measure_head(self, model: SpanModel, session: CardSession, weights: str) -> None:
+        for rows in self._options.rows:
+            hidden = session.sweep(rows)
+            self.found.beside_ms[f"head of {rows} rows, {weights}"] = self._wall_ms(partial(model.logits, hidden))
+            logits = model.logits(hidden)
+            for temperature in (0.0, 1.0):
+                picks = partial(pick, logits, range(rows), Sampling(temperature=temperature))
+                self.found.beside_ms[f"picks of {rows} rows at {temperature:g}, {weights}"] = self._wall_ms(picks)
+
+    def _wall_ms(self, work: Callable[[], object]) -> float:
+        """The median of some calls, each until the device is done."""
+        took = []
+        for _ in range(self._options.repeats + 2):
+            synchronize(self._device)
+            started = time.perf_counter()
+            work()
+            synchronize(self._device)
+            took.append((time.perf_counter() - started) * 1e3)
+        return median(took[2:])
+
+    def _card_ms(self, work: Callable[[], object]) -> float:
+        """Of several calls one behind the other."""
+
+        def several() -> None:
+            for _ in range(REPLAYS):
+                work()
+
+        return self._wall_ms(several) / REPLAYS if self._device.type == "cuda" else self._wall_ms(work)
+
+    def _clear(self) -> None:
+        gc.collect()
+        empty_cache()
 
 
-def measure(options: Options, console: Console) -> tuple[list[CardSweep], dict[str, float | str]]:
-    """All formats, spans, contexts and sizes.
-
-    Raises:
-        SystemExit: this device has no fast path.
-    """
-    device = torch.device(options.device)
-    inside, _ = copy_rates(device)
-    known: dict[str, float | str] = {"memory_bytes_per_s": inside}
-    lines: list[CardSweep] = []
-    plain: dict[tuple[int, int, int], float] = {}
-    for layers in options.layers:
-        for weights in options.weights:
-            model = random_span(options, layers)
-            sessions = [CardSession(model, context, max(options.rows)) for context in options.contexts]
-            if weights == options.weights[0]:
-                plain |= {
-                    (layers, session.context, rows): _wall_ms(
-                        lambda s=session, r=rows: s.sweep(r), options.repeats, device
-                    )  # type: ignore[misc]
-                    for session in sessions
-                    for rows in options.rows
-                }
-                if layers == options.layers[0]:
-                    known["plain_commit_ms"] = median(session.commit(16) for session in sessions * 5)
-            if WEIGHT_BITS[weights]:
-                pack_model(model, WEIGHT_BITS[weights])
-            began = time.monotonic()
-            use_static(model, max(options.contexts) + 1_024, forced=device.type == "cpu")
-            if model.static is None:
-                sys.exit(f"card: no fast path: {model.path_reason}")
-            known[f"ready_s {layers} {weights}"] = time.monotonic() - began
-            console.print(f"{layers} layers, {weights}: {model.path}; {model.path_reason or 'nothing to say'}")
-            for session in sessions:
-                floor_ms = (model.weight_bytes + session.context * model.layout.bytes_per_token) / inside * 1e3
-                for rows in options.rows:
-                    wall_ms = _wall_ms(lambda s=session, r=rows: s.sweep(r), options.repeats, device)  # type: ignore[misc]
-                    session.sweep(rows)
-                    card_ms = _card_ms(lambda m=model, r=rows: m.static.replay(r), device)  # type: ignore[misc]
-                    own = plain[layers, session.context, rows] if weights == options.weights[0] else 0.0
-                    lines.append(CardSweep(weights, layers, session.context, rows, own, card_ms, wall_ms, floor_ms))
-                known[f"path_differs {layers} {weights} {session.context}"] = session.path_differs(max(options.rows))
-            if layers == options.layers[0]:
-                _ends(model, sessions[0], known, weights, options)
-            del model, sessions, session
-            gc.collect()
-            with suppress(RuntimeError):
-                torch.cuda.empty_cache()
-    return lines, known
-
-
-def _ends(
-    model: SpanModel, session: CardSession, known: dict[str, float | str], weights: str, options: Options
-) -> None:
-    """What stands beside a sweep: the head, picks and a commit."""
-    for rows in options.rows:
-        hidden = session.sweep(rows)
-        known[f"head_ms {weights} {rows}"] = _wall_ms(lambda h=hidden: model.logits(h), options.repeats, model.device)  # type: ignore[misc]
-        logits = model.logits(hidden)
-        for temperature in (0.0, 1.0):
-            sampling = Sampling(temperature=temperature)
-            known[f"picks_ms {weights} {rows} T={temperature:g}"] = _wall_ms(
-                lambda made=logits, how=sampling: pick(made.clone(), range(len(made)), how),  # type: ignore[misc]
-                options.repeats,
-                model.device,
-            )
-    known[f"commit_ms {weights}"] = median(session.commit(16) for _ in range(9))
-
-
-def sheet(lines: Sequence[CardSweep], known: dict[str, float | str], options: Options) -> Sheet:
+def sheet(found: CardFindings, options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "card",
         f"{options.shape} shape, {options.dtype}, on {device_name(options.device)}: ms per sweep",
-        (
-            "layers, weights",
-            "tokens",
-            "rows",
-            "plain path",
-            "fast path",
-            "× floor",
-            "the card alone",
-            "× floor",
-            "× own",
-        ),
+        ("layers", "weights", "tokens", "rows", "plain path", "fast path", "the card alone", "× floor", "× auto"),
     )
-    own = {(line.layers, line.context, line.rows): line.card_ms for line in lines if line.weights == options.weights[0]}
-    for line in lines:
-        plain = f"{line.plain_ms:.2f}" if line.plain_ms else ""
+    auto = {
+        (one.layers, one.context, one.rows): one.card_ms for one in found.sweeps if one.weights == options.weights[0]
+    }
+    for one in found.sweeps:
+        own = auto[one.layers, one.context, one.rows]
+        plain = f"{one.plain_ms:.2f}" if one.plain_ms else ""
         made.rows.append(
             (
-                *(f"{line.layers}, {line.weights}", f"{line.context}", f"{line.rows}", plain, f"{line.wall_ms:.2f}"),
-                *(f"{line.wall_ms / line.floor_ms:.2f}", f"{line.card_ms:.2f}", f"{line.card_ms / line.floor_ms:.2f}"),
-                f"{line.card_ms / own[line.layers, line.context, line.rows]:.2f}",
+                *(f"{one.layers}", one.weights, f"{one.context:,}", f"{one.rows}", plain, f"{one.wall_ms:.2f}"),
+                *(f"{one.card_ms:.2f}", f"{one.card_ms / one.floor_ms:.2f}", f"{one.card_ms / own:.2f}"),
             )
         )
     made.notes.append(
-        f"Floor: weights and KV at {float(known['memory_bytes_per_s']) / 1e9:,.0f} GB/s, a copy's bytes, read and "
-        f"written. The card alone: {REPLAYS} replays one behind the other. Medians of {options.repeats} sweeps."
+        f"Floor: weights and KV at {found.memory_bytes_per_s / 1e9:,.0f} GB/s, a copy's bytes, read and written. "
+        f"The card alone: {REPLAYS} replays one behind the other. Medians of {options.repeats} sweeps."
     )
+    made.notes += [f"{name}: {ms:.2f} ms" for name, ms in found.beside_ms.items()]
     made.notes += [
-        f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}" for name, value in known.items()
+        f"{name}: ready after {seconds:.0f} s; {found.paths[name]}" for name, seconds in found.ready_s.items()
     ]
-    made.measured = {"lines": [asdict(line) for line in lines], "known": known, "options": asdict(options)}
+    made.notes += [
+        f"{name}: {count} values of a path differ from plain decoding" for name, count in found.differing.items()
+    ]
+    made.measured = {**asdict(found), "options": asdict(options)}
     return made
 
 
-def _wall_ms(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    took = []
-    for _ in range(repeats + 2):
-        _wait(device)
-        started = time.perf_counter()
-        work()
-        _wait(device)
-        took.append((time.perf_counter() - started) * 1e3)
-    return median(took[2:])
-
-
-def _card_ms(work: Callable[[], object], device: torch.device) -> float:
-    """Of several calls one behind the other."""
-    if device.type != "cuda":
-        return _wall_ms(work, 1, device)
-    work()
-    times = []
-    for _ in range(3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPLAYS):
-            work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / REPLAYS)
-    return median(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def main() -> None:
-    """Measure and print."""
+    """Grow the model if need be, measure and print."""
     options = tyro.cli(Options)
     if options.shape not in SHAPES:
         sys.exit(f"card: no shape {options.shape!r}; there are {', '.join(SHAPES)}")
+    most = SHAPES[options.shape].num_hidden_layers
+    options = replace(options, layers=tuple(dict.fromkeys(min(layers, most) for layers in options.layers)))
     quiet_libraries()
     console = make_console()
-    lines, known = measure(options, console)
-    sheet(lines, known, options).finish(console, record=options.record, path=options.json)
+    with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as folder:
+        bench = CardBench(open_checkpoint(folder), options, console)
+        bench.run()
+    sheet(bench.found, options).finish(console, record=options.record, path=options.json)
 
 
 if __name__ == "__main__":

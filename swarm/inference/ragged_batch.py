@@ -88,6 +88,9 @@ class StaticPath(Protocol):
     def forward(self, batch: Sequence[SessionRows], sub: Span) -> torch.Tensor:
         """As `RaggedModel.forward`."""
 
+    def replay(self, sub: Span, rows: int) -> None:
+        """Run once more what was run last: for measurements."""
+
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """As `RaggedModel.logits`."""
 

@@ -156,6 +156,12 @@ class StaticForward:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     @torch.inference_mode()
+    def replay(self, sub: Span, rows: int) -> None:
+        """Run a bucket once more on what was put there last: for measurements of the card alone."""
+        key = GraphKey(sub, next(size for size in self.buckets if size >= rows))
+        self._graphs.run(key, partial(self._start, key))
+
+    @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """The head on rows [r, hidden_size] of the last layer: float32 [r, vocab_size]."""
         return self.head(rows).logits
