@@ -11,7 +11,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.kernels import batch_plan
 from tests.devices import DEVICE
-from tests.kernel_sessions import Heads, Rows, append, by_kernels, by_oracle, random_parents
+from tests.kernels.sessions import Heads, Rows, append, by_kernels, by_oracle, random_parents
 
 pytest.importorskip("triton")
 

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 def test_kernels_compile_for_cards_of_every_class(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != INTERPRETER}
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.compiled_attention"],
+        [sys.executable, "-m", "tests.kernels.compiled_attention"],
         cwd=Path(__file__).parents[4],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Compile the attention kernels for cards that this machine has not got: python -m tests.compiled_attention
+"""Compile the attention kernels for cards that this machine has not got: python -m tests.kernels.compiled_attention
 
 Prints for each kernel the shared memory of a program, and what its card allows. Triton must not interpret here.
 """
