@@ -43,6 +43,7 @@ from swarm.joining.command import (
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.relay.lending import lend, lent_settings, offered_hosts
+from swarm.routing.costs import sweep_ms
 from swarm.runtime.cli import fit, plain_words
 from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
 from swarm.runtime.console import make_console
@@ -365,14 +366,15 @@ def _table(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> Table:
 
 
 def _cells(record: NodeRecord) -> list[str]:
-    speeds = dict(record.sweep_ms)
+    shown = (1, 8, 64)
+    speeds = {nodes: sweep_ms(record, nodes) for nodes in shown} if record.bucketed else dict(record.sweep_ms)
     return [
         short(record.peer),
         record.name or "",
         record.span.describe(record.model.num_layers).partition(" ")[2],
         record.state.value,
         shown_address(record),
-        " / ".join(f"{speeds[nodes]:.1f}" if nodes in speeds else "–" for nodes in (1, 8, 64)),
+        " / ".join(f"{speeds[nodes]:.1f}" if nodes in speeds else "–" for nodes in shown),
         f"{record.kv_tokens_free:,} / {record.kv_tokens_total:,}",
         record.numeric_class,
         record.version,

@@ -38,15 +38,21 @@ NO_NUMBERS: tuple[Any, ...] = (
 """What is none of the numbers that a record may hold, wherever it stands in for one (but None may mean unknown)."""
 
 
-def speeds() -> st.SearchStrategy[tuple[tuple[int, float], ...]]:
-    """Claimed speeds, from none to as many as there may be, rising or falling, as extreme as may be."""
+def speeds(*, bucketed: bool = False) -> st.SearchStrategy[tuple[tuple[int, float], ...]]:
+    """Claimed speeds, from none to as many as there may be, rising or falling, as extreme as may be.
+
+    Args:
+        bucketed: whether rows are padded to these sizes: then times do not fall.
+    """
     sizes = st.one_of(
         st.lists(st.integers(1, MAX_SWEEP_ROWS), max_size=MAX_SPEEDS, unique=True).map(sorted),
         st.sampled_from([[1, 8, 64], [1, 2], [16, 17], [MAX_SWEEP_ROWS]]),
     )
     times = st.one_of(st.sampled_from(SWEEP_MS), st.floats(*SWEEP_MS))
     return sizes.flatmap(
-        lambda found: st.tuples(*[times] * len(found)).map(lambda ms: tuple(zip(found, ms, strict=True)))
+        lambda found: st.tuples(*[times] * len(found)).map(
+            lambda ms: tuple(zip(found, sorted(ms) if bucketed else ms, strict=True))
+        )
     )
 
 
@@ -73,6 +79,7 @@ def records(
     if reach is Reach.RELAYED:
         address = str(RelayedAddress(peer, address))
     delays = st.tuples(st.sampled_from(others), st.floats(0.0, 60_000.0)) if others else st.nothing()
+    bucketed = draw(st.booleans())
     return NodeRecord(
         peer=peer,
         model=model,
@@ -83,7 +90,8 @@ def records(
         numeric_class=draw(st.sampled_from(["cpu-float32", "cpu-float32", "cuda-bfloat16", "cuda-float16-w8"])),
         version="0.2.0",
         name=draw(st.none() | st.just("Größe")),
-        sweep_ms=draw(speeds()),
+        sweep_ms=draw(speeds(bucketed=bucketed)),
+        bucketed=bucketed,
         kv_tokens_free=draw(st.integers(0, total)),
         kv_tokens_total=total,
         sequence=draw(st.integers(0, MAX_COUNT)),

@@ -178,7 +178,7 @@ class Engine:
         if run is None:
             return None
         budget_ms = min(self._turns.left_ms(leader), self._quantum_ms)
-        rows = min(run.remaining, self._cost.rows_within(budget_ms))
+        rows = self._cost.slice_rows(run.remaining, budget_ms)
         members = [BatchMember(leader, run, rows), *self._joining(leader, rows)]
         return Batch(members, self._cost.predict_ms(sum(member.rows for member in members), len(members)))
 
@@ -232,7 +232,7 @@ class Engine:
 
         The law: one more member delays everybody in the batch by what it adds, and spares all that wait, itself
         included, one base. It joins while the first is no more than the second, so a round of turns is never longer
-        for it. No batch is longer than a quantum.
+        for it. No batch is longer than a quantum. On a staircase those who fit into the bucket add nothing.
         """
         own = leader.pending()
         if own is None or not self._turns:
@@ -244,7 +244,7 @@ class Engine:
         ]
         left, sessions, cost = len(waiting), 1, self._cost
         for other, work in waiting:
-            pays = sessions * cost.joining_ms(work.rows) <= left * cost.base_ms
+            pays = sessions * cost.joining_ms(work.rows, rows) <= left * cost.spared_ms(work.rows, rows)
             max_rows = cost.rows_within(self._quantum_ms - sessions * cost.per_session_ms)
             if not pays or rows + work.rows > max_rows:
                 continue

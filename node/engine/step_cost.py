@@ -32,6 +32,10 @@ class StepCost:
         self.per_session_ms = 0.0
         self.min_rows = min_rows
 
+    def slice_rows(self, remaining: int, budget_ms: float) -> int:
+        """How many of the rows that a sweep has left run next, where a step should take no longer than the budget."""
+        return min(remaining, self.rows_within(budget_ms))
+
     def rows_within(self, budget_ms: float) -> int:
         """Rows that should fit the budget: enough to be worth the base, few enough for masks to stay small."""
         per_row_ms = max(self.per_row_ms, 1e-6)
@@ -42,9 +46,13 @@ class StepCost:
         """Milliseconds that so many rows of so many sessions should take."""
         return self.base_ms + self.per_row_ms * rows + self.per_session_ms * (sessions - 1)
 
-    def joining_ms(self, rows: int) -> float:
-        """Milliseconds that one more session with so many rows should add."""
+    def joining_ms(self, rows: int, beside: int = 0) -> float:
+        """Milliseconds that one more session with so many rows should add to a forward of `beside` rows."""
         return self.per_session_ms + self.per_row_ms * rows
+
+    def spared_ms(self, rows: int, beside: int) -> float:
+        """Milliseconds that all who wait are spared if so many rows join `beside` others: a forward of their own."""
+        return self.base_ms
 
     def shares(self, rows: Sequence[int], sharers: float | None = None) -> list[float]:
         """Each session's fraction of a forward: its own rows, and an equal part of the base.

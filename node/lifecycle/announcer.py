@@ -158,6 +158,7 @@ class Announcer:
             version=VERSION,
             name=resources.config.name,
             sweep_ms=tuple((nodes, min(max(ms, SWEEP_MS[0]), SWEEP_MS[1])) for nodes, ms in host.sweep_ms),
+            bucketed=host.bucketed,
             kv_tokens_free=0,
             kv_tokens_total=0,
             sequence=self._sequence,

@@ -17,6 +17,7 @@ from torch import nn
 
 from node.engine.measure import measure_sweeps, step_cost
 from node.engine.scheduler import Engine
+from node.engine.staircase_cost import staircase
 from node.lifecycle.resources import NodeResources
 from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
@@ -71,12 +72,14 @@ class SpanHost:
         service: None while no layers are served.
         numeric_class: of the loaded layers, or of those that are about to be loaded.
         sweep_ms: (tree nodes, milliseconds of a sweep) as measured; empty until layers are loaded.
+        bucketed: whether rows are padded to these sizes, so that rows in between are free.
     """
 
     def __init__(self, resources: NodeResources) -> None:
         self.service: SpanService | None = None
         self.numeric_class = ""
         self.sweep_ms: tuple[tuple[int, float], ...] = ()
+        self.bucketed = False
         self.order = resources.config
         self._resources = resources
         self._model: SpanModel | None = None
@@ -125,7 +128,9 @@ class SpanHost:
         registry = resources.registry
         # Where one thread computes, what it did not get of a CPU is known: it waited then, as others' work went on.
         alone = model.device.type == "cpu" and not config.offload and torch.get_num_threads() == 1
-        engine = Engine(step_cost(self.sweep_ms, offloaded=config.offload), counts_cpu=alone, weight=weight_of)
+        measured = self.sweep_ms
+        cost = staircase(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
+        engine = Engine(cost, counts_cpu=alone, weight=weight_of)
         admission = Admission()
         policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)

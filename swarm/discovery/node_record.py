@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, Final
 
 import msgpack
@@ -23,7 +22,7 @@ from swarm.discovery.record_fields import RecordError
 from swarm.errors import LayersError
 from swarm.ids import MAX_MODEL_NAME, ModelIdentity, PeerId, is_model_name
 from swarm.layers import Span
-from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_RECORD_BYTES, MAX_SWEEP_ROWS, SWEEP_MS
+from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_RECORD_BYTES
 from swarm.runtime.version import unknown_here
 from swarm.transport.certificate import check_certificate
 from swarm.transport.endpoint import Endpoint
@@ -88,6 +87,8 @@ class NodeRecord:
         movable: whether it would now move to layers where the swarm needs it.
         certificate: DER of the certificate with which it answers since its start; empty only in an insecure swarm.
         reach: how others come to it.
+        bucketed: whether a sweep takes the time of the next size in `sweep_ms`, so that rows in between are free;
+            those times do not fall. A release that does not know this field interpolates them.
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
@@ -111,6 +112,7 @@ class NodeRecord:
     movable: bool = False
     certificate: bytes = field(default=b"", repr=False)
     reach: Reach = Reach.DIRECT
+    bucketed: bool = False
     sealed: bytes = field(default=b"", compare=False, repr=False)
 
     @property
@@ -329,6 +331,8 @@ _FIELDS = (
     "delays_ms", "busy", "uplink_mbit_per_s", "row_bytes",
     "movable", "certificate", "reach",
 )  # fmt: skip
+_LATER_FIELDS = ("bucketed",)
+"""What earlier releases of this format do not sign."""
 FORMAT: Final = 2
 """Of records. It grows when an older release cannot go on without what is new; until then, fields are only added."""
 MODEL_FIELDS: Final = 6
@@ -362,11 +366,12 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
         record.movable,
         record.certificate,
         record.reach.value,
+        record.bucketed,
     ]
 
 
 def _decode(values: list[Any], data: bytes) -> Sealed:
-    raw = dict(zip(_FIELDS, values, strict=False))  # a later release may have more
+    raw = dict(zip(_FIELDS + _LATER_FIELDS, values, strict=False))  # a later release may have more
     if raw["version_of_format"] != FORMAT:
         raise RecordError("data", fields.another_format("a record", raw["version_of_format"], FORMAT))
     left = fields.flag("left", raw["left"])
@@ -374,6 +379,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
     total = fields.whole("kv_tokens_total", raw["kv_tokens_total"], (0, MAX_KV_TOKENS))
     peer = fields.peer_id(raw["peer"])
     address, reach = _address(raw["address"], peer), _reach(raw["reach"])
+    bucketed = fields.flag("bucketed", raw.get("bucketed", False))
     if (parse_relayed(address) is not None) != (reach is Reach.RELAYED):
         raise RecordError("reach", f"{address[:80]!r} is not an address of a machine that is {reach.value}")
     record = NodeRecord(
@@ -385,7 +391,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         numeric_class=fields.formed("numeric_class", raw["numeric_class"], 96, _NUMERIC_CLASS),
         version=fields.formed("version", raw["version"], 32, _VERSION),
         name=None if raw["name"] is None else fields.text("name", raw["name"], MAX_NAME_CHARACTERS),
-        sweep_ms=_sweep_ms(raw["sweep_ms"]),
+        sweep_ms=fields.speeds("sweep_ms", raw["sweep_ms"], MAX_SPEEDS, bucketed=bucketed),
         kv_tokens_free=fields.whole("kv_tokens_free", raw["kv_tokens_free"], (0, total)),
         kv_tokens_total=total,
         sequence=fields.whole("sequence", raw["sequence"], (0, MAX_COUNT)),
@@ -397,6 +403,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         movable=fields.flag("movable", raw["movable"]),
         certificate=_certificate(raw["certificate"], peer),
         reach=reach,
+        bucketed=bucketed,
         sealed=data,
     )
     return Sealed(record, left)
@@ -472,17 +479,6 @@ def _state(value: object) -> NodeState:
         return NodeState(value)
     except ValueError as error:
         raise RecordError("state", unknown_here(fields.quoted(value))) from error
-
-
-def _sweep_ms(value: object) -> tuple[tuple[int, float], ...]:
-    pairs = fields.items("sweep_ms", value, MAX_SPEEDS, fields.pair)
-    found = tuple(
-        (fields.whole("sweep_ms", nodes, (1, MAX_SWEEP_ROWS)), fields.within("sweep_ms", milliseconds, SWEEP_MS))
-        for nodes, milliseconds in pairs
-    )
-    if any(before >= after for (before, _), (after, _) in pairwise(found)):
-        raise RecordError("sweep_ms", "sizes must rise")
-    return found
 
 
 def _delays_ms(value: object) -> tuple[tuple[PeerId, float], ...]:

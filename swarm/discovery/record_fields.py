@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgpack
@@ -15,6 +16,7 @@ import msgpack
 from swarm.discovery.identity import is_peer_id
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
+from swarm.protocol.limits import MAX_SWEEP_ROWS, SWEEP_MS
 from swarm.runtime.version import UPDATE, VERSION
 
 
@@ -114,3 +116,23 @@ def peer_id(value: object, field: str = "peer") -> PeerId:
     if not is_peer_id(found):
         raise RecordError(field, "not a peer id")
     return PeerId(found)
+
+
+def speeds(field: str, value: object, limit: int, *, bucketed: bool) -> tuple[tuple[int, float], ...]:
+    """At most `limit` pairs (tree nodes, milliseconds per sweep), tree nodes rising.
+
+    Args:
+        field: its name.
+        value: as it was signed.
+        limit: pairs, at most.
+        bucketed: whether rows are padded to these sizes: then no larger one takes less.
+    """
+    found = tuple(
+        (whole(field, nodes, (1, MAX_SWEEP_ROWS)), within(field, milliseconds, SWEEP_MS))
+        for nodes, milliseconds in items(field, value, limit, pair)
+    )
+    if any(before >= after for (before, _), (after, _) in pairwise(found)):
+        raise RecordError(field, "sizes must rise")
+    if bucketed and any(before > after for (_, before), (_, after) in pairwise(found)):
+        raise RecordError(field, "times of buckets must not fall")
+    return found

@@ -24,6 +24,7 @@ from swarm.discovery.node_record import NodeRecord, NodeState, Reach
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
+from swarm.routing.staircase import BucketSteps, padded_ms
 
 DEFAULT_DELAY_MS = 30.0
 """One-way delay between the client and a machine that it has not measured: a home link's."""
@@ -66,12 +67,14 @@ class RouteForecast:
     Attributes:
         links_ms: all delays together.
         compute_ms: of a sweep without a tree, at all hops together.
-        row_ms: what one more node adds to `compute_ms`.
+        row_ms: what one more node adds to `compute_ms`, where there are no `steps`.
         link_row_ms: what one more node adds on links, all of them together.
         waiting_ms: queueing behind other sessions' sweeps, at all hops together.
         hops: how many.
         bottleneck_share: the busiest hop's part of `compute_ms + waiting_ms`; 0 where it is unknown, then all hops
             are taken to be alike.
+        steps: where every hop pads its rows to buckets, milliseconds at all hops together by the rows of a bucket; the
+            first is `compute_ms`.
     """
 
     links_ms: float
@@ -81,12 +84,14 @@ class RouteForecast:
     waiting_ms: float = 0.0
     hops: int = 1
     bottleneck_share: float = 0.0
+    steps: BucketSteps = ()
 
     @property
     def is_finite(self) -> bool:
         """Whether all of it are numbers, none of them negative."""
         times_ms = (self.links_ms, self.compute_ms, self.row_ms, self.link_row_ms, self.waiting_ms)
-        return all(0 <= number < math.inf for number in (*times_ms, self.bottleneck_share))
+        steps_ms = [ms for _, ms in self.steps]
+        return all(0 <= number < math.inf for number in (*times_ms, *steps_ms, self.bottleneck_share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +167,14 @@ def sweep_ms(record: NodeRecord, rows: int) -> float:
     """Time of a sweep through a machine's whole span, interpolated between the sizes that it measured.
 
     Args:
-        record: the machine's.
-        rows: of the sweep; beyond the measured sizes the nearest slope continues, if it rises.
+        record: the machine's. Where it pads rows to buckets, nothing is interpolated.
+        rows: of the sweep; beyond the measured sizes the nearest slope continues, if it rises, or further forwards
+            follow of the largest bucket.
     """
     if not record.sweep_ms:
         return DEFAULT_LAYER_MS * len(record.span)
+    if record.bucketed:
+        return min(padded_ms(record.sweep_ms, rows), _MAX_MS)
     points = sorted(record.sweep_ms)
     low = high = points[0]
     for point in points[1:]:
@@ -321,7 +329,8 @@ def claims_ms(records: Sequence[NodeRecord], rows: int) -> Floats:
     """[n] `sweep_ms` of each; machines that measured the same sizes are computed together."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for row, record in enumerate(records):
-        alike.setdefault(tuple(map(itemgetter(0), record.sweep_ms)), []).append(row)
+        sizes = () if record.bucketed else tuple(map(itemgetter(0), record.sweep_ms))
+        alike.setdefault(sizes, []).append(row)
     found = np.empty(len(records))
     for sizes, members in alike.items():
         if len(sizes) < 2 or any(low >= high for low, high in pairwise(sizes)):

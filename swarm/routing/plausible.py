@@ -39,7 +39,11 @@ def plausible(records: Sequence[NodeRecord]) -> list[NodeRecord]:
         layer_ms = np.stack([claims_ms(claimants, rows) for rows in COMPARED_ROWS]) / layers  # [sizes, machines]
         floor_ms = PLAUSIBLE_PART * np.median(layer_ms, axis=1, keepdims=True)
         for number in np.flatnonzero((layer_ms < floor_ms).any(axis=0)):
-            whole_ms = np.maximum(layer_ms[:, number], floor_ms[:, 0]) * layers[number]
-            speeds = tuple(zip(COMPARED_ROWS, whole_ms.tolist(), strict=True))
+            if claimants[number].bucketed:  # no slower by more than any size is too fast, so that steps still rise
+                factor = float((floor_ms[:, 0] / layer_ms[:, number]).max())
+                speeds = tuple((rows, ms * factor) for rows, ms in claimants[number].sweep_ms)
+            else:
+                whole_ms = np.maximum(layer_ms[:, number], floor_ms[:, 0]) * layers[number]
+                speeds = tuple(zip(COMPARED_ROWS, whole_ms.tolist(), strict=True))
             weighed[places[number]] = replace(claimants[number], sweep_ms=speeds)
     return weighed

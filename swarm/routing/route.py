@@ -34,10 +34,13 @@ from swarm.routing.costs import (
     wait_ms,
 )
 from swarm.routing.search import CheapestChain, cheapest
+from swarm.routing.staircase import BucketSteps
 from swarm.transport.endpoint import Endpoint
 
 MANY_ROWS = 64
 """Size of the sweep that, beside one of a single row, gives the cost of a further row."""
+MIN_STEP = 1.25
+"""Buckets whose rows differ by a smaller factor count as one."""
 
 __all__ = ["Route", "RouteQuery", "best_route", "hedged", "no_route", "runner_up"]
 
@@ -209,7 +212,8 @@ def _route(candidates: Sequence[Candidate], found: CheapestChain, query: RouteQu
     compute_ms, waiting_ms = sum(each_ms), sum(waits_ms)
     bottleneck_share = max(own + wait for own, wait in zip(each_ms, waits_ms, strict=True)) / (compute_ms + waiting_ms)
     link_row_ms = sum(transfer_ms(record, replace(query, nodes=0)) for record in chosen[:-1])
-    forecast = RouteForecast(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops), bottleneck_share)
+    rest = (link_row_ms, waiting_ms, len(hops), bottleneck_share, _steps(hops, chosen, query))
+    forecast = RouteForecast(links_ms, compute_ms, row_ms, *rest)
     return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, forecast, found.gap_ms)
 
 
@@ -224,6 +228,28 @@ def _compute_ms(
     )
     row_ms = max((sum(many_ms) - sum(one_ms)) / (MANY_ROWS - 1), 0.0)
     return [hop_ms + HOP_OVERHEAD_MS for hop_ms in one_ms], row_ms
+
+
+def _steps(hops: Sequence[RouteHop], records: Sequence[NodeRecord], query: RouteQuery) -> BucketSteps:
+    """All hops' predicted time by the rows of a bucket; empty unless all of them pad their rows.
+
+    Edges that follow each other closely are one step, the larger: a hostile record must not make many of them.
+    """
+    if not all(record.bucketed and record.sweep_ms for record in records):
+        return ()
+    edges: list[int] = []
+    for edge in sorted({rows for record in records for rows, _ in record.sweep_ms}, reverse=True):
+        if not edges or edge <= edges[-1] / MIN_STEP:
+            edges.append(edge)
+    parts = [len(hop.span) / len(record.span) for hop, record in zip(hops, records, strict=True)]
+    return tuple(
+        (rows, sum(_with_overhead(record, rows, part, query) for record, part in zip(records, parts, strict=True)))
+        for rows in reversed(edges)
+    )
+
+
+def _with_overhead(record: NodeRecord, rows: int, part: float, query: RouteQuery) -> float:
+    return expected_ms(record, rows, query) * part + HOP_OVERHEAD_MS
 
 
 def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: RouteQuery) -> HopCost:

@@ -72,7 +72,7 @@ def model_with(name: str = MODEL.name, num_layers: int = MODEL.num_layers) -> tu
 FIELDS = [
     *["format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name"],
     *["sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at"],
-    *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable", "certificate", "reach"],
+    *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable", "certificate", "reach", "bucketed"],
 ]
 
 
@@ -110,9 +110,28 @@ def test_what_a_later_release_adds_to_records_is_read_past() -> None:
     assert unseal(forged(of_tomorrow=["anything"]), NOW) == RECORD
 
 
+def test_what_an_earlier_release_did_not_sign_is_taken_as_it_was_then() -> None:
+    key, body, _ = msgpack.unpackb(seal(replace(RECORD, bucketed=True), ME))
+    earlier = msgpack.packb(msgpack.unpackb(body)[:-1])
+    data = msgpack.packb([key, earlier, ME.sign(b"canopy-record" + earlier)])
+    assert unseal(data, NOW) == RECORD
+
+
+def test_times_of_buckets_do_not_fall() -> None:
+    steps = ((16, 4.66), (32, 4.66), (64, 5.29))
+    assert unseal(seal(replace(RECORD, sweep_ms=steps, bucketed=True), ME), NOW).sweep_ms == steps
+    falling = ((16, 4.66), (32, 4.65))
+    assert unseal(seal(replace(RECORD, sweep_ms=falling), ME), NOW).sweep_ms == falling
+    with pytest.raises(RecordError, match="sweep_ms"):
+        seal(replace(RECORD, sweep_ms=falling, bucketed=True), ME)
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
+        ({"bucketed": 1}, "bucketed"),
+        ({"bucketed": None}, "bucketed"),
+        ({"bucketed": True, "sweep_ms": [[16, 5.0], [32, 4.0]]}, "sweep_ms"),
         ({"span": [20, 10]}, "span"),
         ({"span": [0, 41]}, "span"),
         ({"span": [5]}, "span"),
@@ -220,6 +239,7 @@ def test_a_record_with_everything_in_it_fits() -> None:
         name="ü" * 64,
         model=ModelIdentity.of("m" * 96, "c" * 64, "e" * 64, "d" * 64, 512),
         sweep_ms=tuple((4_089 + size, 999_999.9) for size in range(MAX_SPEEDS)),
+        bucketed=True,
         delays_ms=tuple((PeerId(peer), 59_999.999) for peer in peers),
     )
     assert unseal(seal(most, ME), NOW) == most

@@ -11,7 +11,7 @@ import pytest
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.routing.costs import HOP_OVERHEAD_MS, Candidate, RouteQuery, sweep_ms, tabulate, wait_ms
+from swarm.routing.costs import HOP_OVERHEAD_MS, Candidate, RouteQuery, claims_ms, sweep_ms, tabulate, wait_ms
 
 MODEL = ModelIdentity.of("tiny", "c" * 64, "e" * 64, "d" * 64, 8)
 RECORD = NodeRecord(
@@ -32,6 +32,19 @@ def test_a_table_of_claims_is_each_claim_alone(nodes: int) -> None:
     np.testing.assert_allclose(table.layer_ms * 8, alone, rtol=1e-12)
     fixed = [wait_ms(record, whole_ms) + HOP_OVERHEAD_MS for record, whole_ms in zip(records, alone, strict=True)]
     np.testing.assert_allclose(table.fixed_ms, fixed, rtol=1e-12)
+
+
+STEPS = ((16, 4.66), (64, 5.29), (512, 19.0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "ms"), [(1, 4.66), (16, 4.66), (17, 5.29), (64, 5.29), (65, 19.0), (513, 23.66), (1_100, 2 * 19 + 19.0)]
+)
+def test_rows_within_a_bucket_are_free_and_more_than_the_largest_run_again(rows: int, ms: float) -> None:
+    card = replace(RECORD, sweep_ms=STEPS, bucketed=True)
+    assert sweep_ms(card, rows) == pytest.approx(ms)
+    records = [RECORD, card, replace(RECORD, sweep_ms=STEPS)]
+    np.testing.assert_allclose(claims_ms(records, rows), [sweep_ms(record, rows) for record in records])
 
 
 def test_nobody_measured_anything() -> None:

@@ -266,6 +266,23 @@ def test_compute_time_is_interpolated_and_goes_on_with_the_last_slope() -> None:
     assert sweep_ms(replace(node, sweep_ms=((1, 1e308), (2, -1e308))), 1) < 1e9
 
 
+def test_a_chain_of_machines_that_pad_rows_forecasts_the_sum_of_their_staircases() -> None:
+    first = replace(record("a", 0, 4), sweep_ms=((16, 4.0), (64, 6.0)), bucketed=True)
+    last = replace(record("b", 2, 6), sweep_ms=((32, 8.0), (64, 10.0), (65, 11.0)), bucketed=True)
+    route = best_route([first, last], QUERY)
+    parts = [len(hop.span) / 4 for hop in route.hops]
+    steps = [(16, (4.0, 8.0)), (32, (6.0, 8.0)), (65, (10.0, 11.0))]  # 65 rows run twice; 64 is too near to it
+    expected = [
+        (rows, sum(ms * part for ms, part in zip(each, parts, strict=True)) + 2 * HOP_OVERHEAD_MS)
+        for rows, each in steps
+    ]
+    assert [rows for rows, _ in route.forecast.steps] == [rows for rows, _ in expected]
+    assert [ms for _, ms in route.forecast.steps] == pytest.approx([ms for _, ms in expected])
+    assert route.forecast.compute_ms == pytest.approx(expected[0][1])
+    for other in (replace(last, bucketed=False), replace(last, sweep_ms=())):
+        assert best_route([first, other], QUERY).forecast.steps == (), "not all of them do"
+
+
 def test_the_tree_size_decides_who_is_fast() -> None:
     small = replace(record("small", 0, 6), sweep_ms=((1, 5.0), (64, 200.0)))
     large = replace(record("large", 0, 6), sweep_ms=((1, 20.0), (64, 40.0)))
