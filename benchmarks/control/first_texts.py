@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 from benchmarks.control.replay import IN_FLIGHT, SIZES, ReplaySetup, one_core, replay_text, replay_texts
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs
-from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
+from benchmarks.simulation.profiles import CARDS, FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import KINDS, ModelPair, RecordedText, prompts_of, record_trees
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
@@ -48,7 +48,8 @@ def wrong_forecast(links: float, compute: float, row: float) -> Forecast:
     def forecast(costs: Costs) -> RouteForecast:
         true = costs.forecast()
         rows_ms = (row * true.row_ms, row * true.link_row_ms)
-        return RouteForecast(links * true.links_ms, compute * true.compute_ms, *rows_ms, hops=true.hops)
+        steps = tuple((rows, compute * ms) for rows, ms in true.steps)
+        return RouteForecast(links * true.links_ms, compute * true.compute_ms, *rows_ms, hops=true.hops, steps=steps)
 
     return forecast
 
@@ -72,6 +73,8 @@ class Options:
     """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
     """Of sampling; 0 is greedy."""
+    networks: tuple[str, ...] = tuple(PROFILES)
+    """Which networks; "cards, 1 ms, 1 Gbit/s" and "cards, 25 ms, 100 Mbit/s" have synthetic cards as well."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
@@ -114,7 +117,7 @@ def texts_of(kind: str, temperature: float, options: Options) -> list[RecordedTe
 
 def measure(name: tuple[str, str, float], texts: Sequence[RecordedText]) -> Cell:
     """All methods of one cell."""
-    costs, tokenizer = PROFILES[name[0]], AutoTokenizer.from_pretrained(TARGET)
+    costs, tokenizer = (PROFILES | CARDS)[name[0]], AutoTokenizer.from_pretrained(TARGET)
 
     def each(way: Callable[[], SpeculationPolicy], forecast: Forecast = Costs.forecast) -> list[tuple[int, float]]:
         setup = ReplaySetup(forecast=forecast)
@@ -122,7 +125,7 @@ def measure(name: tuple[str, str, float], texts: Sequence[RecordedText]) -> Cell
 
     fixed = {
         (size, flights): speed(each(partial(FixedPolicy, size, flights)))
-        for size in SIZES
+        for size in sorted({*SIZES, *(rows - 1 for rows, _ in costs.steps)})
         for flights in (IN_FLIGHT if size else (1,))
     }
     best = max(fixed, key=fixed.__getitem__)
@@ -196,7 +199,7 @@ def main() -> None:
         texts = dict(
             zip(kinds, [work.result() for work in track(recording, "recording", console=console)], strict=True)
         )
-        work = [pool.submit(measure, (network, *kind), texts[kind]) for network in PROFILES for kind in kinds]
+        work = [pool.submit(measure, (network, *kind), texts[kind]) for network in options.networks for kind in kinds]
         cells = [cell.result() for cell in track(work, "cells", console=console)]
     sheet(cells, options).finish(console, record=options.record, path=options.json)
 

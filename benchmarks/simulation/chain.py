@@ -30,6 +30,7 @@ from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Credits, HopTime, Reply, Sampling, Sweep
 from swarm.protocol.session import Limits, SessionState
 from swarm.routing.costs import RouteForecast
+from swarm.routing.staircase import BucketSteps, padded_ms
 
 T = TypeVar("T")
 HOPS = 3
@@ -66,6 +67,8 @@ class Costs:
         first_ms: What a hop's first forward of each size takes in addition, as on a GPU that loads kernels at first
             use. Sizes are powers of two of rows. One row has run before.
         paces: How many times as long as the mean hop each hop computes.
+        steps: Where rows are padded to buckets: milliseconds of a hop's forward by the rows of a bucket. They replace
+            `forward_ms` and `row_ms`.
     """
 
     delay_ms: float
@@ -87,9 +90,12 @@ class Costs:
     row_bytes: int = ROW_BYTES
     first_ms: float = 0.0
     paces: tuple[float, ...] = (1.0,) * HOPS
+    steps: BucketSteps = ()
 
     def compute_ms(self, rows: int, hop: int = 0) -> float:
         """One hop's forward."""
+        if self.steps:
+            return self.paces[hop] * padded_ms(self.steps, rows)
         return self.paces[hop] * (self.forward_ms + self.row_ms * rows)
 
     def plain_ms(self) -> float:
@@ -102,7 +108,12 @@ class Costs:
         links_ms, link_row_ms = (HOPS + 1) * self.delay_ms, (HOPS - 1) * self.transfer_ms(1)
         each_ms = [self.compute_ms(1, hop) for hop in range(HOPS)]
         row_ms, bottleneck_share = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
-        return RouteForecast(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, bottleneck_share=bottleneck_share)
+        return RouteForecast(
+            *(links_ms, sum(each_ms), row_ms, link_row_ms),
+            hops=HOPS,
+            bottleneck_share=bottleneck_share,
+            steps=tuple((rows, ms * sum(self.paces)) for rows, ms in self.steps),
+        )
 
     def transfer_ms(self, rows: int) -> float:
         """Hidden rows over one link."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from client.control.latency_model import LatencyModel
 from client.control.policy import Occupancy, PipelineState, SpeculationPlan
 from client.control.regression import Regression
+from client.control.staircase import MIN_PROBABILITY, best_fill, sizes_within
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.temperatures import TEMPERATURES
 from client.drafting.search.tree import DraftTree
@@ -171,8 +172,9 @@ class Goodput:
         if max_size < 1:
             return SpeculationPlan(0, plain_ms, "no room for a tree")
         if not gain.is_known or not model.is_expected:
-            return SpeculationPlan(min(max_size, FIRST_SIZE), plain_ms, "nothing is known yet", is_whole=True)
-        sizes = sorted({min(size, max_size) for size in SIZES[1:]})
+            first = self._first_size(model, max_size)
+            return SpeculationPlan(first, plain_ms, "nothing is known yet", is_whole=True)
+        sizes = self._sizes(model, max_size)
         (rates,) = self._rates(sizes, model, gain.expected)
         place = max(range(len(sizes)), key=rates.__getitem__)
         size, rate, plain = sizes[place], rates[place], 1 / max(plain_ms, 1e-9)
@@ -185,9 +187,8 @@ class Goodput:
             return SpeculationPlan(size, model.sweep_ms(size), reason)
         (uncorrected,) = self._rates(sizes, model, gain.expected, corrected=1.0)
         if gain.trees < FIRST_TREES and max(uncorrected) >= MIN_EXPECTED_SPEED * plain:
-            return SpeculationPlan(
-                min(max_size, FIRST_SIZE), model.sweep_ms(size), "little is known yet", is_whole=True
-            )
+            first = self._first_size(model, max_size)
+            return SpeculationPlan(first, model.sweep_ms(size), "little is known yet", is_whole=True)
         took = model.sweep_ms(size) + self.draft.at(size)
         if self._explored_ms + took <= MAX_EXPLORED * self._time_ms:
             self._explored_ms += took
@@ -203,8 +204,11 @@ class Goodput:
         rate = self._value_time(model, temperature)
         round_ms = self.round.at(1) if self.round.is_known else 0.0
         per_ms = rate / self._correction.ratio
+        least = per_ms * model.per_node_ms
         return StopRule(
-            per_ms * model.per_node_ms, per_ms * round_ms, per_ms * model.price_ms(ROUND_NODES, self._others)
+            max(least, MIN_PROBABILITY) if model.edges else least,
+            per_ms * round_ms,
+            per_ms * model.price_ms(ROUND_NODES, self._others),
         )
 
     def patience_ms(self, route: Hashable, nodes: int) -> float:
@@ -229,6 +233,9 @@ class Goodput:
             return replace(planned, nodes=nodes, predicted_ms=predicted_ms)
         if not probabilities:
             reason = "no draft proposed a node that is worth its cost"
+        elif model.edges:
+            nodes, reason = self._fill(model, probabilities[:nodes], threshold)
+            predicted_ms = model.sweep_ms(nodes)
         elif nodes == len(probabilities):
             reason = f"every proposed node is worth more than the {threshold:.3f} tokens that it costs"
         else:
@@ -259,7 +266,8 @@ class Goodput:
         """A node of a lower acceptance probability is not worth being in a further sweep, whatever else it has."""
         model = self.latency_model(route)
         rate = self._value_time(model, temperature)
-        return rate / self._correction.ratio * model.node_price_ms(self._others)
+        least = rate / self._correction.ratio * model.node_price_ms(self._others)
+        return max(least, MIN_PROBABILITY) if model.edges else least
 
     def extend(self, route: Hashable, probabilities: Sequence[float], pipeline: PipelineState) -> SpeculationPlan:
         """How many of such nodes, best first, a further sweep carries; 0 where they are not worth the hops' time.
@@ -270,6 +278,8 @@ class Goodput:
         if not probabilities:
             return SpeculationPlan(0, None, "there is nothing below the sweeps in flight")
         model, nodes = self.latency_model(route), 0
+        if model.edges:
+            return self._further(model, probabilities, pipeline)
         price_ms, marginal_latency_ms = model.price_ms(0, self._others), probabilities[0] * model.marginal_latency_ms
         gain = -self._running * price_ms
         while nodes < len(probabilities):  # which fall, while what one more costs does not
@@ -329,6 +339,48 @@ class Goodput:
         if route not in self._routes:
             self._routes[route] = LatencyModel(forecast)
 
+    def _fill(self, model: LatencyModel, probabilities: Sequence[float], threshold: float) -> tuple[int, str]:
+        """How many nodes go beside the pending token where rows are padded to buckets, and why.
+
+        Args:
+            model: of the route.
+            probabilities: of nodes that are worth more than the threshold, falling.
+            threshold: what a node costs in tokens where its row is free.
+        """
+        per_ms, compute = self._running / self._correction.ratio, model.compute
+        nodes, _ = best_fill(
+            model.edges, probabilities, lambda count: per_ms * compute.at(count + 1) + threshold * count, 1
+        )
+        if nodes == len(probabilities):
+            return nodes, f"every proposed node is worth more than the {threshold:.3f} tokens that a free row costs"
+        step_ms = compute.at(nodes + 2) - compute.at(nodes + 1)
+        return nodes, f"the next bucket takes {step_ms:.2f} ms more than {nodes + 1} rows and brings less than that"
+
+    def _further(self, model: LatencyModel, probabilities: Sequence[float], pipeline: PipelineState) -> SpeculationPlan:
+        """How many nodes a further sweep carries where rows are padded to buckets."""
+        per_ms = self._running / self._correction.ratio
+
+        def price(count: int) -> float:
+            return per_ms * (model.price_ms(count, self._others) + probabilities[0] * model.later_ms(count))
+
+        nodes, gain = best_fill(model.edges, probabilities, price, 0)
+        if nodes == 0 or gain <= 0:
+            return SpeculationPlan(0, None, "nothing below the sweeps in flight is worth another sweep")
+        if nodes > MIN_CHUNKED:
+            nodes = model.chunk(nodes)
+        reason = f"fills {nodes} rows below the sweeps in flight, where the best node has {probabilities[0]:.3f}"
+        return SpeculationPlan(nodes, pipeline.busy_ms + model.sweep_ms(nodes - 1), reason)
+
+    def _first_size(self, model: LatencyModel, max_size: int) -> int:
+        """Nodes of a tree while nothing is known; with the pending token they fill the smallest bucket."""
+        return min(max_size, model.edges[0] - 1 if model.edges and model.edges[0] > 1 else FIRST_SIZE)
+
+    def _sizes(self, model: LatencyModel, max_size: int) -> list[int]:
+        """Tree sizes that are weighed against each other."""
+        if model.edges:
+            return sizes_within(model.edges, SIZES, max_size)
+        return sorted({min(size, max_size) for size in SIZES[1:]})
+
     def _gain_of(self, temperature: float) -> Gain:
         return self._gains[bisect_left(TEMPERATURES, temperature)]
 
@@ -360,7 +412,8 @@ class Goodput:
         """The running goodput in tokens per millisecond; also sets what a millisecond of others is worth."""
         gain = self._gain_of(temperature)
         if self._valued is None or self._valued[0] is not model or self._valued[1] is not gain:
-            sizes = SIZES[: bisect_right(SIZES, min(self.max_tree_nodes, model.max_nodes))]
+            max_size = min(self.max_tree_nodes, model.max_nodes)
+            sizes = (0, *self._sizes(model, max_size)) if model.edges else SIZES[: bisect_right(SIZES, max_size)]
             expected, whole = self._rates(sizes, model, gain.expected, gain.whole)
             self._running = max(expected)
             self._others = max(whole) / self._running

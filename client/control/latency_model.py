@@ -1,7 +1,7 @@
 """Predicts what a sweep over one route takes, and prices the time of shared hops. Pure; learns as it goes.
 
 links      the time that no hop computes or queues: a regression on the sweep's rows
-compute    the time that all hops compute, messages included: another regression
+compute    the time that all hops compute, messages included: another regression, or a staircase where hops pad rows
 load       how many sweeps share that compute; the prices of shared time follow from it
 
 Design: docs/design/controller.md.
@@ -18,6 +18,7 @@ from statistics import fmean
 
 from client.control.policy import SWEEPS_IN_FLIGHT
 from client.control.regression import OUTLIER_FACTOR, SLOPE_ERROR, Regression
+from client.control.staircase import StaircaseRegression
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
 
@@ -141,7 +142,8 @@ class LatencyModel:
 
     def __init__(self, forecast: RouteForecast | None = None) -> None:
         """Start from a forecast, if there is one."""
-        self.links, self.compute = Regression(), Regression()
+        self.links = Regression()
+        self.compute: Regression | StaircaseRegression = Regression()
         self.sweeps, self.hops, self._rows = 0, 1, 0
         self._waited = self._computed = self._late_ratio = 0.0
         self.is_expected = forecast is not None
@@ -150,6 +152,8 @@ class LatencyModel:
             self.links = Regression(forecast.link_row_ms)
             self.links.a = forecast.links_ms  # delays do not show rates
             self.compute = Regression(row_ms, CLAIM_ERROR, max(plain_ms - row_ms, 0.0))
+            if forecast.steps:
+                self.compute = StaircaseRegression(forecast.steps)
             self.hops, self._waited, self._computed = forecast.hops, forecast.waiting_ms, forecast.compute_ms
         self._shadow_price: float | None = None
         self._bottleneck_share: float | None = (forecast.bottleneck_share or None) if forecast is not None else None
@@ -215,14 +219,31 @@ class LatencyModel:
         return self._shadow_price
 
     @property
+    def edges(self) -> tuple[int, ...]:
+        """Rows up to which a sweep is computed in the same time; empty where every row costs."""
+        return self.compute.edges if isinstance(self.compute, StaircaseRegression) else ()
+
+    @property
+    def _free(self) -> float:
+        """How much of a row's own time is free: all of it within a bucket.
+
+        Those who share a hop fill its buckets together. So their time is priced by the mean row in both cases.
+        """
+        return 1.0 if self.edges else 0.0
+
+    @property
     def per_node_ms(self) -> float:
-        """What one more node costs."""
-        return self.links.b + self.shadow_price * self.compute.b
+        """What one more node costs; on a staircase, until the bucket is full."""
+        return self.links.b + (self.shadow_price - self._free) * self.compute.b
 
     @property
     def marginal_latency_ms(self) -> float:
-        """By how much one more node delays the reply to its sweep."""
-        return self.links.b + self.load * self.compute.b
+        """By how much one more node delays the reply to its sweep; on a staircase, until the bucket is full."""
+        return self.links.b + (self.load - self._free) * self.compute.b
+
+    def later_ms(self, nodes: int) -> float:
+        """By how much so many nodes delay the reply to their sweep, beside one without any."""
+        return self.links.b * nodes + self.load * (self.compute.at(nodes) - self.compute.at(0))
 
     def sweep_ms(self, nodes: int) -> float:
         """What a sweep of a pending token and so many nodes takes."""
@@ -256,12 +277,16 @@ class LatencyModel:
     def node_price_ms(self, others: float = 1.0) -> float:
         """What one more node of a further sweep costs, the service interval not counted."""
         price, share = self.shadow_price, self.bottleneck_share
-        return (price * share + (price - 1) * (others - share)) * self.compute.b
+        return ((price - self._free) * share + (price - 1) * (others - share)) * self.compute.b
 
     def chunk(self, nodes: int) -> int:
         """Nodes of each part, where a tree is cut so that its last part is back soonest."""
-        parts = min(CHUNKS, key=lambda count: self._in_parts(-(-nodes // count), count))
-        return -(-nodes // parts)
+        sizes = [-(-nodes // count) for count in CHUNKS]
+        if self.edges:  # or parts that fill a bucket, together with the pending token
+            full = [edge - 1 for edge in self.edges if 1 < edge <= nodes]
+            return min((*sizes, *full), key=lambda size: self._in_parts(size, -(-nodes // size)))
+        parts = min(CHUNKS, key=lambda count: self._in_parts(sizes[count - 1], count))
+        return sizes[parts - 1]
 
     def _in_parts(self, nodes: int, count: int) -> float:
         """Time until the last of `count` parts is back."""
