@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from node.engine.step_cost import LEARNING_RATE, StepCost
-from swarm.routing.staircase import Steps, padded_ms, rising
+from swarm.routing.staircase import BucketSteps, padded_ms, rising
 
 FADE = 0.95
 """What a bucket's measurements are worth after another measurement, where neighbours contradict each other."""
@@ -32,7 +32,7 @@ class StaircaseCost(StepCost):
         super().__init__(0.0, 0.0, self.buckets[0])
         self._times_ms = [max(measured[rows], 0.0) for rows in self.buckets]
         self._weights = [1.0] * len(self.buckets)
-        self.steps: Steps = ()
+        self.steps: BucketSteps = ()
         self._settle()
 
     def rows_within(self, budget_ms: float) -> int:
