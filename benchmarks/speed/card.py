@@ -6,7 +6,7 @@ The floor is what must be read, at the rate at which this GPU copies. Head, pick
 and whether a tree's path has the bits of the same tokens decoded one by one.
 
     python -m benchmarks card --json card.json           # on a machine with a GPU: eight minutes
-    TRITON_INTERPRET=1 python -m benchmarks card --device cpu --shape tiny --dtype float32    # the same steps
+    TRITON_INTERPRET=1 python -m benchmarks card --device cpu --shape tiny --layers 1 --dtype float32   # the same steps
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from node.model.packed_span import load_packed
 from node.model.span import SpanModel, load_span
 from swarm.ids import TreeNodeId
 from swarm.inference.devices import empty_cache, synchronize
-from swarm.inference.fast_path import use_static
+from swarm.inference.fast_path import BUCKETS, use_static
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.sampling import pick
@@ -49,6 +49,8 @@ BRANCHES: Final = 4
 """Nodes below each parent, level by level."""
 REPLAYS: Final = 12
 """Replays one behind the other, so that the card never waits for the host."""
+FORCED_BUCKETS: Final = (16, 64)
+"""On a CPU, where the interpreter takes a minute for what a card does in milliseconds."""
 MOVED: Final = 16
 """Rows of the commit that is measured, of which the last one moves to the front."""
 
@@ -231,7 +233,9 @@ class CardBench:
         form = replace(WeightFormat.of(weights, self._dtype, self._device), with_kernels=True)
         model = load_packed(self._checkpoint, Span(0, layers), form, self._device)
         began = time.monotonic()
-        use_static(model, max(options.contexts) + 1_024, forced=self._device.type == "cpu")
+        is_forced = self._device.type == "cpu"
+        buckets = FORCED_BUCKETS if is_forced else BUCKETS
+        use_static(model, max(options.contexts) + 1_024, buckets=buckets, forced=is_forced)
         found.ready_s[name] = time.monotonic() - began
         found.paths[name] = f"{model.path} {model.path_reason}".rstrip()
         self._console.print(f"{name}: {found.paths[name]}, {model.numeric_class}", highlight=False)

@@ -134,7 +134,7 @@ class LoadClient:
             AssertionError: it is another.
         """
         jobs = GenerationFactory(
-            self.opener.target, Drafters(FreeDrafter(recorded)), InlineExecutor(), self.nodes, self.goodput
+            self.opener.target, Drafters(FreeDrafter(recorded)), InlineExecutor(), self.nodes, goodput=self.goodput
         )
         sampling = recorded.sampling
         options = Options(

@@ -46,16 +46,17 @@ def make_ready(model: SpanModel, *, graphs: bool = True, streamed: bool = False)
 
 
 def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_counter) -> tuple[tuple[int, float], ...]:
-    """Median milliseconds of a sweep's forward at 1, 8 and 64 tree nodes, head included at the tail.
+    """Median milliseconds of a sweep's forward, head included at the tail: at 1, 8 and 64 rows, or of each bucket.
 
     The sizes take turns, so that a slow moment of the machine does not fall on one of them alone. The results never
     fall with the size, because a larger sweep includes a smaller one.
     """
+    sizes = TREE_NODES if model.static is None else model.static.buckets
     if model.device.type == "cuda":
         warm_up(model)
-    rounds = [[forward_ms(model, nodes, clock) for nodes in TREE_NODES] for _ in range(REPEATS + 1)][1:]
+    rounds = [[forward_ms(model, nodes, clock) for nodes in sizes] for _ in range(REPEATS + 1)][1:]
     medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
-    return tuple((nodes, min(medians[place:])) for place, nodes in enumerate(TREE_NODES))
+    return tuple((nodes, min(medians[place:])) for place, nodes in enumerate(sizes))
 
 
 def warm_up(model: SpanModel) -> None:

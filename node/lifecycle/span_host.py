@@ -130,6 +130,7 @@ class SpanHost:
         resources.loaded.callback(model.close)
         await asyncio.to_thread(make_ready, model, graphs=not order.no_graphs, streamed=order.offload)
         self.sweep_ms = await asyncio.to_thread(measure_sweeps, model)
+        self.bucketed = model.static is not None
         model.forwards = model.rows_in = 0
         self._note_path(model)
         resources.say("speed: " + ", ".join(f"{ms:.1f} ms per sweep of {nodes}" for nodes, ms in self.sweep_ms))
