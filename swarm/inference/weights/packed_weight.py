@@ -255,7 +255,8 @@ class _Scratch(threading.local):
         count = shape[0] * shape[1]
         block = self._blocks.get((dtype, device))
         if block is None or block.numel() < count:
-            block = torch.empty(max(count, BLOCK), dtype=dtype, device=device)
+            with torch.inference_mode(mode=False):  # else it could not be written to outside of that mode
+                block = torch.empty(max(count, BLOCK), dtype=dtype, device=device)
             if count <= BLOCK:
                 self._blocks[dtype, device] = block
         return block[:count].view(shape)

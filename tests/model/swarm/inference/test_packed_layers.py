@@ -70,6 +70,14 @@ def test_no_more_than_a_block_is_restored_for_a_product() -> None:
     assert seen == [BLOCK] * 3
 
 
+def test_what_ran_in_inference_mode_runs_outside_of_it_too() -> None:
+    weight = pack_weight(weights(32, 64), 4, with_kernels=False)
+    swarm.inference.weights.packed_weight._SCRATCH._blocks.clear()
+    with torch.inference_mode():
+        inside = weight.product(weights(2, 64, seed=1))
+    assert torch.equal(weight.product(weights(2, 64, seed=1)), inside)
+
+
 class Layer(nn.Module):
     """Linear layers that read one tensor, two tensors of the same values, and one that changes in between."""
 
