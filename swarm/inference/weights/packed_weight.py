@@ -244,7 +244,7 @@ def _nibbles(codes: torch.Tensor) -> torch.Tensor:
     return low | (high << 4)
 
 
-class _Scratch(threading.local):
+class _BlockScratch(threading.local):
     """Memory that every restored block uses again, by type and device; a thread has its own."""
 
     def __init__(self) -> None:
@@ -262,4 +262,4 @@ class _Scratch(threading.local):
         return block[:count].view(shape)
 
 
-_SCRATCH: Final = _Scratch()
+_SCRATCH: Final = _BlockScratch()
