@@ -139,9 +139,9 @@ def test_a_packed_layer_computes_what_its_rounded_weights_do(bits: int, rows: in
 def test_siblings_may_be_called_in_any_order_and_with_other_tensors() -> None:
     layer, x, other = packed_layer(4), weights(3, 64, seed=4), weights(3, 64, seed=5)
     k, gpt2 = layer.get_submodule("k"), layer.get_submodule("gpt2")
-    want = {(id(part), id(rows)): part(rows.clone()) for part in (k, gpt2) for rows in (x, other)}
     for part, rows in ((gpt2, x), (k, other), (k, x), (gpt2, other), (k, x), (gpt2, x), (k, x)):
-        assert torch.equal(part(rows), want[id(part), id(rows)])
+        assert isinstance(part, PackedLinear)
+        assert (part(rows) - linear(rows, part.weight, part.bias)).abs().max() <= 1e-6
 
 
 def test_a_weight_is_still_there_for_code_that_reads_it() -> None:
