@@ -3,8 +3,8 @@
 In one process on the CPU in float32, a whole model per format, against the same model with float32 weights. Logits are
 teacher-forced over held-out passages: divergence, share of tokens with the same argmax, log-likelihood of the passage.
 Texts are greedy, from the first tokens of every second passage. Acceptance length: tokens per sweep with trees of 16 by
-the demo's draft, which keeps float32. Memory: what the process's own pages grew by, and the weights' bytes by
-arithmetic, as a share of bfloat16's.
+the demo's draft, which keeps float32. Memory: the weights' bytes by arithmetic, as a share of bfloat16's; and what the
+process grew by, where a model is large enough for that to tell.
 
     python -m benchmarks quantised --prompts 4
     python -m benchmarks quantised --also FOLDER        # rows of another model, without a draft
@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
+import psutil
 import torch
 import tyro
 from rich.console import Console
@@ -41,9 +42,12 @@ from swarm.inference.weights.format import BITS, WeightFormat, WeightsName
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
 from swarm.runtime.console import make_console
+from swarm.runtime.library_logging import quiet_libraries
 
 CPU: Final = torch.device("cpu")
 TREE: Final = 16
+LARGE_MIB: Final = 128
+"""Where weights take less in bfloat16, what the process held before hides them."""
 PROMPT_TOKENS: Final = 64
 PASSAGE_TOKENS: Final = 128
 Cases = tuple[list[list[int]], list[list[int]]]
@@ -88,13 +92,14 @@ class ModelOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FormatEffect:
     """What a format changes in a model, against float32.
 
     Attributes:
         model: Its name.
         weights: The format's name.
         of_bf16: The weights' bytes as a share of bfloat16's.
+        bf16_mib: The weights in bfloat16, in MiB.
         memory_mib: What the process grew by, in MiB.
         kl: Mean divergence per token, in nats.
         argmax: Share of tokens with the same argmax.
@@ -109,6 +114,7 @@ class Change:
     model: str
     weights: str
     of_bf16: float
+    bf16_mib: float
     memory_mib: float
     kl: float
     argmax: float
@@ -120,12 +126,11 @@ class Change:
     acceptance: float | None
 
 
-def own_bytes() -> int:
-    """What the process holds of its own: pages of no file."""
+def held_bytes() -> int:
+    """What the process holds of the machine's memory."""
     gc.collect()
     trim_heap()
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("RssAnon:")[2].split()[0]) << 10
+    return int(psutil.Process().memory_info().rss)
 
 
 def load(folder: Path, weights: WeightsName) -> SpanModel:
@@ -157,9 +162,9 @@ def run(
         new_tokens: of each text.
         drafts: whether the demo's draft is one for it.
     """
-    before = own_bytes()
+    before = held_bytes()
     model = load_model()
-    grown = own_bytes() - before
+    grown = held_bytes() - before
     passages, prompts = cases
     plain = [generate(model, NoDrafter(), ids, Sampling(), Size(new_tokens, 0)).tokens for ids in prompts]
     runs = []
@@ -185,7 +190,9 @@ def cases_of(folder: Path, prompts: int) -> Cases:
     return [one[:PASSAGE_TOKENS] for one in ids], [one[:PROMPT_TOKENS] for one in ids[::2]]
 
 
-def change(about: tuple[str, str, int], passages: list[list[int]], plain: ModelOutput, ours: ModelOutput) -> Change:
+def effect_of(
+    about: tuple[str, str, int], passages: list[list[int]], plain: ModelOutput, ours: ModelOutput
+) -> FormatEffect:
     """How a format differs from float32.
 
     Args:
@@ -204,10 +211,11 @@ def change(about: tuple[str, str, int], passages: list[list[int]], plain: ModelO
     pairs = list(zip(plain.texts, ours.texts, strict=True))
     trees = list(zip(ours.tree_texts, ours.texts, strict=bool(ours.tree_texts)))
     name, weights, count = about
-    return Change(
+    return FormatEffect(
         model=name,
         weights=weights,
         of_bf16=ours.weight_bytes / (2 * count),
+        bf16_mib=2 * count / 2**20,
         memory_mib=ours.memory_bytes / 2**20,
         kl=mean(kl),
         argmax=mean(same),
@@ -220,7 +228,7 @@ def change(about: tuple[str, str, int], passages: list[list[int]], plain: ModelO
     )
 
 
-def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> list[Change]:
+def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> list[FormatEffect]:
     """Every format of one model."""
     cases = cases_of(folder, prompts)
     count = sum(dissect(open_checkpoint(folder).config).weights.values())
@@ -228,10 +236,12 @@ def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> li
     outputs: dict[WeightsName, ModelOutput] = {}
     for weights in track(BITS, f"{folder.name}: formats", console=console):
         outputs[weights] = run(lambda: load(folder, weights), cases, new_tokens, drafts=folder == TARGET)  # noqa: B023 - called at once
-    return [change((folder.name, weights, count), cases[0], outputs["auto"], ours) for weights, ours in outputs.items()]
+    return [
+        effect_of((folder.name, weights, count), cases[0], outputs["auto"], ours) for weights, ours in outputs.items()
+    ]
 
 
-def make_sheet(changes: Sequence[Change], options: Options) -> Sheet:
+def make_sheet(changes: Sequence[FormatEffect], options: Options) -> Sheet:
     """The table."""
     sheet = Sheet(
         "quantised",
@@ -247,7 +257,7 @@ def make_sheet(changes: Sequence[Change], options: Options) -> Sheet:
             (
                 f"{one.model}, {'float32' if one.weights == 'auto' else one.weights}",
                 f"{one.of_bf16:.3f}",
-                f"{one.memory_mib:.1f}",
+                f"{one.memory_mib:.1f}" if one.bf16_mib >= LARGE_MIB else "–",
                 f"{one.kl:.1e}",
                 f"{one.argmax:.2%}",
                 f"{one.nll:+.4f}",
@@ -265,6 +275,7 @@ def main() -> None:
     """Entry point."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
+    quiet_libraries()
     console = make_console()
     changes = measure(TARGET, options.prompts, options.new_tokens, console)
     if options.also is not None:

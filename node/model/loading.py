@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -72,6 +73,8 @@ def load(
         torch.set_num_threads(config.threads)
     device, dtype = compute_of(checkpoint, config)
     form = WeightFormat.of(config.weights, dtype, device)
+    if config.offload:
+        form = replace(form, with_kernels=False)  # streamed layers run the plain path, and their class says so
     layout = dissect(checkpoint.config)
     span = Span.parse(config.layers).within(layout.num_layers)
     held = held or {}

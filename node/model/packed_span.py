@@ -85,6 +85,7 @@ def read_packed_ends(
     model = model.to(device)
     there = [name for name in layout.modules(span) if name not in left_out]
     _pack_ends(model, layout, form, there)
+    _let_go_of_files(model)
     return cast("PreTrainedModel", model)
 
 
@@ -117,7 +118,15 @@ def read_packed_layer(
     layer: nn.Module = alone.get_submodule(f"{layout.layers}.{index}")
     if form.product_bits:  # a new RaggedModel runs one row
         pack_layer(layer, lambda: RaggedModel(alone, span), form.product_bits, with_kernels=form.with_kernels)
+        _let_go_of_files(layer)
     return layer
+
+
+def _let_go_of_files(module: nn.Module) -> None:
+    """Copy what was not packed: a norm that lies in a mapped file would keep all of the file in memory."""
+    for weight in module.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.clone()
 
 
 def pack_loaded(model: SpanModel, layout: ModelLayout, form: WeightFormat) -> None:

@@ -137,10 +137,12 @@ def pack_layer(layer: nn.Module, run: Callable[[], object], bits: int, *, with_k
         with_kernels: whether the device runs the Triton kernels.
     """
     linears = {name: part for name, part in layer.named_modules() if _is_linear(part)}
-    fitting = {name: part for name, part in linears.items() if _fits(part, bits, with_kernels=with_kernels)}
-    for names in _siblings(fitting, run):
-        own = [fitting[name] for name in names]
-        for name, packed in zip(names, _pack_linear(own, bits, with_kernels=with_kernels), strict=True):
+    packed_bits = {name: _bits_of(part, bits, with_kernels=with_kernels) for name, part in linears.items()}
+    for names in _siblings({name: part for name, part in linears.items() if packed_bits[name]}, run, packed_bits):
+        own = [linears[name] for name in names]
+        for name, packed in zip(
+            names, _pack_linear(own, packed_bits[names[0]], with_kernels=with_kernels), strict=True
+        ):
             layer.set_submodule(name, packed)
     for module in list(layer.modules()):
         if is_experts(module):
@@ -166,12 +168,13 @@ def pack_head(
         with_kernels: whether the device runs the Triton kernels.
         tied: the embedding with which the head shares its matrix.
     """
-    if not isinstance(head, nn.Linear) or not bits or not _fits(head, bits, with_kernels=with_kernels):
+    own_bits = _bits_of(head, bits, with_kernels=with_kernels) if isinstance(head, nn.Linear) and bits else 0
+    if not isinstance(head, nn.Linear) or not own_bits:
         return None
     if tied is not None:
         bias = None if head.bias is None else head.bias.data
         return PackedLinear(SharedProduct(tied.packed, bias, [head.out_features]))
-    return _pack_linear([head], bits, with_kernels=with_kernels)[0]
+    return _pack_linear([head], own_bits, with_kernels=with_kernels)[0]
 
 
 def matrices_in(module: nn.Module) -> tuple[Matrix, ...]:
@@ -182,7 +185,7 @@ def matrices_in(module: nn.Module) -> tuple[Matrix, ...]:
             found += expert_matrices(part)
         elif _is_linear(part):
             rows, columns = _matrix(part).shape
-            found.append((rows, columns))
+            found += [(rows, columns)] if rows >= MIN_ROWS else []
         elif isinstance(part, nn.Embedding):
             found.append((part.num_embeddings, part.embedding_dim))
     return tuple(found)
@@ -199,7 +202,7 @@ def _pack_linear(own: Sequence[nn.Module], bits: int, *, with_kernels: bool) -> 
     return [PackedLinear(shared, place) for place in range(len(own))]
 
 
-def _siblings(linears: Mapping[str, nn.Module], run: Callable[[], object]) -> list[list[str]]:
+def _siblings(linears: Mapping[str, nn.Module], run: Callable[[], object], bits: Mapping[str, int]) -> list[list[str]]:
     """Names of linear layers, as one product can serve them: those of one list read the same tensor, and only that."""
     seen: list[tuple[torch.Tensor, torch.Tensor, list[str]]] = []  # what was read, its values then, by whom
 
@@ -223,27 +226,30 @@ def _siblings(linears: Mapping[str, nn.Module], run: Callable[[], object]) -> li
     calls = Counter(name for _, _, names in seen for name in names)
     lists = []
     for _, _, names in seen:
-        for has_bias in (False, True):
-            alike = [name for name in names if calls[name] == 1 and (linears[name].bias is not None) is has_bias]
-            lists += [alike] if len(alike) > 1 else []
+        once = [name for name in names if calls[name] == 1]
+        kinds = {name: (linears[name].bias is not None, bits[name]) for name in once}
+        alike = ([name for name in once if kinds[name] == kind] for kind in dict.fromkeys(kinds.values()))
+        lists += [one for one in alike if len(one) > 1]
     joined = {name for names in lists for name in names}
     return [*lists, *([name] for name in linears if name not in joined)]
 
 
-def _fits(module: nn.Module, bits: int, *, with_kernels: bool) -> bool:
-    """Whether a linear layer can be held in so many bits; in those of its own type only for kernels."""
+def _bits_of(module: nn.Module, bits: int, *, with_kernels: bool) -> int:
+    """In how many bits a linear layer is held; those of its own type where others do not fit and kernels take it.
+
+    So every product of a layer is a kernel's, where the numeric class says that kernels made it. 0: it stays.
+    """
     rows, columns = _matrix(module).shape
     dtype = _matrix(module).dtype
-    if bits == dtype.itemsize * 8 and (bits == 32 or dtype is torch.bfloat16):
-        return with_kernels and kernels_take(rows, columns, bits, dtype)
-    return is_packed(columns, bits)
+    own = dtype.itemsize * 8
+    if bits != own and rows >= MIN_ROWS and is_packed(columns, bits):
+        return bits
+    return own if with_kernels and kernels_take(rows, columns, own, dtype) else 0
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, with many outputs, and nothing else: subclasses may do more."""
-    if type(module) is nn.Linear:
-        return module.out_features >= MIN_ROWS
-    return isinstance(module, Conv1D)
+    """Whether a module is a linear layer and nothing else: subclasses may do more."""
+    return type(module) is nn.Linear or isinstance(module, Conv1D)
 
 
 def _matrix(module: nn.Module) -> torch.Tensor:

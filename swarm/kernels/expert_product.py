@@ -1,9 +1,9 @@
 """The product of a mixture of experts: each row with the experts that were chosen for it, weights whole, int8 or int4.
 
-The launch depends on the number of rows alone, so a CUDA graph can hold it: nothing is asked of the card. A first kernel
-lists the pairs (row, expert) by expert; the second has programs for every expert, of which those that nobody chose end
-at once. An expert's weights are read once per tile of its rows. A pair's bits depend on its row and its expert alone:
-K is summed in one range, in the steps of `swarm.kernels.product_cuts`.
+The launch depends on the number of rows alone, so a CUDA graph can hold it: nothing is asked of the card. A first
+kernel lists the pairs (row, expert) by expert. The second has programs for every expert; those of an expert that nobody
+chose end at once. An expert's weights are read once per tile of its rows. A pair's bits depend on its row and its
+expert alone: K is summed in one range, in the steps of `swarm.kernels.product_cuts`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _list_pairs(experts: tl.tensor, order: tl.tensor, bounds: tl.tensor, pairs: 
     tl.store(bounds + 2 * mine + 1, below + own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def _product(  # noqa: PLR0913 - a kernel's
     x: tl.tensor,
     w: tl.tensor,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 from swarm.kernels.arithmetic import rounded
 from swarm.kernels.packed_words import arrange, disarrange, takes
@@ -39,7 +40,7 @@ MOST_ROWS = 256
 """Rows of one launch; more rows are several launches. It bounds the scratch, and changes no bit."""
 
 
-@triton.jit(do_not_specialize=["rows", "padded_rows"])
+@triton.jit(do_not_specialize=["rows", "padded_rows", "steps"])
 def _product(  # noqa: PLR0913 - a kernel's
     x: tl.tensor,
     w: tl.tensor,
@@ -130,13 +131,15 @@ def prepare(device: torch.device) -> None:
     Raises:
         RuntimeError: a graph is being captured, whose memory others may be given after it.
     """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     if device in _SCRATCH:
         return
     card = CardClass.LARGE
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("packed_product.prepare must run before a graph is captured")
-        card = CardClass.of(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+        card = CardClass.of(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
     columns = most_partial_columns()
     tickets = columns // min(64, *TILE_ROWS) * (MOST_ROWS // TILE_ROWS[0])
     _SCRATCH[device] = _Scratch(

@@ -1,8 +1,8 @@
 """The card's form of quantised weights: 16-bit words, each with one code of every plane, and its inverse.
 
-A **plane** is one of the 16 / bits places of a word. The codes of one word belong to *neighbouring groups* along K: word
-`i` of step `s` holds code `i` of the groups `s · planes`, `s · planes + 1`, … A word's parts are then whole columns of
-one group's tile: unpacking needs no shuffle between threads, and each tile has one scale per output.
+A **plane** is one of the 16 / bits places of a word. The codes of one word belong to *neighbouring groups* along K:
+word `i` of step `s` holds code `i` of the groups `s · planes`, `s · planes + 1`, … So each plane of a tile of words is
+a tile of one group: unpacking needs no shuffle between threads, and an output has one scale per plane.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ WHOLE_BITS = {16: (torch.bfloat16, torch.float16), 32: (torch.float32,)}
 """Bits of weights that are used as they are, with the dtypes that they may have: the same as their input's."""
 INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 GROUP_SIZES = (16, 32, 64, 128)
-"""A group is one product of the matrix unit: a power of two and at least 16. Tiles of more would not fit small cards."""
+"""A group is one product of the matrix unit: a power of two and at least 16. Tiles of more do not fit small cards."""
 
 
 def takes(n: int, k: int, bits: int, group: int, dtype: torch.dtype) -> bool:
-    """Whether the product kernels multiply inputs of this dtype with such a weight [n, k]; `group` is 0 where it has none.
+    """Whether the product kernels multiply inputs of this dtype with such a weight [n, k].
 
-    Not taken: other bits than 4, 8, 16 and 32; whole weights of another dtype than the input; groups that are no power
-    of two between 16 and 128; and a K that ends inside a group.
+    `group` is 0 where the weight has none. Not taken: other bits than 4, 8, 16 and 32; whole weights of another dtype
+    than the input; groups that are no power of two between 16 and 128; and a K that ends inside a group.
     """
     if n < 1 or k < 1:
         return False
@@ -69,7 +69,8 @@ def disarrange(words: torch.Tensor, bits: int, group: int, k: int) -> torch.Tens
     shifts = torch.arange(planes_of(bits), device=words.device, dtype=torch.int16).mul_(bits)[:, None]
     fields = (parts >> shifts) & (2**bits - 1)
     codes = fields - 8 if bits == 4 else fields.to(torch.int8)
-    return codes.to(torch.int8).reshape(*lead, n, -1)[..., :k].contiguous()
+    whole: torch.Tensor = codes.to(torch.int8).reshape(*lead, n, -1)
+    return whole[..., :k].contiguous()
 
 
 def _unsigned(codes: torch.Tensor, bits: int) -> torch.Tensor:

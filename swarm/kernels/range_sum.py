@@ -14,7 +14,7 @@ from swarm.kernels.arithmetic import multiply_add
 
 
 @triton.jit
-def four_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexpr):  # noqa: ANN201 - a tuple of tensors
+def four_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexpr) -> tl.tuple:
     """The 4 codes of each word, −8 … 7, exactly.
 
     In assembly two words at a time: 0x4300 | q is the bfloat16 128 + q, from which one fma takes 136.
@@ -40,7 +40,7 @@ def four_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexp
 
 
 @triton.jit
-def eight_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexpr):  # noqa: ANN201 - a tuple of tensors
+def eight_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexpr) -> tl.tuple:
     """The 2 codes of each word, −128 … 127, exactly.
 
     In assembly two words at a time: 0x4300 | the low 7 bits is 128 + q; the sign bit turns −128 into −256.
@@ -179,11 +179,11 @@ def packed_sum(  # noqa: PLR0913 - a kernel's
                 y3 = multiply_add(w3, read_rows(x_at, done + 3 * group, size, here, even), y3, interpreted)
             y0 = multiply_add(w0, x0, y0, interpreted)
             y1 = multiply_add(w1, x1, y1, interpreted)
-        acc += y0 * s0.to(tl.float32)[:, None]
-        acc += y1 * s1.to(tl.float32)[:, None]
+        acc = tl.fma(y0, s0.to(tl.float32)[:, None], acc)
+        acc = tl.fma(y1, s1.to(tl.float32)[:, None], acc)
         s0, s1 = t0, t1
         if bits == 4:
-            acc += y2 * s2.to(tl.float32)[:, None]
-            acc += y3 * s3.to(tl.float32)[:, None]
+            acc = tl.fma(y2, s2.to(tl.float32)[:, None], acc)
+            acc = tl.fma(y3, s3.to(tl.float32)[:, None], acc)
             s2, s3 = t2, t3
     return acc

@@ -130,9 +130,13 @@ def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool) -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     own: Any = module
-    found = {name: own.get_parameter(name) for name, shape in _shapes(module) if is_packed(shape[2], bits)}
-    if len(found) < len(_shapes(module)):
-        return  # one whose columns do not split into groups: all stay as they are
+    found = {name: own.get_parameter(name) for name, _ in _shapes(module)}
+    if not found:
+        return
+    if not all(is_packed(shape[2], bits) for _, shape in _shapes(module)):
+        if not with_kernels:
+            return  # one whose columns do not split into groups: all stay as they are
+        bits = next(iter(found.values())).itemsize * 8
     for name, weight in found.items():
         plain = weight.data.transpose(1, 2) if own.is_transposed else weight.data
         delattr(module, name)

@@ -46,8 +46,8 @@ class WeightFormat:
     def of(cls, name: WeightsName, dtype: torch.dtype, device: torch.device) -> Self:
         """The format of a name on the command line."""
         bits = BITS[name]
-        kernels = kernel_support(device).kernels
-        return cls(dtype, 0 if bits == 16 and dtype is torch.bfloat16 else bits, device.type == "cpu", kernels)
+        bits = 0 if bits == dtype.itemsize * 8 else bits  # a weight of float16 takes no more
+        return cls(dtype, bits, device.type == "cpu", kernel_support(device).kernels)
 
     @property
     def product_bits(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import nn
@@ -76,11 +78,18 @@ class Layer(nn.Module):
         torch.manual_seed(0)
         self.q, self.k, self.v = nn.Linear(64, 64), nn.Linear(64, 32), nn.Linear(64, 32, bias=False)
         self.copied, self.late, self.router = nn.Linear(64, 32), nn.Linear(64, 32), nn.Linear(64, 4)
-        self.twice, self.gpt2, self.odd = nn.Linear(64, 64), Conv1D(48, 64), nn.Linear(40, 64)
+        self.twice, self.gpt2, self.odd = nn.Linear(64, 64), cast("Any", Conv1D)(48, 64), nn.Linear(40, 64)
         self.never = nn.Linear(64, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        outputs = [self.v(x), self.q(x), self.k(x), self.copied(x.clone()), self.router(x), self.gpt2(x)]
+        outputs: list[torch.Tensor] = [
+            self.v(x),
+            self.q(x),
+            self.k(x),
+            self.copied(x.clone()),
+            self.router(x),
+            self.gpt2(x),
+        ]
         outputs += [self.twice(x), self.twice(x + 1), self.odd(x[..., :40])]
         y = x.clone()
         outputs.append(self.never(y) if len(x) > 9 else y)
@@ -130,7 +139,7 @@ def test_siblings_may_be_called_in_any_order_and_with_other_tensors() -> None:
 def test_a_weight_is_still_there_for_code_that_reads_it() -> None:
     layer, plain = packed_layer(8), Layer()
     for name in ("k", "gpt2"):
-        own = plain.get_submodule(name)
+        own: Any = plain.get_submodule(name)
         matrix = own.weight.data.t() if name == "gpt2" else own.weight.data
         packed = layer.get_submodule(name)
         assert isinstance(packed, PackedLinear)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,7 +16,6 @@ finally:
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable is set for these tests alone: other tests ask what this machine can run."""
     monkeypatch.setenv(INTERPRETER, "1")
-    yield
