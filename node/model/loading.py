@@ -73,7 +73,7 @@ def load(
         torch.set_num_threads(config.threads)
     device, dtype = compute_of(checkpoint, config)
     form = WeightFormat.of(config.weights, dtype, device)
-    if config.offload:
+    if config.offload or config.no_graphs:
         form = replace(form, with_kernels=False)  # streamed layers run the plain path, and their class says so
     layout = dissect(checkpoint.config)
     span = Span.parse(config.layers).within(layout.num_layers)

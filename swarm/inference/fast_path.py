@@ -40,8 +40,6 @@ MAX_TOKENS = 131_072
 """Tokens of a session that a full bucket has room for at most; longer ones run in smaller pieces."""
 GRAPHS, KERNELS = "graphs + kernels", "kernels"
 COMPILER = INDUCTOR
-
-
 LINEAR = {"Linear", "Conv1D"}
 """Classes of layers that are exchanged."""
 OwnLayer = tuple[nn.Module, str, nn.Module]
@@ -79,12 +77,12 @@ def use_static(
     support = kernel_support(model.device, interpreted=forced)
     from swarm.inference.static_proof import plain_trial
 
-    own: list[OwnLayer] = []
+    own = _linear_layers(model)
     try:
         trial = plain_trial(model)
         for part in (model.model, *model.layers):
             use_plain_rotary(part)
-        own += use_row_invariant_products(model)
+        use_row_invariant_products(model)
         model.use_plain("")
     except Exception as failure:  # noqa: BLE001 - whatever it is, the plain path stays
         _give_up(model, first_line(failure), own)
@@ -106,33 +104,34 @@ def use_static(
     model.path_reason = "; ".join(reasons if support.compiled else [support.reason, *reasons])
 
 
-def use_row_invariant_products(model: RaggedModel) -> list[OwnLayer]:
+def use_row_invariant_products(model: RaggedModel) -> None:
     """Exchange linear layers of 16 or 32 bits, and experts, for ones that add up in fixed ranges.
 
     A library chooses its kernel, and so the order of a sum, by the number of rows. Layers that were packed when they
     were loaded stay as they are.
-
-    Returns:
-        the linear layers as they were.
     """
     from swarm.inference.packed_layers import pack_head, pack_layer
 
-    bits, root = 8 * model.dtype.itemsize, cast("nn.Module", model.model)
-    own = [
-        (part, name, module)
-        for part in model.layers
-        for name, module in part.named_modules()
-        if type(module).__name__ in LINEAR
-    ]
+    bits = 8 * model.dtype.itemsize
     for index, layer in zip(range(model.span.start, model.span.end), model.layers, strict=True):
         pack_layer(layer, partial(_run_alone, model, Span(index, index + 1)), bits, with_kernels=True)
-    head: Any = cast("Any", root).get_output_embeddings() if model.span.end == model.num_layers else None
-    packed = None if head is None else pack_head(head, bits, with_kernels=True)
-    if packed is not None:
-        name = next(name for name, module in root.named_modules() if module is head)
-        own.append((root, name, head))
-        root.set_submodule(name, packed)
-    return own
+    for root, name, head in _head(model):
+        packed = pack_head(head, bits, with_kernels=True)
+        if packed is not None:
+            root.set_submodule(name, packed)
+
+
+def _linear_layers(model: RaggedModel) -> list[OwnLayer]:
+    """Those of the model's class, to put back where a path fails."""
+    parts = ((layer, name, part) for layer in model.layers for name, part in layer.named_modules())
+    return [*(place for place in parts if type(place[2]).__name__ in LINEAR), *_head(model)]
+
+
+def _head(model: RaggedModel) -> list[OwnLayer]:
+    """The output matrix, if the span has one."""
+    root = cast("nn.Module", model.model)
+    head = cast("Any", root).get_output_embeddings() if model.span.end == model.num_layers else None
+    return [(root, name, part) for name, part in root.named_modules() if part is head]
 
 
 @torch.inference_mode()
