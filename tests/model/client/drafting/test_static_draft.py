@@ -15,6 +15,7 @@ from client.drafting.search.ranking import Ranker
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.graphs.fixed_memory import StaticLimits
+from swarm.inference.picks.device_picks import noise_rows
 from swarm.kernels.support import INTERPRETER
 from swarm.protocol.messages import Sampling
 from tests.model.tiny_models import FEW, tiny_model, whole_model
@@ -76,9 +77,8 @@ def test_candidates_are_ranked_alike_where_noise_is_made_on_the_device(
 
     def counted(*given: object) -> torch.Tensor:
         asked.append(given)
-        return ranking_noise(*given)  # type: ignore[arg-type]
+        return noise_rows(*given)  # type: ignore[arg-type]
 
-    ranking_noise = ranking.noise_rows
     monkeypatch.setattr(ranking, "noise_rows", counted)
     monkeypatch.setattr(ranking, "picks_on", lambda _: True)
     monkeypatch.setattr("swarm.inference.sampling.picks_on", lambda _: True)
