@@ -33,11 +33,12 @@ VOCAB, WINDOW = 128, 96
 WARM = Sampling(seed=5, temperature=1.0)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INTERPRETER, "1")
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_static_draft_grows_the_plain_drafts_trees() -> None:
     """Tree after tree, with KV that is kept; rounds are one bucket of 16 rows."""
     small = tiny_model("llama", changes=FEW | {"num_hidden_layers": 1})
