@@ -6,14 +6,10 @@ weights, their gradients, softmax and loss stay float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from client.train.head import Schedule
 
 
 def precision(device: torch.device) -> AbstractContextManager[object]:
@@ -28,15 +24,18 @@ def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def batches(schedule: Schedule, lines: torch.Tensor, first: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """The lines of the steps `[first, schedule.steps)`, on the device: int64 [lines, tokens].
+def batches(lines_of: Callable[[int], torch.Tensor], steps: range, device: torch.device) -> Iterator[torch.Tensor]:
+    """The lines of some steps, on the device: int64 [lines, tokens]. To a card the next ones travel meanwhile.
 
-    To a card the next ones travel while a step is computed.
+    Args:
+        lines_of: the lines of a step.
+        steps: in order.
+        device: where they are wanted.
     """
     ahead: torch.Tensor | None = None
-    for step in range(first, schedule.steps):
-        batch = _sent(schedule.batch(step, lines), device) if ahead is None else ahead
-        ahead = _sent(schedule.batch(step + 1, lines), device) if step + 1 < schedule.steps else None
+    for step in steps:
+        batch = _sent(lines_of(step), device) if ahead is None else ahead
+        ahead = _sent(lines_of(step + 1), device) if step + 1 in steps else None
         yield batch
 
 

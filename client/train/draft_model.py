@@ -52,7 +52,9 @@ class DraftTraining:
         optimizer = torch.optim.AdamW(draft.parameters(), lr=self.schedule.rate, weight_decay=0.01, betas=(0.9, 0.98))
         first = load_checkpoint(self.checkpoint, self.schedule, draft, optimizer)
         lines, device = self.lines[:-HELD_OUT_LINES], self.target.device
-        for step, tokens in enumerate(batches(self.schedule, lines, first, device), first):
+        steps = range(first, self.schedule.steps)
+        sent = batches(lambda step: self.schedule.batch(step, lines), steps, device)
+        for step, tokens in zip(steps, sent, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = self.schedule.rate_at(step)
             with precision(device):

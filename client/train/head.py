@@ -136,7 +136,9 @@ class HeadTraining:
         lines = self.lines[:-HELD_OUT_LINES]
         with self._capturing_rows():
             first = load_checkpoint(self.checkpoint, self.schedule, head, optimizer)
-            for step, tokens in enumerate(batches(self.schedule, lines, first, self.target.device), first):
+            steps = range(first, self.schedule.steps)
+            sent = batches(lambda step: self.schedule.batch(step, lines), steps, self.target.device)
+            for step, tokens in zip(steps, sent, strict=True):
                 for group in optimizer.param_groups:
                     group["lr"] = self.schedule.rate_at(step)
                 with precision(self.target.device):

@@ -15,6 +15,7 @@ from client.drafting.search.ranking import Ranker
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.graphs.fixed_memory import StaticLimits
+from swarm.inference.picks.device_picks import noise_rows
 from swarm.kernels.support import INTERPRETER
 from swarm.protocol.messages import Sampling
 from tests.model.tiny_models import FEW, tiny_model, whole_model
@@ -32,11 +33,12 @@ VOCAB, WINDOW = 128, 96
 WARM = Sampling(seed=5, temperature=1.0)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INTERPRETER, "1")
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_static_draft_grows_the_plain_drafts_trees() -> None:
     """Tree after tree, with KV that is kept; rounds are one bucket of 16 rows."""
     small = tiny_model("llama", changes=FEW | {"num_hidden_layers": 1})
@@ -76,9 +78,8 @@ def test_candidates_are_ranked_alike_where_noise_is_made_on_the_device(
 
     def counted(*given: object) -> torch.Tensor:
         asked.append(given)
-        return ranking_noise(*given)  # type: ignore[arg-type]
+        return noise_rows(*given)  # type: ignore[arg-type]
 
-    ranking_noise = ranking.noise_rows
     monkeypatch.setattr(ranking, "noise_rows", counted)
     monkeypatch.setattr(ranking, "picks_on", lambda _: True)
     monkeypatch.setattr("swarm.inference.sampling.picks_on", lambda _: True)

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def test_batches_are_the_schedules_from_any_step_on() -> None:
     schedule, lines = Schedule(12, 4, 1e-2, seed=1), torch.arange(40, dtype=torch.int32)[:, None]
     for first in (0, 5, 11, 12):
-        found = list(batches(schedule, lines, first, CPU))
+        found = list(batches(lambda step: schedule.batch(step, lines), range(first, 12), CPU))
         wanted = [schedule.batch(step, lines) for step in range(first, 12)]
         assert len(found) == len(wanted)
         assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
@@ -38,6 +38,7 @@ def test_mixed_precision_learns_what_float32_does(tmp_path: Path, monkeypatch: p
     """The CPU's bfloat16 stands for a card's: the same steps end at nearly the same loss, with weights in float32."""
     target, model = load_target(TARGET), load_for_training(TARGET, "cpu")
     lines = torch.randint(3, 4000, (28, 16), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
+    weight = next(model.get_input_embeddings().parameters()).detach()
     losses: dict[bool, list[float]] = {False: [], True: []}
     for mixed, said in losses.items():
         monkeypatch.setattr(client.train.head, "precision", mixed_precision if mixed else precision)
@@ -45,7 +46,7 @@ def test_mixed_precision_learns_what_float32_does(tmp_path: Path, monkeypatch: p
         config = HeadConfig("dgf", target.hidden_size, target.vocab_size, 1, target.tokenizer_digest, {})
         head = make_head(config)
         for name in ("embedding", "output"):
-            setattr(head, name, model.get_input_embeddings().weight.detach().clone())  # type: ignore[union-attr]
+            setattr(head, name, weight.clone())
         training = HeadTraining(head, model, lines, Schedule(6, 4, 3e-3, 1), tmp_path / f"{mixed}.pt")
         training.run(lambda _, loss, said=said: said.append(loss))  # type: ignore[misc]
         assert all(weight.dtype == torch.float32 for weight in head.parameters())

@@ -16,10 +16,10 @@ from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.kv_cache import KvCache
-from swarm.inference.picks.device_picks import PickRequest
+from swarm.inference.picks.device_picks import PickRequest, device_picks
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.row_codec import decode_rows, encode_rows
-from swarm.inference.sampling import NoiseSource, device_picks
+from swarm.inference.sampling import NoiseSource
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Codec, Rows, Sampling, Sweep, SweepFrame, Want
@@ -175,7 +175,7 @@ def test_where_a_shared_forward_fails_each_is_tried_alone(model: SpanModel, monk
     expected, runs = [[hop.next() for hop in some] for some in (alone, together)]
     for run in expected:
         run_batch(run, 4)
-    run_layers: Callable[..., torch.Tensor] = RaggedModel._run
+    run_layers: Callable[..., torch.Tensor] = RaggedModel.run_layers
 
     def short_of_memory(self: RaggedModel, step: object, sub: Span, entering: torch.Tensor, at: torch.Tensor) -> object:
         kv_caches = [part.kv_cache for part in step.parts]  # type: ignore[attr-defined]
@@ -183,7 +183,7 @@ def test_where_a_shared_forward_fails_each_is_tried_alone(model: SpanModel, monk
             raise RuntimeError("no memory")
         return run_layers(self, step, sub, entering, at)
 
-    monkeypatch.setattr(RaggedModel, "_run", short_of_memory)
+    monkeypatch.setattr(RaggedModel, "run_layers", short_of_memory)
     failed = run_batch(runs[0], 4, runs[1:])
     assert {run: str(error) for run, error in failed.items()} == {runs[2]: "no memory"}
     assert same(runs[0], expected[0])
