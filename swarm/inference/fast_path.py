@@ -129,7 +129,7 @@ def _linear_layers(model: RaggedModel) -> list[OwnLayer]:
 
 def _head(model: RaggedModel) -> list[OwnLayer]:
     """The output matrix, if the span has one."""
-    root = cast("nn.Module", model.model)
+    root: nn.Module = cast("Any", model.model)
     head = cast("Any", root).get_output_embeddings() if model.span.end == model.num_layers else None
     return [(root, name, part) for name, part in root.named_modules() if part is head]
 

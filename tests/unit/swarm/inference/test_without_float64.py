@@ -14,10 +14,13 @@ from client.drafting.search.source import Search
 from client.drafting.search.tree import TokenTree
 from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.span import SpanModel
+from swarm.errors import ConfigError
 from swarm.ids import TreeNodeId
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.path_rules import PathRules
+from swarm.inference.picks.device_picks import picks_on
+from swarm.inference.sampling import pick_together
 from swarm.layers import Span
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Codec, Sampling, Want
@@ -47,7 +50,13 @@ def picked(logits: torch.Tensor, sampling: Sampling) -> tuple[object, object]:
         cast("SweepWork", work),
         Picking(sampling, rules, cast("SessionState", state)),
     )
-    run.pick(logits, range(3))
+    logits = logits if picks_on(logits.device) else logits.cpu()
+    asked = run.prepare(logits, 0, range(3))
+    tokens = asked.drawn
+    if asked.request is not None:
+        (tokens,) = pick_together(logits, [asked.request], VOCABULARY, gumbel_row)
+    assert not isinstance(tokens, ConfigError)
+    run.take_picks(asked, tokens)
     return run.picks, run.log_probs
 
 
