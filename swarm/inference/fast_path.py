@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -129,8 +129,8 @@ def _linear_layers(model: RaggedModel) -> list[OwnLayer]:
 
 def _head(model: RaggedModel) -> list[OwnLayer]:
     """The output matrix, if the span has one."""
-    root: nn.Module = cast("Any", model.model)
-    head = cast("Any", root).get_output_embeddings() if model.span.end == model.num_layers else None
+    root: Any = model.model
+    head = root.get_output_embeddings() if model.span.end == model.num_layers else None
     return [(root, name, part) for name, part in root.named_modules() if part is head]
 
 

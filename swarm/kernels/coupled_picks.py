@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-Words = Any
+DeviceWords = Any
 """Several tensors."""
 
 BLOCK = 1024
@@ -40,7 +40,7 @@ _SLACK_FLUSHED = tl.constexpr(2.0**-125)
 
 
 @triton.jit
-def _philox(position: tl.tensor, block: tl.tensor, key0: tl.tensor, key1: tl.tensor) -> Words:
+def _philox(position: tl.tensor, block: tl.tensor, key0: tl.tensor, key1: tl.tensor) -> DeviceWords:
     """Philox4x32-10 of the counters (position, block, 0, 0), uint32."""
     word0, word1 = position, block
     word2, word3 = tl.zeros_like(block), tl.zeros_like(block)
@@ -56,7 +56,7 @@ def _philox(position: tl.tensor, block: tl.tensor, key0: tl.tensor, key1: tl.ten
 
 
 @triton.jit
-def _words(seed: tl.tensor, position: tl.tensor, start: tl.tensor, tokens: tl.constexpr) -> Words:
+def _words(seed: tl.tensor, position: tl.tensor, start: tl.tensor, tokens: tl.constexpr) -> DeviceWords:
     """The law's (lo, hi) of the ids [start, start + tokens), start even."""
     block = (start // 2 + tl.arange(0, tokens // 2)).to(tl.uint32)
     key = seed.to(tl.uint64)
@@ -66,7 +66,7 @@ def _words(seed: tl.tensor, position: tl.tensor, start: tl.tensor, tokens: tl.co
 
 
 @triton.jit
-def _rough_gumbel(lo: tl.tensor, hi: tl.tensor) -> Words:
+def _rough_gumbel(lo: tl.tensor, hi: tl.tensor) -> DeviceWords:
     """The law's g in float32, and a bound on its error.
 
     Both −log1p(−u) below ½ and −log(1 − u) above it are sums of one sign, so their relative errors stay small.
@@ -97,7 +97,7 @@ def _exact_gumbel(lo: tl.tensor, hi: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _request(requests: tl.tensor, row: tl.tensor) -> Words:
+def _request(requests: tl.tensor, row: tl.tensor) -> DeviceWords:
     """A row's seed, position and temperature, which is 0 for no noise."""
     seed, position = tl.load(requests + row * 3), tl.load(requests + row * 3 + 1)
     return seed, position, tl.load(requests + row * 3 + 2).to(tl.float64, bitcast=True)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Numbers = Sequence[int] | NDArray[np.int64]
+HostNumbers = Sequence[int] | NDArray[np.int64]
 
 
-def to_device(numbers: Numbers, device: torch.device) -> torch.Tensor:
+def to_device(numbers: HostNumbers, device: torch.device) -> torch.Tensor:
     """Integers as an int64 tensor on a device.
 
     A plain `torch.tensor(…, device=…)` waits until the card has done all that was asked of it before. Pinned memory is

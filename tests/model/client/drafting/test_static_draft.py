@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -16,29 +14,14 @@ from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.graphs.fixed_memory import StaticLimits
 from swarm.inference.picks.device_picks import noise_rows
-from swarm.kernels.support import INTERPRETER
+from swarm.inference.static_forward import StaticForward
 from swarm.protocol.messages import Sampling
 from tests.model.tiny_models import FEW, tiny_model, whole_model
-
-os.environ[INTERPRETER] = "1"  # Triton reads it when it is imported, and at every launch
-try:
-    import swarm.kernels.coupled_picks
-    import swarm.kernels.packed_product
-    import swarm.kernels.tree_attention  # noqa: F401
-    from swarm.inference.static_forward import StaticForward
-finally:
-    del os.environ[INTERPRETER]
 
 VOCAB, WINDOW = 128, 96
 WARM = Sampling(seed=5, temperature=1.0)
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(INTERPRETER, "1")
-
-
-@pytest.mark.usefixtures("interpreted")
 def test_a_static_draft_grows_the_plain_drafts_trees() -> None:
     """Tree after tree, with KV that is kept; rounds are one bucket of 16 rows."""
     small = tiny_model("llama", changes=FEW | {"num_hidden_layers": 1})

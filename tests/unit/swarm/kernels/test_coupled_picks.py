@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
+import swarm.kernels.coupled_picks as kernels
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.picks import device_picks as module
 from swarm.inference.picks.device_picks import PickRequest, device_picks, noise_rows, plain_picks
 from swarm.inference.sampling import pick
-from swarm.kernels.support import INTERPRETER
 from swarm.protocol.messages import Sampling
-
-os.environ[INTERPRETER] = "1"  # Triton reads it when it is imported, and at every launch
-try:
-    import swarm.kernels.coupled_picks as kernels
-finally:
-    del os.environ[INTERPRETER]
 
 CPU = torch.device("cpu")
 SEEDS = (0, 11, 2**64 - 3)
@@ -29,9 +22,8 @@ LAST = 2**32 - 1
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For these tests alone; with small blocks, so that few tokens make several."""
-    monkeypatch.setenv(INTERPRETER, "1")
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that few tokens make several."""
     monkeypatch.setattr(kernels, "BLOCK", 64)
 
 
