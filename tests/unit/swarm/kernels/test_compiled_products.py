@@ -14,7 +14,7 @@ from swarm.kernels.support import INTERPRETER
 def test_kernels_compile_for_cards_of_every_class(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != INTERPRETER}
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.compiled_products"],
+        [sys.executable, "-m", "tests.kernels.compiled_products"],
         cwd=Path(__file__).parents[4],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,

@@ -7,14 +7,15 @@ import torch
 
 from swarm.kernels.expert_product import expert_product
 from tests.devices import DEVICE
-from tests.products import Weight, largest_error, make_weight, random_rows
+from tests.kernels.products import Weight, largest_error, make_weight, random_rows
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUPS = {4: 32, 8: 64, 16: 0, 32: 0}
 
 
 def multiply(x: torch.Tensor, experts: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return expert_product(x, experts, weight.words, weight.scales, bias, weight.bits, weight.group)
+    product: torch.Tensor = expert_product(x, experts, weight.words, weight.scales, bias, weight.bits, weight.group)
+    return product
 
 
 def exact(x: torch.Tensor, experts: torch.Tensor, weight: Weight, bias: torch.Tensor) -> torch.Tensor:

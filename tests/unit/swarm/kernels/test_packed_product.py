@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from swarm.kernels import packed_product as module
 from swarm.kernels.packed_product import packed_product
 from swarm.kernels.product_cuts import ranges_of
 from tests.devices import DEVICE
-from tests.products import Weight, largest_error, make_weight, random_rows
+from tests.kernels.products import Weight, largest_error, make_weight, random_rows
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 PLAIN = [(32, F32), (16, BF16), (16, F16)]
@@ -18,7 +20,8 @@ GROUPS = {4: 64, 8: 64, 16: 0, 32: 0}
 
 
 def multiply(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return packed_product(x, weight.words, weight.scales, bias, weight.bits, weight.group)
+    product: torch.Tensor = packed_product(x, weight.words, weight.scales, bias, weight.bits, weight.group)
+    return product
 
 
 @pytest.fixture(autouse=True)
@@ -71,10 +74,16 @@ def test_what_lies_beside_a_row_is_not_read(bits: int, dtype: torch.dtype) -> No
 def test_long_prompts_take_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = make_weight(32, 64, 8, 32, BF16)
     x = random_rows(70, 64, dtype=BF16)
-    whole, launched = multiply(x, weight), []
+    whole = multiply(x, weight)
+    launched: list[int] = []
     launch = module._launch
+
+    def launch_some(some: torch.Tensor, *rest: Any) -> None:
+        launched.append(len(some))
+        launch(some, *rest)
+
     monkeypatch.setattr(module, "MOST_ROWS", 32)
-    monkeypatch.setattr(module, "_launch", lambda *given: (launched.append(len(given[0])), launch(*given)))
+    monkeypatch.setattr(module, "_launch", launch_some)
     assert torch.equal(multiply(x, weight), whole)
     assert launched == [32, 32, 6]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarm.kernels.packed_words import arrange, disarrange, takes
-from tests.products import make_codes
+from tests.kernels.products import make_codes
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 64), (4, 16), (8, 128), (8, 32)])

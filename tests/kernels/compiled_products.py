@@ -1,6 +1,6 @@
 """A program that compiles the product kernels for cards that this machine has not got, and prints what each needs.
 
-    python -m tests.compiled_products        # a JSON list; without TRITON_INTERPRET
+    python -m tests.kernels.compiled_products        # a JSON list; without TRITON_INTERPRET
 
 It shows that they compile, how much shared memory they take and which instructions multiply; only a card can run them.
 """
