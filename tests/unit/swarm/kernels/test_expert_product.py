@@ -14,8 +14,8 @@ GROUPS = {4: 32, 8: 64, 16: 0, 32: 0}
 
 
 def multiply(x: torch.Tensor, experts: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    made: torch.Tensor = expert_product(x, experts, weight.words, weight.scales, bias, weight.bits, weight.group)
-    return made
+    product: torch.Tensor = expert_product(x, experts, weight.words, weight.scales, bias, weight.bits, weight.group)
+    return product
 
 
 def exact(x: torch.Tensor, experts: torch.Tensor, weight: Weight, bias: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ GROUPS = {4: 64, 8: 64, 16: 0, 32: 0}
 
 
 def multiply(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    made: torch.Tensor = packed_product(x, weight.words, weight.scales, bias, weight.bits, weight.group)
-    return made
+    product: torch.Tensor = packed_product(x, weight.words, weight.scales, bias, weight.bits, weight.group)
+    return product
 
 
 @pytest.fixture(autouse=True)
@@ -74,17 +74,12 @@ def test_what_lies_beside_a_row_is_not_read(bits: int, dtype: torch.dtype) -> No
 def test_long_prompts_take_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = make_weight(32, 64, 8, 32, BF16)
     x = random_rows(70, 64, dtype=BF16)
-    whole, launch = multiply(x, weight), module._launch
-    launched: list[int] = []
-
-    def noted(rows: torch.Tensor, *others: Any) -> None:  # noqa: ANN401 (whatever a launch takes)
-        launched.append(len(rows))
-        launch(rows, *others)
-
+    whole = multiply(x, weight)
+    launch = Mock(wraps=module._launch)
     monkeypatch.setattr(module, "MOST_ROWS", 32)
-    monkeypatch.setattr(module, "_launch", noted)
+    monkeypatch.setattr(module, "_launch", launch)
     assert torch.equal(multiply(x, weight), whole)
-    assert launched == [32, 32, 6]
+    assert [len(call.args[0]) for call in launch.call_args_list] == [32, 32, 6]
 
 
 @pytest.mark.parametrize(("bits", "dtype"), PLAIN)
