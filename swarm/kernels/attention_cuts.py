@@ -104,11 +104,11 @@ def attention_cut(shape: AttentionShape, tile: int, device: torch.device) -> Att
         device: a CUDA device, or the CPU where kernels are interpreted.
     """
     if device.type != "cuda":
-        return _cut(shape, tile, INTERPRETED_PROGRAMS, SMALL_SHARED_BYTES, same_lanes=True)
+        return cut_for(shape, tile, INTERPRETED_PROGRAMS, SMALL_SHARED_BYTES, same_lanes=True)
     processors, shared_bytes, capability = _card(torch.cuda.current_device() if device.index is None else device.index)
     # From sm_100 on there are other matrix instructions for 64 lanes than for 16, except on cards that people own.
     same_lanes = capability[0] in {10, 11}
-    return _cut(shape, tile, processors * PROGRAMS_PER_PROCESSOR, shared_bytes, same_lanes=same_lanes)
+    return cut_for(shape, tile, processors * PROGRAMS_PER_PROCESSOR, shared_bytes, same_lanes=same_lanes)
 
 
 def power_of_two(number: int) -> int:
@@ -117,7 +117,16 @@ def power_of_two(number: int) -> int:
 
 
 @cache
-def _cut(shape: AttentionShape, tile: int, programs: int, shared_bytes: int, *, same_lanes: bool) -> AttentionCut:
+def cut_for(shape: AttentionShape, tile: int, programs: int, shared_bytes: int, *, same_lanes: bool) -> AttentionCut:
+    """The cut for a layer on a card.
+
+    Args:
+        shape: the layer's.
+        tile: rows of an item.
+        programs: of the kernel that works off items.
+        shared_bytes: that a program may have.
+        same_lanes: whether the kernel for single rows must have as many lanes as the other one.
+    """
     lanes = max(MIN_LANES, power_of_two(tile * shape.group))
     own_lanes = lanes if same_lanes else max(MIN_LANES, power_of_two(shape.group))
     exact = shape.dtype == torch.float32

@@ -150,6 +150,12 @@ def _slots(plan: tl.tensor, field: tl.tensor, place: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _part_of(split: tl.tensor, folded: tl.tensor) -> tl.tensor:
+    """Which of a row's partial results is a split's: there is one for each run of those that are folded."""
+    return tl.where(split < folded, split // RUN, split - folded + (folded + RUN - 1) // RUN)
+
+
+@triton.jit
 def items(  # noqa: PLR0913 - a kernel's
     query: tl.tensor,
     addresses: tl.tensor,
@@ -225,9 +231,8 @@ def items(  # noqa: PLR0913 - a kernel's
                             q, part_m, part_total, part, keys, values, slot, seen, scale, widths, rules
                         )
                     m, total, out = _fold(m, total, out, part_m, part_total, part)
-            runs = tl.load(field + 6, there, 0)
-            nth = tl.where(splits > 1, split // RUN, split - runs * (RUN - 1))
-            index = (tl.load(field + 5, there, 0) + nth).to(tl.int64) * (kv_heads * group) + query_heads
+            nth = tl.load(field + 5, there, 0) + _part_of(split, tl.load(field + 6, there, 0))
+            index = nth.to(tl.int64) * (kv_heads * group) + query_heads
             tl.store(part_out + index[:, None] * widths[1] + v[None, :], out, sees[:, None] & (v < widths[1])[None, :])
             tl.store(part_ml + index * 2, m, sees)
             tl.store(part_ml + index * 2 + 1, total, sees)
@@ -266,7 +271,7 @@ def own_blocks(  # noqa: PLR0913 - a kernel's
         start = tl.maximum(done, (low + 1) // block * block)
         for split in range(start // SPLIT, position // SPLIT + 1):
             begin, end = split * SPLIT, (split + 1) * SPLIT
-            nth = tl.load(field + 5) - tl.load(field + 6) * (RUN - 1) + split
+            nth = tl.load(field + 5) + _part_of(split, tl.load(field + 6))
             index = nth.to(tl.int64) * (kv_heads * group) + query_heads
             begun = there & (tl.maximum(begin, low + 1) < tl.minimum(end, done))
             m = tl.load(part_ml + index * 2, begun, float("-inf"))
@@ -352,7 +357,8 @@ def combine(  # noqa: PLR0913 - a kernel's
         if has_sinks:
             m = tl.load(sinks + head, there, float("-inf")).to(tl.float32) * LOG2E
             total = tl.where(m == float("-inf"), 0.0, 1.0)
-        position, runs = tl.load(field + 3), tl.load(field + 6)
+        position, folded = tl.load(field + 3), tl.load(field + 6)
+        runs = folded // RUN
         splits = position // SPLIT + 1
         first = tl.maximum(position - rules[0] + 1, 0) // SPLIT if rules[0] > 0 else 0  # none in front of it is seen
         index = tl.load(field + 5).to(tl.int64) * heads + head
@@ -361,12 +367,15 @@ def combine(  # noqa: PLR0913 - a kernel's
             m, total, out = _fold_stored(
                 m, total, out, part_out, part_ml, index + run * heads, there, begin, end, heads, widths[1]
             )
-        index -= runs * ((RUN - 1) * heads)
+        piece = index + runs * heads  # the folded splits of a run whose other splits are not
+        index += _part_of(folded, folded) * heads - folded * heads
         for split in range(tl.maximum(first // RUN, runs) * RUN, splits, RUN):
-            part_m = tl.full([at_once], float("-inf"), tl.float32)
-            part_total = tl.zeros([at_once], tl.float32)
-            part = tl.zeros([at_once, padded], tl.float32)
-            begin, end = first - split, splits - split
+            goes_on = there & (split < folded) & (first < folded)
+            part_m = tl.load(part_ml + piece * 2, goes_on, float("-inf"))
+            part_total = tl.load(part_ml + piece * 2 + 1, goes_on, 0.0)
+            at_part = part_out + piece[:, None] * widths[1] + v[None, :]
+            part = tl.load(at_part, goes_on[:, None] & (v < widths[1])[None, :], 0.0)
+            begin, end = tl.maximum(first, folded) - split, splits - split
             part_m, part_total, part = _fold_stored(
                 part_m, part_total, part, part_out, part_ml, index + split * heads, there, begin, end, heads, widths[1]
             )

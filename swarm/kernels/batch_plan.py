@@ -1,7 +1,7 @@
 """What the attention kernels read of a batch, laid out on the host: one int32 buffer, numpy only.
 
     head       [HEAD]            items, where items and ancestors begin in this buffer, rows in use
-    rows       [bucket, FIELDS]  line, slot, front, position, ancestors (start), parts (start), runs
+    rows       [bucket, FIELDS]  line, slot, front, position, ancestors (start), parts (start), folded
     items      [n, ITEM]         first row, rows, first split, line, splits
     ancestors                    slots, in position order
 
@@ -34,9 +34,10 @@ RUN = 8
 RUN_POSITIONS = SPLIT * RUN
 MERGED_ROWS = 16
 """Up to this bucket, one kernel also does each row's last splits: the same bits, and one launch less."""
-MANY_RUNS = 256
-"""From so many (row, whole run) pairs on, an item takes a run, and there is one partial result for each: there is work
-for all processors without cutting finer, and partial results are most of what would be written."""
+MANY_SPLITS = 2048
+"""From so many (row, split in front of it) pairs on, an item folds a run of splits into one partial result: there is
+work for all processors without cutting finer, and partial results would be most of what is written. No bit depends on
+it."""
 LISTED = 64
 """Listed ancestors per row that a buffer has room for, on average."""
 HEAD, FIELDS, ITEM = 8, 7, 5
@@ -93,9 +94,8 @@ def part_count(bucket: int, max_tokens: int) -> int:
     splits = -(-max_tokens // SPLIT)
     if bucket <= MERGED_ROWS:
         return bucket * splits
-    behind = 2 * RUN * bucket  # behind a row's whole runs
-    most = max(MANY_RUNS * RUN, max_tokens // RUN_POSITIONS * bucket)
-    return max(splits, min(bucket * splits, most + behind))
+    fine, folded = MANY_SPLITS + 2 * bucket, (max_tokens // RUN_POSITIONS + 4) * bucket
+    return max(splits, min(bucket * splits, max(fine, folded)))
 
 
 def plan_batch(sessions: Sequence[PlannedSession], bucket: int, tile: int, max_tokens: int | None = None) -> BatchPlan:
@@ -115,13 +115,13 @@ def plan_batch(sessions: Sequence[PlannedSession], bucket: int, tile: int, max_t
     if total > bucket:
         raise PlanOverflow(f"{total} rows in a bucket of {bucket}")
     is_merged = bucket <= MERGED_ROWS
-    runs = _whole_runs(rows) if not is_merged else np.zeros(total, np.int64)
-    # Partial results of whole runs come first, then those of the splits behind them.
-    parts = rows.position // SPLIT + 1 - runs * (RUN - 1)
+    folded = _folded_splits(rows) if not is_merged else np.zeros(total, np.int64)
+    # Partial results of folded splits come first, one for each run or piece of one, then those of the splits behind.
+    parts = rows.position // SPLIT + 1 - folded + _runs(folded)
     fields = np.full((bucket, FIELDS), NOBODY, np.int32)
-    columns = rows.line, rows.slot, rows.front, rows.position, _starts(rows.listed), _starts(parts), runs
+    columns = rows.line, rows.slot, rows.front, rows.position, _starts(rows.listed), _starts(parts), folded
     fields[:total] = np.stack(columns, axis=1)
-    items = _tile_items(rows, runs, is_merged=is_merged)
+    items = _tile_items(rows, folded, is_merged=is_merged)
     if is_merged:
         items = np.concatenate([items, _row_items(rows)])
     begin = HEAD + bucket * FIELDS
@@ -191,19 +191,24 @@ class _PlannedRows:
         return np.diff(self.tiles, append=len(self.position))
 
 
-def _whole_runs(rows: _PlannedRows) -> NDArray[np.int64]:
-    """Runs that all rows of a row's tile see whole and that one item takes, int64 [R]; none in a small batch."""
-    if int((rows.front // RUN_POSITIONS).sum()) < MANY_RUNS:
+def _folded_splits(rows: _PlannedRows) -> NDArray[np.int64]:
+    """Splits in front of all rows of a row's tile, of which an item takes a run, int64 [R]; none in a small batch."""
+    if int((rows.front // SPLIT).sum()) < MANY_SPLITS:
         return np.zeros_like(rows.front)
-    return np.repeat(np.minimum.reduceat(rows.front, rows.tiles) // RUN_POSITIONS, rows.tile_sizes)
+    return np.repeat(np.minimum.reduceat(rows.front, rows.tiles) // SPLIT, rows.tile_sizes)
 
 
-def _tile_items(rows: _PlannedRows, runs: NDArray[np.int64], *, is_merged: bool) -> NDArray[np.int32]:
+def _runs(splits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Runs of so many splits; the last one may be a piece."""
+    return -(-splits // RUN)
+
+
+def _tile_items(rows: _PlannedRows, folded: NDArray[np.int64], *, is_merged: bool) -> NDArray[np.int32]:
     """Tiles against what lies in front of all or some of their rows.
 
     Args:
         rows: the batch's.
-        runs: [R] whole runs that a tile's items take as one.
+        folded: [R] splits of which an item takes a run.
         is_merged: whether rows do their last splits from a split's start on, and not from the last whole block.
 
     Returns:
@@ -213,12 +218,12 @@ def _tile_items(rows: _PlannedRows, runs: NDArray[np.int64], *, is_merged: bool)
         return np.zeros((0, ITEM), np.int32)
     most = np.maximum.reduceat(rows.front, rows.tiles)
     splits = most // SPLIT if is_merged else -(-(most // BLOCK * BLOCK) // SPLIT)
-    runs = runs[rows.tiles]
-    counts = splits - runs * (RUN - 1)
-    tile, place = _spread(counts)
-    is_run = place < runs[tile]
-    first = np.where(is_run, place * RUN, place + runs[tile] * (RUN - 1))
-    columns = rows.tiles[tile], rows.tile_sizes[tile], first, rows.line[rows.tiles[tile]], np.where(is_run, RUN, 1)
+    folded = folded[rows.tiles]
+    tile, place = _spread(splits - folded + _runs(folded))
+    behind = place - _runs(folded)[tile]  # of the folded ones
+    first = np.where(behind < 0, place * RUN, folded[tile] + behind)
+    count = np.where(behind < 0, np.minimum(RUN, folded[tile] - place * RUN), 1)
+    columns = rows.tiles[tile], rows.tile_sizes[tile], first, rows.line[rows.tiles[tile]], count
     return np.stack(columns, axis=1).astype(np.int32)
 
 

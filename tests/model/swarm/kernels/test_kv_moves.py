@@ -7,6 +7,7 @@ import torch
 
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache, KvLayout, LayerKv
+from swarm.kernels.support import is_interpreted, kernel_support
 from tests.devices import DEVICE
 
 pytest.importorskip("triton")
@@ -41,6 +42,13 @@ def test_a_commit_by_kernel_moves_the_same_bytes(dtype: torch.dtype, kept: tuple
     for layer in LAYERS:
         for one, other in zip(plain.view(layer.index, 32), moved.view(layer.index, 32), strict=True):
             assert torch.equal(one, other)
+
+
+def test_programs_do_not_choose_interpreted_kernels() -> None:
+    device = torch.device("cpu")
+    assert not KvCache(KvLayout(LAYERS, torch.float32, device), 4).moves_in_kernel
+    assert not kernel_support(device).kernels
+    assert kernel_support(device, interpreted=True).kernels == is_interpreted()
 
 
 def test_addresses_say_where_each_layer_lies() -> None:

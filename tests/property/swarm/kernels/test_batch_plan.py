@@ -74,12 +74,13 @@ def sessions(draw: st.DrawFn) -> Grown:
     grown = Grown(KvSlots(MOST_TOKENS))
     grown.slots.committed = draw(st.integers(0, 700) | st.integers(0, MOST_TOKENS - 200))
     for count in draw(st.lists(st.integers(1, 20), min_size=1, max_size=3)):
-        if grown.parents and draw(st.booleans()):
-            grown.commit(draw(st.sampled_from(sorted(grown.parents))))
+        node: int | None = draw(st.sampled_from([None, *sorted(grown.parents)]))
+        if node is not None:
+            grown.commit(node)
         live = len(grown.slots.ids)
         is_chain = draw(st.booleans())
-        above = [draw(st.none() | st.integers(0, live + node - 1)) if live + node else None for node in range(count)]
-        grown.append([live + node - 1 if is_chain and node else above[node] for node in range(count)])
+        above = [draw(st.none() | st.integers(0, live + row - 1)) if live + row else None for row in range(count)]
+        grown.append([live + row - 1 if is_chain and row else above[row] for row in range(count)])
     return grown
 
 
@@ -112,6 +113,11 @@ def test_each_row_sees_its_path_and_each_position_is_added_once(batch: list[Grow
         check_cover(plan, fields[:rows].astype(np.int64), is_merged=bucket <= MERGED_ROWS)
 
 
+def part_of(split: int, folded: int) -> int:
+    """Which of a row's partial results is a split's."""
+    return split // RUN if split < folded else split - folded - (-folded // RUN)
+
+
 def check_cover(plan: BatchPlan, fields: np.ndarray, *, is_merged: bool) -> None:
     """Items, and each row's last blocks where they have no items, cover each row's positions once, part by part."""
     count, begin = plan.words[:2]
@@ -127,13 +133,13 @@ def check_cover(plan: BatchPlan, fields: np.ndarray, *, is_merged: bool) -> None
             start, stop = split * SPLIT, min((split + splits) * SPLIT, until)
             if start < stop:
                 spans[row].append((start, stop))
-                runs = fields[row, 6]
-                parts[row, split // RUN if splits > 1 else split - runs * (RUN - 1)] += 1
-    for row, (_, _, front, position, _, start, runs) in enumerate(fields.tolist()):
+                parts[row, part_of(split, fields[row, 6])] += 1
+                assert splits == 1 or split + splits <= fields[row, 6]
+    for row, (_, _, front, position, _, start, folded) in enumerate(fields.tolist()):
         if not is_merged:
             done = front // unit * unit
             for split in range(done // SPLIT, position // SPLIT + 1):
-                parts[row, split - runs * (RUN - 1)] = 1
+                parts[row, part_of(split, folded)] = 1
             if done <= position:
                 spans[row].append((done, position + 1))
         edges = [edge for span in sorted(spans[row]) for edge in span]
@@ -141,8 +147,8 @@ def check_cover(plan: BatchPlan, fields: np.ndarray, *, is_merged: bool) -> None
         assert edges[-1] == position + 1
         assert edges[1:-1:2] == edges[2::2]
         mine = sorted(part for of, part in parts if of == row)
-        assert mine == list(range(position // SPLIT + 1 - runs * (RUN - 1)))
-        assert start == sum(fields[:row, 3] // SPLIT + 1 - fields[:row, 6] * (RUN - 1))
+        assert mine == list(range(part_of(position // SPLIT, folded) + 1))
+        assert start == sum(part_of(last // SPLIT, many) + 1 for last, many in fields[:row, [3, 6]].tolist())
     assert set(parts.values()) == {1}
     assert plan.parts == len(parts)
 
