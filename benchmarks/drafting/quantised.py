@@ -267,7 +267,8 @@ def make_sheet(changes: Sequence[FormatEffect], options: Options) -> Sheet:
                 "–" if one.acceptance is None else f"{one.acceptance:.2f}",
             )
         )
-    sheet.measured = {"options": asdict(options), "changes": [asdict(one) for one in changes]}
+    also = None if options.also is None else options.also.name
+    sheet.measured = {"options": asdict(options) | {"also": also}, "changes": [asdict(one) for one in changes]}
     return sheet
 
 

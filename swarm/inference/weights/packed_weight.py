@@ -244,7 +244,7 @@ def _nibbles(codes: torch.Tensor) -> torch.Tensor:
     return low | (high << 4)
 
 
-class _Scratch(threading.local):
+class _BlockScratch(threading.local):
     """Memory that every restored block uses again, by type and device; a thread has its own."""
 
     def __init__(self) -> None:
@@ -255,10 +255,11 @@ class _Scratch(threading.local):
         count = shape[0] * shape[1]
         block = self._blocks.get((dtype, device))
         if block is None or block.numel() < count:
-            block = torch.empty(max(count, BLOCK), dtype=dtype, device=device)
+            with torch.inference_mode(mode=False):  # else it could not be written to outside of that mode
+                block = torch.empty(max(count, BLOCK), dtype=dtype, device=device)
             if count <= BLOCK:
                 self._blocks[dtype, device] = block
         return block[:count].view(shape)
 
 
-_SCRATCH: Final = _Scratch()
+_SCRATCH: Final = _BlockScratch()

@@ -67,6 +67,14 @@ def test_pieces_layouts_and_devices_change_nothing(bits: int, device: str, monke
     assert same(plain, QuantisedWeight(moved.codes.cpu(), moved.scales.cpu(), bits, moved.group))
 
 
+def test_errors_are_added_up_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From left to right this sum is 1; a device's own sum may be anything."""
+    values = torch.tensor([[1e8, 1.0, -1e8, 1.0]])
+    assert swarm.inference.quantisation._pair_sum(values).tolist() == [2.0]
+    monkeypatch.setattr(torch.Tensor, "sum", lambda *_: pytest.fail("its order is the device's"))
+    quantise(weights(4, 64), 4)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_experts_are_rounded_one_by_one(bits: int) -> None:
     stacked = weights(3, 16, 96)
