@@ -44,7 +44,7 @@ Forward = Callable[[Sequence[SessionRows]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProofVerdict:
     """What the proof found.
 
     Attributes:
@@ -148,28 +148,28 @@ def plain_trial(model: RaggedModel) -> PlainTrial:
 
 
 @torch.inference_mode()
-def prove(static: StaticForward, model: RaggedModel, plain: PlainTrial) -> Verdict:
+def prove(static: StaticForward, model: RaggedModel, plain: PlainTrial) -> ProofVerdict:
     """Try the whole span, and the head if there is one; everything is recorded."""
     span, trial = model.span, Trial(model, model.span)
     first, variance = plain.rows, ""
     for bucket in static.buckets:
         replayed = trial.tree(partial(static.forward, sub=span, at_least=bucket))
         if why := _error(replayed, plain.rows, len(span)):
-            return Verdict(failure=f"{bucket} rows: {why}")
+            return ProofVerdict(failure=f"{bucket} rows: {why}")
         if not torch.equal(replayed, trial.tree(partial(static.forward, sub=span, at_least=bucket, eager=True))):
-            return Verdict(failure=f"{bucket} rows: {UNEQUAL_REPLAY}")
+            return ProofVerdict(failure=f"{bucket} rows: {UNEQUAL_REPLAY}")
         if bucket == static.buckets[0]:
             first = replayed
         elif not torch.equal(replayed, first):
             variance = variance or f"{bucket} rows in one forward give other bits than fewer"
     if why := _staleness(static, trial, span, first):
-        return Verdict(failure=why)
+        return ProofVerdict(failure=why)
     if not torch.equal(trial.tree(partial(static.forward, sub=span), sessions=(0,)), first[: len(PARENTS)]):
         variance = variance or "a session's rows depend on another session's"
     if not torch.equal(trial.path(partial(static.forward, sub=span)), first[list(PATH)]):
         variance = variance or "a tree's rows are not those of the same tokens one by one"
-    head = Verdict() if plain.logits is None else _try_head(static, plain)
-    return Verdict(head.failure, variance or head.variance)
+    head = ProofVerdict() if plain.logits is None else _try_head(static, plain)
+    return ProofVerdict(head.failure, variance or head.variance)
 
 
 @torch.inference_mode()
@@ -204,7 +204,7 @@ def _staleness(static: StaticForward, trial: Trial, sub: Span, made: torch.Tenso
     return ""
 
 
-def _try_head(static: StaticForward, plain: PlainTrial) -> Verdict:
+def _try_head(static: StaticForward, plain: PlainTrial) -> ProofVerdict:
     """The head on the plain path's rows, in each of its buckets."""
     assert plain.logits is not None
     first, variance = static.head(plain.rows).logits, ""
@@ -212,11 +212,11 @@ def _try_head(static: StaticForward, plain: PlainTrial) -> Verdict:
     for bucket in static.head_buckets:
         made = static.head(plain.rows, at_least=bucket).logits
         if why := _error(made.to(plain.rows.dtype), plain.logits.to(plain.rows.dtype), layers):
-            return Verdict(failure=f"head on {bucket} rows: {why}")
+            return ProofVerdict(failure=f"head on {bucket} rows: {why}")
         if not torch.equal(made, static.head(plain.rows, at_least=bucket, eager=True).logits):
-            return Verdict(failure=f"head on {bucket} rows: {UNEQUAL_REPLAY}")
+            return ProofVerdict(failure=f"head on {bucket} rows: {UNEQUAL_REPLAY}")
         if not torch.equal(made, first):
             variance = "the head gives other bits for other numbers of rows"
     if bool((static.head(plain.rows.flip(0)).logits == first).all(1).any()):
-        return Verdict(failure="other rows do not change the head's result")
-    return Verdict(variance=variance)
+        return ProofVerdict(failure="other rows do not change the head's result")
+    return ProofVerdict(variance=variance)

@@ -138,7 +138,7 @@ def test_where_a_shared_forward_fails_each_is_tried_alone(model: SpanModel, monk
     expected, runs = [[hop.next() for hop in some] for some in (alone, together)]
     for run in expected:
         run_batch(run, 4)
-    run_layers: Callable[..., torch.Tensor] = RaggedModel._run
+    run_layers: Callable[..., torch.Tensor] = RaggedModel.run_layers
 
     def short_of_memory(self: RaggedModel, step: object, sub: Span, entering: torch.Tensor, at: torch.Tensor) -> object:
         kv_caches = [part.kv_cache for part in step.parts]  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ def test_where_a_shared_forward_fails_each_is_tried_alone(model: SpanModel, monk
             raise RuntimeError("no memory")
         return run_layers(self, step, sub, entering, at)
 
-    monkeypatch.setattr(RaggedModel, "_run", short_of_memory)
+    monkeypatch.setattr(RaggedModel, "run_layers", short_of_memory)
     failed = run_batch(runs[0], 4, runs[1:])
     assert {run: str(error) for run, error in failed.items()} == {runs[2]: "no memory"}
     assert same(runs[0], expected[0])

@@ -17,7 +17,7 @@ from swarm.inference.fast_path import use_static
 from swarm.inference.graphs.plain_rotary import use_plain_rotary
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import HeadOutput, RaggedModel, SessionRows
-from swarm.inference.static_proof import PlainTrial, Verdict, late_failure, plain_trial, prove
+from swarm.inference.static_proof import PlainTrial, ProofVerdict, late_failure, plain_trial, prove
 from swarm.kernels.support import KernelSupport
 from swarm.layers import Span
 from tests.model.tiny_models import FEW, chain, tiny_model, whole_model
@@ -87,7 +87,7 @@ def exact() -> RaggedModel:
     return whole_model(tiny_model("llama", changes=ONE_LAYER).double())
 
 
-def verdict(model: RaggedModel, fault: str) -> Verdict:
+def verdict(model: RaggedModel, fault: str) -> ProofVerdict:
     plain = plain_trial(model)
     assert plain.logits is not None
     plain = PlainTrial(plain.rows.float(), plain.logits.float())
@@ -123,7 +123,7 @@ def test_what_is_wrong_is_refused(exact: RaggedModel, fault: str, says: str) -> 
     ],
 )
 def test_what_changes_bits_is_let_through_and_named(exact: RaggedModel, fault: str, says: str) -> None:
-    assert verdict(exact, fault) == Verdict("", says)
+    assert verdict(exact, fault) == ProofVerdict("", says)
 
 
 def test_a_graph_that_was_recorded_late_is_tried_too() -> None:
@@ -155,10 +155,10 @@ def unproven(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """The compilers whose layers would be proven; the proof itself is left out."""
     tried: list[str | None] = []
 
-    def passes(static: Any, model: RaggedModel, _: object) -> Verdict:  # noqa: ANN401
+    def passes(static: Any, model: RaggedModel, _: object) -> ProofVerdict:  # noqa: ANN401
         tried.append(static.layers.backend)
         static.forward([chain(KvCache(model.layout, 4), torch.tensor([5]))], model.span)
-        return Verdict()
+        return ProofVerdict()
 
     monkeypatch.setattr(swarm.inference.static_proof, "prove", passes)
     return tried
@@ -182,10 +182,10 @@ def test_a_failure_leaves_the_plain_path_and_is_said_once(
 ) -> None:
     model = whole_model(tiny_model("llama", changes=ONE_LAYER))
 
-    def fails(*_: object) -> Verdict:
+    def fails(*_: object) -> ProofVerdict:
         if fault == "raises":
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        return Verdict("operation not permitted when stream is capturing")
+        return ProofVerdict("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(swarm.inference.static_proof, "prove", fails)
     use_static(model, 16, 2, (2,), forced=True)
@@ -200,7 +200,7 @@ def test_a_failure_leaves_the_plain_path_and_is_said_once(
 
 
 def test_bits_that_vary_cost_the_promise_and_not_the_speed(model: RaggedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.inference.static_proof, "prove", lambda *_: Verdict("", "32 rows give other bits"))
+    monkeypatch.setattr(swarm.inference.static_proof, "prove", lambda *_: ProofVerdict("", "32 rows give other bits"))
     use_static(model, 16, 2, (2,), forced=True)
     assert model.static is not None
     assert (model.path, model.numeric_class) == ("kernels", f"{model.device.type}-float32")
