@@ -31,8 +31,8 @@ from client.drafting.sources.siblings import SiblingSource
 from client.drafting.vocabulary_check import check_compatible
 from client.target import Target, load_target
 from swarm.errors import ConfigError, IncompatibleDraft
-from swarm.inference.fast_path import use_static
 from swarm.inference.devices import default_device, has_float64, open_device, refused_dtype
+from swarm.inference.fast_path import use_static
 from swarm.inference.ragged_batch import load_whole
 from swarm.models.hub import find_model
 
