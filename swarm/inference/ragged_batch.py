@@ -94,6 +94,9 @@ class StaticPath(Protocol):
     def head_output(self, work: SessionRows, last: int) -> HeadOutput:
         """As `RaggedModel.head_output`."""
 
+    def replay(self, rows: int, *, head: bool = False) -> None:
+        """Compute the last forward of so many rows again, or the head's: for measuring the device alone."""
+
     def close(self) -> None:
         """Give its memory up."""
 

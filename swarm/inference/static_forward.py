@@ -185,6 +185,18 @@ class StaticForward:
                 entered.append(output.entered[: len(piece)].float())
         return HeadOutput(logits[0] if len(logits) == 1 else torch.cat(logits), torch.cat(entered) if entered else None)
 
+    @torch.inference_mode()
+    def replay(self, rows: int, *, head: bool = False) -> None:
+        """Compute the last forward again: the same keys and values go to the same slots, while its sessions live.
+
+        Args:
+            rows: of that forward, no more than the largest bucket.
+            head: the head's instead.
+        """
+        buckets = self.head_buckets if head else self.buckets
+        key = GraphKey(None if head else self._model.span, next(bucket for bucket in buckets if bucket >= rows))
+        self._graphs.run(key, partial(self._start, key))
+
     def close(self) -> None:
         """Give the graphs up; the model's own path needs nothing of this."""
         self._graphs.clear()

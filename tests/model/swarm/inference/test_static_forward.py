@@ -223,6 +223,7 @@ def test_rows_of_nobody_touch_no_session(small: RaggedModel) -> None:
     kv_cache = KvCache(small.layout, 8)
     static.forward([chain(kv_cache, random_ids(3))], small.span)
     keys, values = (held.clone() for held in kv_cache.view(0, 3))
+    static.replay(3)
     other = KvCache(small.layout, 8)
     static.forward([chain(other, random_ids(1, 1))], small.span)
     assert torch.equal(kv_cache.view(0, 3)[0], keys)
