@@ -130,8 +130,10 @@ def _linear_layers(model: RaggedModel) -> list[OwnLayer]:
 def _head(model: RaggedModel) -> list[OwnLayer]:
     """The output matrix, if the span has one."""
     root = cast("nn.Module", model.model)
-    head = cast("Any", root).get_output_embeddings() if model.span.end == model.num_layers else None
-    return [(root, name, part) for name, part in root.named_modules() if part is head]
+    has_head = model.span.end == model.num_layers
+    head: nn.Module | None = cast("Any", root).get_output_embeddings() if has_head else None
+    names = [name for name, part in root.named_modules() if part is head]
+    return [(root, name, head) for name in names if head is not None]
 
 
 @torch.inference_mode()
