@@ -244,7 +244,7 @@ class CardBench:
         sessions = self._sessions(model)
         for session, rows in self._sizes(sessions):
             wall_ms = self._wall_ms(partial(session.sweep, rows))
-            card_ms = self._card_ms(partial(model.static.replay, model.span, rows))
+            card_ms = self._card_ms(partial(model.static.replay, rows))
             read = model.weight_bytes + session.context * model.layout.bytes_per_token
             plain_ms = self._plain_ms[layers, session.context, rows] if weights == options.weights[0] else 0.0
             times_ms = plain_ms, wall_ms, card_ms, read / found.memory_bytes_per_s * 1e3

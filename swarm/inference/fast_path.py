@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -129,9 +129,11 @@ def _linear_layers(model: RaggedModel) -> list[OwnLayer]:
 
 def _head(model: RaggedModel) -> list[OwnLayer]:
     """The output matrix, if the span has one."""
-    root: Any = model.model
-    head = root.get_output_embeddings() if model.span.end == model.num_layers else None
-    return [(root, name, part) for name, part in root.named_modules() if part is head]
+    root = cast("nn.Module", model.model)
+    has_head = model.span.end == model.num_layers
+    head: nn.Module | None = cast("Any", root).get_output_embeddings() if has_head else None
+    names = [name for name, part in root.named_modules() if part is head]
+    return [(root, name, head) for name in names if head is not None]
 
 
 @torch.inference_mode()

@@ -88,14 +88,14 @@ class StaticPath(Protocol):
     def forward(self, batch: Sequence[SessionRows], sub: Span) -> torch.Tensor:
         """As `RaggedModel.forward`."""
 
-    def replay(self, sub: Span, rows: int) -> None:
-        """Run once more what was run last: for measurements."""
-
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """As `RaggedModel.logits`."""
 
     def head_output(self, work: SessionRows, last: int) -> HeadOutput:
         """As `RaggedModel.head_output`."""
+
+    def replay(self, rows: int, *, head: bool = False) -> None:
+        """Compute the last forward of so many rows again, or the head's: for measuring the device alone."""
 
     def close(self) -> None:
         """Give its memory up."""

@@ -156,12 +156,6 @@ class StaticForward:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     @torch.inference_mode()
-    def replay(self, sub: Span, rows: int) -> None:
-        """Run a bucket once more on what was put there last: for measurements of the card alone."""
-        key = GraphKey(sub, next(size for size in self.buckets if size >= rows))
-        self._graphs.run(key, partial(self._start, key))
-
-    @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """The head on rows [r, hidden_size] of the last layer: float32 [r, vocab_size]."""
         return self.head(rows).logits
@@ -190,6 +184,18 @@ class StaticForward:
             if output.entered is not None:
                 entered.append(output.entered[: len(piece)].float())
         return HeadOutput(logits[0] if len(logits) == 1 else torch.cat(logits), torch.cat(entered) if entered else None)
+
+    @torch.inference_mode()
+    def replay(self, rows: int, *, head: bool = False) -> None:
+        """Compute the last forward again: the same keys and values go to the same slots, while its sessions live.
+
+        Args:
+            rows: of that forward, no more than the largest bucket.
+            head: the head's instead.
+        """
+        buckets = self.head_buckets if head else self.buckets
+        key = GraphKey(None if head else self._model.span, next(bucket for bucket in buckets if bucket >= rows))
+        self._graphs.run(key, partial(self._start, key))
 
     def close(self) -> None:
         """Give the graphs up; the model's own path needs nothing of this."""

@@ -14,6 +14,7 @@ import torch
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.fast_path import use_row_invariant_products
+from swarm.inference.graphs.address_table import AddressTable
 from swarm.inference.graphs.fixed_memory import FixedMemory, StaticLimits
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
@@ -222,6 +223,7 @@ def test_rows_of_nobody_touch_no_session(small: RaggedModel) -> None:
     kv_cache = KvCache(small.layout, 8)
     static.forward([chain(kv_cache, random_ids(3))], small.span)
     keys, values = (held.clone() for held in kv_cache.view(0, 3))
+    static.replay(3)
     other = KvCache(small.layout, 8)
     static.forward([chain(other, random_ids(1, 1))], small.span)
     assert torch.equal(kv_cache.view(0, 3)[0], keys)
@@ -253,6 +255,15 @@ def test_sessions_that_ended_and_many_more_than_lines(small: RaggedModel) -> Non
     del kv_cache
     gc.collect()
     assert len(static.table) == 0
+
+
+def test_no_session_of_a_forward_loses_its_line_to_another(small: RaggedModel) -> None:
+    table = AddressTable(small.layout, 2)
+    first, second, third = (KvCache(small.layout, 4) for _ in range(3))
+    assert (table.line(first, ()), table.line(second, ())) == (0, 1)
+    assert table.line(third, (third, first)) == 1, "the other one ran less recently, and runs now"
+    assert table.line(second, ()) == 0
+    assert torch.equal(table.table[:, 1], third.addresses())
 
 
 @pytest.mark.parametrize(("family", "programs"), [("llama", 1), ("mixtral", 1), ("gpt2", 2)])

@@ -53,7 +53,7 @@ def picked(logits: torch.Tensor, sampling: Sampling) -> tuple[object, object]:
     logits = logits if picks_on(logits.device) else logits.cpu()
     asked = run.prepare(logits, 0, range(3))
     requests = [] if asked.request is None else [asked.request]
-    for tokens in pick_together(logits, requests, VOCABULARY, gumbel_row) or [asked.drawn]:
+    for tokens in pick_together(logits, requests, VOCABULARY, gumbel_row) or [list(asked.drawn)]:
         assert not isinstance(tokens, ConfigError)
         run.take_picks(asked, tokens)
     return run.picks, run.log_probs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from swarm.inference.gumbel import gumbel_row
 from swarm.inference.picks import device_picks as module
 from swarm.inference.picks.device_picks import PickRequest, device_picks, noise_rows, plain_picks
 from swarm.inference.sampling import pick
+from swarm.kernels.support import kernel_support
 from swarm.protocol.messages import Sampling
 
 CPU = torch.device("cpu")
@@ -160,6 +162,7 @@ def test_the_path_by_kernels_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         picks: torch.Tensor = true_picks(logits, requests)
         return picks
 
+    monkeypatch.setattr(module, "kernel_support", partial(kernel_support, interpreted=True))
     monkeypatch.setattr(kernels, "coupled_picks", counted)
     logits, warm, cold = random_logits(9, 60), Sampling(5, 1.0), Sampling(6)
     requests = [PickRequest(0, [1, 2, 3], warm), PickRequest(3, [1, 2], cold), PickRequest(7, [9, 9], warm)]
