@@ -161,10 +161,12 @@ def _try(model: RaggedModel, limits: StaticLimits, backend: str | None, trial: P
     """
     from swarm.inference.static_forward import StaticForward
     from swarm.inference.static_proof import late_failure, prove
+    from swarm.kernels.packed_product import prepare
 
     if backend is not None:
         keep_programs(cache_folder() / "programs")
     try:
+        prepare(model.device)
         static = StaticForward(model, limits, backend=backend)
         static.record()
         verdict = prove(static, model, trial)

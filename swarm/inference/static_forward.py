@@ -63,6 +63,7 @@ class StaticForward:
         head_buckets: those of the head.
         table: lines of the sessions that ran.
         layers: the model's, as they run.
+        has_graphs: whether replays are recorded; on a CPU each starts its kernels one by one.
         prove_late: what is wrong with a graph that was recorded while sessions run; empty if nothing is.
     """
 
@@ -78,6 +79,7 @@ class StaticForward:
 
         self.limits = limits
         self.buckets = limits.buckets
+        self.has_graphs = model.device.type == "cuda"
         self.prove_late: Callable[[GraphKey], str] = lambda _: ""
         self._model = model
         group = max(model.config.num_attention_heads // layer.kv_heads for layer in model.layout.layers)
