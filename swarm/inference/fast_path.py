@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn

@@ -50,8 +50,22 @@ def kernel_support(device: torch.device, *, interpreted: bool = False) -> Kernel
     if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         name = torch.cuda.get_device_name(device)
         return KernelSupport(kernels=False, compiled=False, reason=f"{name} is older than the kernels need")
-    lacks = toolchain().lacks
+    lacks = toolchain().lacks or trial(device)
     return KernelSupport(kernels=not lacks, compiled=not lacks, reason=lacks)
+
+
+@cache
+def trial(device: torch.device) -> str:
+    """Why not even a small kernel runs there; empty where it does. Asked once, before weights are laid out."""
+    try:
+        from swarm.kernels.trial import doubles
+
+        with on_device(device):
+            if doubles(device):
+                return ""
+    except Exception as failure:  # noqa: BLE001 - Triton, its compiler or the driver may raise anything
+        return f"Triton does not run on this card ({str(failure).partition(chr(10))[0][:200]})"
+    return "Triton computes wrongly on this card"
 
 
 def is_interpreted() -> bool:

@@ -359,7 +359,7 @@ def test_a_bad_moment_while_a_machine_measures_itself_makes_no_size_alone_slow(d
         """The span, which takes as long as is said here."""
 
         layout, span, num_layers = demo.layout, demo.span, demo.num_layers
-        hidden_size, dtype, device = demo.hidden_size, demo.dtype, demo.device
+        hidden_size, dtype, device, static = demo.hidden_size, demo.dtype, demo.device, None
 
         def forward(self, work: list[SessionRows], sub: Span | None) -> torch.Tensor:
             now_ms[0] += usual[len(work[0].node_ids)] * (10 if len(rows) in slow else 1)
@@ -394,7 +394,7 @@ def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
     measure_sweeps(model)
     assert seen, "a CPU has nothing to load"
     monkeypatch.setattr("node.engine.measure.forward_ms", lambda *_: 1.0)
-    measured = measure_sweeps(cast("SpanModel", SimpleNamespace(device=torch.device("cuda"))))
+    measured = measure_sweeps(cast("SpanModel", SimpleNamespace(device=torch.device("cuda"), static=None)))
     assert not seen
     assert measured == tuple((nodes, 1.0) for nodes in TREE_NODES)
 
