@@ -193,7 +193,7 @@ def test_more_kv_than_the_memory_holds_is_one_line(config: ServeConfig, refusal:
     [
         ("banana", "auto", "device 'banana' cannot be used"),
         ("cuda:99", "auto", "device 'cuda:99' cannot be used"),
-        ("meta", "auto", "device 'meta': layers run on cpu"),
+        ("meta", "auto", "device 'meta': models run on cpu"),
         ("cpu", "float16", "--dtype float16 is far slower than float32 on a CPU"),
     ],
 )

@@ -68,7 +68,7 @@ def test_it_finds_what_is_in_the_way_and_tells_nothing_private(home: Path) -> No
     )
     assert troubles["identity-damaged"].startswith("mv ~/.config/canopy/identity.key ~/.config/canopy/")
     assert "proxy" in {one["kind"] for one in report["findings"] if one["level"] == "hint"}
-    assert len({one["check"] for one in report["findings"]}) == 21
+    assert len({one["check"] for one in report["findings"]}) == 22
     assert report["took_s"] < 20
     private = [SECRET, TOKEN, PEER, str(home), "proxy.anna.example"]
     private += [name for name in (getpass.getuser(), platform.node()) if name not in ("root", "localhost")]
