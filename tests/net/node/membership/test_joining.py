@@ -59,11 +59,13 @@ def joining(registry: Registry, span: Span, sequence: int) -> NodeRecord:
 
 
 async def reserve(registry: Registry, together: asyncio.Barrier) -> tuple[Span | None, list[Span]]:
-    """Choose six layers; the first reservation waits until the other's is stored too."""
+    """Choose six layers: both look before either reserves, and the first reservation waits for the other's."""
     announced: list[Span] = []
 
     async def announce(span: Span) -> None:
         announced.append(span)
+        if len(announced) == 1:
+            await together.wait()
         await registry.announce(joining(registry, span, len(announced)))
         if len(announced) == 1:
             await together.wait()
