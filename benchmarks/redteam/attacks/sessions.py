@@ -53,7 +53,7 @@ async def fill(fight: Fight, count: int, sources: int, window: int, per_s: float
             fight.tally.acts += 1
 
 
-@attack("session-fill", Kind.SESSIONS)
+@attack("session-fill", Kind.SESSIONS, burns=True)
 async def session_fill(fight: Fight) -> None:
     """1,100 sessions of two tokens on one node, from one address."""
     await fight.go()
@@ -61,7 +61,7 @@ async def session_fill(fight: Fight) -> None:
     await fight.stay()
 
 
-@attack("session-fill-of-many", Kind.SESSIONS)
+@attack("session-fill-of-many", Kind.SESSIONS, burns=True)
 async def session_fill_of_many(fight: Fight) -> None:
     """1,100 sessions of two tokens on one node, from 64 addresses."""
     await fight.go()
