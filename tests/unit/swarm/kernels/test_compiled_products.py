@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from swarm.kernels.support import INTERPRETER
+from tests.kernels.compiling import compiled_by
 
 
 def test_kernels_compile_for_cards_of_every_class(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != INTERPRETER}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiled_products"],
-        cwd=Path(__file__).parents[4],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=50,
-    )
-    assert ran.returncode == 0, ran.stderr
-    made = {one["name"].strip(): one for one in json.loads(ran.stdout)}
+    found = compiled_by("tests.kernels.compiled_products", tmp_path)
+    made = {one["name"].strip(): one for one in found}
     assert len(made) == 6
     for name, one in made.items():
         assert one["shared"] <= one["by_arithmetic"] <= one["limit"], name
