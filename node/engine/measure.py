@@ -40,7 +40,7 @@ def make_ready(model: SpanModel, *, graphs: bool = True, streamed: bool = False)
     if streamed:
         model.use_plain("weights are streamed")
     elif not graphs:
-        model.use_plain("--no-graphs")
+        model.use_plain("its numeric class is without kernels, as --no-graphs or the swarm wants it")
     else:
         use_static(model)
 

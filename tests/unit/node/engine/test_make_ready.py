@@ -23,7 +23,11 @@ class _Asked:
 
 @pytest.mark.parametrize(
     ("graphs", "streamed", "told"),
-    [(True, False, "proven"), (False, False, "--no-graphs"), (True, True, "weights are streamed")],
+    [
+        (True, False, "proven"),
+        (False, False, "its numeric class is without kernels, as --no-graphs or the swarm wants it"),
+        (True, True, "weights are streamed"),
+    ],
 )
 def test_graphs_are_for_weights_that_stay_where_nobody_declined(
     graphs: bool, streamed: bool, told: str, monkeypatch: pytest.MonkeyPatch
