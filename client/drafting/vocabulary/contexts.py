@@ -176,11 +176,15 @@ class RetokenisedContext:
 
     def _control(self, token: int, name: bytes) -> list[int]:
         """The draft's tokens for a control token: the one of that name, or with that part; else the name as text."""
-        draft = self._draft
+        draft, target = self._draft, self._target
         own = draft.control_id(name)
-        if own is None and token in (self._target.begin_id, self._target.end_id):
-            own = draft.strings.begin_id if token == self._target.begin_id else draft.strings.end_id
-        return draft.ids(name)[:MAX_SPELT_TOKENS] if own is None else [own]
+        if own is not None:
+            return [own]
+        if token == target.begin_id and len(self._ids) == len(self._begin):
+            return [] if self._begin or draft.strings.begin_id is None else [draft.strings.begin_id]
+        if token == target.end_id and draft.strings.end_id is not None:
+            return [draft.strings.end_id]
+        return draft.ids(name)[:MAX_SPELT_TOKENS]
 
     def _stand_in(self) -> int:
         """A token for a text of which nothing is left: a draft cannot begin from nothing."""

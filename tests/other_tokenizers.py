@@ -10,14 +10,23 @@ import torch
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from swarm.demo import DRAFT, PASSAGES
+from client.drafting.vocabulary.token_strings import read_strings
+from swarm.demo import DRAFT, PASSAGES, TARGET
 
 TOKENS = 1_500
 
 
-fast = cast("Any", PreTrainedTokenizerFast)
+def fast_tokenizer(tokenizer_object: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
+    """A tokenizer as transformers wraps it, with the names of its control tokens."""
+    made: PreTrainedTokenizerFast = cast("Any", PreTrainedTokenizerFast)(tokenizer_object=tokenizer_object, **names)
+    return made
+
+
+def demo_tokenizer() -> PreTrainedTokenizerFast:
+    """The demo pair's."""
+    return fast_tokenizer(Tokenizer.from_file(str(TARGET / "tokenizer.json")), bos_token="<s>", eos_token="</s>")
 
 
 def passages() -> list[str]:
@@ -34,7 +43,7 @@ def byte_level(texts: list[str], size: int = TOKENS) -> PreTrainedTokenizerFast:
         vocab_size=size, special_tokens=["<pad>", "<end>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return fast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
+    return fast_tokenizer(tokenizer, eos_token="<end>", pad_token="<pad>")
 
 
 def metaspace(texts: list[str], size: int = TOKENS) -> PreTrainedTokenizerFast:
@@ -50,27 +59,20 @@ def metaspace(texts: list[str], size: int = TOKENS) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(texts, trainer)
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if not token["content"].startswith("<0x")]
-    return fast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(state)), bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    return fast_tokenizer(Tokenizer.from_str(json.dumps(state)), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-def save_speaking(tokenizer: PreTrainedTokenizerFast, strings: dict[int, bytes], folder: Path) -> Path:
-    """Save the demo draft with another tokenizer: a token's row is the mean of the rows that its text had.
-
-    Args:
-        tokenizer: the new one.
-        strings: bytes of each of its tokens.
-        folder: to save to.
-    """
-    usual = AutoTokenizer.from_pretrained(DRAFT)
-    model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_pretrained(DRAFT, dtype=torch.float32)
-    old = cast("Any", model.get_input_embeddings()).weight.detach().clone()
+def save_speaking(tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+    """Save the demo draft with another tokenizer: a token's row is the mean of the rows that its text had."""
+    usual = demo_tokenizer()
+    strings = read_strings(tokenizer, len(tokenizer)).by_id
+    model = cast("Any", AutoModelForCausalLM).from_pretrained(DRAFT, dtype=torch.float32)
+    old = model.get_input_embeddings().weight.detach().clone()
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    rows = cast("Any", model.get_input_embeddings()).weight
+    rows = model.get_input_embeddings().weight
     with torch.no_grad():
-        for token in range(len(tokenizer)):
-            ids = usual.encode(strings.get(token, b"").decode("utf-8", "replace"), add_special_tokens=False) or [0]
+        for token, (_, data) in strings.items():
+            ids = usual.encode(data.decode("utf-8", "replace"), add_special_tokens=False)
             rows[token] = old[ids].mean(dim=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
