@@ -109,6 +109,19 @@ def test_kept_kv_gives_the_tree_of_a_fresh_drafter(
         assert tree.acceptance_probs == pytest.approx(fresh.acceptance_probs, rel=1e-3)
 
 
+def test_a_word_that_the_target_spells_out_moves_positions(
+    foreign: tuple[RaggedModel, SharedVocabulary], prompts: list[list[int]]
+) -> None:
+    """The draft reads the same text as before, but the noise of what follows is that of another position."""
+    kept, target = drafter_of(foreign), demo_tokenizer()
+    vocab = target.get_vocab()
+    text, spelt = ([*prompts[0], *(vocab[token] for token in tokens)] for tokens in (["Ġthe"], ["Ġ", "t", "h", "e"]))
+    kept.grow(text, 24, 16, WARM)
+    again, fresh = (drafter.grow(spelt, 24, 16, WARM) for drafter in (kept, drafter_of(foreign)))
+    assert (again.tokens, again.parents) == (fresh.tokens, fresh.parents)
+    assert again.tokens != kept.grow(text, 24, 16, WARM).tokens
+
+
 def test_what_is_sent_is_the_drafts_distribution_over_shared_tokens(
     foreign: tuple[RaggedModel, SharedVocabulary], foreign_draft: Path, demo: Target, prompts: list[list[int]]
 ) -> None:
