@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.drafting.other_tokenizers import demo_tokenizer
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
 from client.drafting.drafter import TreeDrafter
 from client.drafting.loading import DraftOptions, load_drafter
@@ -22,7 +23,6 @@ from client.target import Target, load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
-from tests.other_tokenizers import demo_tokenizer
 
 GREEDY = Sampling()
 WARM = Sampling(seed=5, temperature=1.0)

@@ -8,6 +8,7 @@ import random
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.drafting.other_tokenizers import byte_level, demo_tokenizer, metaspace, passages
 from client.drafting.vocabulary import contexts
 from client.drafting.vocabulary.contexts import (
     MAX_PIECE_TOKENS,
@@ -19,7 +20,6 @@ from client.drafting.vocabulary.contexts import (
 )
 from client.drafting.vocabulary.token_map import TokenMap
 from client.drafting.vocabulary.token_strings import read_strings
-from tests.other_tokenizers import byte_level, demo_tokenizer, metaspace, passages
 
 KINDS = {"byte-level": byte_level, "metaspace": metaspace}
 

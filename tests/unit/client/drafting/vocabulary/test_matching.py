@@ -9,9 +9,9 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.drafting.other_tokenizers import byte_level, fast_tokenizer, metaspace
 from client.drafting.vocabulary.matching import Vocabulary, match_vocabularies
 from swarm.errors import IncompatibleDraft
-from tests.other_tokenizers import byte_level, fast_tokenizer, metaspace
 
 TEXTS = ["the tide is on the turn", "the lamp is in the window", "and the kettle is on the boil"]
 

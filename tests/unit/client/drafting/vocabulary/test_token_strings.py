@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenizers import pre_tokenizers
 
+from benchmarks.drafting.other_tokenizers import demo_tokenizer, metaspace
 from client.drafting.vocabulary.token_strings import TokenizerKind, read_strings
-from tests.other_tokenizers import demo_tokenizer, metaspace
 
 TEXT = "Ünder the ☂, 3 cafés\n\t(naïve) — 日本"
 

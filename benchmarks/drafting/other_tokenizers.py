@@ -16,6 +16,7 @@ from client.drafting.vocabulary.token_strings import read_strings
 from swarm.demo import DRAFT, PASSAGES, TARGET
 
 TOKENS = 1_500
+"""Of a tokenizer that is trained here."""
 
 
 def fast_tokenizer(tokenizer_object: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
@@ -30,6 +31,7 @@ def demo_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def passages() -> list[str]:
+    """The demo's passages of held-out books."""
     return [json.loads(line)["text"] for line in PASSAGES.read_text(encoding="utf-8").splitlines()]
 
 
