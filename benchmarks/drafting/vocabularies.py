@@ -28,7 +28,7 @@ from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.search.calibration import Calibration
 from client.drafting.search.ranking import Ranker
 from client.drafting.sources.model import ModelSource
-from client.drafting.vocabulary.matching import SharedVocabulary, Vocabulary, match_vocabularies
+from client.drafting.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
 from client.target import Target, load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
@@ -102,15 +102,15 @@ class VocabularyScore:
 
 def demo_pairs(target: Target, folder: Path) -> Iterator[Pair]:
     """The demo target with drafts of other vocabularies, which are saved in a folder."""
-    ours, demo = Vocabulary(target.tokenizer, target.vocab_size), load_whole(DRAFT, torch.float32)
+    ours, demo = ModelVocabulary(target.tokenizer, target.vocab_size), load_whole(DRAFT, torch.float32)
     yield Pair("the target's tokenizer", demo, match_vocabularies(ours, ours))
-    few = Vocabulary(target.tokenizer, FEW_ROWS)
+    few = ModelVocabulary(target.tokenizer, FEW_ROWS)
     yield Pair(f"the target's, {FEW_ROWS:,} rows", demo, match_vocabularies(ours, few))
     for make, size in ((byte_level, 3_000), (byte_level, 1_500), (metaspace, 3_000), (metaspace, 1_500)):
         tokenizer = make(passages(), size)
         model = load_whole(save_speaking(tokenizer, folder / f"{make.__name__}-{size}"), torch.float32)
         name = f"{make.__name__.replace('_', '-')}, {len(tokenizer):,} tokens"
-        yield Pair(name, model, match_vocabularies(ours, Vocabulary(tokenizer, model.vocab_size)))
+        yield Pair(name, model, match_vocabularies(ours, ModelVocabulary(tokenizer, model.vocab_size)))
 
 
 def measure(target: RaggedModel, known: Target, pair: Pair, options: Options, count: int) -> Iterator[VocabularyScore]:
@@ -162,7 +162,10 @@ def main() -> None:
     if options.also is not None:
         other, model, draft = load_target(options.also), load_whole(options.also, torch.float32), load_target(DRAFT)
         small = load_whole(DRAFT, torch.float32)
-        ours, theirs = Vocabulary(other.tokenizer, model.vocab_size), Vocabulary(draft.tokenizer, small.vocab_size)
+        ours, theirs = (
+            ModelVocabulary(other.tokenizer, model.vocab_size),
+            ModelVocabulary(draft.tokenizer, small.vocab_size),
+        )
         pair = Pair(f"{options.also.name}, the demo draft's", small, match_vocabularies(ours, theirs))
         scores += measure(model, other, pair, options, options.also_prompts)
     sheet(scores, options).finish(console, record=options.record)

@@ -29,7 +29,7 @@ from client.drafting.sources.recycling import RecycleSource, Recycling
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.drafting.sources.sibling_index import CrossBranchCache
 from client.drafting.sources.siblings import SiblingSource
-from client.drafting.vocabulary.matching import SharedVocabulary, Vocabulary, match_vocabularies
+from client.drafting.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
 from client.target import Target, load_target
 from swarm.errors import ConfigError, IncompatibleDraft
 from swarm.inference.devices import default_device, has_float64, open_device, refused_dtype
@@ -199,7 +199,7 @@ def _model(name: ModelName, target: Target, device: torch.device, *, adapt: bool
     model = load_whole(name, draft_dtype(device), device)
     small = load_target(name)
     shared = match_vocabularies(
-        Vocabulary(target.tokenizer, target.vocab_size), Vocabulary(small.tokenizer, model.vocab_size)
+        ModelVocabulary(target.tokenizer, target.vocab_size), ModelVocabulary(small.tokenizer, model.vocab_size)
     )
     _tell_coverage(small.name, shared)
     window = model.max_positions or DRAFT_WINDOW

@@ -27,7 +27,7 @@ from swarm.errors import IncompatibleDraft
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class ModelVocabulary:
     """One model's tokens.
 
     Attributes:
@@ -81,7 +81,7 @@ class SharedVocabulary:
         return f"shares {self.shared:,} of {self.known:,} tokens with the target"
 
 
-def match_vocabularies(target: Vocabulary, draft: Vocabulary) -> SharedVocabulary:
+def match_vocabularies(target: ModelVocabulary, draft: ModelVocabulary) -> SharedVocabulary:
     """Find the tokens that a draft and a target share.
 
     Raises:
@@ -102,7 +102,7 @@ def match_vocabularies(target: Vocabulary, draft: Vocabulary) -> SharedVocabular
     return _retokenised(target, draft, why)
 
 
-def _aligned(target: Vocabulary, draft: Vocabulary, shared: Sequence[int]) -> SharedVocabulary:
+def _aligned(target: ModelVocabulary, draft: ModelVocabulary, shared: Sequence[int]) -> SharedVocabulary:
     """Both have these ids, and perhaps others that only one side has."""
     ours = target.known
     if not shared:
@@ -119,7 +119,7 @@ def _aligned(target: Vocabulary, draft: Vocabulary, shared: Sequence[int]) -> Sh
     return SharedVocabulary(token_map.width, translation, len(shared), len(ours))
 
 
-def _retokenised(target: Vocabulary, draft: Vocabulary, why: str) -> SharedVocabulary:
+def _retokenised(target: ModelVocabulary, draft: ModelVocabulary, why: str) -> SharedVocabulary:
     """Tokens of equal bytes are shared, whatever their ids."""
     ours, theirs = (read_strings(side.tokenizer, side.rows) for side in (target, draft))
     by_string = theirs.ids()

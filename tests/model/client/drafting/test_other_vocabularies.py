@@ -18,7 +18,7 @@ from client.drafting.drafter import TreeDrafter
 from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.search.tree import DraftTree
 from client.drafting.sources.model import ModelSource
-from client.drafting.vocabulary.matching import SharedVocabulary, Vocabulary, match_vocabularies
+from client.drafting.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
 from client.target import Target, load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
@@ -49,7 +49,9 @@ def demo() -> Target:
 @pytest.fixture(scope="module")
 def foreign(foreign_draft: Path, demo: Target) -> tuple[RaggedModel, SharedVocabulary]:
     model, own = load_whole(foreign_draft, torch.float32), load_target(foreign_draft).tokenizer
-    return model, match_vocabularies(Vocabulary(demo.tokenizer, demo.vocab_size), Vocabulary(own, model.vocab_size))
+    return model, match_vocabularies(
+        ModelVocabulary(demo.tokenizer, demo.vocab_size), ModelVocabulary(own, model.vocab_size)
+    )
 
 
 def drafter_of(foreign: tuple[RaggedModel, SharedVocabulary]) -> TreeDrafter:

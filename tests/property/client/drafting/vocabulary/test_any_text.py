@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.drafting.other_tokenizers import byte_level, demo_tokenizer, metaspace, passages
-from client.drafting.vocabulary.matching import Translation, Vocabulary, match_vocabularies
+from client.drafting.vocabulary.matching import ModelVocabulary, Translation, match_vocabularies
 
 ROWS = 700
 TOKENS = st.one_of(st.integers(0, 300), st.integers(0, 5_000))  # bytes that are no characters; words; ids of no token
@@ -17,7 +17,9 @@ STEPS = st.lists(st.tuples(st.integers(0, 40), st.lists(TOKENS, max_size=12)), m
 @pytest.fixture(scope="module", params=[byte_level, metaspace], ids=["byte-level", "metaspace"])
 def translation(request: pytest.FixtureRequest) -> Translation:
     tokenizer = request.param(passages()[:6], ROWS)
-    found = match_vocabularies(Vocabulary(demo_tokenizer(), 4_096), Vocabulary(tokenizer, ROWS - 10)).translation
+    found = match_vocabularies(
+        ModelVocabulary(demo_tokenizer(), 4_096), ModelVocabulary(tokenizer, ROWS - 10)
+    ).translation
     assert found is not None
     return found
 

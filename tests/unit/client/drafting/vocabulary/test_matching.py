@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.drafting.other_tokenizers import byte_level, fast_tokenizer, metaspace
-from client.drafting.vocabulary.matching import Vocabulary, match_vocabularies
+from client.drafting.vocabulary.matching import ModelVocabulary, match_vocabularies
 from swarm.errors import IncompatibleDraft
 
 TEXTS = ["the tide is on the turn", "the lamp is in the window", "and the kettle is on the boil"]
@@ -27,7 +27,7 @@ ELEVEN = tuple("abcdefghijk")
 
 
 def test_equal_tokenizers_need_no_translation_whatever_the_padding() -> None:
-    shared = match_vocabularies(Vocabulary(words(*ELEVEN), 64), Vocabulary(words(*ELEVEN), 12))
+    shared = match_vocabularies(ModelVocabulary(words(*ELEVEN), 64), ModelVocabulary(words(*ELEVEN), 12))
     assert shared.translation is None
     assert (shared.vocab_tokens, shared.shared, shared.known) == (11, 11, 11)
 
@@ -35,19 +35,23 @@ def test_equal_tokenizers_need_no_translation_whatever_the_padding() -> None:
 @pytest.mark.parametrize(
     ("target", "draft", "expected"),
     [
-        (Vocabulary(words(*ELEVEN), 12), Vocabulary(words(*ELEVEN), 10), range(10)),
-        (Vocabulary(words(*ELEVEN), 10), Vocabulary(words(*ELEVEN), 12), range(10)),
-        (Vocabulary(words(*ELEVEN, added=("<l>", "<m>", "<n>")), 16), Vocabulary(words(*ELEVEN), 16), range(11)),
-        (Vocabulary(words(*ELEVEN), 16), Vocabulary(words(*ELEVEN, added=("<l>", "<m>")), 16), range(11)),
+        (ModelVocabulary(words(*ELEVEN), 12), ModelVocabulary(words(*ELEVEN), 10), range(10)),
+        (ModelVocabulary(words(*ELEVEN), 10), ModelVocabulary(words(*ELEVEN), 12), range(10)),
         (
-            Vocabulary(words(*ELEVEN, added=("<turn>", "<m>")), 16),
-            Vocabulary(words(*ELEVEN, added=("<reserved>", "<m>")), 16),
+            ModelVocabulary(words(*ELEVEN, added=("<l>", "<m>", "<n>")), 16),
+            ModelVocabulary(words(*ELEVEN), 16),
+            range(11),
+        ),
+        (ModelVocabulary(words(*ELEVEN), 16), ModelVocabulary(words(*ELEVEN, added=("<l>", "<m>")), 16), range(11)),
+        (
+            ModelVocabulary(words(*ELEVEN, added=("<turn>", "<m>")), 16),
+            ModelVocabulary(words(*ELEVEN, added=("<reserved>", "<m>")), 16),
             (*range(11), 12),
         ),
     ],
     ids=["no row in the draft", "no row in the target", "target's own at the end", "draft's own", "a name reserved"],
 )
-def test_ids_that_one_side_lacks_are_left_out(target: Vocabulary, draft: Vocabulary, expected: range) -> None:
+def test_ids_that_one_side_lacks_are_left_out(target: ModelVocabulary, draft: ModelVocabulary, expected: range) -> None:
     shared = match_vocabularies(target, draft)
     able = list(range(shared.vocab_tokens))
     if shared.translation is not None:
@@ -60,7 +64,7 @@ def test_ids_that_one_side_lacks_are_left_out(target: Vocabulary, draft: Vocabul
 
 def test_other_merges_share_tokens_of_equal_bytes() -> None:
     target, draft = byte_level(TEXTS, 300), byte_level([*TEXTS, "the theme of the thesis"] * 2, 290)
-    shared = match_vocabularies(Vocabulary(target, 300), Vocabulary(draft, 290))
+    shared = match_vocabularies(ModelVocabulary(target, 300), ModelVocabulary(draft, 290))
     assert shared.translation is not None
     assert not shared.translation.is_aligned
     ours, theirs = target.convert_ids_to_tokens, draft.convert_ids_to_tokens
@@ -72,7 +76,7 @@ def test_other_merges_share_tokens_of_equal_bytes() -> None:
 
 def test_byte_level_and_metaspace_meet_in_bytes() -> None:
     target, draft = byte_level(TEXTS, 300), metaspace(TEXTS, 310)
-    shared = match_vocabularies(Vocabulary(target, 300), Vocabulary(draft, 310))
+    shared = match_vocabularies(ModelVocabulary(target, 300), ModelVocabulary(draft, 310))
     assert shared.translation is not None
     own, token_map = draft.get_vocab(), shared.translation.token_map
     for token, expected in [("Ġthe", "▁the"), ("e", "e"), ("Ċ", "<0x0A>")]:
@@ -81,7 +85,7 @@ def test_byte_level_and_metaspace_meet_in_bytes() -> None:
 
 def test_what_cannot_be_compared_is_refused_in_one_line() -> None:
     with pytest.raises(IncompatibleDraft) as refused:
-        match_vocabularies(Vocabulary(byte_level(TEXTS, 300), 300), Vocabulary(words("the", "tide"), 64))
+        match_vocabularies(ModelVocabulary(byte_level(TEXTS, 300), 300), ModelVocabulary(words("the", "tide"), 64))
     assert re.search(r"token id 0 is '<pad>' to the target and 'the' to the draft", str(refused.value))
     assert "WordLevel (the draft) and byte-level BPE (the target) have no bytes in common" in str(refused.value)
     assert "\n" not in str(refused.value)
