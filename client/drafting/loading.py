@@ -198,9 +198,12 @@ def _source(component: DraftComponent, calibration: Calibration) -> Source:
 def _model(name: ModelName, target: Target, device: torch.device, *, adapt: bool) -> DraftComponent:
     model = load_whole(name, draft_dtype(device), device)
     small = load_target(name)
-    shared = match_vocabularies(
-        ModelVocabulary(target.tokenizer, target.vocab_size), ModelVocabulary(small.tokenizer, model.vocab_size)
-    )
+    try:
+        shared = match_vocabularies(
+            ModelVocabulary(target.tokenizer, target.vocab_size), ModelVocabulary(small.tokenizer, model.vocab_size)
+        )
+    except IncompatibleDraft as error:
+        raise IncompatibleDraft(f"{small.name}: {error}") from None
     _tell_coverage(small.name, shared)
     window = model.max_positions or DRAFT_WINDOW
     use_static(model, window)
