@@ -12,7 +12,7 @@ from __future__ import annotations
 import codecs
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
@@ -201,19 +201,20 @@ def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return next(place for place in range(least) if ours[place] != theirs[place])
 
 
-def spell_by(tokenizer: PreTrainedTokenizerFast, strings: Mapping[int, str], rows: int) -> Spell:
-    """Spell ids by their strings; each is encoded once.
+def spell_by(target: PreTrainedTokenizerFast, draft: PreTrainedTokenizerFast, rows: int) -> Spell:
+    """Spell ids of the target by their text; each is encoded once.
 
     Args:
-        tokenizer: the draft's.
-        strings: by id of the target.
+        target: the target's tokenizer.
+        draft: the draft's.
         rows: of the draft's embedding.
     """
     known: dict[int, Sequence[int]] = {}
 
     def spell(token: int) -> Sequence[int]:
         if token not in known:
-            ids = tokenizer.backend_tokenizer.encode(strings.get(token, ""), add_special_tokens=False).ids
+            text = target.backend_tokenizer.decode([token], skip_special_tokens=False)
+            ids = draft.backend_tokenizer.encode(text, add_special_tokens=False).ids
             known[token] = [own for own in ids if own < rows][:MAX_SPELT_TOKENS]
         return known[token]
 

@@ -22,7 +22,7 @@ from client.drafting.vocabulary.contexts import (
     spell_by,
 )
 from client.drafting.vocabulary.token_map import TokenMap
-from client.drafting.vocabulary.token_strings import TokenizerKind, control_ids, read_strings
+from client.drafting.vocabulary.token_strings import TokenizerKind, added_ids, read_strings
 from swarm.errors import IncompatibleDraft
 
 
@@ -91,7 +91,7 @@ def match_vocabularies(target: ModelVocabulary, draft: ModelVocabulary) -> Share
     both = sorted(ours.keys() & theirs.keys())
     differing = [token_id for token_id in both if ours[token_id] != theirs[token_id]]
     # Makers of fine-tunes rename reserved control tokens; the words stay.
-    renamed = control_ids(target.tokenizer) & control_ids(draft.tokenizer)
+    renamed = added_ids(target.tokenizer) & added_ids(draft.tokenizer)
     if both and renamed.issuperset(differing):
         left = set(differing)
         return _aligned(target, draft, [token_id for token_id in both if token_id not in left])
@@ -110,7 +110,7 @@ def _aligned(target: ModelVocabulary, draft: ModelVocabulary, shared: Sequence[i
     if len(shared) == len(ours) == shared[-1] + 1:
         return SharedVocabulary(len(shared), None, len(shared), len(ours))
     token_map = TokenMap([(token_id, token_id) for token_id in shared], draft.rows)
-    spell = spell_by(draft.tokenizer, ours, draft.rows)
+    spell = spell_by(target.tokenizer, draft.tokenizer, draft.rows)
 
     def make_context() -> DraftContext:
         return AlignedContext(token_map, spell, shared[0])

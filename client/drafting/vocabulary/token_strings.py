@@ -91,7 +91,7 @@ def read_strings(tokenizer: PreTrainedTokenizerFast, rows: int) -> TokenStrings:
     )
 
 
-def control_ids(tokenizer: PreTrainedTokenizerFast) -> set[int]:
+def added_ids(tokenizer: PreTrainedTokenizerFast) -> set[int]:
     """Ids that tokenizers add to their model's own tokens, control tokens among them."""
     return set(tokenizer.added_tokens_decoder)
 

@@ -151,9 +151,11 @@ def test_control_tokens_are_those_of_the_draft_or_spelt(
 
 
 def test_an_id_that_the_draft_lacks_is_spelt_out(usual: PreTrainedTokenizerFast) -> None:
-    token_map = TokenMap([(token, token) for token in range(4_096) if token != 300], draft_rows=4_096)
+    token_map = TokenMap([(token, token) for token in range(4_095)], draft_rows=4_095)
     asked: list[int] = []
-    spell = spell_by(usual, {4_097: "<turn>"}, 4_096)
+    wider = copy.deepcopy(usual)
+    wider.add_tokens(["<pad>", "<turn>"], special_tokens=True)
+    spell = spell_by(wider, usual, 4_095)
 
     def spelling(token: int) -> tuple[int, ...]:
         asked.append(token)
@@ -164,8 +166,8 @@ def test_an_id_that_the_draft_lacks_is_spelt_out(usual: PreTrainedTokenizerFast)
     assert context.follow((5, 4_097, 6)) == (5, *turn, 6)
     assert context.follow((5, 4_097, 6, 8)) == (5, *turn, 6, 8)
     assert context.follow((5, 9)) == (5, 9)
-    assert context.follow((300, 5_000)) == (7,), "nothing is left of it"
-    assert asked == [4_097, 300, 5_000], "what both sequences begin with is not done again"
+    assert context.follow((4_095, 5_000)) == (7,), "nothing is left of it"
+    assert asked == [4_097, 4_095, 5_000], "what both sequences begin with is not done again"
 
 
 def test_within_a_text_no_space_is_put_before_a_word(
