@@ -6,7 +6,7 @@ SwarmError
 │  ├─ HubError                     the hub refuses or cannot be reached, or what it sent cannot be kept
 │  ├─ LayersError                  a span that the model does not have
 │  ├─ UnsupportedModel             a model (or draft) that Canopy refuses, by name
-│  ├─ IncompatibleDraft            draft and target do not map token ids to the same tokens
+│  ├─ IncompatibleDraft            draft and target share no tokens, or a head was made for other ones
 │  ├─ ModelMismatch                two machines hold different weights, configs or tokenizers
 │  ├─ NotEnoughSpace               memory or disk: needs / has / how many layers would fit
 │  ├─ TooSlow                      this machine would slow down every chain that it joins
@@ -64,7 +64,7 @@ class UnsupportedModel(ConfigError):
 
 
 class IncompatibleDraft(ConfigError):
-    """Draft and target do not map token ids to the same tokens."""
+    """Draft and target share no tokens, or a head was made for others than the target's."""
 
 
 class ModelMismatch(ConfigError):

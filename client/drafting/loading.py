@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from client.drafting.sources.recycling import RecycleSource, Recycling
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.drafting.sources.sibling_index import CrossBranchCache
 from client.drafting.sources.siblings import SiblingSource
-from client.drafting.vocabulary_check import check_compatible
+from client.drafting.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
 from client.target import Target, load_target
 from swarm.errors import ConfigError, IncompatibleDraft
 from swarm.inference.devices import default_device, has_float64, open_device, refused_dtype
@@ -42,6 +43,8 @@ MAX_DRAFTS = 8
 """Models and heads that draft together."""
 
 ModelName = str | Path
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
 
     Raises:
         ConfigError: too many drafts, or no such device.
-        IncompatibleDraft: a draft that was made for other tokens.
+        IncompatibleDraft: a head that was made for other tokens, or a draft that shares none with the target.
         SwarmError: a draft that cannot be found or loaded.
     """
     if len(options.names) > MAX_DRAFTS:
@@ -123,7 +126,7 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
         if options.calibrations is not None:
             path = calibration_path(options.calibrations, target, identity_among(drafts))
         calibration = load_calibration(path) if path is not None else Calibration()
-        makers.append(partial(_source, component, len(target.tokenizer), calibration))
+        makers.append(partial(_source, component, calibration))
         if path is not None:
             savers.append(partial(save_calibration, path, calibration))
     make_another = partial(_drafter, makers)
@@ -180,23 +183,41 @@ class DraftComponent:
     Attributes:
         source: makes a source of it.
         identity: names its calibration.
+        vocab_tokens: ids of the target that it can propose are below it.
     """
 
     source: Callable[[Ranker], Source]
     identity: Identified
+    vocab_tokens: int
 
 
-def _source(component: DraftComponent, vocab_tokens: int, calibration: Calibration) -> Source:
-    return component.source(Ranker(vocab_tokens, calibration))
+def _source(component: DraftComponent, calibration: Calibration) -> Source:
+    return component.source(Ranker(component.vocab_tokens, calibration))
 
 
 def _model(name: ModelName, target: Target, device: torch.device, *, adapt: bool) -> DraftComponent:
     model = load_whole(name, draft_dtype(device), device)
     small = load_target(name)
-    check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
-    window, vocab_tokens = model.max_positions or DRAFT_WINDOW, len(target.tokenizer)
+    try:
+        shared = match_vocabularies(
+            ModelVocabulary(target.tokenizer, target.vocab_size), ModelVocabulary(small.tokenizer, model.vocab_size)
+        )
+    except IncompatibleDraft as error:
+        raise IncompatibleDraft(f"{small.name}: {error}") from None
+    _tell_coverage(small.name, shared)
+    window = model.max_positions or DRAFT_WINDOW
     use_static(model, window)
-    return DraftComponent(lambda ranker: ModelSource(model, vocab_tokens, window, ranker, adapt=adapt), small)
+    return DraftComponent(
+        lambda ranker: ModelSource(model, shared, window, ranker, adapt=adapt), small, shared.vocab_tokens
+    )
+
+
+def _tell_coverage(name: str, shared: SharedVocabulary) -> None:
+    """One line where a draft does not have all of the target's tokens."""
+    if shared.translation is not None and not shared.translation.is_aligned:
+        logger.warning("draft %s: another tokenizer than the target's; it %s and drafts those", name, shared.coverage)
+    elif shared.shared < shared.known:
+        logger.info("draft %s %s", name, shared.coverage)
 
 
 def _head(
@@ -219,4 +240,4 @@ def _head(
     digest = hashlib.sha256(json.dumps(config.to_json(), sort_keys=True).encode()).hexdigest()
     identity = DraftIdentity(folder.name if hub is None else hub.repo, digest, config.tokenizer)
     kind = ReDrafterSource if config.canopy_head == "redrafter" else DgfSource
-    return DraftComponent(lambda ranker: kind(head, ranker), identity)
+    return DraftComponent(lambda ranker: kind(head, ranker), identity, len(target.tokenizer))

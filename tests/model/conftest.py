@@ -11,6 +11,7 @@ import pytest
 import torch
 from huggingface_hub import file_download
 
+from benchmarks.drafting.other_tokenizers import byte_level, metaspace, passages, save_speaking
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from tests.fake_hub import MODEL, FakeHub, Repo, fake_hub, use_hub
@@ -46,3 +47,10 @@ def hub(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         use_hub(running.url, tmp_path / "cache", monkeypatch)
         monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))
         yield running
+
+
+@pytest.fixture(scope="session", params=["byte_level", "metaspace"])
+def foreign_draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo draft with another tokenizer: byte-level with other merges, or metaspace."""
+    make = {"byte_level": byte_level, "metaspace": metaspace}[request.param]
+    return save_speaking(make(passages()), tmp_path_factory.mktemp(request.param))

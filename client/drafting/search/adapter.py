@@ -37,11 +37,17 @@ class Adapter:
         lessons: from how many it learned.
     """
 
-    def __init__(self, output: torch.Tensor) -> None:
-        """Make one for `output` [vocab_size, width], the matrix that turns hidden rows into logits."""
+    def __init__(self, output: torch.Tensor, rows_of: NDArray[np.int64] | None = None) -> None:
+        """Make one.
+
+        Args:
+            output: [vocab_size, width], the matrix that turns hidden rows into logits.
+            rows_of: [tokens], the row of the matrix of each token, −1 for none; None where they have the same numbers.
+        """
         width = output.shape[1]
         self.lessons = 0
         self._output = output
+        self._numbers = np.arange(len(output)) if rows_of is None else rows_of
         self._weights = torch.zeros(width, width, device=output.device)
 
     def forget(self) -> None:
@@ -99,12 +105,18 @@ class Adapter:
 
     def _is_known(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the matrix has a row for each: −1 is no token, and the target may know more tokens than the draft."""
-        return np.asarray((tokens >= 0) & (tokens < len(self._output)))
+        return self._rows_at(tokens) >= 0
 
     def _rows_of(self, tokens: NDArray[np.int64]) -> torch.Tensor:
         """[n, candidates, width]; the row of some other token where one has none."""
-        able = torch.from_numpy(tokens.clip(0, len(self._output) - 1)).to(self._output.device)
+        able = torch.from_numpy(self._rows_at(tokens).clip(0)).to(self._output.device)
         return embedding(able, self._output).float()
+
+    def _rows_at(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of each token's row; −1 where it has none."""
+        numbers = self._numbers
+        found = numbers[tokens.clip(0, len(numbers) - 1)]
+        return np.asarray(np.where((tokens >= 0) & (tokens < len(numbers)), found, -1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,9 @@
     live     every node of that tree that was expanded: when the target picks it, its KV is there already
     ranked   the candidates below these: a search that goes on below one of them begins with it, without a pass
 
-The rules are those that hops keep (`swarm.protocol.session`, `swarm.inference.kv_cache`).
+The rules are those that hops keep (`swarm.protocol.session`, `swarm.inference.kv_cache`). All of these are the model's
+own tokens. Where they are not the target's, the sequence is how the model reads the text
+(`client.drafting.vocabulary`). Below it a node of the session is a node of the tree, as ever.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from client.drafting.search.local_session import LocalSession
 from client.drafting.search.ranking import Ranker, Row, gather
 from client.drafting.search.source import Places, Search, Source
 from client.drafting.search.tree import Lesson, TokenTree
+from client.drafting.vocabulary.contexts import common_prefix
+from client.drafting.vocabulary.matching import SharedVocabulary
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import HeadOutput, RaggedModel
 from swarm.protocol.messages import Sampling
@@ -30,6 +34,8 @@ MAX_LIVE_NODES = 2_560
 
 FIRST_WINDOW_TOKENS = 2_048
 """Sequence length for which KV is reserved at first."""
+MAX_REREAD_TOKENS = 64
+"""Tokens at a text's end that a draft of another tokenizer may read again, when the text that follows joins them."""
 
 
 class ModelSource(Source):
@@ -46,17 +52,18 @@ class ModelSource(Source):
     def __init__(
         self,
         model: RaggedModel,
-        vocab_tokens: int,
+        tokens: int | SharedVocabulary,
         window_tokens: int,
         ranker: Ranker | None = None,
         *,
         adapt: bool = False,
     ) -> None:
-        """Make a source. It proposes nothing for longer sequences, or for ones with ids that are not shared.
+        """Make a source. It proposes nothing for longer sequences.
 
         Args:
             model: the draft model.
-            vocab_tokens: ids that draft and target share; those above are padding.
+            tokens: which ones it shares with the target. A number is that of ids which mean the same to both; then it
+                proposes nothing for sequences with other ids.
             window_tokens: tokens of the longest sequence. KV is reserved as sequences grow, by doubling.
             ranker: the coupled one with the fixed prior by default.
             adapt: whether to learn where the target picks otherwise than the model, if its output matrix is known.
@@ -64,14 +71,23 @@ class ModelSource(Source):
         self._model = model
         self._window_tokens = window_tokens
         first_window = min(window_tokens, FIRST_WINDOW_TOKENS)
-        self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=MAX_LIVE_NODES)
+        vocab_tokens = tokens if isinstance(tokens, int) else tokens.vocab_tokens
+        translation = None if isinstance(tokens, int) else tokens.translation
+        self._map = None if translation is None else translation.token_map
+        self._context = None if translation is None else translation.make_context()
+        self._rereads = MAX_REREAD_TOKENS if translation is not None and not translation.is_aligned else 0
+        own_tokens = vocab_tokens if self._map is None else self._map.draft_rows
+        self._limits = Limits(own_tokens, first_window, sweeps=1, nodes=MAX_LIVE_NODES)
+        self._sequence: tuple[int, ...] = ()  # the search's, in the model's own tokens
+        self._ahead = 0  # by how much it is longer than the search's
         self.ranker = ranker or Ranker(vocab_tokens, SoftmaxPrior())
         self._placed: dict[int | None, Parent] = {}  # from nodes of the search's tree to nodes of the session
         self._conditional_probs: dict[TreeNodeId, float] = {}  # of session nodes, as the last search had them
         self._tree: TokenTree | None = None
         self._ranked: dict[TreeNodeId, Row] = {}  # the candidates below session nodes
         self._sampling: Sampling | None = None
-        self.adapter = Adapter(model.output) if adapt and model.output is not None else None
+        output_rows = None if self._map is None else self._map.draft_of
+        self.adapter = Adapter(model.output, output_rows) if adapt and model.output is not None else None
         self.session = LocalSession(model, self._limits)
 
     @property
@@ -87,11 +103,14 @@ class ModelSource(Source):
             placed = ((there, node) for node, there in self._placed.items() if node and there is not None)
             self._conditional_probs |= {there: before.conditional_prob(node) for there, node in placed}
         self._placed = {}
-        if len(search.sequence) > self._window_tokens or max(search.sequence) >= self._limits.vocab_size:
+        if not self._read(search.sequence):
             return False
-        self._fit(len(search.sequence) + search.levels)
-        if search.sampling != self._sampling:
-            self._ranked, self._sampling = {}, search.sampling
+        self._fit(len(self._sequence) + search.levels)
+        ahead = len(self._sequence) - len(search.sequence)
+        # What was ranked with the noise of other positions is of no use.
+        if search.sampling != self._sampling or (ahead != self._ahead and search.sampling.temperature > 0):
+            self._ranked = {}
+        self._sampling, self._ahead = search.sampling, ahead
         scores, state = self._catch_up(search), self.session.state
         tip = state.committed[-1].id
         self._keep({tip, *state.live})
@@ -112,8 +131,9 @@ class ModelSource(Source):
             parent, prob = found.get(node.parent), self._conditional_probs.get(there)
             if parent is None or prob is None or there not in self._ranked or tree.depths[parent] >= tree.levels:
                 continue
-            if prob and tree.acceptance_probs[parent] * prob >= tree.prune_below:
-                found[there] = child = tree.remember(parent, node.token, prob)
+            token = node.token if self._map is None else self._map.target_id(node.token)
+            if token is not None and prob and tree.acceptance_probs[parent] * prob >= tree.prune_below:
+                found[there] = child = tree.remember(parent, token, prob)
                 placed[child] = there
         return [node for node in placed if node]
 
@@ -125,21 +145,23 @@ class ModelSource(Source):
         """Run one pass for all nodes that there is room for, but for those that were expanded for an earlier tree."""
         tree, placed, state = search.tree, self._placed, self.session.state
         chosen: list[int] = []
+        tokens: list[int] = []
         remembered: dict[int, TreeNodeId] = {}
         for node in nodes:
             if (there := self._known(search, node)) is not None:
                 placed[node] = remembered[node] = there
                 continue
-            is_able = tree.parents[node] in placed and search.position(node) <= self._window_tokens
-            is_able &= tree.tokens[node] < self._limits.vocab_size
-            if is_able and len(state.live) + len(chosen) < self._limits.nodes:
+            own = self._own_id(tree.tokens[node])
+            is_able = tree.parents[node] in placed and search.position(node) + self._ahead <= self._window_tokens
+            if own is not None and is_able and len(state.live) + len(chosen) < self._limits.nodes:
                 placed[node] = TreeNodeId(state.next_id + len(chosen))
                 chosen.append(node)
+                tokens.append(own)
         if remembered:
             self._add_remembered(search, remembered)
         if not chosen:
             return False
-        tokens, parents = [tree.tokens[node] for node in chosen], [placed[tree.parents[node]] for node in chosen]
+        parents = [placed[tree.parents[node]] for node in chosen]
         sweep = self.session.next(tokens, parents)
         ids = [TreeNodeId(sweep.first_id + row) for row in range(len(chosen))]
         self._add(search, chosen, ids, self.session.score(sweep, last=len(chosen)))
@@ -154,6 +176,22 @@ class ModelSource(Source):
         self._begin_session()
         if self.adapter is not None:
             self.adapter.forget()
+
+    def _read(self, sequence: tuple[int, ...]) -> bool:
+        """Read a sequence of the target's in the model's own tokens. Returns whether the model can go on from there."""
+        if self._context is not None:
+            self._sequence = self._context.follow(sequence)
+        else:
+            self._sequence = sequence
+            if max(sequence) >= self._limits.vocab_size:
+                return False
+        return len(self._sequence) <= self._window_tokens
+
+    def _own_id(self, token: int) -> int | None:
+        """The model's own id of one of the target's tokens; None where it has none."""
+        if self._map is not None:
+            return self._map.draft_id(token)
+        return token if token < self._limits.vocab_size else None
 
     def _fit(self, tokens: int) -> None:
         """Make room for longer sequences; the KV so far is computed again, which doubling keeps rare."""
@@ -172,13 +210,15 @@ class ModelSource(Source):
         tree, parent = search.tree, search.tree.parents[node]
         if parent not in self._placed:
             return None
-        there = self.session.state.child(self._placed[parent], tree.tokens[node])
+        own = self._own_id(tree.tokens[node])
+        there = None if own is None else self.session.state.child(self._placed[parent], own)
         return there if there in self._ranked else None
 
     def _add(self, search: Search, nodes: Sequence[int], ids: Sequence[TreeNodeId], scores: HeadOutput) -> None:
         """Add candidates below nodes, and keep them by the session's ids."""
         hidden = None if self.adapter is None or scores.rows is None else Hidden(self.adapter, scores.rows)
-        ranked = self.ranker.add(search, nodes, scores.logits, hidden)
+        logits = scores.logits if self._map is None else self._map.target_logits(scores.logits)
+        ranked = self.ranker.add(search, nodes, logits, hidden)
         if ranked is not None:
             self._ranked |= {node: (ranked, row) for row, node in enumerate(ids)}
 
@@ -202,9 +242,9 @@ class ModelSource(Source):
         Returns:
             Logits after the last one; None where its candidates, and the nodes below it, were kept.
         """
-        session, state, sequence = self.session, self.session.state, search.sequence
-        known = _common_prefix([token.token for token in state.committed], sequence)
-        search.has_read |= known == 0 or known < len(state.committed)
+        session, state, sequence = self.session, self.session.state, self._sequence
+        known = common_prefix(tuple(token.token for token in state.committed), sequence)
+        search.has_read |= known == 0 or known < len(state.committed) - self._rereads
         confirmed: Parent = None
         if known == len(state.committed):
             while known < len(sequence) and (child := state.child(confirmed, sequence[known])) is not None:
@@ -224,9 +264,3 @@ class ModelSource(Source):
             scores = session.score(sweep, last=1)
             session.run(session.next((), (), commit_to=TreeNodeId(state.next_id - 1)))
         return scores
-
-
-def _common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    return next(
-        (place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )

@@ -123,6 +123,20 @@ def test_a_pick_that_the_draft_does_not_know_teaches_nothing() -> None:
     assert adapter.lessons == 1
 
 
+def test_tokens_may_have_other_numbers_than_rows() -> None:
+    """As where a draft has another tokenizer: the same lessons, by the target's numbers, of which one has no row."""
+    pair, renamed = Pair(8), np.random.default_rng(8).permutation(VOCAB)
+    rows_of = np.full(VOCAB + 3, -1)
+    rows_of[renamed + 3] = np.arange(VOCAB)
+    plain, mapped, lesson = Adapter(pair.output), Adapter(pair.output, rows_of), pair.lesson()
+    teach(plain, lesson)
+    teach(mapped, Lesson(lesson.rows, renamed[lesson.tokens] + 3, lesson.scores, renamed[lesson.picks] + 3))
+    delta = plain.logit_delta(lesson.rows, lesson.tokens)
+    assert delta.any()
+    np.testing.assert_array_equal(mapped.logit_delta(lesson.rows, renamed[lesson.tokens] + 3), delta)
+    assert not mapped.logit_delta(lesson.rows, np.full((len(lesson.rows), 2), [0, VOCAB + 5])).any()
+
+
 def test_hidden_rows_of_some_nodes_and_of_all() -> None:
     adapter = Adapter(torch.ones(3, 2))
     hidden = Hidden(adapter, torch.arange(6.0).reshape(3, 2))
