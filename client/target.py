@@ -18,7 +18,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.models.families import max_positions
 from swarm.models.fingerprint import client_identity, known_identity
 from swarm.models.hub import find_model
-from swarm.models.pretrained import UNREADABLE, check_own_code, first_line, read_config
+from swarm.models.pretrained import UNREADABLE, check_own_code, check_tokenizer, first_line, read_config
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import RouteQuery, no_route
 from swarm.routing.served import ServedModels
@@ -91,6 +91,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
     folder, hub = find_model(model, revision)
+    check_tokenizer(folder, str(model))
     name, config_digest, tokenizer_digest = client_identity(folder)
     config = read_config(folder, str(model))
     try:

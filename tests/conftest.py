@@ -10,8 +10,9 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 MARK = "CANOPY_TEST_RUN"
 """Environment variable that marks our processes, so that those whose parent was killed are found too."""
@@ -36,8 +37,10 @@ if "CANOPY_TEST_DEVICE" not in os.environ:
 
 import psutil  # noqa: E402  (after the environment: torch reads its thread count when it is first imported)
 import pytest  # noqa: E402
+from _pytest import runner  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from tests.kernels.interpreter import exchange_names_once  # noqa: E402
 from tests.leftovers import descendants, has_ended  # noqa: E402
 
 CI = os.environ.get("CI", "false") not in {"", "0", "false"}
@@ -96,7 +99,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.fixturenames.insert(item.fixturenames.index("nothing_left_behind") + 1, "no_task_left")
 
 
+def in_one_chunk(call: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - as what it calls
+    return call(*given)
+
+
+# CPython keeps frames in chunks of 16 KiB. A call at the end of one maps the next, and its return unmaps it: a loop
+# there runs at a third of its speed, and whether a test has one is chance. Below a frame as large as this one, all
+# frames lie in one chunk of 1 MiB.
+in_one_chunk.__code__ = in_one_chunk.__code__.replace(co_stacksize=1 << 16)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    ran: bool = in_one_chunk(runner.pytest_runtest_protocol, item, nextitem)
+    return ran
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    exchange_names_once()
     if item.get_closest_marker("needs_root") and os.geteuid() != 0:
         pytest.skip("needs root")
     if item.get_closest_marker("needs_npm") and not (NODE_MODULES.is_dir() and shutil.which("node")):

@@ -142,10 +142,13 @@ def _check(what: str, span: Span, needs_has: tuple[int, int], layer_bytes: int) 
 
 
 def _text_only(weight_map: Mapping[str, str]) -> Mapping[str, str]:
-    """Of a model that also sees or hears, the language model, under the names that it has when it is alone."""
+    """Of a model that also sees or hears, the language model, under the names that it has when it is alone.
+
+    Layers that predict further tokens stay: a drafter may use them.
+    """
     if not any(re.search(TEXT_PART, name) for name in weight_map):
         return weight_map
-    ours = (name for name in weight_map if re.search(TEXT_PART, name) or "lm_head" in name)
+    ours = (name for name in weight_map if re.search(rf"{TEXT_PART}|lm_head|(?:^|[._])mtp[._]", name))
     return {_text_name(name): weight_map[name] for name in ours}
 
 

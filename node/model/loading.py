@@ -119,7 +119,9 @@ def fetch(checkpoint: Checkpoint, layout: ModelLayout, span: Span, say: Say) -> 
     Raises:
         SwarmError: the disk has no room for them, or they cannot be had.
     """
-    tensors = [name for name in checkpoint.weight_map if layout.holds(name, span)]
+    if unused := layout.unused(checkpoint.weight_map):
+        say(f"{len(unused)} tensors of the checkpoint are not used, such as {unused[0]}: no layer needs them")
+    tensors = layout.needed(checkpoint.weight_map, span)
     check_disk(checkpoint, span, tensors)
     checkpoint.fetch(tensors, progress_lines(say))
 

@@ -11,7 +11,7 @@ by name.
 from __future__ import annotations
 
 import copy
-import re
+import logging
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -20,10 +20,12 @@ import torch
 from torch import nn
 
 from node.model.family_check import check_conformance
+from node.model.tensor_owners import find_owners, is_numbered, own_module
 from swarm.errors import UnsupportedModel
 from swarm.inference.packed_layers import matrices_in
 from swarm.inference.ragged_batch import PassThroughLayer, RaggedModel, find_layers
 from swarm.inference.tree_attention import use_canopy
+from swarm.layers import Span
 from swarm.models.families import TESTED, causal_lm_class, text_config
 from swarm.models.pretrained import first_line
 
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import Matrix, WeightFormat
-    from swarm.layers import Span
+
+logger = logging.getLogger(__name__)
 
 SYNTHETIC = 0.01
 """The value of every synthetic weight: an ordinary number, neither tiny nor large, so that it computes as others do."""
@@ -142,22 +145,42 @@ class ModelLayout:
         return form.ends_bits(ends / sum(self.weights.values()))
 
     def holds(self, tensor: str, span: Span, held: Container[str] = ()) -> bool:
-        """Whether a tensor of the checkpoint belongs to a span, and to none of the modules held already.
+        """As `needed`, for a tensor of which nothing but its own name is known."""
+        return tensor in self.needed([tensor], span, held)
 
-        Checkpoints may leave out or add a prefix; one that is neither in a layer nor known by name is taken for the
-        head under an older name.
+    def needed(self, tensors: Iterable[str], span: Span, held: Container[str] = ()) -> list[str]:
+        """The tensors that a span needs beside the modules held already.
+
+        What has no place in the class is needed only where a module before or behind the layers has no tensor by its
+        name: it may be that module's under an older one. No such module has a numbered part.
+
+        Args:
+            tensors: names of all tensors of a checkpoint.
+            span: the layers.
+            held: names of modules that exist already.
         """
-        layer = re.search(rf"(?:^|\.){self.layers.rpartition('.')[2]}\.(\d+)\.", tensor)
-        if layer is not None:
-            return span.start <= int(layer[1]) < span.end and f"{self.layers}.{int(layer[1])}" not in held
-        owner = next((name for name in (*self.front, *self.tail) if self._names(tensor, name)), None)
-        if owner is None:
-            return span.end == self.num_layers and self.tail[-1] not in held
-        return owner in self.modules(span) and owner not in held
+        owners = find_owners(tensors, self.layers, self._ends, self.model_class.base_model_prefix)
+        modules = {name for name in self.modules(span) if name not in held}
+        nameless = modules.intersection(self._ends).difference(filter(None, owners.values()))
+        may_be_older = any(self.weights[name] for name in nameless)
+        return [
+            tensor
+            for tensor, owner in owners.items()
+            if owner in modules or (owner is None and may_be_older and not is_numbered(tensor))
+        ]
 
-    def _names(self, tensor: str, module: str) -> bool:
-        inner = module.removeprefix(f"{self.model_class.base_model_prefix}.")
-        return f".{tensor}".rpartition(".")[0].endswith(f".{inner}")
+    def unused(self, tensors: Iterable[str]) -> list[str]:
+        """Those tensors of a checkpoint that no span needs, such as layers that predict further tokens."""
+        names = list(tensors)
+        return sorted(set(names).difference(self.needed(names, Span(0, self.num_layers))))
+
+    def owner(self, tensor: str) -> str | None:
+        """The module whose tensor this is by the class's own names."""
+        return own_module(tensor, self.layers, self._ends)
+
+    @property
+    def _ends(self) -> tuple[str, ...]:
+        return (*self.front, *self.tail)
 
 
 def dissect(config: PreTrainedConfig) -> ModelLayout:
@@ -283,7 +306,7 @@ def read_span(
     checkpoint: Checkpoint, layout: ModelLayout, span: Span, dtype: torch.dtype, held: Container[str] = ()
 ) -> PreTrainedModel:
     """As `fill_span`, with a checkpoint's tensors."""
-    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if layout.holds(name, span, held))
+    tensors = checkpoint.tensors(layout.needed(checkpoint.weight_map, span, held))
     return fill_span(layout, span, tensors, dtype, held)
 
 
@@ -315,6 +338,10 @@ def fill_span(
         None, config=config, state_dict=dict(tensors), dtype=dtype, output_loading_info=True
     )
     model, info = filled
+    unexpected = {name: layout.owner(name) for name in info["unexpected_keys"]}
+    if others := sorted(name for name, owner in unexpected.items() if owner is None):
+        logger.info("%s: %d tensors are not used, such as %s", config.model_type, len(others), others[0])
+    info["unexpected_keys"] = [name for name, owner in unexpected.items() if owner is not None]
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if loose := sorted(map(str, info[problem])):
             what = f"{len(loose)} {problem.replace('_', ' ')}, such as {loose[0]}"

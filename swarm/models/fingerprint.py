@@ -14,6 +14,7 @@ from typing import Any
 from swarm.errors import UnknownModel
 from swarm.ids import ModelIdentity, json_digest, model_name
 from swarm.models.pretrained import INDEX, SINGLE, read_config
+from swarm.models.unindexed import choose_files
 
 CONFIG = "config.json"
 VOLATILE = frozenset({"transformers_version", "_name_or_path"})
@@ -40,6 +41,7 @@ def model_identity(folder: Path, name: str | None = None, commit: str | None = N
 
     Raises:
         UnknownModel: a file is missing or not what it should be.
+        UnsupportedModel: it is not clear which files are the weights.
     """
     name, config_digest, tokenizer_digest = client_identity(folder, name)
     weights_digest = json_digest({"weights": _weights(folder, commit), "commit": commit})
@@ -87,16 +89,22 @@ def _tokenizer_digest(folder: Path) -> str:
 
 
 def _weights(folder: Path, commit: str | None) -> object:
-    """What the digest of the weights covers: the index's map, or nothing where a commit fixes them, or samples."""
+    """What the digest of the weights covers: the index's map, nothing where a commit fixes them, or samples."""
     if (folder / INDEX).exists():
         return _read_json(folder / INDEX).get("weight_map")
     if commit is not None:
         return None
-    single = folder / SINGLE
-    if not single.exists():
+    present = {path.name for path in folder.iterdir()}
+    files = [SINGLE] if SINGLE in present else choose_files(present, str(folder))
+    if not files:
         raise UnknownModel(f"{folder}: neither {INDEX} nor {SINGLE}")
-    size = single.stat().st_size
-    return {"header": _header(single), "size": size, "samples": _samples(single, size)}
+    described = [_described(folder / file) for file in files]
+    return described[0] if len(described) == 1 else described
+
+
+def _described(file: Path) -> dict[str, object]:
+    size = file.stat().st_size
+    return {"header": _header(file), "size": size, "samples": _samples(file, size)}
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from swarm.errors import UnknownModel, UnsupportedModel
+from swarm.models.hub_errors import explain
+from swarm.models.unindexed import check_names, choose_files, merge_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +26,9 @@ INDEX = "model.safetensors.index.json"
 TEXT_PART = r"(?:language|text)_model\."
 """Prefix of the language model's tensors in a multimodal checkpoint; alone, the language model's names lack it."""
 
+HEADERS_AT_ONCE = 8
 OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"}
+OTHER_TOKENIZERS = {"tokenizer.model", "vocab.json", "merges.txt"}
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 """What transformers raises on a config or tokenizer that it cannot read."""
 
@@ -61,38 +67,80 @@ def check_own_code(file: Path, model: str) -> None:
         raise UnsupportedModel(f"{model}: {reason}; choose another model") from None
 
 
+def check_tokenizer(folder: Path, model: str) -> None:
+    """Refuse a tokenizer in a form that nothing installed reads.
+
+    Raises:
+        UnsupportedModel: says which file there is and what to do.
+    """
+    present = {path.name for path in folder.iterdir()}
+    if "tokenizer.json" in present:
+        return
+    advice = "add the tokenizer.json that the same model has elsewhere"
+    if "tokenizer.model" in present and find_spec("sentencepiece") is None:
+        found = "it has tokenizer.model alone, which only sentencepiece reads"
+        raise UnsupportedModel(f"{model}: needs tokenizer.json; {found}; {advice}, or `pip install sentencepiece`")
+    if "tekken.json" in present and not present & OTHER_TOKENIZERS:
+        raise UnsupportedModel(f"{model}: needs tokenizer.json; it has tekken.json, Mistral's own; {advice}")
+
+
 def weight_files(folder: Path, hub: Hub | None, model: str) -> list[str]:
     """Names of the files that hold a model's weights, here or on the hub.
 
+    A single file of the usual name goes before an index, as in transformers. Without either, numbered shards do.
+
     Raises:
-        UnsupportedModel: they are no safetensors.
+        UnknownModel: a shard is missing.
+        UnsupportedModel: they are no safetensors, or it is not clear which files are meant.
+        HubError: there is no index, and the hub does not say which files there are.
     """
-    if (folder / INDEX).exists():
-        return sorted(set(_index(folder, model).values()))
     present = {path.name for path in folder.iterdir()} | set(hub.files if hub else ())
     if SINGLE in present:
         return [SINGLE]
+    if INDEX in present:
+        return sorted(set(_index(folder, model).values()))
+    try:
+        files = choose_files(present, model)
+    except UnknownModel:
+        if hub is None or hub.failure is None:
+            raise
+        files = []
+    if files:
+        return files
+    if hub is not None and hub.failure is not None:
+        raise explain(hub.failure, hub.repo, "its weights") from hub.failure
     others = sorted(name for name in present if Path(name).suffix in OTHER_WEIGHTS and name != "training_args.bin")
     found = f"; it has {others[0]}" if others else ""
     raise UnsupportedModel(f"{model}: no {SINGLE} and no {INDEX}{found}; only safetensors are read")
 
 
 def weight_map(folder: Path, hub: Hub | None, model: str) -> Mapping[str, str]:
-    """Which file holds each tensor. Of a single file on the hub only the header is read.
+    """Which file holds each tensor. Of files on the hub that no index describes only the headers are read.
 
     Raises:
-        UnsupportedModel: the weights are no safetensors, or cannot be read.
-        HubError: the header cannot be fetched.
+        UnknownModel: a shard is missing.
+        UnsupportedModel: the weights are no safetensors, cannot be read, or have names of another format.
+        HubError: a header cannot be fetched.
     """
-    if weight_files(folder, hub, model) != [SINGLE] or (folder / INDEX).exists():
-        return _index(folder, model)
-    if hub is not None and not (folder / SINGLE).exists():
-        return dict.fromkeys(hub.tensor_names(SINGLE), SINGLE)
+    files = weight_files(folder, hub, model)
+    if files != [SINGLE] and (folder / INDEX).exists():
+        file_of = _index(folder, model)
+    else:
+        with ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
+            headers = pool.map(lambda file: _header(folder, hub, file, model), files)
+            file_of = merge_headers(dict(zip(files, headers, strict=True)), model)
+    check_names(file_of, model)
+    return file_of
+
+
+def _header(folder: Path, hub: Hub | None, file: str, model: str) -> list[str]:
+    if hub is not None and not (folder / file).exists():
+        return hub.tensor_names(file)
     try:
-        with safe_open(folder / SINGLE, framework="pt") as opened:
-            return dict.fromkeys(opened.keys(), SINGLE)
+        with safe_open(folder / file, framework="pt") as opened:
+            return list(opened.keys())
     except (OSError, SafetensorError) as error:
-        raise unreadable_weights(model, folder / SINGLE, error) from error
+        raise unreadable_weights(model, folder / file, error) from error
 
 
 def unreadable_weights(model: str, file: Path, error: Exception) -> UnsupportedModel:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from swarm.errors import UnsupportedModel
 from swarm.models.families import causal_lm_class, text_config
 from swarm.models.hub import find_model
-from swarm.models.pretrained import TEXT_PART, read_config, unreadable_weights, weight_files
+from swarm.models.pretrained import (
+    TEXT_PART,
+    read_config,
+    unreadable_weights,
+    weight_files,
+    weight_map,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -44,19 +50,29 @@ def load_causal_lm(
     files = weight_files(folder, hub, str(model))
     if hub is not None:
         hub.fetch(files)
-    try:
-        loaded: Any = model_class.from_pretrained(
-            folder,
-            config=text,
-            dtype=dtype,
-            use_safetensors=True,
-            key_mapping={TEXT_PART: ""},
-            output_loading_info=True,
-        )
-    except (OSError, SafetensorError) as error:
-        raise unreadable_weights(str(model), folder, error) from error
+    loaded: Any = model_class.from_pretrained(
+        None,  # which files count is decided as for spans
+        state_dict=_read(folder, weight_map(folder, hub, str(model)), str(model)),
+        config=text,
+        dtype=dtype,
+        key_mapping={TEXT_PART: ""},
+        output_loading_info=True,
+    )
     whole, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise UnsupportedModel(f"{model}: {len(missing)} tensors are missing, such as {missing[0]}")
     moved: PreTrainedModel = whole.to(device)
     return moved
+
+
+def _read(folder: Path, file_of: Mapping[str, str], model: str) -> dict[str, torch.Tensor]:
+    """All tensors, each from the file that is said to hold it."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(set(file_of.values())):
+        try:
+            with safe_open(folder / file, framework="pt") as opened:
+                own = [name for name in opened.keys() if file_of.get(name) == file]  # noqa: SIM118 - it is no dict
+                tensors |= {name: opened.get_tensor(name) for name in own}
+        except (OSError, SafetensorError) as error:
+            raise unreadable_weights(model, folder / file, error) from error
+    return tensors

@@ -1,10 +1,11 @@
-"""The order in which the tests run."""
+"""The order in which the tests run, and the frame below which they do."""
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
-from tests.conftest import FOLDERS, LONGEST, place_of
+from tests.conftest import FOLDERS, LONGEST, in_one_chunk, place_of
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
@@ -26,3 +27,9 @@ def test_workers_begin_with_what_takes_longest_and_end_with_what_is_short() -> N
     assert list(dict.fromkeys(name.partition("/")[0] for name in ordered)) == list(reversed(FOLDERS))
     last_of_e2e = [name for name in ordered if name.startswith("e2e/")][-1]
     assert last_of_e2e.startswith("e2e/homes/"), "delays are measured beside one other test, not beside a swarm"
+
+
+def test_a_test_runs_below_a_frame_that_all_others_fit_behind() -> None:
+    codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
+    assert in_one_chunk.__code__ in codes
+    assert in_one_chunk.__code__.co_stacksize == 1 << 16

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
+from node.model.checkpoint import _text_only
 from node.model.span import dissect
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole
@@ -32,6 +33,12 @@ def test_the_language_part_of_a_model_with_eyes_is_served_and_drafts(family: str
     draft = load_whole(tmp_path / "whole", torch.float32)
     drafted = draft.logits(draft.forward([chain(KvCache(draft.layout, 32), ids)]))
     assert (drafted - reference(whole, ids)).abs().max() <= 1e-5
+
+
+def test_layers_that_predict_further_tokens_stay_in_the_map_of_a_model_with_eyes() -> None:
+    text = {"model.language_model.norm.weight": "a", "mtp.layers.0.norm.weight": "b", "lm_head.weight": "b"}
+    eyes = {"model.visual.blocks.0.norm.weight": "a"}
+    assert _text_only({**text, **eyes}) == {name.replace("language_model.", ""): file for name, file in text.items()}
 
 
 @pytest.mark.parametrize("family", ["voxtral", "qwen2_audio"])

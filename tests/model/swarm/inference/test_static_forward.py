@@ -24,9 +24,9 @@ from swarm.layers import Span
 from tests.model.tiny_models import FAMILIES, FEW, chain, reference, tiny_model, whole_model
 
 TOLERANCE = 1e-5
-PARENTS = ((None, 0, 1, 2, 3, 4, 2, 6), (None, 0, 0, None))
+PARENTS = ((None, 0, 1, 2, 3, 4, 2), (None, 0, None))
 """Trees of two sessions that have nothing else: a path longer than the window, roots that share a tip."""
-LEAVES = ((5, 7), (1, 2, 3))
+LEAVES = ((5, 6), (1, 2))
 THIRDS = (Span(0, 1), Span(1, 2), Span(2, 3))
 TEXT = 16
 """Certain tokens in front of a tree."""
@@ -83,7 +83,7 @@ def test_every_family_in_three_spans_gives_the_whole_models_logits(family: str) 
     caches = [[KvCache(model.layout.within(span), 16) for _ in PARENTS] for span in THIRDS]
     works = [tree(*own) for own in zip(caches[0], PARENTS, ids, strict=True)]
     logits = model.logits(in_thirds(model, caches, works))
-    for parents, own, leaves, got in zip(PARENTS, ids, LEAVES, torch.split(logits, [8, 4]), strict=True):
+    for parents, own, leaves, got in zip(PARENTS, ids, LEAVES, torch.split(logits, [*map(len, PARENTS)]), strict=True):
         for leaf in leaves:
             places = path(parents, leaf)
             wanted = reference(whole, own[places])
@@ -94,7 +94,7 @@ def test_every_family_in_three_spans_gives_the_whole_models_logits(family: str) 
 def llama() -> RaggedModel:
     """One layer: rows and sessions meet in each layer alike."""
     model = whole_model(tiny_model("llama", changes=FEW | {"num_hidden_layers": 1}))
-    by_kernels(model, 16, 64)
+    by_kernels(model, 16, 32)
     return model
 
 
@@ -136,12 +136,12 @@ def test_the_same_tokens_in_plain_decoding_trees_chunks_and_company(llama: Ragge
     assert likeliest(llama, plain) == picks
     # The text goes on by nodes 1, 4, 6 and 11; all others are in the way.
     parents = (None, None, 0, 0, 1, 1, 4, 5, 2, 3, 6, 6, 7, 1, 9, 12)
-    ids = random_ids(64, 5)
+    ids = random_ids(32, 5)
     ids[[1, 4, 6, 11]] = text[TEXT:]
     small = llama.forward([tree(chunked, parents, ids[:16])])[[1, 4, 6, 11]]
     assert torch.equal(small, plain), "of one bucket, so bit for bit"
     chunked.truncate(TEXT)
-    large = llama.forward([tree(chunked, (*parents, *range(48)), ids)])[[1, 4, 6, 11]]
+    large = llama.forward([tree(chunked, (*parents, *range(16)), ids)])[[1, 4, 6, 11]]
     assert likeliest(llama, large) == picks
     chunked.truncate(TEXT)
     alone.truncate(TEXT)
@@ -272,17 +272,11 @@ def test_layers_of_our_products_compile_once_for_all_layers_and_buckets(family: 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = whole_model(tiny_model(family, changes=FEW | {"num_hidden_layers": 2}))
-    ids, made = random_ids(6, 2), [plain_rows(model, random_ids(6, 2))]
+    ids = random_ids(4, 2)
+    plain = model.plain_forward([chain(KvCache(model.layout, 4), ids)], model.span)
     use_row_invariant_products(model)
-    for backend in (None, "eager"):
-        static = by_kernels(model, 4, 8, backend=backend)
-        few, many = (static.forward([chain(KvCache(model.layout, 8), ids[:rows])], model.span) for rows in (3, 6))
-        assert (few - many[:3]).abs().max() <= TOLERANCE * many.abs().max()
-        made.append(many)
-    for rows in made[1:]:
-        assert (rows - made[0]).abs().max() <= TOLERANCE * made[0].abs().max()
+    static = by_kernels(model, 2, 4, backend="eager")
+    for rows in (2, 4):
+        made = static.forward([chain(KvCache(model.layout, 4), ids[:rows])], model.span)
+        assert (made - plain[:rows]).abs().max() <= TOLERANCE * plain.abs().max()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == programs + 1, "and that of the last norm"
-
-
-def plain_rows(model: RaggedModel, ids: torch.Tensor) -> torch.Tensor:
-    return model.plain_forward([chain(KvCache(model.layout, len(ids)), ids)], model.span)

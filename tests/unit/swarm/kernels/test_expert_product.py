@@ -33,9 +33,12 @@ def _same_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "dtype"), [(4, BF16), (4, F32), (8, BF16), (8, F16), (16, BF16), (16, F16), (32, F32)]
+    ("bits", "dtype", "each"),
+    [
+        *((4, BF16, False), (4, F32, True), (8, BF16, True), (8, F16, False)),
+        *((16, BF16, False), (16, F16, True), (32, F32, False), (32, F32, True)),
+    ],
 )
-@pytest.mark.parametrize("each", [False, True])
 def test_product_is_that_with_each_chosen_expert(bits: int, dtype: torch.dtype, each: bool) -> None:
     weight = make_weight(70, 192, bits, GROUPS[bits], dtype, (5,))
     x, experts = random_rows(7, *((2,) if each else ()), 192, dtype=dtype), choose(7, 5, 2)
@@ -49,7 +52,7 @@ def test_product_is_that_with_each_chosen_expert(bits: int, dtype: torch.dtype, 
 @pytest.mark.parametrize(("bits", "dtype"), [(4, BF16), (32, F32), (16, BF16)])
 def test_pairs_have_the_same_bits_among_any_others(bits: int, dtype: torch.dtype) -> None:
     weight = make_weight(40, 160, bits, GROUPS[bits], dtype, (4,))
-    x, experts = random_rows(70, 160, dtype=dtype), choose(70, 4, 3)
+    x, experts = random_rows(34, 160, dtype=dtype), choose(34, 4, 3)
     whole = multiply(x, experts, weight)
     for rows in (1, 3, 17, 33):
         assert torch.equal(multiply(x[-rows:], experts[-rows:], weight), whole[-rows:]), rows
