@@ -101,7 +101,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UnsupportedModel(f"{model}: needs a fast tokenizer (tokenizer.json)")
     text = config.get_text_config()
-    known = known_identity(folder, commit=None if hub is None else hub.commit)
+    known = known_identity(folder, hub=hub)
     return Target(
         name=name if hub is None else hub.repo,
         config_digest=config_digest,

@@ -33,6 +33,8 @@ OFFLOAD_KINDS: Final = ("cpu", "cuda")
 """Devices to which weights can be streamed."""
 MAX_DEFAULT_KV_TOKENS = 262_144
 PROGRESS_LINES = 20
+READ_SILENTLY_BYTES = 256 << 20
+"""Weights that are read for their digests without a word: a second or two."""
 KV_SHARE = 0.5
 """Fraction of the memory that is free after loading which KV may take."""
 
@@ -50,6 +52,9 @@ class ShowsProgress(Protocol):
 
     def fetching(self, file: str, here: int, total: int) -> None:
         """A download goes on: so many of all bytes are here."""
+
+    def reading(self, file: str, read: int, total: int) -> None:
+        """Files are read: so many of all bytes were."""
 
     def working(self, what: str) -> AbstractContextManager[None]:
         """Something goes on until the context is left."""
@@ -176,6 +181,24 @@ def progress_lines(say: Say) -> Progress:
         if now != last:
             last = now
             say(f"fetching {file}: {here / 2**20:,.0f} of {total / 2**20:,.0f} MiB are here")
+
+    return report
+
+
+def reading_lines(say: Say) -> Progress:
+    """Report that weight files are read to know them by their contents: nothing where that takes a moment only."""
+    tenth = -1
+
+    def report(file: str, read: int, total: int) -> None:
+        nonlocal tenth
+        if total < READ_SILENTLY_BYTES:
+            return
+        if isinstance(say, ShowsProgress):
+            say.reading(file, read, total)
+        elif 10 * read // total != tenth:
+            tenth = 10 * read // total
+            of = f"{read / 2**30:,.1f} of {total / 2**30:,.1f} GiB"
+            say(f"reading the weights once, to know them by their contents: {of}")
 
     return report
 
