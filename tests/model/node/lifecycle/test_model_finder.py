@@ -1,0 +1,295 @@
+"""Which files a joining node takes: those of the swarm's revision, and of a folder only what belongs to its model."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from huggingface_hub import constants
+
+from node.config import ServeConfig
+from node.lifecycle.model_finder import FoundModel, ModelFinder
+from node.serve import Node
+from swarm import wire
+from swarm.discovery.identity import Identity
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from swarm.errors import ModelMismatch, UnknownModel
+from swarm.ids import ModelIdentity
+from swarm.layers import Span
+from swarm.models.fingerprint import model_identity
+from swarm.models.hub import find_model
+from swarm.models.manifests import WeightSource, find_manifest
+from swarm.protocol.manifest import Manifest, WeightFile
+from tests.fake_hub import COMMIT, MODEL, FakeHub
+from tests.sample_records import sample_record
+
+OLDER = "01dc0de" + "0" * 33
+JOIN = ("/ip4/192.0.2.1/tcp/1/p2p/Qm",)
+IDENTITIES = [Identity.ephemeral() for _ in range(3)]
+
+
+class StubSwarm:
+    """Machines that are listed as serving a model, and say its manifest or something else."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.network = MemoryNetwork()
+        self.asked = 0
+        self._stack = stack
+
+    async def serve(self, model: ModelIdentity, said: bytes) -> None:
+        async def manifest(request: bytes, context: object) -> bytes:
+            self.asked += 1
+            return said
+
+        async def info(request: bytes, context: object) -> bytes:
+            return b""
+
+        server = grpc.aio.server()
+        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Manifest": grpc.unary_unary_rpc_method_handler(manifest),
+            "Info": grpc.unary_unary_rpc_method_handler(info),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, methods),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self._stack.push_async_callback(server.stop, None)
+        registry = MemoryRegistry(self.network, IDENTITIES[len(self.network.models())])
+        about: dict[str, Any] = {"model": model, "span": Span(0, model.num_layers), "address": f"127.0.0.1:{port}"}
+        await registry.announce(sample_record(registry.peer_id, **about, expires_at=time.time() + 60))
+
+    async def find(self, model: str | Path | None, **options: Any) -> tuple[FoundModel, list[str]]:  # noqa: ANN401
+        """What a node that joins finds, and what it says."""
+        config = ServeConfig(model=None if model is None else str(model), join=JOIN, insecure=True)
+        said: list[str] = []
+        finder = ModelFinder(replace(config, **options), said.append, MemoryRegistry(self.network))
+        return await finder.find(), said
+
+
+@pytest.fixture
+async def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StubSwarm]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    async with AsyncExitStack() as stack:
+        yield StubSwarm(stack)
+
+
+def identified(model: str | Path, revision: str | None = None, name: str = MODEL) -> tuple[ModelIdentity, Manifest]:
+    """As the machine of another user knows a model."""
+    folder, hub = find_model(model, revision)
+    manifest = find_manifest(WeightSource.of(folder, hub, str(model))).manifest
+    assert manifest is not None
+    return model_identity(folder, name, manifest), manifest
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Go on as another machine."""
+    shutil.rmtree(constants.HF_HUB_CACHE, ignore_errors=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+
+
+def shards(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+def change(file: Path) -> None:
+    """Other weights in the same places."""
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+
+
+def gone_on(hub: FakeHub) -> None:
+    """The main branch gets other weights; what it had is its older commit."""
+    repo = hub.repos[MODEL]
+    repo.older[OLDER] = repo.files
+    name = next(name for name in repo.files if name.endswith(".safetensors"))
+    repo.files = repo.files | {name: repo.files[name][:-1] + bytes([repo.files[name][-1] ^ 1])}
+
+
+@pytest.fixture
+def stayed(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelIdentity, Manifest]:
+    """The swarm's revision, while the hub has gone on."""
+    gone_on(hub)
+    found = identified(MODEL, OLDER)
+    forget(monkeypatch, tmp_path)
+    return found
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["as asked", "as the swarm calls it"])
+@pytest.mark.parametrize("hints", [True, False], ids=["with a hint", "without"])
+async def test_a_newcomer_takes_the_revision_that_the_swarm_has(
+    swarm: StubSwarm, hub: FakeHub, stayed: tuple[ModelIdentity, Manifest], named: bool, hints: bool
+) -> None:
+    identity, manifest = stayed
+    await swarm.serve(identity, wire.encode_manifest(manifest if hints else Manifest(manifest.files)))
+    found, said = await swarm.find(MODEL if named else None)
+    assert found.identity == identity
+    assert found.checkpoint.hub is not None
+    assert found.checkpoint.hub.commit == OLDER
+    assert said == [f"the swarm serves revision {OLDER[:7]} of {MODEL}, and so does this machine"]
+    assert not [name for name in hub.fetched() if name.endswith(".safetensors")]
+    hub.status = 503
+    again, _ = await swarm.find(MODEL)
+    assert again.identity == identity, "what was found once is found without the hub"
+
+
+async def test_a_newcomer_whose_revision_is_the_swarms_asks_nobody(swarm: StubSwarm, hub: FakeHub) -> None:
+    hub.repos[MODEL].older[OLDER] = hub.repos[MODEL].files | {"README.md": b"as it was"}
+    identity, manifest = identified(MODEL, OLDER)
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    found, said = await swarm.find(MODEL)
+    assert found.checkpoint.hub is not None
+    assert (found.identity, found.checkpoint.hub.commit, said) == (identity, COMMIT, [])
+    assert swarm.asked == 0
+
+
+async def test_a_revision_that_differs_in_its_tokenizer_alone_is_found_too(
+    swarm: StubSwarm, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = hub.repos[MODEL]
+    repo.older[OLDER] = repo.files
+    repo.files = repo.files | {"tokenizer.json": repo.files["tokenizer.json"] + b"\n"}
+    identity, manifest = identified(MODEL, OLDER)
+    forget(monkeypatch, tmp_path)
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    found, _ = await swarm.find(MODEL)
+    assert found.identity == identity
+
+
+async def test_a_revision_that_cannot_be_found_is_one_line(
+    swarm: StubSwarm, hub: FakeHub, stayed: tuple[ModelIdentity, Manifest]
+) -> None:
+    identity, manifest = stayed
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    hub.repos[MODEL].pulled, hub.repos[MODEL].older = hub.repos[MODEL].older, {}
+    name = manifest.files[0].name
+    about = rf"{MODEL} here is \w+, in the swarm it is {identity.fingerprint[:12]}: they differ in weights \({name}\); "
+    none = rf"no revision of the main branch on the hub has them \(--revision {OLDER} takes the one that they name\)"
+    with pytest.raises(ModelMismatch, match=f"^{about}{none}$"):
+        await swarm.find(None)
+    found, said = await swarm.find(MODEL)
+    assert found.identity.fingerprint != identity.fingerprint
+    assert len(said) == 1
+    assert said[0].startswith(f"note: {MODEL} here is")
+    assert said[0].endswith("; a chain never mixes them")
+    found, _ = await swarm.find(MODEL, revision=OLDER)
+    assert found.identity == identity, "its user may ask for it"
+
+
+async def test_a_revision_that_was_asked_for_stays(swarm: StubSwarm, stayed: tuple[ModelIdentity, Manifest]) -> None:
+    identity, manifest = stayed
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    found, said = await swarm.find(MODEL, revision="main")
+    assert found.identity.fingerprint != identity.fingerprint
+    assert f"you asked for revision main (--revision {OLDER} takes the one that they name)" in said[0]
+
+
+@pytest.mark.parametrize("lie", [b"", b"\xff", wire.encode_manifest(Manifest.of([WeightFile("a", 1, "ab" * 32)]))])
+async def test_what_its_digest_does_not_prove_is_not_believed(
+    swarm: StubSwarm, stayed: tuple[ModelIdentity, Manifest], lie: bytes
+) -> None:
+    await swarm.serve(stayed[0], lie)
+    found, said = await swarm.find(MODEL)
+    assert found.identity.fingerprint != stayed[0].fingerprint
+    assert "its machines do not say which files they have" in said[0]
+    assert swarm.asked == 1
+
+
+async def test_where_nobody_is_there_the_revision_that_was_served_last_is_served_again(
+    swarm: StubSwarm, hub: FakeHub, stayed: tuple[ModelIdentity, Manifest]
+) -> None:
+    identity, manifest = stayed
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    await swarm.find(MODEL)
+    swarm.network = MemoryNetwork()
+    found, said = await swarm.find(MODEL, join=(), fingerprint=identity.fingerprint[:32])
+    assert found.identity == identity
+    assert said == [f"this machine served revision {OLDER[:7]} of {MODEL}, and serves it again"]
+    with pytest.raises(ModelMismatch, match=f"this machine is to serve {'ab' * 6}"):
+        await swarm.find(MODEL, join=(), fingerprint="ab" * 16)
+
+
+# A folder with some of the files
+
+
+async def test_a_folder_with_some_files_proves_them(swarm: StubSwarm, whole: Path, copied: Path) -> None:
+    identity, manifest = identified(whole)
+    for name in shards(copied)[1:]:
+        (copied / name).unlink()
+    with pytest.raises(UnknownModel, match=rf"{shards(whole)[1]}.* is missing, so nothing tells which weights these"):
+        await swarm.find(copied)
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    found, said = await swarm.find(copied)
+    assert found.identity.fingerprint == identity.fingerprint
+    here = f"weights: 1 of {len(shards(whole))} files are here, as {MODEL} has them in the swarm"
+    assert said == [f"{here} ({identity.fingerprint[:12]})"]
+    asked = swarm.asked
+    swarm.network = MemoryNetwork()
+    again, said = await swarm.find(copied)
+    assert (again.identity, said, swarm.asked) == (found.identity, [], asked), "what was proven is remembered"
+
+
+async def test_a_file_that_is_not_the_swarms_is_refused_by_name(swarm: StubSwarm, whole: Path, copied: Path) -> None:
+    identity, manifest = identified(whole)
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    wrong, *others = shards(copied)
+    change(copied / wrong)
+    (copied / others[-1]).unlink()
+    with pytest.raises(
+        ModelMismatch, match=rf"{wrong} is not of {MODEL} as the swarm has it \({identity.fingerprint[:12]}"
+    ):
+        await swarm.find(copied)
+    shutil.copy(whole / others[-1], copied)
+    found, said = await swarm.find(copied)
+    assert found.identity.fingerprint != identity.fingerprint
+    if found.identity.is_called(MODEL):
+        assert f"they differ in weights ({wrong})" in said[0]
+
+
+async def test_of_several_fine_tunes_the_one_is_taken_that_fits(
+    swarm: StubSwarm, whole: Path, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned, *others = shards(copied)
+    change(copied / tuned)
+    for folder in (whole, copied):
+        identity, manifest = identified(folder)
+        await swarm.serve(identity, wire.encode_manifest(manifest))
+    forget(monkeypatch, tmp_path)
+    for name in others:
+        (copied / name).unlink()
+    found, said = await swarm.find(copied)
+    assert found.identity.fingerprint == identity.fingerprint
+    assert len(said) == 1
+
+
+# Real nodes
+
+
+async def test_nodes_say_their_manifest_and_a_node_with_some_files_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: FakeHub, whole: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    network = MemoryNetwork()
+    config = ServeConfig(layers="0-2", model=str(whole), host="127.0.0.1", threads=1, drain=0.0)
+    async with Node(config, lambda _: None, MemoryRegistry(network)) as first:
+        checkpoint = first.running.resources.checkpoint
+        needed = checkpoint.files(name for name in checkpoint.weight_map if ".layers.0." in name)
+        assert needed
+        forget(monkeypatch, tmp_path)
+        peer = ("/ip4/127.0.0.1/tcp/1/p2p/" + first.peer_id,)
+        part = shutil.copytree(
+            whole, tmp_path / "part", ignore=lambda _, names: set(names) & (set(shards(whole)) - set(needed))
+        )
+        said: list[str] = []
+        joins = replace(config, model=str(part), layers="0-1", join=peer)
+        async with Node(joins, said.append, MemoryRegistry(network)) as second:
+            assert second.identity.fingerprint == first.identity.fingerprint
+        assert any(line.startswith(f"weights: {len(needed)} of {len(shards(whole))} files are here") for line in said)
+        asked = replace(config, model=MODEL, layers="0-1", join=peer)
+        async with Node(asked, said.append, MemoryRegistry(network)) as third:
+            assert third.identity.fingerprint == first.identity.fingerprint, "a commit of the hub, and a folder"
