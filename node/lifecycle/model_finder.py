@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -22,10 +22,11 @@ from node.membership.swarm_manifest import swarm_manifest
 from node.model.checkpoint import Checkpoint, open_checkpoint, open_named
 from node.model.loading import Say, reading_lines
 from swarm.discovery.registry import Registry
-from swarm.errors import ModelMismatch, RegistryError, SwarmError, UnknownModel
+from swarm.errors import HubError, ModelMismatch, RegistryError, SwarmError, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.models.fingerprint import client_identity, model_identity
-from swarm.models.manifests import KnownWeights, WeightSource, find_manifest, remember, remembered_commits
+from swarm.models.hub_errors import explain, hub_name
+from swarm.models.manifests import FileProof, KnownWeights, WeightSource, find_manifest, remember, remembered_commits
 from swarm.models.revisions import fitting_commits
 from swarm.protocol.manifest import Manifest
 from swarm.routing.latency import measure_delays
@@ -34,6 +35,8 @@ from swarm.transport.dial import Dialer
 
 MODELS_ASKED: Final = 4
 """Listed models whose weights may be those of a folder that lacks some files, at most."""
+READ_LATER_BYTES: Final = 1 << 30
+"""From so many bytes of a folder's weights on, a file is read only when its layers are loaded, where that is enough."""
 COMMITS_TRIED: Final = 8
 """Commits with the right weights whose small files are fetched, at most."""
 
@@ -98,17 +101,52 @@ class ModelFinder:
 
     async def _identify(self, checkpoint: Checkpoint) -> FoundModel:
         """Which model the files are; where some are missing, the swarm's list of them says it."""
-        weights = await asyncio.to_thread(_weights, checkpoint, self._say)
-        manifest = weights.manifest or await self._manifest_that_fits(checkpoint, weights)
+        source = WeightSource.of(checkpoint.folder, checkpoint.hub, checkpoint.name)
+        weights = await asyncio.to_thread(find_manifest, source, reads=False)
+        manifest = weights.manifest
+        if manifest is None and self._known and sum(weights.unread().values()) >= READ_LATER_BYTES:
+            manifest = await self._manifest_by_sizes(checkpoint, weights)
+            if manifest is not None:
+                checkpoint = replace(checkpoint, prove=self._proof(checkpoint, manifest))
+        if manifest is None:
+            weights = await asyncio.to_thread(find_manifest, source, reading_lines(self._say))
+            manifest = weights.manifest or await self._manifest_that_fits(checkpoint, weights)
         identity = await asyncio.to_thread(model_identity, checkpoint.folder, checkpoint.name, manifest)
         return FoundModel(checkpoint, identity, manifest)
 
-    async def _manifest_that_fits(self, checkpoint: Checkpoint, weights: KnownWeights) -> Manifest:
-        """The list of files of a model of the swarm, of which those here are some."""
+    async def _manifest_by_sizes(self, checkpoint: Checkpoint, weights: KnownWeights) -> Manifest | None:
+        """The list of the only model that the folder can be by its name, config, tokenizer and sizes of files.
+
+        Reading all of a large model takes long, so each file is proven when its layers are loaded.
+        """
+        like = await self._like(checkpoint)
+        if len(like) != 1 or not like[0].is_called(checkpoint.name):
+            return None
+        manifest = await self._ask(like[0])
+        if manifest is None or not weights.may_be(manifest):
+            return None
+        sizes = {file.name: file.size_bytes for file in manifest.files}
+        return manifest if weights.unread().items() <= sizes.items() else None
+
+    def _proof(self, checkpoint: Checkpoint, manifest: Manifest) -> FileProof:
+        whose = f"{checkpoint.name} as the swarm has it"
+        return FileProof(checkpoint.folder, manifest, whose, reading_lines(self._say))
+
+    async def _like(self, checkpoint: Checkpoint) -> list[ModelIdentity]:
+        """The swarm's models with this config and tokenizer, those first that are meant most."""
         _, *digests = await asyncio.to_thread(client_identity, checkpoint.folder, checkpoint.name)
         like = [one for one in self._known if [one.config_digest, one.tokenizer_digest] == digests]
+        return self._wanted_first(like, checkpoint.name)
+
+    async def _manifest_that_fits(self, checkpoint: Checkpoint, weights: KnownWeights) -> Manifest:
+        """The list of files of a model of the swarm, of which those here are some.
+
+        Raises:
+            ModelMismatch: they are of no such model.
+            SwarmError: nothing tells which model's they are.
+        """
         wrong: list[str] = []
-        for model in self._wanted_first(like, checkpoint.name)[:MODELS_ASKED]:
+        for model in (await self._like(checkpoint))[:MODELS_ASKED]:
             manifest = await self._ask(model)
             if manifest is None:
                 continue
@@ -121,10 +159,7 @@ class ModelFinder:
             wrong.append(f"{files} is not of {model.name} as the swarm has it ({model.fingerprint[:12]})")
         if wrong:
             raise ModelMismatch(f"{checkpoint.folder}: {wrong[0]}: fetch it again, or give a folder with all files")
-        raise UnknownModel(
-            f"{checkpoint.folder}: {name_files(weights.missing)} is missing, so nothing tells which weights these are: "
-            "join a swarm that serves them, give a folder with all files, or the hub's name for the model"
-        )
+        raise _unknown_weights(checkpoint, weights)
 
     async def _as_in_the_swarm(self, found: FoundModel) -> FoundModel:
         """The revision that the swarm has, where it is on the hub; else a line says in what the two differ."""
@@ -139,8 +174,8 @@ class ModelFinder:
             try:
                 revision = await asyncio.to_thread(self._revision_of, theirs, manifest, found)
             except SwarmError as error:
-                revision, why = None, str(error)
-            if revision is not None:
+                why = str(error)
+            else:
                 commit = revision.manifest.commit
                 self._say(f"the swarm serves revision {commit[:7]} of {own.name}, and so does this machine")
                 return revision
@@ -151,8 +186,12 @@ class ModelFinder:
         self._say(f"note: {line}; a chain never mixes them")
         return found
 
-    def _revision_of(self, theirs: ModelIdentity, manifest: Manifest | None, found: FoundModel) -> FoundModel | None:
-        """The commit of the hub model that is the swarm's."""
+    def _revision_of(self, theirs: ModelIdentity, manifest: Manifest | None, found: FoundModel) -> FoundModel:
+        """The commit of the hub model that is the swarm's.
+
+        Raises:
+            SwarmError: why it cannot be found.
+        """
         repo = found.identity.name
         if manifest is None:
             raise UnknownModel("its machines do not say which files they have")
@@ -197,9 +236,20 @@ class ModelFinder:
         return sorted(given, key=lambda one: not one.is_called(name))
 
 
-def _weights(checkpoint: Checkpoint, say: Say) -> KnownWeights:
-    source = WeightSource.of(checkpoint.folder, checkpoint.hub, checkpoint.name)
-    return find_manifest(source, reading_lines(say))
+def _unknown_weights(checkpoint: Checkpoint, weights: KnownWeights) -> SwarmError:
+    """Nothing tells which weights these are: what is missing, and what to do."""
+    files, hub = name_files(weights.missing), checkpoint.hub
+    if hub is None:
+        return UnknownModel(
+            f"{checkpoint.folder}: {files} is missing, so nothing tells which weights these are: join a swarm that "
+            "serves them, give a folder with all files, or the hub's name for the model"
+        )
+    absent = [name for name in weights.missing if name not in hub.files]
+    if hub.failure is not None:
+        return explain(hub.failure, hub.repo, files)
+    if absent:
+        return UnknownModel(f"{hub.repo}: {absent[0]}: the hub has no such file; the model there is incomplete")
+    return HubError(f"{hub.repo}: {hub_name()} does not say the SHA-256 of {files}; give a folder with all files")
 
 
 def _at_commit(repo: str, commit: str, manifest: Manifest | None) -> FoundModel | None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from swarm.errors import LocalProtocolError, UnsupportedModel
+from swarm.errors import LocalProtocolError, ModelMismatch, UnsupportedModel
 from swarm.models.file_digests import ReadProgress, digest_files, known_digest
 from swarm.models.hub import Hub
 from swarm.models.pretrained import weight_files
@@ -30,6 +31,8 @@ MANIFESTS_KEPT: Final = 128
 """Manifests that are remembered: the newest ones."""
 FETCHED_BYTES: Final = 64 << 20
 """A file of the hub whose digest the hub does not say is fetched to be read, if it is no larger."""
+
+ANOTHER_NAME: Final = "give the folder another name to serve it as a model of its own"
 
 logger = logging.getLogger(__name__)
 MAX_FILE_BYTES: Final = 2 << 20
@@ -106,6 +109,41 @@ class KnownWeights:
         """Whether the files here are some of a manifest's, which has as many as this model."""
         return len(manifest.files) == len(self.source.names) and not self.misfits(manifest)
 
+    def unread(self) -> dict[str, int]:
+        """Sizes in bytes of the files that are here and were not read, by name."""
+        sizes = {name: self.source.folder / name for name in self.missing}
+        return {name: path.stat().st_size for name, path in sizes.items() if path.is_file()}
+
+
+class FileProof:
+    """Reads files of a folder before they are used, and refuses those that are none of a manifest's."""
+
+    def __init__(self, folder: Path, manifest: Manifest, model: str, report: ReadProgress | None = None) -> None:
+        """Prove nothing yet.
+
+        Args:
+            folder: of the files.
+            manifest: what they are to be.
+            model: whose manifest it is, for messages.
+            report: called while files are read.
+        """
+        self._folder, self._manifest, self._model, self._report = folder, manifest, model, report
+        self._proven: set[str] = set()
+
+    def __call__(self, names: Iterable[str]) -> None:
+        """Prove some files; each is read once.
+
+        Raises:
+            ModelMismatch: the first file that is another one.
+            UnknownModel: a file cannot be read.
+        """
+        paths = {name: self._folder / name for name in names if name not in self._proven}
+        digests = digest_files(list(paths.values()), self._report)
+        files = [WeightFile(name, path.stat().st_size, digests[path]) for name, path in paths.items()]
+        for name in self._manifest.strangers(files):
+            raise ModelMismatch(f"{self._folder}: {name} is not of {self._model}: fetch it again, or {ANOTHER_NAME}")
+        self._proven |= {file.name for file in files}
+
 
 def known_weights(source: WeightSource, report: ReadProgress | None = None, *, reads: bool = True) -> KnownWeights:
     """What can be known of a model's weight files here and now.
@@ -146,7 +184,7 @@ def find_manifest(source: WeightSource, report: ReadProgress | None = None, *, r
         remember(source, known.manifest)
         return known
     manifest = remembered(source)
-    if manifest is None or not known.may_be(manifest):
+    if manifest is None or known.unread() or not known.may_be(manifest):
         return known
     return KnownWeights(source, manifest.files, ())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ModelMismatch, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
+from swarm.models.file_digests import known_digest
 from swarm.models.fingerprint import model_identity
 from swarm.models.hub import find_model
 from swarm.models.manifests import WeightSource, find_manifest
@@ -87,10 +88,27 @@ def identified(model: str | Path, revision: str | None = None, name: str = MODEL
     return model_identity(folder, name, manifest), manifest
 
 
-def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Go on as another machine."""
-    shutil.rmtree(constants.HF_HUB_CACHE, ignore_errors=True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+@pytest.fixture
+def forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the test go on as another machine, which knows nothing yet."""
+
+    def other() -> None:
+        shutil.rmtree(constants.HF_HUB_CACHE, ignore_errors=True)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+
+    return other
+
+
+@pytest.fixture
+def tiny(copied: Path) -> Path:
+    """A folder that is called as the model on the hub."""
+    return copied.rename(copied.with_name(MODEL.split("/")[1]))
+
+
+@pytest.fixture
+def reads_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any model is a large one."""
+    monkeypatch.setattr("node.lifecycle.model_finder.READ_LATER_BYTES", 1)
 
 
 def shards(folder: Path) -> list[str]:
@@ -112,11 +130,11 @@ def gone_on(hub: FakeHub) -> None:
 
 
 @pytest.fixture
-def stayed(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelIdentity, Manifest]:
+def stayed(hub: FakeHub, forget: Callable[[], None]) -> tuple[ModelIdentity, Manifest]:
     """The swarm's revision, while the hub has gone on."""
     gone_on(hub)
     found = identified(MODEL, OLDER)
-    forget(monkeypatch, tmp_path)
+    forget()
     return found
 
 
@@ -149,13 +167,13 @@ async def test_a_newcomer_whose_revision_is_the_swarms_asks_nobody(swarm: StubSw
 
 
 async def test_a_revision_that_differs_in_its_tokenizer_alone_is_found_too(
-    swarm: StubSwarm, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swarm: StubSwarm, hub: FakeHub, forget: Callable[[], None]
 ) -> None:
     repo = hub.repos[MODEL]
     repo.older[OLDER] = repo.files
     repo.files = repo.files | {"tokenizer.json": repo.files["tokenizer.json"] + b"\n"}
     identity, manifest = identified(MODEL, OLDER)
-    forget(monkeypatch, tmp_path)
+    forget()
     await swarm.serve(identity, wire.encode_manifest(manifest))
     found, _ = await swarm.find(MODEL)
     assert found.identity == identity
@@ -234,32 +252,32 @@ async def test_a_folder_with_some_files_proves_them(swarm: StubSwarm, whole: Pat
     assert (again.identity, said, swarm.asked) == (found.identity, [], asked), "what was proven is remembered"
 
 
-async def test_a_file_that_is_not_the_swarms_is_refused_by_name(swarm: StubSwarm, whole: Path, copied: Path) -> None:
+async def test_a_file_that_is_not_the_swarms_is_refused_by_name(swarm: StubSwarm, whole: Path, tiny: Path) -> None:
     identity, manifest = identified(whole)
     await swarm.serve(identity, wire.encode_manifest(manifest))
-    wrong, *others = shards(copied)
-    change(copied / wrong)
-    (copied / others[-1]).unlink()
+    wrong, *others = shards(tiny)
+    change(tiny / wrong)
+    (tiny / others[-1]).unlink()
     with pytest.raises(
         ModelMismatch, match=rf"{wrong} is not of {MODEL} as the swarm has it \({identity.fingerprint[:12]}"
     ):
-        await swarm.find(copied)
-    shutil.copy(whole / others[-1], copied)
-    found, said = await swarm.find(copied)
+        await swarm.find(tiny)
+    shutil.copy(whole / others[-1], tiny)
+    found, said = await swarm.find(tiny)
     assert found.identity.fingerprint != identity.fingerprint
     if found.identity.is_called(MODEL):
         assert f"they differ in weights ({wrong})" in said[0]
 
 
 async def test_of_several_fine_tunes_the_one_is_taken_that_fits(
-    swarm: StubSwarm, whole: Path, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swarm: StubSwarm, whole: Path, copied: Path, forget: Callable[[], None]
 ) -> None:
     tuned, *others = shards(copied)
     change(copied / tuned)
     for folder in (whole, copied):
         identity, manifest = identified(folder)
         await swarm.serve(identity, wire.encode_manifest(manifest))
-    forget(monkeypatch, tmp_path)
+    forget()
     for name in others:
         (copied / name).unlink()
     found, said = await swarm.find(copied)
@@ -267,20 +285,74 @@ async def test_of_several_fine_tunes_the_one_is_taken_that_fits(
     assert len(said) == 1
 
 
+@pytest.mark.usefixtures("reads_later")
+async def test_of_a_large_model_only_the_files_of_the_layers_are_read(
+    swarm: StubSwarm, whole: Path, tiny: Path, forget: Callable[[], None]
+) -> None:
+    identity, manifest = identified(whole)
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    forget()
+    change(tiny / shards(tiny)[-1])
+    found, said = await swarm.find(tiny)
+    assert (found.identity.fingerprint, said) == (identity.fingerprint, [])
+    assert [name for name in shards(tiny) if known_digest(tiny / name) is not None] == []
+    checkpoint = found.checkpoint
+    tensors: dict[str, list[str]] = {}
+    for name, file in checkpoint.weight_map.items():
+        tensors.setdefault(file, []).append(name)
+    first, last = shards(tiny)[0], shards(tiny)[-1]
+    checkpoint.fetch(tensors[first])
+    assert [name for name in shards(tiny) if known_digest(tiny / name) is not None] == [first]
+    with pytest.raises(ModelMismatch, match=rf"{last} is not of tiny as the swarm has it: fetch it again, or give the"):
+        checkpoint.fetch(tensors[last])
+
+
+@pytest.mark.usefixtures("reads_later")
+async def test_all_of_a_folder_with_another_name_is_read(
+    swarm: StubSwarm, whole: Path, copied: Path, forget: Callable[[], None]
+) -> None:
+    identity, manifest = identified(whole)
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    forget()
+    found, _ = await swarm.find(copied)
+    assert found.identity.fingerprint == identity.fingerprint
+    assert found.checkpoint.prove is None
+    assert None not in {known_digest(copied / name) for name in shards(copied)}
+
+
+@pytest.mark.usefixtures("reads_later")
+@pytest.mark.parametrize("reason", ["another size", "two that it may be"])
+async def test_all_is_read_where_sizes_do_not_tell(
+    swarm: StubSwarm, whole: Path, tiny: Path, forget: Callable[[], None], reason: str
+) -> None:
+    identity, manifest = identified(whole)
+    digests = [identity.config_digest, identity.weights_digest, identity.tokenizer_digest]
+    if reason == "another size":
+        manifest = Manifest.of([replace(manifest.files[0], size_bytes=1), *manifest.files[1:]])
+    else:
+        await swarm.serve(ModelIdentity.of(MODEL, digests[0], "ab" * 32, digests[2], identity.num_layers), b"")
+    model = ModelIdentity.of(MODEL, digests[0], manifest.digest, digests[2], identity.num_layers)
+    await swarm.serve(model, wire.encode_manifest(manifest))
+    forget()
+    found, _ = await swarm.find(tiny)
+    assert found.identity.fingerprint == identity.fingerprint
+    assert found.checkpoint.prove is None
+    assert None not in {known_digest(tiny / name) for name in shards(tiny)}
+
+
 # Real nodes
 
 
 async def test_nodes_say_their_manifest_and_a_node_with_some_files_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: FakeHub, whole: Path
+    tmp_path: Path, hub: FakeHub, whole: Path, forget: Callable[[], None]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     network = MemoryNetwork()
     config = ServeConfig(layers="0-2", model=str(whole), host="127.0.0.1", threads=1, drain=0.0)
     async with Node(config, lambda _: None, MemoryRegistry(network)) as first:
         checkpoint = first.running.resources.checkpoint
         needed = checkpoint.files(name for name in checkpoint.weight_map if ".layers.0." in name)
         assert needed
-        forget(monkeypatch, tmp_path)
+        forget()
         peer = ("/ip4/127.0.0.1/tcp/1/p2p/" + first.peer_id,)
         part = shutil.copytree(
             whole, tmp_path / "part", ignore=lambda _, names: set(names) & (set(shards(whole)) - set(needed))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ SHARD = "model-00002-of-00004.safetensors"
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     return tmp_path / "own/canopy"
 
@@ -128,6 +127,17 @@ def test_what_was_remembered_of_a_folder_holds_while_its_files_fit(whole: Path, 
     assert known.missing == tuple(shards(whole)[1:])
     assert before is not None
     assert known.misfits(before) == [name]
+
+
+def test_what_was_remembered_says_nothing_of_files_that_were_not_read(whole: Path, copied: Path) -> None:
+    before = identity(source(copied))
+    assert known_identity(copied, MODEL) == before
+    name = shards(copied)[0]
+    (copied / name).chmod(0o644)
+    (copied / name).write_bytes(fine_tuned((whole / name).read_bytes()))
+    assert known_identity(copied, MODEL) is None
+    (copied / name).unlink()
+    assert known_identity(copied, MODEL) == before
 
 
 @pytest.mark.parametrize(
