@@ -92,7 +92,8 @@ class ModelFinder:
         name = config.model or await swarms_model(self._served, self._known)
         checkpoint = await asyncio.to_thread(open_named, name, config)
         found = await self._identify(checkpoint)
-        if found.identity.fingerprint not in {model.fingerprint for model in self._known}:
+        own, wanted = found.identity.fingerprint, config.fingerprint or ""
+        if own not in {model.fingerprint for model in self._known} or not own.startswith(wanted):
             found = await self._as_in_the_swarm(found)
         check_invited_model(found.identity, config.fingerprint)
         if config.membership.note_model is not None:
@@ -195,7 +196,7 @@ class ModelFinder:
         repo = found.identity.name
         if manifest is None:
             raise UnknownModel("its machines do not say which files they have")
-        named = f" (--revision {manifest.commit} takes the one that they name)" if manifest.commit else ""
+        named = f"; its machines name {manifest.commit[:12]}" if manifest.commit else ""
         if self._config.revision is not None:
             raise UnknownModel(f"you asked for revision {self._config.revision}{named}")
         hints = [*filter(None, [manifest.commit]), *remembered_commits(repo)]
@@ -203,7 +204,7 @@ class ModelFinder:
             one = _at_commit(repo, commit, manifest)
             if one is not None and one.identity.fingerprint == theirs.fingerprint:
                 return one
-        raise UnknownModel(f"no revision of the main branch on the hub has them{named}")
+        raise UnknownModel(f"no revision of the main branch has them{named}")
 
     def _as_remembered(self, found: FoundModel) -> FoundModel:
         """Where nobody of the swarm is there: the revision that this machine served last."""

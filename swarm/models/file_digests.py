@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -31,18 +31,20 @@ BLOCK_BYTES: Final = 1 << 20
 
 ReadProgress = Callable[[str, int, int], None]
 """Called with a file's name, the bytes of all files that were read, and the bytes of all files."""
-Stamp = tuple[int, int, int, int]
+FileVersion = tuple[int, int, int, int]
 """Size, inode, and when contents and entry changed, in nanoseconds."""
-KeptDigests = dict[str, tuple[Stamp, str]]
+KeptDigests = dict[str, tuple[FileVersion, str]]
 """By path; the last one was read last."""
 
 logger = logging.getLogger(__name__)
 _VERSION: Final = 1
 
 
-def known_digest(file: Path) -> str | None:
-    """The digest of a file's contents as far as it is known without reading the file."""
-    return _blob_digest(file) or _kept(_load(), file)
+def known_digests(files: Iterable[Path]) -> dict[Path, str]:
+    """The digests of files' contents, as far as they are known without reading a file."""
+    kept = _load()
+    found = {file: _blob_digest(file) or _kept(kept, file) for file in files}
+    return {file: digest for file, digest in found.items() if digest is not None}
 
 
 def digest_files(files: Sequence[Path], report: ReadProgress | None = None) -> dict[Path, str]:
@@ -55,18 +57,15 @@ def digest_files(files: Sequence[Path], report: ReadProgress | None = None) -> d
     Raises:
         UnknownModel: a file cannot be read, or changed meanwhile.
     """
-    kept = _load()
-    found = {file: _blob_digest(file) or _kept(kept, file) for file in files}
-    unread = [file for file, digest in found.items() if digest is None]
+    found = known_digests(files)
+    unread = [file for file in dict.fromkeys(files) if file not in found]
     if unread:
-        counter = _Counter(sum(_stamp(file)[0] for file in unread), report)
+        counter = _Counter(sum(_version_of(file)[0] for file in unread), report)
         with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1), thread_name_prefix="digest") as pool:
-            for file, (digest, stamp) in zip(unread, pool.map(counter.digest, unread), strict=True):
+            for file, (digest, version) in zip(unread, pool.map(counter.digest, unread), strict=True):
                 found[file] = digest
-                kept.pop(str(file.resolve()), None)
-                kept[str(file.resolve())] = (stamp, digest)
-        _keep(kept)
-    return {file: digest for file, digest in found.items() if digest is not None}
+                _keep(str(file.resolve()), version, digest)  # now, since whoever waits for all may end the program
+    return found
 
 
 class _Counter:
@@ -77,8 +76,8 @@ class _Counter:
         self._read = 0
         self._lock = threading.Lock()
 
-    def digest(self, file: Path) -> tuple[str, Stamp]:
-        stamp, digest, block = _stamp(file), hashlib.sha256(), bytearray(BLOCK_BYTES)
+    def digest(self, file: Path) -> tuple[str, FileVersion]:
+        version, digest, block = _version_of(file), hashlib.sha256(), bytearray(BLOCK_BYTES)
         try:
             with file.open("rb", buffering=0) as opened:
                 while count := opened.readinto(block):
@@ -86,9 +85,9 @@ class _Counter:
                     self._note(file.name, count)
         except OSError as error:
             raise UnknownModel(f"{file}: {error.strerror or error}") from error
-        if _stamp(file) != stamp:
+        if _version_of(file) != version:
             raise UnknownModel(f"{file}: changed while it was read; wait until it is complete, then run this again")
-        return digest.hexdigest(), stamp
+        return digest.hexdigest(), version
 
     def _note(self, name: str, count: int) -> None:
         with self._lock:
@@ -104,7 +103,7 @@ def _blob_digest(file: Path) -> str | None:
     return blob.name if is_blob and SHA256.fullmatch(blob.name) and blob.is_file() else None
 
 
-def _stamp(file: Path) -> Stamp:
+def _version_of(file: Path) -> FileVersion:
     try:
         about = file.stat()
     except OSError as error:
@@ -113,8 +112,8 @@ def _stamp(file: Path) -> Stamp:
 
 
 def _kept(kept: KeptDigests, file: Path) -> str | None:
-    stamp, digest = kept.get(str(file.resolve()), (None, None))
-    return digest if stamp is not None and stamp == _stamp(file) else None
+    version, digest = kept.get(str(file.resolve()), (None, None))
+    return digest if version is not None and version == _version_of(file) else None
 
 
 def _path() -> Path:
@@ -128,21 +127,22 @@ def _load() -> KeptDigests:
             content = json.loads(opened.read(MAX_KEPT_BYTES))
         if content["version"] != _VERSION:
             return {}
-        return dict(_entry(path, *stamp_and_digest) for path, *stamp_and_digest in content["files"])
+        return dict(_entry(path, *version_and_digest) for path, *version_and_digest in content["files"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 
-def _entry(path: str, *stamp_and_digest: int | str) -> tuple[str, tuple[Stamp, str]]:
-    size, inode, modified, changed, digest = stamp_and_digest
+def _entry(path: str, *version_and_digest: int | str) -> tuple[str, tuple[FileVersion, str]]:
+    size, inode, modified, changed, digest = version_and_digest
     if SHA256.fullmatch(str(digest)) is None:
         raise ValueError("no digest")
     return path, ((int(size), int(inode), int(modified), int(changed)), str(digest))
 
 
-def _keep(kept: KeptDigests) -> None:
+def _keep(file: str, version: FileVersion, digest: str) -> None:
     """Keep what was found; of two programs that write at once one may lose, and its files are read again."""
-    newest = [[path, *stamp, digest] for path, (stamp, digest) in kept.items()][-FILES_KEPT:]
+    kept = {path: entry for path, entry in _load().items() if path != file} | {file: (version, digest)}
+    newest = [[path, *entry, digest] for path, (entry, digest) in kept.items()][-FILES_KEPT:]
     path = _path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

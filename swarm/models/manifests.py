@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from swarm.errors import LocalProtocolError, ModelMismatch, UnsupportedModel
-from swarm.models.file_digests import ReadProgress, digest_files, known_digest
+from swarm.models.file_digests import ReadProgress, digest_files, known_digests
 from swarm.models.hub import Hub
 from swarm.models.pretrained import weight_files
 from swarm.protocol.manifest import MAX_WEIGHT_FILES, SHA256, Manifest, WeightFile
@@ -160,11 +160,7 @@ def known_weights(source: WeightSource, report: ReadProgress | None = None, *, r
     listed = _listed(source, reads=reads)
     here = [name for name in source.names if name not in listed and (source.folder / name).is_file()]
     paths = {name: source.folder / name for name in here}
-    if reads:
-        digests: dict[Path, str] = digest_files(list(paths.values()), report)
-    else:
-        found = {path: known_digest(path) for path in paths.values()}
-        digests = {path: digest for path, digest in found.items() if digest is not None}
+    digests = digest_files(list(paths.values()), report) if reads else known_digests(paths.values())
     files = {
         name: WeightFile(name, path.stat().st_size, digests[path]) for name, path in paths.items() if path in digests
     }

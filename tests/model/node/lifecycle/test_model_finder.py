@@ -23,7 +23,7 @@ from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ModelMismatch, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.models.file_digests import known_digest
+from swarm.models.file_digests import known_digests
 from swarm.models.fingerprint import model_identity
 from swarm.models.hub import find_model
 from swarm.models.manifests import WeightSource, find_manifest
@@ -32,8 +32,8 @@ from tests.fake_hub import COMMIT, MODEL, FakeHub
 from tests.sample_records import sample_record
 
 OLDER = "01dc0de" + "0" * 33
-JOIN = ("/ip4/192.0.2.1/tcp/1/p2p/Qm",)
 IDENTITIES = [Identity.ephemeral() for _ in range(3)]
+JOIN = (f"/ip4/192.0.2.1/tcp/1/p2p/{IDENTITIES[0].peer_id}",)
 
 
 class StubSwarm:
@@ -115,6 +115,11 @@ def shards(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.safetensors"))
 
 
+def read(folder: Path) -> list[str]:
+    """Names of the weight files that were read."""
+    return sorted(file.name for file in known_digests(folder / name for name in shards(folder)))
+
+
 def change(file: Path) -> None:
     """Other weights in the same places."""
     file.chmod(0o644)
@@ -187,7 +192,7 @@ async def test_a_revision_that_cannot_be_found_is_one_line(
     hub.repos[MODEL].pulled, hub.repos[MODEL].older = hub.repos[MODEL].older, {}
     name = manifest.files[0].name
     about = rf"{MODEL} here is \w+, in the swarm it is {identity.fingerprint[:12]}: they differ in weights \({name}\); "
-    none = rf"no revision of the main branch on the hub has them \(--revision {OLDER} takes the one that they name\)"
+    none = f"no revision of the main branch has them; its machines name {OLDER[:12]}"
     with pytest.raises(ModelMismatch, match=f"^{about}{none}$"):
         await swarm.find(None)
     found, said = await swarm.find(MODEL)
@@ -204,7 +209,7 @@ async def test_a_revision_that_was_asked_for_stays(swarm: StubSwarm, stayed: tup
     await swarm.serve(identity, wire.encode_manifest(manifest))
     found, said = await swarm.find(MODEL, revision="main")
     assert found.identity.fingerprint != identity.fingerprint
-    assert f"you asked for revision main (--revision {OLDER} takes the one that they name)" in said[0]
+    assert f"; you asked for revision main; its machines name {OLDER[:12]}" in said[0]
 
 
 @pytest.mark.parametrize("lie", [b"", b"\xff", wire.encode_manifest(Manifest.of([WeightFile("a", 1, "ab" * 32)]))])
@@ -230,6 +235,19 @@ async def test_where_nobody_is_there_the_revision_that_was_served_last_is_served
     assert said == [f"this machine served revision {OLDER[:7]} of {MODEL}, and serves it again"]
     with pytest.raises(ModelMismatch, match=f"this machine is to serve {'ab' * 6}"):
         await swarm.find(MODEL, join=(), fingerprint="ab" * 16)
+
+
+async def test_of_two_revisions_in_the_swarm_an_invite_says_which(
+    swarm: StubSwarm, hub: FakeHub, stayed: tuple[ModelIdentity, Manifest], forget: Callable[[], None]
+) -> None:
+    for identity, manifest in (stayed, identified(MODEL)):
+        await swarm.serve(identity, wire.encode_manifest(manifest))
+    assert hub.repos[MODEL].older
+    forget()
+    found, said = await swarm.find(MODEL)
+    assert (found.identity.fingerprint == stayed[0].fingerprint, said) == (False, []), "both are served"
+    found, _ = await swarm.find(MODEL, fingerprint=stayed[0].fingerprint[:32])
+    assert found.identity == stayed[0]
 
 
 # A folder with some of the files
@@ -295,14 +313,14 @@ async def test_of_a_large_model_only_the_files_of_the_layers_are_read(
     change(tiny / shards(tiny)[-1])
     found, said = await swarm.find(tiny)
     assert (found.identity.fingerprint, said) == (identity.fingerprint, [])
-    assert [name for name in shards(tiny) if known_digest(tiny / name) is not None] == []
+    assert read(tiny) == []
     checkpoint = found.checkpoint
     tensors: dict[str, list[str]] = {}
     for name, file in checkpoint.weight_map.items():
         tensors.setdefault(file, []).append(name)
     first, last = shards(tiny)[0], shards(tiny)[-1]
     checkpoint.fetch(tensors[first])
-    assert [name for name in shards(tiny) if known_digest(tiny / name) is not None] == [first]
+    assert read(tiny) == [first]
     with pytest.raises(ModelMismatch, match=rf"{last} is not of tiny as the swarm has it: fetch it again, or give the"):
         checkpoint.fetch(tensors[last])
 
@@ -317,7 +335,7 @@ async def test_all_of_a_folder_with_another_name_is_read(
     found, _ = await swarm.find(copied)
     assert found.identity.fingerprint == identity.fingerprint
     assert found.checkpoint.prove is None
-    assert None not in {known_digest(copied / name) for name in shards(copied)}
+    assert read(copied) == shards(copied)
 
 
 @pytest.mark.usefixtures("reads_later")
@@ -337,31 +355,32 @@ async def test_all_is_read_where_sizes_do_not_tell(
     found, _ = await swarm.find(tiny)
     assert found.identity.fingerprint == identity.fingerprint
     assert found.checkpoint.prove is None
-    assert None not in {known_digest(tiny / name) for name in shards(tiny)}
+    assert read(tiny) == shards(tiny)
 
 
 # Real nodes
 
 
-async def test_nodes_say_their_manifest_and_a_node_with_some_files_serves(
-    tmp_path: Path, hub: FakeHub, whole: Path, forget: Callable[[], None]
+async def test_beside_a_node_with_a_folder_others_serve_some_of_its_files_and_its_revision(
+    tmp_path: Path, hub: FakeHub, tiny: Path, forget: Callable[[], None]
 ) -> None:
+    gone_on(hub)
     network = MemoryNetwork()
-    config = ServeConfig(layers="0-2", model=str(whole), host="127.0.0.1", threads=1, drain=0.0)
+    config = ServeConfig(layers="0-2", model=str(tiny), host="127.0.0.1", threads=1, drain=0.0)
     async with Node(config, lambda _: None, MemoryRegistry(network)) as first:
-        checkpoint = first.running.resources.checkpoint
+        identity, checkpoint = first.identity, first.running.resources.checkpoint
         needed = checkpoint.files(name for name in checkpoint.weight_map if ".layers.0." in name)
-        assert needed
         forget()
-        peer = ("/ip4/127.0.0.1/tcp/1/p2p/" + first.peer_id,)
-        part = shutil.copytree(
-            whole, tmp_path / "part", ignore=lambda _, names: set(names) & (set(shards(whole)) - set(needed))
-        )
+        unneeded = set(shards(tiny)) - set(needed)
+        part = shutil.copytree(tiny, tmp_path / "part", ignore=lambda _, names: unneeded & set(names))
         said: list[str] = []
-        joins = replace(config, model=str(part), layers="0-1", join=peer)
-        async with Node(joins, said.append, MemoryRegistry(network)) as second:
-            assert second.identity.fingerprint == first.identity.fingerprint
-        assert any(line.startswith(f"weights: {len(needed)} of {len(shards(whole))} files are here") for line in said)
-        asked = replace(config, model=MODEL, layers="0-1", join=peer)
-        async with Node(asked, said.append, MemoryRegistry(network)) as third:
-            assert third.identity.fingerprint == first.identity.fingerprint, "a commit of the hub, and a folder"
+        joins = replace(config, layers="0-1", join=JOIN)
+        async with Node(replace(joins, model=str(part)), said.append, MemoryRegistry(network)) as second:
+            assert second.identity.fingerprint == identity.fingerprint
+        assert any(line.startswith(f"weights: {len(needed)} of {len(shards(tiny))} files are here") for line in said)
+        async with Node(replace(joins, model=MODEL), said.append, MemoryRegistry(network)) as third:
+            assert third.identity.fingerprint == identity.fingerprint
+        assert f"the swarm serves revision {OLDER[:7]} of {MODEL}, and so does this machine" in said
+        paths = [request.path for request in hub.requests if request.path.endswith(".safetensors")]
+        assert paths
+        assert all(f"/resolve/{OLDER}/" in path for path in paths)

@@ -19,8 +19,7 @@ from swarm.models.revisions import MAX_COMMITS, fitting_commits
 from swarm.protocol.manifest import Manifest, WeightFile
 from tests.fake_hub import COMMIT, MODEL, FakeHub
 
-OLDER = "0ldc0de".replace("l", "1") + "0" * 33
-SHARD = "model-00002-of-00004.safetensors"
+OLDER = "01dc0de" + "0" * 33
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 import swarm.models.file_digests
 from swarm.errors import UnknownModel
-from swarm.models.file_digests import digest_files, known_digest
+from swarm.models.file_digests import digest_files, known_digests
 
 CONTENT = b"weights" * 1_000
 
@@ -38,6 +38,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def file(tmp_path: Path) -> Path:
     (tmp_path / "a.safetensors").write_bytes(CONTENT)
     return tmp_path / "a.safetensors"
+
+
+def known_digest(file: Path) -> str | None:
+    return known_digests([file]).get(file)
 
 
 def digest(file: Path, reads: Reads) -> str:
