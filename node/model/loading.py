@@ -33,6 +33,8 @@ OFFLOAD_KINDS: Final = ("cpu", "cuda")
 """Devices to which weights can be streamed."""
 MAX_DEFAULT_KV_TOKENS = 262_144
 PROGRESS_LINES = 20
+READING_LINES, BAR_STEPS = 10, 400
+"""How often it is said, or drawn, how much of the weights was read."""
 READ_SILENTLY_BYTES = 256 << 20
 """Weights that are read for their digests without a word: a second or two."""
 KV_SHARE = 0.5
@@ -187,18 +189,20 @@ def progress_lines(say: Say) -> Progress:
 
 def reading_lines(say: Say) -> Progress:
     """Report that weight files are read to know them by their contents: nothing where that takes a moment only."""
-    tenth = -1
+    steps = BAR_STEPS if isinstance(say, ShowsProgress) else READING_LINES
+    last = -1
 
     def report(file: str, read: int, total: int) -> None:
-        nonlocal tenth
-        if total < READ_SILENTLY_BYTES:
+        nonlocal last
+        now = steps * read // max(1, total)
+        if total < READ_SILENTLY_BYTES or now == last:
             return
+        last = now
         if isinstance(say, ShowsProgress):
             say.reading(file, read, total)
-        elif 10 * read // total != tenth:
-            tenth = 10 * read // total
-            of = f"{read / 2**30:,.1f} of {total / 2**30:,.1f} GiB"
-            say(f"reading the weights once, to know them by their contents: {of}")
+        else:
+            read_gib, total_gib = read / 2**30, total / 2**30
+            say(f"reading the weights once, to know them by their contents: {read_gib:,.1f} of {total_gib:,.1f} GiB")
 
     return report
 
