@@ -22,7 +22,7 @@ from node.membership.swarm_manifest import swarm_manifest
 from node.model.checkpoint import Checkpoint, open_checkpoint, open_named
 from node.model.loading import Say, reading_lines
 from swarm.discovery.registry import Registry
-from swarm.errors import HubError, ModelMismatch, RegistryError, SwarmError, UnknownModel
+from swarm.errors import HubError, ModelMismatch, RegistryError, SwarmError, UnknownModel, UnsupportedModel
 from swarm.ids import ModelIdentity
 from swarm.models.fingerprint import client_identity, model_identity
 from swarm.models.hub_errors import explain, hub_name
@@ -156,7 +156,7 @@ class ModelFinder:
                 here = f"{len(weights.files)} of {len(manifest.files)} files are here"
                 self._say(f"weights: {here}, as {model.name} has them in the swarm ({model.fingerprint[:12]})")
                 return manifest
-            files = name_files(weights.misfits(manifest)) or f"a list of {len(weights.source.names)} files"
+            files = name_files(weights.misfits(manifest)) or f"its list of {len(weights.source.names)} files"
             wrong.append(f"{files} is not of {model.name} as the swarm has it ({model.fingerprint[:12]})")
         if wrong:
             raise ModelMismatch(f"{checkpoint.folder}: {wrong[0]}: fetch it again, or give a folder with all files")
@@ -171,14 +171,15 @@ class ModelFinder:
         theirs = await self._served.best(same)
         manifest = found.manifest if theirs.weights_digest == own.weights_digest else await self._ask(theirs)
         why = "update your copy to serve the swarm's"
-        if found.checkpoint.hub is not None:
+        hub = found.checkpoint.hub
+        if hub is not None:
             try:
-                revision = await asyncio.to_thread(self._revision_of, theirs, manifest, found)
+                revision = await asyncio.to_thread(self._revision_of, theirs, manifest, hub.repo)
             except SwarmError as error:
                 why = str(error)
             else:
                 commit = revision.manifest.commit
-                self._say(f"the swarm serves revision {commit[:7]} of {own.name}, and so does this machine")
+                self._say(f"the swarm serves revision {commit[:7]} of {hub.repo}, and so does this machine")
                 return revision
         others = [] if manifest is None else found.manifest.strangers(manifest.files)
         line = describe_mismatch(own, theirs, others, why)
@@ -187,13 +188,12 @@ class ModelFinder:
         self._say(f"note: {line}; a chain never mixes them")
         return found
 
-    def _revision_of(self, theirs: ModelIdentity, manifest: Manifest | None, found: FoundModel) -> FoundModel:
+    def _revision_of(self, theirs: ModelIdentity, manifest: Manifest | None, repo: str) -> FoundModel:
         """The commit of the hub model that is the swarm's.
 
         Raises:
             SwarmError: why it cannot be found.
         """
-        repo = found.identity.name
         if manifest is None:
             raise UnknownModel("its machines do not say which files they have")
         named = f"; its machines name {manifest.commit[:12]}" if manifest.commit else ""
@@ -254,8 +254,11 @@ def _unknown_weights(checkpoint: Checkpoint, weights: KnownWeights) -> SwarmErro
 
 
 def _at_commit(repo: str, commit: str, manifest: Manifest | None) -> FoundModel | None:
-    """A hub model at a commit; None where its files are not those of the manifest, or not all are known."""
-    checkpoint = open_checkpoint(repo, commit)
+    """A hub model at a commit; None where its files are not those of the manifest, or cannot be read."""
+    try:
+        checkpoint = open_checkpoint(repo, commit)
+    except (UnknownModel, UnsupportedModel):
+        return None
     weights = find_manifest(WeightSource.of(checkpoint.folder, checkpoint.hub, repo))
     found = weights.manifest
     if found is None and manifest is not None and weights.may_be(manifest):

@@ -212,7 +212,10 @@ async def test_a_revision_that_was_asked_for_stays(swarm: StubSwarm, stayed: tup
     assert f"; you asked for revision main; its machines name {OLDER[:12]}" in said[0]
 
 
-@pytest.mark.parametrize("lie", [b"", b"\xff", wire.encode_manifest(Manifest.of([WeightFile("a", 1, "ab" * 32)]))])
+LIES = [b"", b"\xff", wire.encode_manifest(Manifest.of([WeightFile("a", 1, "ab" * 32)]))]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=["nothing", "garbage", "another list"])
 async def test_what_its_digest_does_not_prove_is_not_believed(
     swarm: StubSwarm, stayed: tuple[ModelIdentity, Manifest], lie: bytes
 ) -> None:
