@@ -28,6 +28,7 @@ from swarm.models.fingerprint import model_identity
 from swarm.models.hub import find_model
 from swarm.models.manifests import WeightSource, find_manifest
 from swarm.protocol.manifest import Manifest, WeightFile
+from swarm.transport.endpoint import Endpoint
 from tests.fake_hub import COMMIT, MODEL, FakeHub
 from tests.sample_records import sample_record
 
@@ -367,8 +368,11 @@ async def test_all_is_read_where_sizes_do_not_tell(
 async def test_beside_a_node_with_a_folder_others_serve_some_of_its_files_and_its_revision(
     tmp_path: Path, hub: FakeHub, tiny: Path, forget: Callable[[], None]
 ) -> None:
+    async def reached(endpoint: Endpoint, nonce: bytes) -> bool:
+        return True
+
     gone_on(hub)
-    network = MemoryNetwork()
+    network = MemoryNetwork(dial=reached)
     config = ServeConfig(layers="0-2", model=str(tiny), host="127.0.0.1", threads=1, drain=0.0)
     async with Node(config, lambda _: None, MemoryRegistry(network)) as first:
         identity, checkpoint = first.identity, first.running.resources.checkpoint
