@@ -90,8 +90,14 @@ class ModelFinder:
             )
         self._known = await self._registry.models() if config.join else []
         name = config.model or await swarms_model(self._served, self._known)
-        checkpoint = await asyncio.to_thread(open_named, name, config)
-        found = await self._identify(checkpoint)
+        try:
+            checkpoint = await asyncio.to_thread(open_named, name, config)
+        except SwarmError:
+            found = await asyncio.to_thread(self._served_before, name)
+            if found is None:
+                raise
+        else:
+            found = await self._identify(checkpoint)
         own, wanted = found.identity.fingerprint, config.fingerprint or ""
         if own not in {model.fingerprint for model in self._known} or not own.startswith(wanted):
             found = await self._as_in_the_swarm(found)
@@ -167,7 +173,7 @@ class ModelFinder:
         config, own = self._config, found.identity
         same = self._wanted_first((one for one in self._known if one.is_called(own.name)), own.name)
         if not same:
-            return await asyncio.to_thread(self._as_remembered, found)
+            return await asyncio.to_thread(self._as_before, found)
         theirs = await self._served.best(same)
         manifest = found.manifest if theirs.weights_digest == own.weights_digest else await self._ask(theirs)
         why = "update your copy to serve the swarm's"
@@ -206,20 +212,27 @@ class ModelFinder:
                 return one
         raise UnknownModel(f"no revision of the main branch has them{named}")
 
-    def _as_remembered(self, found: FoundModel) -> FoundModel:
-        """Where nobody of the swarm is there: the revision that this machine served last."""
+    def _as_before(self, found: FoundModel) -> FoundModel:
+        """Where nobody of the swarm is there, and its fingerprint is known: the revision that this machine served."""
         wanted, hub = self._config.fingerprint, found.checkpoint.hub
-        if wanted is None or hub is None or self._config.revision or found.identity.fingerprint.startswith(wanted):
+        if wanted is None or hub is None or found.identity.fingerprint.startswith(wanted):
             return found
-        for commit in remembered_commits(hub.repo)[:COMMITS_TRIED]:
+        return self._served_before(hub.repo) or found
+
+    def _served_before(self, repo: str) -> FoundModel | None:
+        """A revision in the cache that is the swarm's, or has the fingerprint that is wanted."""
+        config, known = self._config, {model.fingerprint for model in self._known}
+        for commit in remembered_commits(repo)[:COMMITS_TRIED] if config.revision is None else ():
             try:
-                one = _at_commit(hub.repo, commit, None)
+                one = _at_commit(repo, commit, None)
             except SwarmError:
                 continue
-            if one is not None and one.identity.fingerprint.startswith(wanted):
-                self._say(f"this machine served revision {commit[:7]} of {hub.repo}, and serves it again")
+            if one is None or not one.identity.fingerprint.startswith(config.fingerprint or ""):
+                continue
+            if config.fingerprint is not None or one.identity.fingerprint in known:
+                self._say(f"this machine served revision {commit[:7]} of {repo}, and serves it again")
                 return one
-        return found
+        return None
 
     async def _ask(self, model: ModelIdentity) -> Manifest | None:
         config = self._config

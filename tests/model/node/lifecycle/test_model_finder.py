@@ -18,9 +18,10 @@ from node.config import ServeConfig
 from node.lifecycle.model_finder import FoundModel, ModelFinder
 from node.serve import Node
 from swarm import wire
+from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
-from swarm.errors import ModelMismatch, UnknownModel
+from swarm.errors import ModelMismatch, UnknownModel, UnsupportedModel
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.models.file_digests import known_digests
@@ -29,7 +30,7 @@ from swarm.models.hub import find_model
 from swarm.models.manifests import WeightSource, find_manifest
 from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.transport.endpoint import Endpoint
-from tests.fake_hub import COMMIT, MODEL, FakeHub
+from tests.fake_hub import COMMIT, MODEL, FakeHub, Repo
 from tests.sample_records import sample_record
 
 OLDER = "01dc0de" + "0" * 33
@@ -239,6 +240,27 @@ async def test_where_nobody_is_there_the_revision_that_was_served_last_is_served
     assert said == [f"this machine served revision {OLDER[:7]} of {MODEL}, and serves it again"]
     with pytest.raises(ModelMismatch, match=f"this machine is to serve {'ab' * 6}"):
         await swarm.find(MODEL, join=(), fingerprint="ab" * 16)
+
+
+async def test_without_the_hub_a_revision_of_one_file_is_served_again(
+    swarm: StubSwarm, hub: FakeHub, forget: Callable[[], None]
+) -> None:
+    """Offline nothing tells which files the main branch has, but its index, and this model has none."""
+    hub.repos[MODEL] = Repo.of(TARGET)
+    gone_on(hub)
+    identity, manifest = identified(MODEL, OLDER)
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    forget()
+    found, _ = await swarm.find(MODEL)
+    assert found.checkpoint.hub is not None
+    found.checkpoint.hub.fetch(["model.safetensors"])
+    hub.status = 503
+    for name in (MODEL, None):
+        found, said = await swarm.find(name)
+        assert found.identity == identity
+        assert said == [f"this machine served revision {OLDER[:7]} of {MODEL}, and serves it again"]
+    with pytest.raises(UnsupportedModel):
+        await swarm.find(MODEL, join=())
 
 
 async def test_of_two_revisions_in_the_swarm_an_invite_says_which(
