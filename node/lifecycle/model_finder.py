@@ -104,7 +104,7 @@ class ModelFinder:
         check_invited_model(found.identity, config.fingerprint)
         if config.membership.note_model is not None:
             config.membership.note_model(found.identity.fingerprint)
-        return found
+        return self._proving(found)
 
     async def _identify(self, checkpoint: Checkpoint) -> FoundModel:
         """Which model the files are; where some are missing, the swarm's list of them says it."""
@@ -113,8 +113,6 @@ class ModelFinder:
         manifest = weights.manifest
         if manifest is None and self._known and sum(weights.unread().values()) >= READ_LATER_BYTES:
             manifest = await self._manifest_by_sizes(checkpoint, weights)
-            if manifest is not None:
-                checkpoint = replace(checkpoint, prove=self._proof(checkpoint, manifest))
         if manifest is None:
             weights = await asyncio.to_thread(find_manifest, source, reading_lines(self._say))
             manifest = weights.manifest or await self._manifest_that_fits(checkpoint, weights)
@@ -135,9 +133,16 @@ class ModelFinder:
         sizes = {file.name: file.size_bytes for file in manifest.files}
         return manifest if weights.unread().items() <= sizes.items() else None
 
-    def _proof(self, checkpoint: Checkpoint, manifest: Manifest) -> FileProof:
-        whose = f"{checkpoint.name} as the swarm has it"
-        return FileProof(checkpoint.folder, manifest, whose, reading_lines(self._say))
+    def _proving(self, found: FoundModel) -> FoundModel:
+        """The same model, whose files are compared with the manifest before each use.
+
+        They may come later than this, from a hub that says no digests, or change meanwhile.
+        """
+        checkpoint, model = found.checkpoint, found.identity
+        source = WeightSource.of(checkpoint.folder, checkpoint.hub, checkpoint.name)
+        whose = f"{model.name} ({model.fingerprint[:12]})"
+        proof = FileProof(source, found.manifest, whose, reading_lines(self._say))
+        return replace(found, checkpoint=replace(checkpoint, prove=proof))
 
     async def _like(self, checkpoint: Checkpoint) -> list[ModelIdentity]:
         """The swarm's models with this config and tokenizer, those first that are meant most."""

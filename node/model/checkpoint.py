@@ -38,7 +38,7 @@ class Checkpoint:
     hub: Hub | None = None
     """Whence files are downloaded; None for a folder of the user's."""
     prove: Callable[[Iterable[str]], None] | None = None
-    """Refuses files that are not this model's, before they are read; None where they are known to be."""
+    """Refuses files that are not this model's, before tensors are read; None: files are taken as they are."""
 
     def files(self, tensors: Iterable[str]) -> list[str]:
         """The files that hold some tensors."""

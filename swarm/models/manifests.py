@@ -32,7 +32,7 @@ MANIFESTS_KEPT: Final = 128
 FETCHED_BYTES: Final = 64 << 20
 """A file of the hub whose digest the hub does not say is fetched to be read, if it is no larger."""
 
-ANOTHER_NAME: Final = "give the folder another name to serve it as a model of its own"
+ANOTHER_NAME: Final = "fetch it again, or give the folder another name to serve it as a model of its own"
 
 logger = logging.getLogger(__name__)
 MAX_FILE_BYTES: Final = 2 << 20
@@ -116,33 +116,34 @@ class KnownWeights:
 
 
 class FileProof:
-    """Reads files of a folder before they are used, and refuses those that are none of a manifest's."""
+    """Refuses files that are none of a manifest's, before they are used; those that were not read are read."""
 
-    def __init__(self, folder: Path, manifest: Manifest, model: str, report: ReadProgress | None = None) -> None:
+    def __init__(
+        self, source: WeightSource, manifest: Manifest, model: str, report: ReadProgress | None = None
+    ) -> None:
         """Prove nothing yet.
 
         Args:
-            folder: of the files.
+            source: of the files.
             manifest: what they are to be.
             model: whose manifest it is, for messages.
             report: called while files are read.
         """
-        self._folder, self._manifest, self._model, self._report = folder, manifest, model, report
-        self._proven: set[str] = set()
+        self._source, self._manifest, self._model, self._report = source, manifest, model, report
 
     def __call__(self, names: Iterable[str]) -> None:
-        """Prove some files; each is read once.
+        """Prove some files.
 
         Raises:
             ModelMismatch: the first file that is another one.
             UnknownModel: a file cannot be read.
         """
-        paths = {name: self._folder / name for name in names if name not in self._proven}
+        paths = {name: self._source.folder / name for name in names}
         digests = digest_files(list(paths.values()), self._report)
         files = [WeightFile(name, path.stat().st_size, digests[path]) for name, path in paths.items()]
         for name in self._manifest.strangers(files):
-            raise ModelMismatch(f"{self._folder}: {name} is not of {self._model}: fetch it again, or {ANOTHER_NAME}")
-        self._proven |= {file.name for file in files}
+            what_to_do = ANOTHER_NAME if self._source.hub is None else "delete it and start again"
+            raise ModelMismatch(f"{self._source.folder / name} is not of {self._model}: {what_to_do}")
 
 
 def known_weights(source: WeightSource, report: ReadProgress | None = None, *, reads: bool = True) -> KnownWeights:

@@ -347,8 +347,33 @@ async def test_of_a_large_model_only_the_files_of_the_layers_are_read(
     first, last = shards(tiny)[0], shards(tiny)[-1]
     checkpoint.fetch(tensors[first])
     assert read(tiny) == [first]
-    with pytest.raises(ModelMismatch, match=rf"{last} is not of tiny as the swarm has it: fetch it again, or give the"):
+    with pytest.raises(
+        ModelMismatch, match=rf"{last} is not of tiny \({identity.fingerprint[:12]}\): fetch it again, or"
+    ):
         checkpoint.fetch(tensors[last])
+
+
+async def test_a_hub_that_says_no_digests_cannot_give_other_files_than_the_swarms(
+    swarm: StubSwarm, hub: FakeHub, whole: Path
+) -> None:
+    identity, manifest = identified(whole)
+    await swarm.serve(identity, wire.encode_manifest(manifest))
+    repo, wrong = hub.repos[MODEL], shards(whole)[-1]
+    repo.lists_digests = False
+    found, _ = await swarm.find(MODEL)
+    assert found.identity == identity
+    tensors = [name for name, file in found.checkpoint.weight_map.items() if file in shards(whole)[:2]]
+    found.checkpoint.fetch(tensors)
+    repo.files = repo.files | {wrong: repo.files[wrong][:-1] + bytes([repo.files[wrong][-1] ^ 1])}
+    with pytest.raises(ModelMismatch, match=rf"{wrong} is not of {MODEL} .*: delete it and start again"):
+        found.checkpoint.fetch(name for name, file in found.checkpoint.weight_map.items() if file == wrong)
+
+
+async def test_a_file_that_changes_after_it_was_proven_is_refused(swarm: StubSwarm, tiny: Path) -> None:
+    found, _ = await swarm.find(tiny, join=())
+    change(tiny / shards(tiny)[0])
+    with pytest.raises(ModelMismatch, match=shards(tiny)[0]):
+        found.checkpoint.fetch(found.checkpoint.weight_map)
 
 
 @pytest.mark.usefixtures("reads_later")
@@ -360,7 +385,6 @@ async def test_all_of_a_folder_with_another_name_is_read(
     forget()
     found, _ = await swarm.find(copied)
     assert found.identity.fingerprint == identity.fingerprint
-    assert found.checkpoint.prove is None
     assert read(copied) == shards(copied)
 
 
@@ -380,7 +404,6 @@ async def test_all_is_read_where_sizes_do_not_tell(
     forget()
     found, _ = await swarm.find(tiny)
     assert found.identity.fingerprint == identity.fingerprint
-    assert found.checkpoint.prove is None
     assert read(tiny) == shards(tiny)
 
 
