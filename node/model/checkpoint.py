@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,8 @@ class Checkpoint:
     """The file that holds each tensor."""
     hub: Hub | None = None
     """Whence files are downloaded; None for a folder of the user's."""
+    prove: Callable[[Iterable[str]], None] | None = None
+    """Refuses files that are not this model's, before tensors are read; None: files are taken as they are."""
 
     def files(self, tensors: Iterable[str]) -> list[str]:
         """The files that hold some tensors."""
@@ -53,6 +55,7 @@ class Checkpoint:
             UnknownModel: a file is neither here nor to be had.
             HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
             NotEnoughSpace: the disk is full.
+            ModelMismatch: a file is not this model's.
         """
         files = self.files(tensors)
         if self.hub is not None:
@@ -60,6 +63,8 @@ class Checkpoint:
         for file in files:
             if not (self.folder / file).exists():
                 raise UnknownModel(f"{self.folder}: {file} is missing, which holds some of these layers")
+        if self.prove is not None:
+            self.prove(files)
 
     def tensors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Read some tensors, fetching their files first.

@@ -15,7 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+)
 from huggingface_hub.errors import SafetensorsParsingError
 from huggingface_hub.file_download import repo_folder_name
 
@@ -103,6 +110,20 @@ class Hub:
         except FETCH_ERRORS as error:
             raise explain(error, self.repo, file) from error
         return list(header.tensors)
+
+    def head(self, name: str) -> HubFile:
+        """Size and digest of a file that the hub lists without them.
+
+        Raises:
+            HubError: the hub refuses or cannot be reached.
+        """
+        try:
+            url = hf_hub_url(self.repo, name, revision=self.commit)
+            about = get_hf_file_metadata(url, timeout=ANSWER_TIMEOUT_S)
+        except FETCH_ERRORS as error:
+            raise explain(error, self.repo, name) from error
+        digest = about.etag or ""
+        return HubFile(about.size or 0, digest if DIGEST.fullmatch(digest) else "")
 
     def _listed(self, name: str) -> HubFile:
         if "/" in name or "\\" in name or not any(fnmatch(name, kind) for kind in (*SMALL_FILES, WEIGHTS)):
