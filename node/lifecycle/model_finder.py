@@ -26,7 +26,7 @@ from swarm.errors import HubError, ModelMismatch, RegistryError, SwarmError, Unk
 from swarm.ids import ModelIdentity
 from swarm.models.fingerprint import client_identity, model_identity
 from swarm.models.hub_errors import explain, hub_name
-from swarm.models.manifests import FileProof, KnownWeights, WeightSource, find_manifest, remember, remembered_commits
+from swarm.models.manifests import FileProof, KnownWeights, WeightFiles, find_manifest, remember, remembered_commits
 from swarm.models.revisions import fitting_commits
 from swarm.protocol.manifest import Manifest
 from swarm.routing.latency import measure_delays
@@ -108,7 +108,7 @@ class ModelFinder:
 
     async def _identify(self, checkpoint: Checkpoint) -> FoundModel:
         """Which model the files are; where some are missing, the swarm's list of them says it."""
-        source = WeightSource.of(checkpoint.folder, checkpoint.hub, checkpoint.name)
+        source = WeightFiles.of(checkpoint.folder, checkpoint.hub, checkpoint.name)
         weights = await asyncio.to_thread(find_manifest, source, reads=False)
         manifest = weights.manifest
         if manifest is None and self._known and sum(weights.unread().values()) >= READ_LATER_BYTES:
@@ -139,7 +139,7 @@ class ModelFinder:
         They may come later than this, from a hub that says no digests, or change meanwhile.
         """
         checkpoint, model = found.checkpoint, found.identity
-        source = WeightSource.of(checkpoint.folder, checkpoint.hub, checkpoint.name)
+        source = WeightFiles.of(checkpoint.folder, checkpoint.hub, checkpoint.name)
         whose = f"{model.name} ({model.fingerprint[:12]})"
         proof = FileProof(source, found.manifest, whose, reading_lines(self._say))
         return replace(found, checkpoint=replace(checkpoint, prove=proof))
@@ -277,7 +277,7 @@ def _at_commit(repo: str, commit: str, manifest: Manifest | None) -> FoundModel 
         checkpoint = open_checkpoint(repo, commit)
     except (UnknownModel, UnsupportedModel):
         return None
-    weights = find_manifest(WeightSource.of(checkpoint.folder, checkpoint.hub, repo))
+    weights = find_manifest(WeightFiles.of(checkpoint.folder, checkpoint.hub, repo))
     found = weights.manifest
     if found is None and manifest is not None and weights.may_be(manifest):
         found = Manifest.of(manifest.files, commit)

@@ -14,7 +14,7 @@ from typing import Any
 from swarm.errors import UnknownModel, UnsupportedModel
 from swarm.ids import ModelIdentity, json_digest, model_name
 from swarm.models.hub import Hub
-from swarm.models.manifests import WeightSource, find_manifest, known_weights
+from swarm.models.manifests import WeightFiles, find_manifest, known_weights
 from swarm.models.pretrained import read_config
 from swarm.protocol.manifest import Manifest
 
@@ -42,7 +42,7 @@ def model_identity(folder: Path, name: str | None = None, manifest: Manifest | N
     name, config_digest, tokenizer_digest = client_identity(folder, name)
     num_layers = _num_layers(folder)
     if manifest is None:
-        known = known_weights(WeightSource.of(folder, None, str(folder)))
+        known = known_weights(WeightFiles.of(folder, None, str(folder)))
         manifest = known.manifest
         if manifest is None:
             raise UnknownModel(f"{folder}: {known.missing[0]} is missing")
@@ -63,7 +63,7 @@ def known_identity(folder: Path, name: str | None = None, hub: Hub | None = None
         UnknownModel: a small file is missing or not what it should be.
     """
     try:
-        manifest = find_manifest(WeightSource.of(folder, hub, str(folder)), reads=False).manifest
+        manifest = find_manifest(WeightFiles.of(folder, hub, str(folder)), reads=False).manifest
     except (UnsupportedModel, UnknownModel):  # no weights are here at all, or they vanish meanwhile
         manifest = None
     return None if manifest is None else model_identity(folder, name, manifest)

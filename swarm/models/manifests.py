@@ -41,7 +41,7 @@ _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSource:
+class WeightFiles:
     """Where a model's weights are.
 
     Attributes:
@@ -92,7 +92,7 @@ class KnownWeights:
         missing: names of the others.
     """
 
-    source: WeightSource
+    source: WeightFiles
     files: tuple[WeightFile, ...]
     missing: tuple[str, ...]
 
@@ -119,7 +119,7 @@ class FileProof:
     """Refuses files that are none of a manifest's, before they are used; those that were not read are read."""
 
     def __init__(
-        self, source: WeightSource, manifest: Manifest, model: str, report: ReadProgress | None = None
+        self, source: WeightFiles, manifest: Manifest, model: str, report: ReadProgress | None = None
     ) -> None:
         """Prove nothing yet.
 
@@ -146,7 +146,7 @@ class FileProof:
             raise ModelMismatch(f"{self._source.folder / name} is not of {self._model}: {what_to_do}")
 
 
-def known_weights(source: WeightSource, report: ReadProgress | None = None, *, reads: bool = True) -> KnownWeights:
+def known_weights(source: WeightFiles, report: ReadProgress | None = None, *, reads: bool = True) -> KnownWeights:
     """What can be known of a model's weight files here and now.
 
     Args:
@@ -170,7 +170,7 @@ def known_weights(source: WeightSource, report: ReadProgress | None = None, *, r
     return KnownWeights(source, tuple(files[name] for name in source.names if name in files), missing)
 
 
-def find_manifest(source: WeightSource, report: ReadProgress | None = None, *, reads: bool = True) -> KnownWeights:
+def find_manifest(source: WeightFiles, report: ReadProgress | None = None, *, reads: bool = True) -> KnownWeights:
     """The same, completed by what was remembered of this commit or folder; what is complete is remembered.
 
     Raises:
@@ -186,7 +186,7 @@ def find_manifest(source: WeightSource, report: ReadProgress | None = None, *, r
     return KnownWeights(source, manifest.files, ())
 
 
-def remember(source: WeightSource, manifest: Manifest) -> None:
+def remember(source: WeightFiles, manifest: Manifest) -> None:
     """Keep a manifest for the next start; one that cannot be kept is found out again then."""
     path = _path(source)
     if _load(path) == (source.key, manifest):
@@ -202,7 +202,7 @@ def remember(source: WeightSource, manifest: Manifest) -> None:
         logger.warning("the list of %s's weight files is not kept in %s (%s)", source.key, path.parent, error)
 
 
-def remembered(source: WeightSource) -> Manifest | None:
+def remembered(source: WeightFiles) -> Manifest | None:
     """The manifest that was remembered of this commit or folder."""
     found = _load(_path(source))
     return found[1] if found is not None and found[0] == source.key else None
@@ -215,7 +215,7 @@ def remembered_commits(repo: str) -> list[str]:
     return [key.removeprefix(f"{repo}@") for key in keys if key.startswith(f"{repo}@")]
 
 
-def _listed(source: WeightSource, *, reads: bool) -> dict[str, WeightFile]:
+def _listed(source: WeightFiles, *, reads: bool) -> dict[str, WeightFile]:
     """Those files whose digests the hub says."""
     hub = source.hub
     if hub is None or hub.failure is not None:
@@ -236,7 +236,7 @@ def _folder() -> Path:
     return cache_folder() / "manifests"
 
 
-def _path(source: WeightSource) -> Path:
+def _path(source: WeightFiles) -> Path:
     return _folder() / f"{hashlib.sha256(source.key.encode()).hexdigest()[:32]}.json"
 
 

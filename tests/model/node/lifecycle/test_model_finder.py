@@ -27,7 +27,7 @@ from swarm.layers import Span
 from swarm.models.file_digests import known_digests
 from swarm.models.fingerprint import model_identity
 from swarm.models.hub import find_model
-from swarm.models.manifests import WeightSource, find_manifest
+from swarm.models.manifests import WeightFiles, find_manifest
 from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.transport.endpoint import Endpoint
 from tests.fake_hub import COMMIT, MODEL, FakeHub, Repo
@@ -85,7 +85,7 @@ async def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 def identified(model: str | Path, revision: str | None = None, name: str = MODEL) -> tuple[ModelIdentity, Manifest]:
     """As the machine of another user knows a model."""
     folder, hub = find_model(model, revision)
-    manifest = find_manifest(WeightSource.of(folder, hub, str(model))).manifest
+    manifest = find_manifest(WeightFiles.of(folder, hub, str(model))).manifest
     assert manifest is not None
     return model_identity(folder, name, manifest), manifest
 

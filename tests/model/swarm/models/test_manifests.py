@@ -14,7 +14,7 @@ import swarm.models.manifests
 from swarm.ids import ModelIdentity
 from swarm.models.fingerprint import known_identity, model_identity
 from swarm.models.hub import find_model
-from swarm.models.manifests import WeightSource, find_manifest, known_weights, remember, remembered_commits
+from swarm.models.manifests import WeightFiles, find_manifest, known_weights, remember, remembered_commits
 from swarm.models.revisions import MAX_COMMITS, fitting_commits
 from swarm.protocol.manifest import Manifest, WeightFile
 from tests.fake_hub import COMMIT, MODEL, FakeHub
@@ -28,11 +28,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "own/canopy"
 
 
-def source(model: str | Path, revision: str | None = None) -> WeightSource:
-    return WeightSource.of(*find_model(model, revision), str(model))
+def source(model: str | Path, revision: str | None = None) -> WeightFiles:
+    return WeightFiles.of(*find_model(model, revision), str(model))
 
 
-def identity(where: WeightSource) -> ModelIdentity:
+def identity(where: WeightFiles) -> ModelIdentity:
     manifest = find_manifest(where).manifest
     assert manifest is not None
     return model_identity(where.folder, MODEL, manifest)
