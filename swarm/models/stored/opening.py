@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swarm.models.pretrained import weight_map
+from swarm.models.stored.quantised import QuantisedSource, quantisation_of
 from swarm.models.stored.source import SafetensorsSource
 
 if TYPE_CHECKING:
@@ -29,4 +30,6 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
         UnsupportedModel: there are no weights that Canopy reads.
         HubError: a header cannot be fetched.
     """
-    return SafetensorsSource.of(folder, model, weight_map(folder, hub, model))
+    plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model))
+    quantisation = quantisation_of(config)
+    return plain if quantisation is None else QuantisedSource.of(plain, quantisation, model)
