@@ -30,6 +30,6 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
         UnsupportedModel: there are no weights that Canopy reads.
         HubError: a header cannot be fetched.
     """
-    plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model))
+    plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model), hub)
     quantisation = quantisation_of(config)
     return plain if quantisation is None else QuantisedSource.of(plain, quantisation, model)
