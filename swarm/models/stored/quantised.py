@@ -183,9 +183,13 @@ class QuantisedSource:
         return found
 
     def stored_size(self, name: str) -> StoredSize | None:
-        """As `WeightSource.stored_size`: what its parts take in the file."""
-        headers = {end: self.base.header(part) for end, part in self.parts.get(name, {}).items()}
-        if not headers or None in headers.values():
+        """As `WeightSource.stored_size`: what its parts take in the file; matrices of 16 bits stay so too."""
+        if name not in self.parts:
+            plain = self.base.header(name)
+            is_half = plain is not None and plain.kind in ("BF16", "F16") and len(plain.shape) > 1
+            return (plain.count, plain.size_bytes) if plain is not None and is_half else None
+        headers = {end: self.base.header(part) for end, part in self.parts[name].items()}
+        if None in headers.values():
             return None
         known = {end: header for end, header in headers.items() if header is not None}
         weights = self._weights_in(known)

@@ -80,7 +80,7 @@ class WeightSource(Protocol):
         """
 
     def stored_size(self, name: str) -> StoredSize | None:
-        """How large a packed tensor is as it is stored; None where it is not packed, or where that is not known."""
+        """How large a tensor is that is held as it is stored; None where it is not, or where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
