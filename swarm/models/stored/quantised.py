@@ -15,7 +15,7 @@ import torch
 
 from swarm.errors import UnsupportedModel
 from swarm.models.pretrained import first_line
-from swarm.models.stored.combine import awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
+from swarm.models.stored.combine import Parts, awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
 from swarm.models.stored.source import SafetensorsSource, StoredSize, StoredTensor
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from swarm.models.tensor_header import TensorHeader
 
-Parts = Mapping[str, torch.Tensor]
-"""The tensors that make one, by the part of their names that the format adds."""
 Combine = Callable[[Parts, Mapping[str, Any]], torch.Tensor | StoredTensor]
 """Makes one tensor of its parts, as the format's config says."""
 

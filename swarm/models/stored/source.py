@@ -55,7 +55,7 @@ class StoredTensor:
 
 
 StoredSize = tuple[int, int]
-"""How many weights a packed tensor has, and the bytes that they take."""
+"""How many weights are held as they are stored, and their bytes."""
 
 
 class WeightSource(Protocol):
