@@ -122,4 +122,4 @@ def numbers(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 def _block(size: int, blocks: int, known: int) -> int:
     """How long a block is: as long as is known if so many fit, else as evenly as it goes."""
-    return known if -(-size // known) == blocks else -(-size // blocks)
+    return min(size, known) if -(-size // known) == blocks else -(-size // blocks)
