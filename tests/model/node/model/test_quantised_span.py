@@ -26,12 +26,12 @@ from node.model.span import SpanModel, dissect, load_span, shared_parts
 from node.model.stored_sizes import format_of
 from swarm.demo import TARGET
 from swarm.errors import UnsupportedModel
-from swarm.inference.devices import kind_of
 from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole
 from swarm.inference.weights.format import WeightFormat
 from swarm.inference.weights.stored_weight import StoredWeight
+from swarm.kernels.support import kind_of
 from swarm.layers import Span
 from swarm.models.pretrained import INDEX
 from swarm.models.stored.source import StoredTensor
