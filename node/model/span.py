@@ -28,6 +28,7 @@ from swarm.inference.tree_attention import use_canopy
 from swarm.layers import Span
 from swarm.models.families import TESTED, causal_lm_class, text_config
 from swarm.models.pretrained import first_line
+from swarm.models.stored.source import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import Matrix, WeightFormat
+    from swarm.models.stored.source import StoredTensor
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +129,9 @@ class ModelLayout:
 
     def bytes_of(self, name: str, form: WeightFormat) -> int:
         """What a module's weights take in a format."""
+        if name in form.stored_sizes:
+            weights, size_bytes = form.stored_sizes[name]
+            return form.size_bytes(max(0, self.weights[name] - weights), ()) + size_bytes
         if name not in self.matrices:
             return form.size_bytes(self.weights[name], ())
         if name.startswith(f"{self.layers}."):
@@ -159,7 +164,7 @@ class ModelLayout:
             span: the layers.
             held: names of modules that exist already.
         """
-        owners = find_owners(tensors, self.layers, self._ends, self.model_class.base_model_prefix)
+        owners = self.owners(tensors)
         modules = {name for name in self.modules(span) if name not in held}
         nameless = modules.intersection(self._ends).difference(filter(None, owners.values()))
         may_be_older = any(self.weights[name] for name in nameless)
@@ -173,6 +178,10 @@ class ModelLayout:
         """Those tensors of a checkpoint that no span needs, such as layers that predict further tokens."""
         names = list(tensors)
         return sorted(set(names).difference(self.needed(names, Span(0, self.num_layers))))
+
+    def owners(self, tensors: Iterable[str]) -> dict[str, str | None]:
+        """The module that owns each of a checkpoint's tensors, by all of their names; None where there is none."""
+        return find_owners(tensors, self.layers, self._ends, self.model_class.base_model_prefix)
 
     def owner(self, tensor: str) -> str | None:
         """The module whose tensor this is by the class's own names."""
@@ -306,8 +315,14 @@ def read_span(
     checkpoint: Checkpoint, layout: ModelLayout, span: Span, dtype: torch.dtype, held: Container[str] = ()
 ) -> PreTrainedModel:
     """As `fill_span`, with a checkpoint's tensors."""
-    tensors = checkpoint.tensors(layout.needed(checkpoint.weight_map, span, held))
-    return fill_span(layout, span, tensors, dtype, held)
+    return fill_span(layout, span, decoded(read_tensors(checkpoint, layout, span, held), dtype), dtype, held)
+
+
+def read_tensors(
+    checkpoint: Checkpoint, layout: ModelLayout, span: Span, held: Container[str] = ()
+) -> dict[str, torch.Tensor | StoredTensor]:
+    """The tensors of a span, as they are stored, and of none of the modules held already."""
+    return checkpoint.read(layout.needed(checkpoint.weight_map, span, held))
 
 
 def fill_span(

@@ -29,6 +29,7 @@ from huggingface_hub.file_download import repo_folder_name
 from swarm.errors import HubError, SwarmError, UnknownModel, UnsupportedModel
 from swarm.models.download import DamagedFile, SnapshotFile, download
 from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
+from swarm.models.tensor_header import TensorHeader
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -103,13 +104,20 @@ class Hub:
             HubError: it cannot be fetched.
             UnsupportedModel: it is no safetensors file.
         """
+        return list(self.tensor_headers(file))
+
+    def tensor_headers(self, file: str) -> dict[str, TensorHeader]:
+        """Types and shapes of these tensors; raises as `tensor_names`."""
         try:
             header = HfApi().parse_safetensors_file_metadata(self.repo, file, revision=self.commit)
         except SafetensorsParsingError:
             raise UnsupportedModel(f"{self.repo}: {file} cannot be read; the file on the hub is damaged") from None
         except FETCH_ERRORS as error:
             raise explain(error, self.repo, file) from error
-        return list(header.tensors)
+        return {
+            name: TensorHeader(str(one.dtype), tuple(one.shape), one.data_offsets[1] - one.data_offsets[0])
+            for name, one in header.tensors.items()
+        }
 
     def head(self, name: str) -> HubFile:
         """Size and digest of a file that the hub lists without them.

@@ -118,9 +118,7 @@ class KnownWeights:
 class FileProof:
     """Refuses files that are none of a manifest's, before they are used; those that were not read are read."""
 
-    def __init__(
-        self, source: WeightFiles, manifest: Manifest, model: str, report: ReadProgress | None = None
-    ) -> None:
+    def __init__(self, source: WeightFiles, manifest: Manifest, model: str, report: ReadProgress | None = None) -> None:
         """Prove nothing yet.
 
         Args:

@@ -342,7 +342,7 @@ async def test_of_a_large_model_only_the_files_of_the_layers_are_read(
     assert read(tiny) == []
     checkpoint = found.checkpoint
     tensors: dict[str, list[str]] = {}
-    for name, file in checkpoint.weight_map.items():
+    for name, (file,) in checkpoint.weight_map.items():
         tensors.setdefault(file, []).append(name)
     first, last = shards(tiny)[0], shards(tiny)[-1]
     checkpoint.fetch(tensors[first])
@@ -362,11 +362,11 @@ async def test_a_hub_that_says_no_digests_cannot_give_other_files_than_the_swarm
     repo.lists_digests = False
     found, _ = await swarm.find(MODEL)
     assert found.identity == identity
-    tensors = [name for name, file in found.checkpoint.weight_map.items() if file in shards(whole)[:2]]
+    tensors = [name for name, (file,) in found.checkpoint.weight_map.items() if file in shards(whole)[:2]]
     found.checkpoint.fetch(tensors)
     repo.files = repo.files | {wrong: repo.files[wrong][:-1] + bytes([repo.files[wrong][-1] ^ 1])}
     with pytest.raises(ModelMismatch, match=rf"{wrong} is not of {MODEL} .*: delete it and start again"):
-        found.checkpoint.fetch(name for name, file in found.checkpoint.weight_map.items() if file == wrong)
+        found.checkpoint.fetch(name for name, (file,) in found.checkpoint.weight_map.items() if file == wrong)
 
 
 async def test_a_file_that_changes_after_it_was_proven_is_refused(swarm: StubSwarm, tiny: Path) -> None:

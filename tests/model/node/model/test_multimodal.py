@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
-from node.model.checkpoint import _text_only
 from node.model.span import dissect
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole
+from swarm.models.stored.source import _text_only
 from tests.model.tiny_models import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_config
 
 EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2}
