@@ -21,7 +21,7 @@ from swarm import wire
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
-from swarm.errors import ModelMismatch, UnknownModel, UnsupportedModel
+from swarm.errors import HubError, ModelMismatch, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.models.file_digests import known_digests
@@ -259,7 +259,7 @@ async def test_without_the_hub_a_revision_of_one_file_is_served_again(
         found, said = await swarm.find(name)
         assert found.identity == identity
         assert said == [f"this machine served revision {OLDER[:7]} of {MODEL}, and serves it again"]
-    with pytest.raises(UnsupportedModel):
+    with pytest.raises(HubError, match="its weights"):
         await swarm.find(MODEL, join=())
 
 
