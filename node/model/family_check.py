@@ -76,7 +76,7 @@ def check_conformance(config: PreTrainedConfig, load: Load) -> None:
     """
     family = config.get_text_config().model_type
     try:
-        error = _largest_error(shrink(config), load)
+        error = conformance_error(shrink(config), load)
     except Exception as failure:  # an untested class may raise anything, and all of it means no
         reason = f"not a tested family, and does not run in spans ({first_line(failure)}); choose another model"
         raise UnsupportedModel(f"{family}: {reason}") from failure
@@ -124,7 +124,13 @@ def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default"} | plain
 
 
-def _largest_error(config: PreTrainedConfig, load: Load) -> float:
+def conformance_error(config: PreTrainedConfig, load: Load) -> float:
+    """The largest difference between the logits of a small model in spans and of the same model whole.
+
+    Args:
+        config: of the small model (`shrink`).
+        load: makes a span of it.
+    """
     whole = _random_model(config)
     with tempfile.TemporaryDirectory() as folder:
         whole.save_pretrained(folder)
