@@ -42,28 +42,51 @@ class LayerKv:
 
 
 @dataclass(frozen=True, slots=True)
-class KvLayout:
-    """What the layers of a span keep per token.
+class LayerRows:
+    """Further rows that a layer keeps per token: what a mixer is given, an indexer's keys.
 
     Attributes:
-        layers: in the order in which they run.
+        index: the layer's number in the whole model.
+        name: tells the rows of a layer apart.
+        width: numbers of a row.
+        dtype: of them.
+    """
+
+    index: int
+    name: str
+    width: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """What the layers of a span keep per token. A layer may keep keys and values, rows, both or nothing.
+
+    Attributes:
+        layers: those that keep keys and values, in the order in which they run.
         dtype: of keys and values.
         device: where they lie.
+        rows: what is kept beside them.
     """
 
     layers: tuple[LayerKv, ...]
     dtype: torch.dtype
     device: torch.device
+    rows: tuple[LayerRows, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
         """Memory for one token in every layer."""
         width = sum(layer.kv_heads * (layer.key_width + layer.value_width) for layer in self.layers)
-        return width * self.dtype.itemsize
+        return width * self.dtype.itemsize + sum(each.width * each.dtype.itemsize for each in self.rows)
 
     def within(self, sub: Span) -> KvLayout:
         """The part of a session that uses only the layers of `sub` (R12)."""
-        return replace(self, layers=tuple(layer for layer in self.layers if sub.start <= layer.index < sub.end))
+        return replace(
+            self,
+            layers=tuple(layer for layer in self.layers if sub.start <= layer.index < sub.end),
+            rows=tuple(each for each in self.rows if sub.start <= each.index < sub.end),
+        )
 
 
 class KvCache:
@@ -92,6 +115,10 @@ class KvCache:
         for layer in layout.layers:
             self._keys[layer.index] = self._empty(layer.kv_heads, capacity, layer.key_width)
             self._values[layer.index] = self._empty(layer.kv_heads, capacity, layer.value_width)
+        self._rows: dict[tuple[int, str], torch.Tensor] = {  # layer, name → [1, capacity, width]
+            (each.index, each.name): torch.empty(1, capacity, each.width, dtype=each.dtype, device=layout.device)
+            for each in layout.rows
+        }
 
     @property
     def bytes_per_token(self) -> int:
@@ -126,7 +153,7 @@ class KvCache:
             return
         source = torch.from_numpy(moves[stay:]).to(self.layout.device)
         target = slice(start + stay, start + len(moves))
-        for tensor in (*self._keys.values(), *self._values.values()):
+        for tensor in self._tensors():
             tensor[:, target] = tensor.index_select(1, source)
 
     def append(
@@ -161,6 +188,21 @@ class KvCache:
         """The first `length` slots, not copied: keys [kv_heads, length, key_width], values likewise."""
         return self._keys[layer][:, :length], self._values[layer][:, :length]
 
+    def store_rows(self, layer: int, name: str, start: int, rows: torch.Tensor) -> None:
+        """Write what a layer keeps of new nodes beside keys and values.
+
+        Args:
+            layer: the layer's number in the whole model.
+            name: which of its rows.
+            start: slot of the first node.
+            rows: [r, width]
+        """
+        self._rows[layer, name][0, start : start + len(rows)] = rows
+
+    def view_rows(self, layer: int, name: str, length: int) -> torch.Tensor:
+        """The rows of the first `length` slots, not copied: [length, width]."""
+        return self._rows[layer, name][0, :length]
+
     def check_integrity(self) -> None:
         """Raise LocalProtocolError when bookkeeping is inconsistent; in tests and when idle."""
         self.slots.check_integrity()
@@ -169,8 +211,12 @@ class KvCache:
         if self._mover is None:
             from swarm.kernels.kv_moves import RowMover  # Triton, which only machines with kernels have
 
-            self._mover = RowMover([*self._keys.values(), *self._values.values()])
+            self._mover = RowMover(self._tensors())
         return self._mover
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """All that has a row per slot, each [heads, capacity, width]."""
+        return [*self._keys.values(), *self._values.values(), *self._rows.values()]
 
     def _empty(self, heads: int, tokens: int, width: int) -> torch.Tensor:
         return torch.empty(heads, tokens, width, dtype=self.layout.dtype, device=self.layout.device)

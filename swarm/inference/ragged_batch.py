@@ -19,6 +19,7 @@ from torch import nn
 from swarm.errors import UnsupportedModel
 from swarm.inference.devices import numeric_class_of
 from swarm.inference.kv_cache import KvLayout
+from swarm.inference.step_cache import CacheUse, StepCache, cache_argument
 from swarm.inference.tree_attention import NAME, AttentionStep, SessionRange, StaticStep, use_canopy
 from swarm.kernels.support import kernel_support
 from swarm.layers import Span
@@ -184,6 +185,7 @@ class RaggedModel:
         self.static: StaticPath | None = None
         self.path = PLAIN_PATH
         self.path_reason = kernel_support(self.device).reason
+        self._cache_argument = cache_argument(self.model.base_model)
         self.layout, self.attention = self._probe()
 
     @property
@@ -337,7 +339,12 @@ class RaggedModel:
         return logits[0]
 
     def run_layers(
-        self, step: AttentionStep | StaticStep, sub: Span, entering: torch.Tensor, positions: torch.Tensor
+        self,
+        step: AttentionStep | StaticStep,
+        sub: Span,
+        entering: torch.Tensor,
+        positions: torch.Tensor,
+        use: CacheUse | None = None,
     ) -> torch.Tensor:
         """One forward through the layers of `sub`.
 
@@ -346,6 +353,7 @@ class RaggedModel:
             sub: the layers.
             entering: token ids [R] when `sub` starts the model, else rows [R, hidden_size].
             positions: [R]
+            use: takes notes of the cache, in a probing forward.
 
         Returns:
             [R, hidden_size]
@@ -357,7 +365,7 @@ class RaggedModel:
         if entry is not None:
             entry.rows = entering[None].to(self.device, self.dtype)
         try:
-            self.model.base_model(**self._inputs(None if entry else entering, positions, step))
+            self.model.base_model(**self._inputs(None if entry else entering, positions, step, use))
         finally:
             hook.remove()
             if entry is not None:
@@ -367,10 +375,16 @@ class RaggedModel:
         return outputs[0][0]
 
     def _inputs(
-        self, ids: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep | StaticStep
+        self,
+        ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        step: AttentionStep | StaticStep,
+        use: CacheUse | None = None,
     ) -> dict[str, Any]:
         """Arguments of the model; embeddings of zeros stand in where rows enter further on."""
         inputs: dict[str, Any] = {"position_ids": positions[None], "use_cache": False, NAME: step}
+        if self._cache_argument is not None and isinstance(step, AttentionStep):
+            inputs[self._cache_argument] = StepCache(step, self.num_layers, use)
         if ids is not None:
             return inputs | {"input_ids": ids[None].to(self.device)}
         width: int = cast("Any", self.model.get_input_embeddings()).embedding_dim
@@ -387,13 +401,30 @@ class RaggedModel:
     @torch.inference_mode()
     def _probe(self) -> tuple[KvLayout, tuple[nn.Module, ...]]:
         """Run one row to see what each layer would keep of it, and which modules attend; no KV is stored."""
-        step = AttentionStep()
+        step, use = AttentionStep(), CacheUse()
         zero = torch.zeros(1, dtype=torch.long, device=self.device)
         row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
-        self.run_layers(step, self.span, row if self.span.start else zero, zero)
-        if [layer.index for layer in step.seen] != list(self._owned):
+        entering = row if self.span.start else zero
+        try:
+            with use.watching(self.layers):
+                self.run_layers(step, self.span, entering, zero, use)
+        except UnsupportedModel:
+            raise
+        except Exception:
+            if self._cache_argument is None:
+                raise
+            self._cache_argument = None  # a class may ask more of a cache than ours can, and not need one
+            step, use = AttentionStep(), CacheUse()
+            self.run_layers(step, self.span, entering, zero)
+        if not use.is_needed:
+            self._cache_argument = None
+        attending = [layer.index for layer in step.seen]
+        keeping = sorted({*attending, *use.mixers.values()})
+        if attending != sorted(set(attending)) or keeping != list(self._owned):
             raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
-        return KvLayout(tuple(step.seen), self.dtype, self.device), tuple(step.modules)
+        if use.mixers:
+            raise UnsupportedModel(f"{self.config.model_type}: recurrent layers keep no KV per token")
+        return KvLayout(tuple(step.seen), self.dtype, self.device, tuple(use.rows)), tuple(step.modules)
 
 
 def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> RaggedModel:
