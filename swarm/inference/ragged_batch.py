@@ -10,7 +10,7 @@ layer passing through, so norm, soft caps and scales are the class's own and hap
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 from swarm.errors import UnsupportedModel
 from swarm.inference.devices import numeric_class_of
 from swarm.inference.kv_cache import KvLayout
+from swarm.inference.recurrent.mixer import PROBE_ROWS, examined, put_mixers, remove_mixers
 from swarm.inference.step_cache import CacheUse, StepCache, cache_argument
 from swarm.inference.tree_attention import NAME, AttentionStep, SessionRange, StaticStep, use_canopy
 from swarm.kernels.support import kernel_support
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 MAX_LOGITS_BYTES = 64 << 20
 """Memory that the head's output may take at a time."""
+APART = 0.01
+"""How much a row may change with another one, as a part of the largest value: rounding, and no more."""
 PLAIN_PATH = "plain"
 """`RaggedModel.path` without kernels."""
 
@@ -158,7 +161,14 @@ class RaggedModel:
         path_reason: why they do not run a faster way; empty where there is none.
     """
 
-    def __init__(self, model: PreTrainedModel, span: Span) -> None:
+    def __init__(self, model: PreTrainedModel, span: Span, *, examine: bool = True) -> None:
+        """Find out what the layers keep.
+
+        Args:
+            model: fully loaded.
+            span: the layers that it has.
+            examine: whether the model will serve sessions; else layers run one row once, and no state is looked into.
+        """
         assert not model.training
         self.model = model.requires_grad_(requires_grad=False)
         self.span = span
@@ -186,7 +196,7 @@ class RaggedModel:
         self.path = PLAIN_PATH
         self.path_reason = kernel_support(self.device).reason
         self._cache_argument = cache_argument(self.model.base_model)
-        self.layout, self.attention = self._probe()
+        self.layout, self.attention = self._probe(examine=examine)
 
     @property
     def numeric_class(self) -> str:
@@ -399,12 +409,27 @@ class RaggedModel:
         self._arranged = start, end
 
     @torch.inference_mode()
-    def _probe(self) -> tuple[KvLayout, tuple[nn.Module, ...]]:
-        """Run one row to see what each layer would keep of it, and which modules attend; no KV is stored."""
-        step, use = AttentionStep(), CacheUse()
+    def _probe(self, *, examine: bool) -> tuple[KvLayout, tuple[nn.Module, ...]]:
+        """Run a few rows to see what each layer would keep of them, and which modules attend; no KV is stored."""
+        remove_mixers(self.layers)
+        step, use = self._watch_one_row()
+        attending = [layer.index for layer in step.seen]
+        if attending != sorted(set(attending)):
+            raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
+        kept = KvLayout(tuple(step.seen), self.dtype, self.device, tuple(use.rows))
+        if (attending == list(self._owned) and not use.mixers) or not examine:
+            return kept, tuple(step.modules)
+        mixers = put_mixers(self._owned, use.mixers, step.modules)
+        self._check_rows_apart()
+        rows, states = examined(mixers)
+        return replace(kept, rows=kept.rows + rows, states=states), tuple(step.modules)
+
+    def _watch_one_row(self) -> tuple[AttentionStep, CacheUse]:
+        """Run one row with a cache; without one, where the class asks too much of it or does not need it."""
         zero = torch.zeros(1, dtype=torch.long, device=self.device)
         row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
         entering = row if self.span.start else zero
+        step, use = AttentionStep(), CacheUse()
         try:
             with use.watching(self.layers):
                 self.run_layers(step, self.span, entering, zero, use)
@@ -413,18 +438,29 @@ class RaggedModel:
         except Exception:
             if self._cache_argument is None:
                 raise
-            self._cache_argument = None  # a class may ask more of a cache than ours can, and not need one
+            self._cache_argument = None
             step, use = AttentionStep(), CacheUse()
             self.run_layers(step, self.span, entering, zero)
         if not use.is_needed:
             self._cache_argument = None
-        attending = [layer.index for layer in step.seen]
-        keeping = sorted({*attending, *use.mixers.values()})
-        if attending != sorted(set(attending)) or keeping != list(self._owned):
-            raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
-        if use.mixers:
-            raise UnsupportedModel(f"{self.config.model_type}: recurrent layers keep no KV per token")
-        return KvLayout(tuple(step.seen), self.dtype, self.device, tuple(use.rows)), tuple(step.modules)
+        return step, use
+
+    def _check_rows_apart(self) -> None:
+        """Check that rows reach each other only by attention and by mixers, which are both idle in a probing forward.
+
+        Raises:
+            UnsupportedModel: a row changes when another one does.
+        """
+        positions = torch.arange(PROBE_ROWS, device=self.device)
+        random = torch.Generator().manual_seed(0)
+        rows = torch.randn(PROBE_ROWS, self.hidden_size, generator=random).to(self.device, self.dtype)
+        entering = rows if self.span.start else positions % self.vocab_size
+        other = entering.clone()
+        other[0] = entering[-1]
+        one, two = (self.run_layers(AttentionStep(), self.span, each, positions).float() for each in (entering, other))
+        if not float((one - two)[1:].abs().max()) <= APART * float(one.abs().max()):
+            reason = "a layer's rows reach each other by a way of its own"
+            raise UnsupportedModel(f"{self.config.model_type}: {reason}, not by AttentionInterface or its cache")
 
 
 def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> RaggedModel:

@@ -76,12 +76,14 @@ class StepCache(Cache):
         step: whose rows.
         use: what a probing forward notes; None in every other one.
         layers: one per layer of the whole model, always empty of keys.
+        plan: in which order mixers run the rows: made by the first one that runs (`swarm.inference.recurrent.plan`).
     """
 
     def __init__(self, step: AttentionStep, num_layers: int, use: CacheUse | None = None) -> None:
         super().__init__(layers=[DynamicLayer() for _ in range(num_layers)])  # type: ignore[no-untyped-call]
         self.step = step
         self.use = use
+        self.plan: Any = None
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
