@@ -110,14 +110,25 @@ class PassThroughLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.rows: torch.Tensor | None = None
         for name, value in vars(layer).items():  # model classes read some of these from their layers
-            if name in {"attention_type", "layer_type", "is_sliding", "config"}:
+            if not name.startswith("_") and name != "forward":
                 setattr(self, name, value)
+        for name, part in layer.named_children():  # and some write what they compute into buffers of its parts
+            if part._non_persistent_buffers_set:
+                self.add_module(name, _buffers_of(part))
+        self.rows: torch.Tensor | None = None
 
     def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """Return what came in, or the rows from elsewhere."""
         return hidden_states if self.rows is None else self.rows
+
+
+def _buffers_of(part: nn.Module) -> nn.Module:
+    """A module that does nothing and has those buffers of a part that no checkpoint holds."""
+    alone = nn.Module()
+    for name in part._non_persistent_buffers_set:
+        alone.register_buffer(name, part.get_buffer(name), persistent=False)
+    return alone
 
 
 def find_layers(model: PreTrainedModel) -> str:

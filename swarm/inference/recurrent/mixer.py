@@ -45,6 +45,7 @@ class MixerFacts:
         rows: what the module is given per token.
         given: which of the tensors it is given these are, by their order in the call.
         shapes: of one row of each.
+        returned: which of the tensors it returns are rows, by their order.
         in_sequences: whether a sequence may go on from a state.
     """
 
@@ -52,6 +53,7 @@ class MixerFacts:
     rows: tuple[LayerRows, ...]
     given: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    returned: tuple[int, ...]
     in_sequences: bool
 
 
@@ -102,7 +104,7 @@ class RecurrentMixer:
         inputs = [self._with_rows_again(plan, at, tensor) for at, tensor in enumerate(given)]
         keys = [part.key for part in facts.state.parts]
         before = self._bases(plan, keys)
-        collected = _Collected(plan.new_rows)
+        collected = _Collected(plan.new_rows, facts.returned)
         for turn in plan.rounds:
             behind: list[list[torch.Tensor]] = []
             for run in turn.runs:
@@ -157,6 +159,12 @@ class RecurrentMixer:
                 values = torch.randn(tensors[at].shape, generator=random)
                 tensors[at] = values.to(tensors[at].device, tensors[at].dtype)
 
+        returned = [
+            at
+            for at, tensor in enumerate(_tensors_in(call.run(tensors, MixerCache())))
+            if tensor.shape[:2] == (1, PROBE_ROWS)
+        ]
+
         def run(start: int, end: int, cache: MixerCache, batch: int = 1) -> torch.Tensor:
             some = list(tensors)
             for at in given:
@@ -165,21 +173,20 @@ class RecurrentMixer:
             cache.states = {
                 key: state[:1].expand(batch, *state.shape[1:]).clone() for key, state in cache.states.items()
             }
-            output = call.run(some, cache)
+            output = _tensors_in(call.run(some, cache))
             if any(len(state) != batch for state in cache.states.values()):
                 raise UnsupportedModel(f"layer {self._layer}: the state of {self._name} is not one per sequence")
-            lead = batch, end - start
-            return torch.cat([each[-1:].reshape(1, lead[1], -1).float() for each in _rows_in(output, lead)], dim=-1)
+            return torch.cat([output[at][-1].reshape(end - start, -1).float() for at in returned], dim=-1)
 
         whole = MixerCache()
         wanted = run(0, PROBE_ROWS, whole)
         bound = float(wanted.abs().max()) * TOLERANCE.get(tensors[given[0]].dtype, COARSE_TOLERANCE)
         steps = MixerCache()
-        one_by_one = torch.cat([run(row, row + 1, steps, 1 + row) for row in range(PROBE_ROWS)], dim=1)
+        one_by_one = torch.cat([run(row, row + 1, steps, 1 + row) for row in range(PROBE_ROWS)])
         if not float((one_by_one - wanted).abs().max()) <= bound:
             raise UnsupportedModel(f"layer {self._layer}: the state of {self._name} does not stand for the text before")
         pieces = MixerCache()
-        in_two = torch.cat([run(0, 3, pieces), run(3, PROBE_ROWS, pieces)], dim=1)
+        in_two = torch.cat([run(0, 3, pieces), run(3, PROBE_ROWS, pieces)])
         in_sequences = float((in_two - wanted).abs().max()) <= bound
         parts = tuple(StatePart(key, tuple(state.shape[1:]), state.dtype) for key, state in whole.states.items())
         if not parts or {part.key for part in parts} != set(steps.states):
@@ -188,7 +195,9 @@ class RecurrentMixer:
         rows = tuple(
             LayerRows(self._layer, f"{self._name}.{at}", tensors[at][0, 0].numel(), tensors[at].dtype) for at in given
         )
-        return MixerFacts(MixerState(self._layer, self._name, parts), rows, given, shapes, in_sequences)
+        return MixerFacts(
+            MixerState(self._layer, self._name, parts), rows, given, shapes, tuple(returned), in_sequences
+        )
 
 
 def put_mixers(
@@ -278,23 +287,26 @@ class _Collected:
     """Puts the rows of several calls together in the order of the forward.
 
     Attributes:
-        output: as one call's, with all rows [1, R, …]; tensors that are none of rows are None.
+        output: as one call's, with all rows [1, R, …]; tensors that are none of rows are left as one call gave them.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, returned: Sequence[int]) -> None:
         self.output: Any = None
         self._rows = rows
+        self._returned = returned
+        self._wholes: list[torch.Tensor] = []
 
     def add(self, output: Any, run: MixerRun) -> None:  # noqa: ANN401 - what a module returns
-        lead = (1, len(run.rows)) if run.is_sequence else (len(run.rows), 1)
+        """Take the new rows of one call."""
+        tensors = _tensors_in(output)
         if self.output is None:
-            self.output = _changed(output, lambda each: self._room(each, lead))
-        for whole, each in zip(_tensors_in(self.output), _rows_in(output, lead), strict=True):
-            new = each.flatten(0, 1)
-            whole[0].index_copy_(0, run.targets, new if run.new is None else new.index_select(0, run.new))
-
-    def _room(self, each: torch.Tensor, lead: tuple[int, int]) -> torch.Tensor | None:
-        return each.new_empty(1, self._rows, *each.shape[2:]) if each.shape[:2] == lead else None
+            self._wholes = [tensors[at].new_empty(1, self._rows, *tensors[at].shape[2:]) for at in self._returned]
+            wholes = dict(zip(self._returned, self._wholes, strict=True))
+            places = iter(range(len(tensors)))
+            self.output = _changed(output, lambda each: wholes.get(next(places), each))
+        for whole, at in zip(self._wholes, self._returned, strict=True):
+            rows = tensors[at].flatten(0, 1)
+            whole[0].index_copy_(0, run.targets, rows if run.new is None else rows.index_select(0, run.new))
 
 
 def _at(keys: Sequence[StateKey], before: Sequence[torch.Tensor], run: MixerRun) -> dict[StateKey, torch.Tensor]:
@@ -306,7 +318,7 @@ def _at(keys: Sequence[StateKey], before: Sequence[torch.Tensor], run: MixerRun)
 
 def _changed(
     value: Any,  # noqa: ANN401 - arguments or results of any module
-    change: Callable[[torch.Tensor], torch.Tensor | None],
+    change: Callable[[torch.Tensor], torch.Tensor],
     cache: MixerCache | None = None,
 ) -> Any:  # noqa: ANN401
     """The same with its tensors changed, and its cache exchanged where one is given."""
@@ -321,11 +333,6 @@ def _changed(
             return {name: _changed(each, change, cache) for name, each in value.items()}
         case _:
             return value
-
-
-def _rows_in(output: Any, lead: tuple[int, int]) -> list[torch.Tensor]:  # noqa: ANN401
-    """The tensors in a module's result that are rows: [*lead, …]."""
-    return [each for each in _tensors_in(output) if each.shape[:2] == lead]
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:  # noqa: ANN401
