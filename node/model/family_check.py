@@ -47,6 +47,11 @@ _SMALL: dict[str, Any] = {
     "vocab_size": 128,
     "max_position_embeddings": 256,
     "sliding_window": 5,
+    "attention_chunk_size": 5,
+    "floor_scale": 4,
+    "index_topk": 6,
+    "index_head_dim": 32,
+    "index_n_heads": 4,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
@@ -61,6 +66,7 @@ _SMALL: dict[str, Any] = {
     "qk_rope_head_dim": 16,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
+    "rotary_dim": 8,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -76,7 +82,7 @@ def check_conformance(config: PreTrainedConfig, load: Load) -> None:
     """
     family = config.get_text_config().model_type
     try:
-        error = _largest_error(shrink(config), load)
+        error = conformance_error(shrink(config), load)
     except Exception as failure:  # an untested class may raise anything, and all of it means no
         reason = f"not a tested family, and does not run in spans ({first_line(failure)}); choose another model"
         raise UnsupportedModel(f"{family}: {reason}") from failure
@@ -124,7 +130,13 @@ def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default"} | plain
 
 
-def _largest_error(config: PreTrainedConfig, load: Load) -> float:
+def conformance_error(config: PreTrainedConfig, load: Load) -> float:
+    """The largest difference between the logits of a small model in spans and of the same model whole.
+
+    Args:
+        config: of the small model (`shrink`).
+        load: makes a span of it.
+    """
     whole = _random_model(config)
     with tempfile.TemporaryDirectory() as folder:
         whole.save_pretrained(folder)

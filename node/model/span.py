@@ -21,10 +21,11 @@ from torch import nn
 
 from node.model.family_check import check_conformance
 from swarm.errors import UnsupportedModel
+from swarm.inference.class_attention.calls import taken_by
 from swarm.inference.packed_layers import matrices_in
 from swarm.inference.ragged_batch import PassThroughLayer, RaggedModel, find_layers
 from swarm.inference.tree_attention import use_canopy
-from swarm.models.families import TESTED, causal_lm_class, text_config
+from swarm.models.families import TESTED, AttentionBy, attention_by, causal_lm_class, text_config
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Mode
         layers[index] = PassThroughLayer(layer)
     embedding = model.get_input_embeddings()
     names = {module: name for name, module in model.named_modules() if next(module.parameters(False), None) is not None}
-    called = _trace(model, layers[0], [module for module in names if module is not embedding])
+    called = _traced(model, layers, [module for module in names if module is not embedding])
     middle = called.index(layers[0])
     front = [names[embedding], *(names[module] for module in called[:middle])]
     tail = [names[module] for module in called[middle + 1 :]]
@@ -217,7 +218,7 @@ def load_span(
         UnsupportedModel: Canopy cannot run this model, or the checkpoint's tensors are not what its class expects.
     """
     check_family(checkpoint)
-    return _load(checkpoint, span, dtype, device, held or {})
+    return load_tested(checkpoint, span, dtype, device, held or {})
 
 
 def synthetic_span(
@@ -252,7 +253,7 @@ def check_family(checkpoint: Checkpoint) -> None:
     """
     causal_lm_class(checkpoint.config)
     if checkpoint.config.get_text_config().model_type not in TESTED:
-        check_conformance(checkpoint.config, _load)
+        check_conformance(checkpoint.config, load_tested)
 
 
 def shared_parts(model: SpanModel, layout: ModelLayout, span: Span) -> dict[str, nn.Module]:
@@ -263,13 +264,14 @@ def shared_parts(model: SpanModel, layout: ModelLayout, span: Span) -> dict[str,
     return model.hand_over(shared)
 
 
-def _load(
+def load_tested(
     checkpoint: Checkpoint,
     span: Span,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     held: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> SpanModel:
+    """As `load_span`, of a family that has proven itself or is just doing so."""
     layout = dissect(checkpoint.config)
     span.within(layout.num_layers)
     model: Any = read_span(checkpoint, layout, span, dtype, held)
@@ -341,6 +343,16 @@ def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any
     return PartialModel
 
 
+def _traced(model: PreTrainedModel, layers: nn.ModuleList, others: list[nn.Module]) -> list[nn.Module]:
+    """As `_trace`, with layers that return what the class's own return."""
+    try:
+        return _trace(model, layers[0], others)
+    except Exception:
+        for layer in layers:
+            cast("PassThroughLayer", layer).as_tuple = True
+        return _trace(model, layers[0], others)
+
+
 def _trace(model: PreTrainedModel, first_layer: nn.Module, others: Iterable[nn.Module]) -> list[nn.Module]:
     """The order in which modules first run in a forward on the meta device."""
     called: list[nn.Module] = []
@@ -351,9 +363,17 @@ def _trace(model: PreTrainedModel, first_layer: nn.Module, others: Iterable[nn.M
     width: int = cast("Any", model.get_input_embeddings()).embedding_dim
     embeddings = torch.zeros(1, 2, width, device="meta")
     positions = torch.zeros(1, 2, dtype=torch.long, device="meta")
-    model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
-    for hook in hooks:
-        hook.remove()
+    given: dict[str, Any] = {"position_ids": positions, "use_cache": False}
+    if attention_by(model.config) is not AttentionBy.INTERFACE:  # else the class would look at positions for a mask
+        given["attention_mask"] = torch.ones(1, 2, dtype=torch.long, device="meta")
+    inputs = taken_by(model, given)
+    try:
+        logits = model(inputs_embeds=embeddings, **inputs).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if logits.shape[:2] != embeddings.shape[:2]:
+        raise UnsupportedModel("its layers do not return hidden states")
     return list(dict.fromkeys(called))
 
 

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import nn
 
 from swarm.errors import UnsupportedModel
+from swarm.inference.class_attention.calls import ClassCalls, taken_by
 from swarm.inference.devices import numeric_class_of
 from swarm.inference.kv_cache import KvLayout
 from swarm.inference.recurrent.mixer import PROBE_ROWS, examined, put_mixers, remove_mixers
 from swarm.inference.step_cache import CacheUse, StepCache, cache_argument
-from swarm.inference.tree_attention import NAME, AttentionStep, SessionRange, StaticStep, use_canopy
+from swarm.inference.tree_attention import NAME, OF_CLASS, AttentionStep, SessionRange, StaticStep, use_canopy
 from swarm.kernels.support import kernel_support
 from swarm.layers import Span
-from swarm.models.families import max_positions
+from swarm.models.families import AttentionBy, attention_by, max_positions
 from swarm.models.whole_model import load_causal_lm
 
 if TYPE_CHECKING:
@@ -106,7 +108,12 @@ class StaticPath(Protocol):
 
 
 class PassThroughLayer(nn.Module):
-    """Stands where a layer is not used: passes hidden states on, or replaces them by `rows` [1, R, hidden_size]."""
+    """Stands where a layer is not used: passes hidden states on, or replaces them by `rows` [batch, rows, hidden_size].
+
+    Attributes:
+        rows: what enters here; None where nothing does.
+        as_tuple: whether the class's layers return a tuple, hidden states first.
+    """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -117,10 +124,14 @@ class PassThroughLayer(nn.Module):
             if part._non_persistent_buffers_set:
                 self.add_module(name, _buffers_of(part))
         self.rows: torch.Tensor | None = None
+        self.as_tuple = False
 
-    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, *_: object, **__: object
+    ) -> torch.Tensor | tuple[torch.Tensor, None]:
         """Return what came in, or the rows from elsewhere."""
-        return hidden_states if self.rows is None else self.rows
+        hidden = hidden_states if self.rows is None else self.rows
+        return (hidden, None) if self.as_tuple else hidden
 
 
 def _buffers_of(part: nn.Module) -> nn.Module:
@@ -163,7 +174,8 @@ class RaggedModel:
         forwards: how many forwards ran.
         rows_in: how many rows they had in all.
         layout: what its layers keep per token.
-        attention: each layer's attention module, as in `layout`.
+        attention: each layer's attention module, as in `layout`; none where the class attends itself.
+        asks_length: whether layers ask their cache where their rows are.
         static: the fast path, where there is one (`swarm.inference.fast_path.use_static`).
         weight_bits: of a weight where weights are not of `dtype`: 16, 8 or 4; 0 where they are.
         kernel_version: of the kernels that all its forwards run (`swarm.kernels.support.KERNEL_VERSION`); 0 on the
@@ -207,7 +219,14 @@ class RaggedModel:
         self.path = PLAIN_PATH
         self.path_reason = kernel_support(self.device).reason
         self._cache_argument = cache_argument(self.model.base_model)
-        self.layout, self.attention = self._probe(examine=examine)
+        self.asks_length = False
+        self._class_calls: ClassCalls | None = None
+        self.layout, self.attention = self._probe_ways(examine=examine)
+
+    @property
+    def attends_itself(self) -> bool:
+        """Whether attention is computed by the model's class, not by our function."""
+        return self._class_calls is not None
 
     @property
     def numeric_class(self) -> str:
@@ -312,14 +331,15 @@ class RaggedModel:
     def _whole_logits(self, work: SessionRows, last: int) -> torch.Tensor:
         """The logits of the last nodes, float32 [last, vocab_size]."""
         assert work.token_ids is not None
-        if last > self.head_rows:
+        if last > self.head_rows or self._class_calls is not None:
             return self.logits(self.forward([work])[-last:])
         positions = torch.tensor(work.positions, device=self.device)
         self.forwards += 1
         self.rows_in += len(positions)
         self._arrange(0, self.num_layers)
-        inputs = self._inputs(work.token_ids, positions, AttentionStep((_append(work, 0),)))
-        logits: torch.Tensor = self.model(**inputs, logits_to_keep=last).logits
+        inputs = self._inputs(positions, AttentionStep((_append(work, 0),)))
+        ids = work.token_ids[None].to(self.device)
+        logits: torch.Tensor = self.model(input_ids=ids, **inputs, logits_to_keep=last).logits
         return logits[0].float()
 
     @torch.inference_mode()
@@ -354,7 +374,8 @@ class RaggedModel:
         entry.rows = rows[None]
         positions = torch.zeros(len(rows), dtype=torch.long, device=self.device)
         try:
-            logits: torch.Tensor = self.model(**self._inputs(None, positions, AttentionStep())).logits
+            inputs = self._inputs(positions, AttentionStep()) | self._no_embeddings(1, len(rows))
+            logits: torch.Tensor = self.model(**inputs).logits
         finally:
             entry.rows = None
         return logits[0]
@@ -379,37 +400,67 @@ class RaggedModel:
         Returns:
             [R, hidden_size]
         """
+        if self._class_calls is not None:
+            assert isinstance(step, AttentionStep)
+            return self._class_calls.run(step.parts, partial(self._through, sub), entering, positions)
+        return self._through(sub, entering[None], self._inputs(positions, step, use))[0]
+
+    def _through(self, sub: Span, entering: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+        """One call of the model's class, for the layers of `sub`.
+
+        Args:
+            sub: the layers.
+            entering: token ids [batch, rows] when `sub` starts the model, else rows [batch, rows, hidden_size].
+            arguments: of the call, besides what enters.
+
+        Returns:
+            [batch, rows, hidden_size]
+        """
         self._arrange(sub.start, sub.end)
-        outputs: list[torch.Tensor] = []
+        outputs: list[Any] = []
         hook = self._layers[sub.end - 1].register_forward_hook(lambda _layer, _inputs, output: outputs.append(output))
         entry = self._pass_through[sub.start - 1] if sub.start else None
         if entry is not None:
-            entry.rows = entering[None].to(self.device, self.dtype)
+            entry.rows = entering.to(self.device, self.dtype)
+            arguments = arguments | self._no_embeddings(*entering.shape[:2])
+        else:
+            arguments = arguments | {"input_ids": entering.to(self.device)}
         try:
-            self.model.base_model(**self._inputs(None if entry else entering, positions, step, use))
+            self.model.base_model(**arguments)
         finally:
             hook.remove()
             if entry is not None:
                 entry.rows = None
-        if len(outputs) != 1 or not isinstance(outputs[0], torch.Tensor):
+        output = outputs[0] if len(outputs) == 1 else None
+        if isinstance(output, tuple):
+            self._return_tuples()
+            output = output[0]
+        if not isinstance(output, torch.Tensor) or output.shape[:2] != entering.shape[:2] or output.ndim != 3:
             raise UnsupportedModel(f"{self.config.model_type}: its layers do not return hidden states alone")
-        return outputs[0][0]
+        return output
+
+    def _return_tuples(self) -> None:
+        """Let pass-through layers return what the class's own return."""
+        for pass_through in self._pass_through:
+            pass_through.as_tuple = True
+
+    def _no_embeddings(self, batch: int, rows: int) -> dict[str, Any]:
+        """Embeddings of zeros, where rows enter further on."""
+        width: int = cast("Any", self.model.get_input_embeddings()).embedding_dim
+        return {"inputs_embeds": torch.zeros(batch, rows, width, dtype=self.dtype, device=self.device)}
 
     def _inputs(
-        self,
-        ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        step: AttentionStep | StaticStep,
-        use: CacheUse | None = None,
+        self, positions: torch.Tensor, step: AttentionStep | StaticStep, use: CacheUse | None = None
     ) -> dict[str, Any]:
-        """Arguments of the model; embeddings of zeros stand in where rows enter further on."""
+        """Arguments of the model besides what enters; positions [R]."""
         inputs: dict[str, Any] = {"position_ids": positions[None], "use_cache": False, NAME: step}
+        if self._class_calls is not None:
+            return taken_by(self.model, inputs)
         if self._cache_argument is not None and isinstance(step, AttentionStep):
-            inputs[self._cache_argument] = StepCache(step, self.num_layers, use)
-        if ids is not None:
-            return inputs | {"input_ids": ids[None].to(self.device)}
-        width: int = cast("Any", self.model.get_input_embeddings()).embedding_dim
-        return inputs | {"inputs_embeds": torch.zeros(1, len(positions), width, dtype=self.dtype, device=self.device)}
+            places = torch.arange(len(positions), device=positions.device)
+            offsets = positions - places if self.asks_length else None
+            inputs[self._cache_argument] = StepCache(step, self.num_layers, use, offsets)
+        return inputs
 
     def _arrange(self, start: int, end: int) -> None:
         """Put owned layers at `[start, end)` and pass-through layers everywhere else."""
@@ -418,6 +469,39 @@ class RaggedModel:
         for index, pass_through in enumerate(self._pass_through):
             self._layers[index] = self._owned[index] if start <= index < end else pass_through
         self._arranged = start, end
+
+    @torch.inference_mode()
+    def _probe_ways(self, *, examine: bool) -> tuple[KvLayout, tuple[nn.Module, ...]]:
+        """Probe with our attention function, or with the class's own where it takes no other."""
+        by = attention_by(self.config)
+        failures: list[Exception] = []
+        for way in (by, AttentionBy.MASKED) if by is AttentionBy.INTERFACE else (by,):
+            if way is not AttentionBy.INTERFACE:
+                self.config._attn_implementation = OF_CLASS
+                self._class_calls = ClassCalls(way, self.model, self.device, self.dtype)
+            for as_tuples in (False, True):
+                if as_tuples:
+                    self._return_tuples()
+                try:
+                    if self._class_calls is not None:
+                        return self._probe_class(self._class_calls)
+                    return self._probe(examine=examine)
+                except Exception as failure:
+                    failures.append(failure)
+            for pass_through in self._pass_through:
+                pass_through.as_tuple = False
+        raise failures[0]
+
+    def _probe_class(self, calls: ClassCalls) -> tuple[KvLayout, tuple[nn.Module, ...]]:
+        """As `_probe`, where the class attends itself."""
+        call, probe = calls.probe()
+        entering = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        if self.span.start:
+            entering = torch.zeros(1, 1, self.hidden_size, dtype=self.dtype, device=self.device)
+        self._through(self.span, entering, calls.arguments(call, torch.zeros(1, 1, dtype=torch.long)))
+        if [layer.index for layer in probe.seen] != list(self._owned):
+            raise UnsupportedModel(f"{self.config.model_type}: its layers do not each keep KV of their own")
+        return KvLayout(tuple(probe.seen), self.dtype, self.device, tuple(probe.rows)), ()
 
     @torch.inference_mode()
     def _probe(self, *, examine: bool) -> tuple[KvLayout, tuple[nn.Module, ...]]:
@@ -452,6 +536,7 @@ class RaggedModel:
             self._cache_argument = None
             step, use = AttentionStep(), CacheUse()
             self.run_layers(step, self.span, entering, zero)
+        self.asks_length = use.asks_length
         if not use.is_needed:
             self._cache_argument = None
         return step, use

@@ -40,16 +40,18 @@ class CacheUse:
         rows: what they want kept per token beside keys and values.
         mixers: the modules that keep a state, and the layer of each.
         active: the modules whose forward runs now, the innermost last.
+        asks_length: whether a layer asks how many tokens are cached, to learn its rows' positions.
     """
 
     rows: list[LayerRows] = field(default_factory=list)
     mixers: dict[nn.Module, int] = field(default_factory=dict)
     active: list[nn.Module] = field(default_factory=list)
+    asks_length: bool = False
 
     @property
     def is_needed(self) -> bool:
         """Whether the model's class cannot do without a cache."""
-        return bool(self.rows or self.mixers)
+        return bool(self.rows or self.mixers or self.asks_length)
 
     @contextmanager
     def watching(self, parts: Iterable[nn.Module]) -> Iterator[None]:
@@ -77,13 +79,17 @@ class StepCache(Cache):
         use: what a probing forward notes; None in every other one.
         layers: one per layer of the whole model, always empty of keys.
         plan: in which order mixers run the rows: made by the first one that runs (`swarm.inference.recurrent.plan`).
+        offsets: int64 [R], for layers that add it to a row's place in the forward to get its position; None if none do.
     """
 
-    def __init__(self, step: AttentionStep, num_layers: int, use: CacheUse | None = None) -> None:
+    def __init__(
+        self, step: AttentionStep, num_layers: int, use: CacheUse | None = None, offsets: torch.Tensor | None = None
+    ) -> None:
         super().__init__(layers=[DynamicLayer() for _ in range(num_layers)])  # type: ignore[no-untyped-call]
         self.step = step
         self.use = use
         self.plan: Any = None
+        self.offsets = offsets
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
@@ -148,10 +154,12 @@ class StepCache(Cache):
         del layer_idx
         return False
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens that the class thinks are cached: none, positions are given."""
+    def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:  # type: ignore[override]
+        """Tokens that the class thinks are cached: none, since positions are given; or those before each row."""
         del layer_idx
-        return 0
+        if self.use is not None and self.use.active:
+            self.use.asks_length = True
+        return 0 if self.offsets is None else self.offsets
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """As for an empty cache: masks are the attention function's."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from enum import Enum, auto
 from typing import TYPE_CHECKING, cast
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -36,7 +38,13 @@ TESTED = frozenset(
 )
 """Families (`model_type`) that the tests run in spans; `node.model.family_check` tests any other when it is loaded."""
 
-ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
+INDEXED = "indexed_attention"
+"""The type of layers in which an indexer selects what each row attends to."""
+
+CHUNKED = "chunked_attention"
+"""The type of layers in which a row attends to its own chunk of positions."""
+
+ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention", CHUNKED, INDEXED}
 """Layer types, as configs name them, that keep KV per token."""
 STATE_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "recurrent"}
 """Layer types that keep a state of the text before a token; some of them attend too."""
@@ -45,6 +53,29 @@ PLAIN_LAYERS = {"mlp", "moe"}
 
 GROWING_ROPE = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies change once positions pass the original window."""
+
+
+class AttentionBy(Enum):
+    """Who computes a model's attention, and how it is told what each row sees."""
+
+    INTERFACE = auto()
+    """Our attention function, to which the class hands keys and values."""
+    MASKED = auto()
+    """The class, with a mask [rows, slots]: it selects among what a row sees."""
+    ROWS = auto()
+    """The class, each row a sequence of its own in a batch: no mask reaches what it adds by distance."""
+
+
+def attention_by(config: PreTrainedConfig) -> AttentionBy:
+    """Who computes the attention of a text model with a causal language model's class."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not (
+        model_class._supports_attention_backend
+        or keeps_states(config)
+        or hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS")
+    ):
+        return AttentionBy.ROWS
+    return AttentionBy.MASKED if INDEXED in (getattr(config, "layer_types", None) or ()) else AttentionBy.INTERFACE
 
 
 def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -62,10 +93,7 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         reason = "transformers has no causal language model for it"
     if reason is not None:
         raise UnsupportedModel(f"{text.model_type}: {reason}; choose another model")
-    model_class = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])
-    if not (model_class._supports_attention_backend or keeps_states(text)):
-        raise UnsupportedModel(f"{text.model_type}: {model_class.__name__} does not use AttentionInterface")
-    return model_class
+    return cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -114,8 +142,6 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
     is_encoder = not (text.model_type.startswith("gpt_neox") or getattr(text, "is_decoder", True))  # which ignores it
     if both_ways or is_encoder or not getattr(text, "is_causal", True):
         return "its tokens also see those that follow them"
-    if getattr(text, "attn_temperature_tuning", False) and not all(text.no_rope_layers):  # 0 where there is no RoPE
-        return "its attention cools with a row's place in the forward, not with its position"
     for part in (config, text):
         quantisation = getattr(part, "quantization_config", None)
         if quantisation is not None:
