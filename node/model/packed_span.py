@@ -117,7 +117,9 @@ def read_packed_layer(
     alone = alone.to(device)
     layer: nn.Module = alone.get_submodule(f"{layout.layers}.{index}")
     if form.product_bits:  # a new RaggedModel runs one row
-        pack_layer(layer, lambda: RaggedModel(alone, span), form.product_bits, with_kernels=form.with_kernels)
+        pack_layer(
+            layer, lambda: RaggedModel(alone, span, examine=False), form.product_bits, with_kernels=form.with_kernels
+        )
         _let_go_of_files(layer)
     return layer
 

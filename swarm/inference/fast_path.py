@@ -147,7 +147,12 @@ def _run_alone(model: RaggedModel, sub: Span) -> None:
 def _refusal(model: RaggedModel, *, forced: bool) -> str:
     """Why a model must run by the plain path; empty if it need not."""
     support = kernel_support(model.device, interpreted=forced)
-    return "" if support.kernels else support.reason
+    if not support.kernels:
+        return support.reason
+    kept = {layer.index for layer in model.layout.layers}
+    if model.layout.rows or model.layout.states or len(kept) < len(model.span):
+        return "kernels know attention alone, and this model's layers do more"
+    return ""
 
 
 def _try(model: RaggedModel, limits: StaticLimits, backend: str | None, trial: PlainTrial) -> list[str]:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarm.inference.kv_slots import KvSlots
+from swarm.inference.states.session_states import MixerState, SessionStates
+from swarm.inference.states.state_slots import state_entries
 from swarm.kernels.support import kernel_support
 
 if TYPE_CHECKING:
@@ -67,12 +69,14 @@ class KvLayout:
         dtype: of keys and values.
         device: where they lie.
         rows: what is kept beside them.
+        states: what mixers keep of a text, whatever its length.
     """
 
     layers: tuple[LayerKv, ...]
     dtype: torch.dtype
     device: torch.device
     rows: tuple[LayerRows, ...] = ()
+    states: tuple[MixerState, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
@@ -80,12 +84,22 @@ class KvLayout:
         width = sum(layer.kv_heads * (layer.key_width + layer.value_width) for layer in self.layers)
         return width * self.dtype.itemsize + sum(each.width * each.dtype.itemsize for each in self.rows)
 
+    @property
+    def state_bytes(self) -> int:
+        """Memory for the state after one token in every layer."""
+        return sum(state.size_bytes for state in self.states)
+
+    def states_bytes(self, nodes: int) -> int:
+        """Memory for all states of a session with so many live nodes at most."""
+        return self.state_bytes * state_entries(self.state_bytes, nodes)
+
     def within(self, sub: Span) -> KvLayout:
         """The part of a session that uses only the layers of `sub` (R12)."""
         return replace(
             self,
             layers=tuple(layer for layer in self.layers if sub.start <= layer.index < sub.end),
             rows=tuple(each for each in self.rows if sub.start <= each.index < sub.end),
+            states=tuple(each for each in self.states if sub.start <= each.index < sub.end),
         )
 
 
@@ -96,6 +110,7 @@ class KvCache:
         layout: what each layer keeps.
         slots: where the rows lie; it has `capacity` slots.
         moves_in_kernel: whether a commit is one kernel for all layers.
+        states: of its mixers; None where no layer has one.
     """
 
     def __init__(self, layout: KvLayout, capacity: int, nodes: int | None = None) -> None:
@@ -119,6 +134,8 @@ class KvCache:
             (each.index, each.name): torch.empty(1, capacity, each.width, dtype=each.dtype, device=layout.device)
             for each in layout.rows
         }
+        entries = state_entries(layout.state_bytes, self.slots.nodes)
+        self.states = SessionStates(layout.states, entries, layout.device) if entries else None
 
     @property
     def bytes_per_token(self) -> int:
@@ -138,11 +155,15 @@ class KvCache:
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens and no live node."""
         self.slots.truncate(length)
+        if self.states is not None:
+            self.states.slots.truncate(length)
 
     def commit(self, path: Sequence[TreeNodeId], survivors: Sequence[TreeNodeId]) -> None:
         """Make `path` the next committed tokens and keep `survivors` live; see `KvSlots.commit`."""
         start = self.slots.committed
         moves = self.slots.commit(path, survivors)
+        if self.states is not None:
+            self.states.slots.commit(start, path, survivors)
         stay = 0  # a row that keeps its slot is not copied
         while stay < len(moves) and moves[stay] == start + stay:
             stay += 1
@@ -165,11 +186,16 @@ class KvCache:
             bool [len(ids), used slots] on the CPU: what each new node sees.
         """
         live = torch.from_numpy(self.slots.append(ids, parents, positions))
+        if self.states is not None:
+            self.states.slots.begin()
         return torch.cat([torch.ones(len(ids), self.slots.committed, dtype=torch.bool), live], dim=1)
 
     def withdraw(self, count: int) -> None:
         """Remove the last `count` nodes again: the forward that would have stored their keys and values failed."""
+        nodes = self.slots.ids[len(self.slots.ids) - count :]
         self.slots.withdraw(count)
+        if self.states is not None:
+            self.states.slots.withdraw(nodes)
 
     def store(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the keys and values of r new nodes.
@@ -206,6 +232,8 @@ class KvCache:
     def check_integrity(self) -> None:
         """Raise LocalProtocolError when bookkeeping is inconsistent; in tests and when idle."""
         self.slots.check_integrity()
+        if self.states is not None:
+            self.states.slots.check_integrity()
 
     def _made_mover(self) -> RowMover:
         if self._mover is None:

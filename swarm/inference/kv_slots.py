@@ -120,6 +120,10 @@ class KvSlots:
         self._positions[old:total] = positions
         return self._unpacked(self._ancestors[old:total], total)
 
+    def ancestors(self, row: int) -> list[int]:
+        """The way to the live node in a row of `ids`, from a child of the tip: rows of `ids`, its own the last."""
+        return [int(at) for at in np.flatnonzero(self._unpacked(self._ancestors[row : row + 1], row + 1)[0])]
+
     def withdraw(self, count: int) -> None:
         """Remove the last `count` nodes again, for which nothing was computed."""
         for node in self.ids[len(self.ids) - count :]:

@@ -10,7 +10,7 @@ layer passing through, so norm, soft caps and scales are the class's own and hap
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -21,6 +21,7 @@ from swarm.errors import UnsupportedModel
 from swarm.inference.class_attention.calls import ClassCalls, taken_by
 from swarm.inference.devices import numeric_class_of
 from swarm.inference.kv_cache import KvLayout
+from swarm.inference.recurrent.mixer import PROBE_ROWS, examined, put_mixers, remove_mixers
 from swarm.inference.step_cache import CacheUse, StepCache, cache_argument
 from swarm.inference.tree_attention import NAME, OF_CLASS, AttentionStep, SessionRange, StaticStep, use_canopy
 from swarm.kernels.support import kernel_support
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 MAX_LOGITS_BYTES = 64 << 20
 """Memory that the head's output may take at a time."""
+APART = 0.01
+"""How much a row may change with another one, as a part of the largest value: rounding, and no more."""
 PLAIN_PATH = "plain"
 """`RaggedModel.path` without kernels."""
 
@@ -114,11 +117,14 @@ class PassThroughLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
+        for name, value in vars(layer).items():  # model classes read some of these from their layers
+            if not name.startswith("_") and name != "forward":
+                setattr(self, name, value)
+        for name, part in layer.named_children():  # and some write what they compute into buffers of its parts
+            if part._non_persistent_buffers_set:
+                self.add_module(name, _buffers_of(part))
         self.rows: torch.Tensor | None = None
         self.as_tuple = False
-        for name, value in vars(layer).items():  # model classes read some of these from their layers
-            if name in {"attention_type", "layer_type", "is_sliding", "config"}:
-                setattr(self, name, value)
 
     def forward(
         self, hidden_states: torch.Tensor, *_: object, **__: object
@@ -126,6 +132,14 @@ class PassThroughLayer(nn.Module):
         """Return what came in, or the rows from elsewhere."""
         hidden = hidden_states if self.rows is None else self.rows
         return (hidden, None) if self.as_tuple else hidden
+
+
+def _buffers_of(part: nn.Module) -> nn.Module:
+    """A module that does nothing and has those buffers of a part that no checkpoint holds."""
+    alone = nn.Module()
+    for name in part._non_persistent_buffers_set:
+        alone.register_buffer(name, part.get_buffer(name), persistent=False)
+    return alone
 
 
 def find_layers(model: PreTrainedModel) -> str:
@@ -170,7 +184,14 @@ class RaggedModel:
         path_reason: why they do not run a faster way; empty where there is none.
     """
 
-    def __init__(self, model: PreTrainedModel, span: Span) -> None:
+    def __init__(self, model: PreTrainedModel, span: Span, *, examine: bool = True) -> None:
+        """Find out what the layers keep.
+
+        Args:
+            model: fully loaded.
+            span: the layers that it has.
+            examine: whether the model will serve sessions; else layers run one row once, and no state is looked into.
+        """
         assert not model.training
         self.model = model.requires_grad_(requires_grad=False)
         self.span = span
@@ -200,7 +221,7 @@ class RaggedModel:
         self._cache_argument = cache_argument(self.model.base_model)
         self.asks_length = False
         self._class_calls: ClassCalls | None = None
-        self.layout, self.attention = self._probe_ways()
+        self.layout, self.attention = self._probe_ways(examine=examine)
 
     @property
     def attends_itself(self) -> bool:
@@ -450,7 +471,7 @@ class RaggedModel:
         self._arranged = start, end
 
     @torch.inference_mode()
-    def _probe_ways(self) -> tuple[KvLayout, tuple[nn.Module, ...]]:
+    def _probe_ways(self, *, examine: bool) -> tuple[KvLayout, tuple[nn.Module, ...]]:
         """Probe with our attention function, or with the class's own where it takes no other."""
         by = attention_by(self.config)
         failures: list[Exception] = []
@@ -462,7 +483,9 @@ class RaggedModel:
                 if as_tuples:
                     self._return_tuples()
                 try:
-                    return self._probe() if self._class_calls is None else self._probe_class(self._class_calls)
+                    if self._class_calls is not None:
+                        return self._probe_class(self._class_calls)
+                    return self._probe(examine=examine)
                 except Exception as failure:
                     failures.append(failure)
             for pass_through in self._pass_through:
@@ -481,12 +504,27 @@ class RaggedModel:
         return KvLayout(tuple(probe.seen), self.dtype, self.device, tuple(probe.rows)), ()
 
     @torch.inference_mode()
-    def _probe(self) -> tuple[KvLayout, tuple[nn.Module, ...]]:
-        """Run one row to see what each layer would keep of it, and which modules attend; no KV is stored."""
-        step, use = AttentionStep(), CacheUse()
+    def _probe(self, *, examine: bool) -> tuple[KvLayout, tuple[nn.Module, ...]]:
+        """Run a few rows to see what each layer would keep of them, and which modules attend; no KV is stored."""
+        remove_mixers(self.layers)
+        step, use = self._watch_one_row()
+        attending = [layer.index for layer in step.seen]
+        if attending != sorted(set(attending)):
+            raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
+        kept = KvLayout(tuple(step.seen), self.dtype, self.device, tuple(use.rows))
+        if (attending == list(self._owned) and not use.mixers) or not examine:
+            return kept, tuple(step.modules)
+        mixers = put_mixers(self._owned, use.mixers, step.modules)
+        self._check_rows_apart()
+        rows, states = examined(mixers)
+        return replace(kept, rows=kept.rows + rows, states=states), tuple(step.modules)
+
+    def _watch_one_row(self) -> tuple[AttentionStep, CacheUse]:
+        """Run one row with a cache; without one, where the class asks too much of it or does not need it."""
         zero = torch.zeros(1, dtype=torch.long, device=self.device)
         row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
         entering = row if self.span.start else zero
+        step, use = AttentionStep(), CacheUse()
         try:
             with use.watching(self.layers):
                 self.run_layers(step, self.span, entering, zero, use)
@@ -495,19 +533,30 @@ class RaggedModel:
         except Exception:
             if self._cache_argument is None:
                 raise
-            self._cache_argument = None  # a class may ask more of a cache than ours can, and not need one
+            self._cache_argument = None
             step, use = AttentionStep(), CacheUse()
             self.run_layers(step, self.span, entering, zero)
         self.asks_length = use.asks_length
         if not use.is_needed:
             self._cache_argument = None
-        attending = [layer.index for layer in step.seen]
-        keeping = sorted({*attending, *use.mixers.values()})
-        if attending != sorted(set(attending)) or keeping != list(self._owned):
-            raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
-        if use.mixers:
-            raise UnsupportedModel(f"{self.config.model_type}: recurrent layers keep no KV per token")
-        return KvLayout(tuple(step.seen), self.dtype, self.device, tuple(use.rows)), tuple(step.modules)
+        return step, use
+
+    def _check_rows_apart(self) -> None:
+        """Check that rows reach each other only by attention and by mixers, which are both idle in a probing forward.
+
+        Raises:
+            UnsupportedModel: a row changes when another one does.
+        """
+        positions = torch.arange(PROBE_ROWS, device=self.device)
+        random = torch.Generator().manual_seed(0)
+        rows = torch.randn(PROBE_ROWS, self.hidden_size, generator=random).to(self.device, self.dtype)
+        entering = rows if self.span.start else positions % self.vocab_size
+        other = entering.clone()
+        other[0] = entering[-1]
+        one, two = (self.run_layers(AttentionStep(), self.span, each, positions).float() for each in (entering, other))
+        if not float((one - two)[1:].abs().max()) <= APART * float(one.abs().max()):
+            reason = "a layer's rows reach each other by a way of its own"
+            raise UnsupportedModel(f"{self.config.model_type}: {reason}, not by AttentionInterface or its cache")
 
 
 def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> RaggedModel:

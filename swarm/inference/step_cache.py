@@ -78,6 +78,7 @@ class StepCache(Cache):
         step: whose rows.
         use: what a probing forward notes; None in every other one.
         layers: one per layer of the whole model, always empty of keys.
+        plan: in which order mixers run the rows: made by the first one that runs (`swarm.inference.recurrent.plan`).
         offsets: int64 [R], for layers that add it to a row's place in the forward to get its position; None if none do.
     """
 
@@ -87,6 +88,7 @@ class StepCache(Cache):
         super().__init__(layers=[DynamicLayer() for _ in range(num_layers)])  # type: ignore[no-untyped-call]
         self.step = step
         self.use = use
+        self.plan: Any = None
         self.offsets = offsets
 
     def update(

@@ -44,8 +44,12 @@ INDEXED = "indexed_attention"
 CHUNKED = "chunked_attention"
 """The type of layers in which a row attends to its own chunk of positions."""
 
-ATTENTION_LAYERS = {"full_attention", "sliding_attention", CHUNKED, INDEXED}
+ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention", CHUNKED, INDEXED}
 """Layer types, as configs name them, that keep KV per token."""
+STATE_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "recurrent"}
+"""Layer types that keep a state of the text before a token; some of them attend too."""
+PLAIN_LAYERS = {"mlp", "moe"}
+"""Layer types that keep nothing."""
 
 GROWING_ROPE = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies change once positions pass the original window."""
@@ -67,6 +71,7 @@ def attention_by(config: PreTrainedConfig) -> AttentionBy:
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not (
         model_class._supports_attention_backend
+        or keeps_states(config)
         or hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS")
     ):
         return AttentionBy.ROWS
@@ -88,10 +93,7 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         reason = "transformers has no causal language model for it"
     if reason is not None:
         raise UnsupportedModel(f"{text.model_type}: {reason}; choose another model")
-    model_class = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])
-    if getattr(model_class, "_is_stateful", False):
-        raise UnsupportedModel(f"{text.model_type}: recurrent layers keep no KV per token; choose another model")
-    return model_class
+    return cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -99,6 +101,14 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     text = copy.deepcopy(config.get_text_config())
     text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
     return text
+
+
+def keeps_states(config: PreTrainedConfig) -> bool:
+    """Whether layers of this model keep a state of the text before a token (it may be found to do more, or less)."""
+    text = config.get_text_config()
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+    kinds = set(getattr(text, "layer_types", None) or ())
+    return bool(kinds & STATE_LAYERS) or bool(getattr(model_class, "_is_stateful", False))
 
 
 def max_positions(config: PreTrainedConfig) -> int | None:
@@ -121,7 +131,7 @@ def max_positions(config: PreTrainedConfig) -> int | None:
 
 
 def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
-    others = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS
+    others = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS - STATE_LAYERS - PLAIN_LAYERS
     if others:
         return f"its layers are not all attention ({', '.join(sorted(others))})"
     if getattr(text, "num_kv_shared_layers", 0):

@@ -170,7 +170,9 @@ class BatchCache(ClassCache):
         new = zip(self._pieces, self._slots, keys.split(counts), values.split(counts), strict=True)
         for piece, slots, own_keys, own_values in new:
             kv_cache = piece.part.kv_cache
-            kv_cache.store(layer_idx, piece.slot, own_keys[:, :, 0].transpose(0, 1), own_values[:, :, 0].transpose(0, 1))
+            kv_cache.store(
+                layer_idx, piece.slot, own_keys[:, :, 0].transpose(0, 1), own_values[:, :, 0].transpose(0, 1)
+            )
             kept, kept_values = kv_cache.view(layer_idx, piece.used)
             seen.append((kept[:, slots].transpose(0, 1), kept_values[:, slots].transpose(0, 1)))
         return torch.cat([one for one, _ in seen]), torch.cat([one for _, one in seen])
