@@ -68,7 +68,7 @@ class AttentionBy(Enum):
 
 def attention_by(config: PreTrainedConfig) -> AttentionBy:
     """Who computes the attention of a text model with a causal language model's class."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     if not (
         model_class._supports_attention_backend
         or keeps_states(config)
@@ -94,6 +94,11 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     if reason is not None:
         raise UnsupportedModel(f"{text.model_type}: {reason}; choose another model")
     return cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])
+
+
+def needs_ids(config: PreTrainedConfig) -> bool:
+    """Whether every layer of a text model takes an embedding of the tokens, so that ids must reach all machines."""
+    return bool(getattr(config, "hidden_size_per_layer_input", 0))
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
