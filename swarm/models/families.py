@@ -101,6 +101,19 @@ def needs_ids(config: PreTrainedConfig) -> bool:
     return bool(getattr(config, "hidden_size_per_layer_input", 0))
 
 
+def span_starts(config: PreTrainedConfig) -> tuple[int, ...]:
+    """Layers at which a span of a text model may begin: those that use nothing of layers before but hidden rows."""
+    count: int = config.num_hidden_layers
+    bound = {layer for layer, kind in enumerate(getattr(config, "indexer_types", None) or ()) if kind == "shared"}
+    first_sharing = count - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
+    for kind in set(kinds[first_sharing:]):
+        own = [layer for layer in range(first_sharing) if kinds[layer] == kind]
+        last = max(layer for layer in range(count) if kinds[layer] == kind)
+        bound |= set(range(max(own, default=0) + 1, last + 1))
+    return tuple(layer for layer in range(count) if layer not in bound)
+
+
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """A copy of the language model's own config; the whole model's config decides whether its head is tied."""
     text = copy.deepcopy(config.get_text_config())
@@ -139,8 +152,6 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
     others = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS - STATE_LAYERS - PLAIN_LAYERS
     if others:
         return f"its layers are not all attention ({', '.join(sorted(others))})"
-    if getattr(text, "num_kv_shared_layers", 0):
-        return "its layers share KV, so they cannot lie on different machines"
     if getattr(text, "is_encoder_decoder", False) or getattr(text, "add_cross_attention", False):
         return "it has an encoder"
     both_ways = text.model_type in {"gemma", "gemma3_text"} and text.use_bidirectional_attention  # others ignore it
