@@ -26,7 +26,7 @@ from swarm.inference.step_cache import CacheUse, StepCache, cache_argument
 from swarm.inference.tree_attention import NAME, OF_CLASS, AttentionStep, SessionRange, StaticStep, use_canopy
 from swarm.kernels.support import kernel_support
 from swarm.layers import Span
-from swarm.models.families import AttentionBy, attention_by, max_positions
+from swarm.models.families import AttentionBy, attention_by, keeps_states, max_positions
 from swarm.models.whole_model import load_causal_lm
 
 if TYPE_CHECKING:
@@ -475,7 +475,7 @@ class RaggedModel:
         """Probe with our attention function, or with the class's own where it takes no other."""
         by = attention_by(self.config)
         failures: list[Exception] = []
-        for way in (by, AttentionBy.MASKED) if by is AttentionBy.INTERFACE else (by,):
+        for way in (by,) if by is not AttentionBy.INTERFACE or keeps_states(self.config) else (by, AttentionBy.MASKED):
             if way is not AttentionBy.INTERFACE:
                 self.config._attn_implementation = OF_CLASS
                 self._class_calls = ClassCalls(way, self.model, self.device, self.dtype)
@@ -512,7 +512,7 @@ class RaggedModel:
         if attending != sorted(set(attending)):
             raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
         kept = KvLayout(tuple(step.seen), self.dtype, self.device, tuple(use.rows))
-        if (attending == list(self._owned) and not use.mixers) or not examine:
+        if (attending == list(self._owned) and not keeps_states(self.config)) or not examine:
             return kept, tuple(step.modules)
         mixers = put_mixers(self._owned, use.mixers, step.modules)
         self._check_rows_apart()
@@ -525,6 +525,7 @@ class RaggedModel:
         row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
         entering = row if self.span.start else zero
         step, use = AttentionStep(), CacheUse()
+        self._cache_argument = cache_argument(self.model.base_model)
         try:
             with use.watching(self.layers):
                 self.run_layers(step, self.span, entering, zero, use)
