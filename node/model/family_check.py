@@ -54,7 +54,7 @@ _SMALL: dict[str, Any] = {
     "floor_scale": 4,
     "index_topk": 6,
     "index_head_dim": 32,
-    "index_n_heads": 4,
+    "index_n_heads": 16,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
@@ -119,22 +119,23 @@ def check_conformance(config: PreTrainedConfig, load: Load) -> None:
 
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     """The same config at toy size; the layers keep their kinds."""
-    values = copy.deepcopy(config.get_text_config().to_dict())
+    own = config.get_text_config().to_dict()
+    values = copy.deepcopy(own)
     aliases = type(config.get_text_config()).attribute_map
     for name, small in _SMALL.items():
         name = aliases.get(name, name)
         if values.get(name) is not None:
             values[name] = small
-    heads = getattr(config.get_text_config(), "num_attention_heads", None)
-    if heads is not None and heads == getattr(config.get_text_config(), "num_key_value_heads", None):
-        values[aliases.get("num_key_value_heads", "num_key_value_heads")] = _SMALL["num_attention_heads"]
+    heads, kv_heads = (aliases.get(name, name) for name in ("num_attention_heads", "num_key_value_heads"))
+    if own.get(heads) is not None and own.get(heads) == own.get(kv_heads):
+        values[kv_heads] = _SMALL["num_attention_heads"]
     layers = _pick_layers(config.get_text_config())
     for name, value in values.items():
         if isinstance(value, list) and len(value) == config.get_text_config().num_hidden_layers:
             values[name] = [value[layer] for layer in layers]
     if values.get("per_layer_config"):
-        own = {int(layer): changes for layer, changes in values["per_layer_config"].items()}
-        values["per_layer_config"] = {place: own[layer] for place, layer in enumerate(layers) if layer in own}
+        changed = {int(layer): changes for layer, changes in values["per_layer_config"].items()}
+        values["per_layer_config"] = {place: changed[layer] for place, layer in enumerate(layers) if layer in changed}
     if values.get("rope_parameters"):
         values["rope_parameters"] = _plain_rope(values["rope_parameters"])
     return type(config.get_text_config()).from_dict(values)

@@ -339,6 +339,13 @@ def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any
                 if name in held or name not in layout.modules(span):
                     self.set_submodule(name, absent)
 
+        def _init_weights(self, module: nn.Module) -> None:
+            try:
+                super()._init_weights(module)
+            except AttributeError:  # a weight of what is missing here, which needs no value
+                if not any(isinstance(part, MissingModule) for part in module.children()):
+                    raise
+
     PartialModel.__name__, PartialModel.__module__ = base.__name__, base.__module__  # renames of tensors go by these
     return PartialModel
 
