@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
+from swarm.inference.step_cache import ARGUMENTS, cache_argument
 from swarm.layers import Span
 from swarm.models.families import causal_lm_class, span_starts
 from swarm.models.pretrained import first_line
@@ -32,6 +33,8 @@ PARENTS = (*(None if node == 0 else node - 1 for node in range(14)), 9, 14, 11, 
 """A text of 14 tokens and four nodes that branch off before its end: longer than the window."""
 TIP = 13
 """The last node of the text."""
+BACK = 6
+"""Tokens that stay when a session goes back and on again."""
 
 _SMALL: dict[str, Any] = {
     "num_hidden_layers": 6,
@@ -70,6 +73,30 @@ _SMALL: dict[str, Any] = {
     "qk_rope_head_dim": 16,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_ssm": 128,
+    "mamba_d_state": 16,
+    "mamba_dt_rank": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "state_size": 16,
+    "num_heads": 8,
+    "n_groups": 2,
+    "chunk_size": 8,
+    "mamba_chunk_size": 8,
+    "block_size": 8,
+    "lru_width": 64,
+    "time_step_rank": 4,
+    "shared_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 64,
     "rotary_dim": 8,
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -159,8 +186,10 @@ def conformance_error(config: PreTrainedConfig, load: Load) -> float:
         checkpoint = open_checkpoint(Path(folder))
         models = [load(checkpoint, span, torch.float32) for span in spans_of(config)]
     texts = torch.arange(SESSIONS * len(PARENTS)).reshape(SESSIONS, -1) * 7 % 120 + 3
-    logits = _tree_logits(models, texts)
-    worst, largest = 0.0, 1.0
+    trees = _Trees(models, texts)
+    logits = trees.run(first=0)
+    trees.go_back()
+    worst, largest = float((trees.run(first=BACK) - logits[:, BACK:]).abs().max()), 1.0
     for ids, in_spans in zip(texts, logits, strict=True):
         for node in range(len(PARENTS)):
             with torch.no_grad():
@@ -173,9 +202,10 @@ def conformance_error(config: PreTrainedConfig, load: Load) -> float:
 
 def _decoded(whole: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     """Logits [vocab_size] after a text as `generate` computes them: the last token attends to the cached rest."""
+    name = cache_argument(whole.base_model) or ARGUMENTS[0]
     with torch.no_grad():
-        kept = whole(ids[None, :-1], use_cache=True).past_key_values
-        logits: torch.Tensor = whole(ids[None, -1:], past_key_values=kept, use_cache=True).logits[0, -1]
+        kept = getattr(whole(ids[None, :-1], use_cache=True), name)
+        logits: torch.Tensor = whole(ids[None, -1:], use_cache=True, **{name: kept}).logits[0, -1]
     return logits
 
 
@@ -192,22 +222,48 @@ def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
     return whole
 
 
-def _tree_logits(models: list[RaggedModel], texts: torch.Tensor) -> torch.Tensor:
-    """Trees of several sessions in one forward: ids [sessions, nodes] to logits [sessions, nodes, vocab_size]."""
-    nodes = [TreeNodeId(node) for node in range(len(PARENTS))]
-    parents = [None if parent is None else TreeNodeId(parent) for parent in PARENTS]
-    positions = [len(_path(node)) - 1 for node in nodes]
-    rows: torch.Tensor | None = None
-    for model in models:
-        works = [
-            SessionRows(
-                KvCache(model.layout, len(nodes)), nodes, parents, positions, ids, None if rows is None else rows[place]
-            )
-            for place, ids in enumerate(texts)
-        ]
-        rows = model.forward(works).reshape(*texts.shape, -1)
-    assert rows is not None
-    return models[-1].logits(rows.flatten(0, 1)).reshape(*texts.shape, -1)
+class _Trees:
+    """The trees of several sessions, through spans."""
+
+    def __init__(self, models: Sequence[RaggedModel], texts: torch.Tensor) -> None:
+        """Begin sessions without a token.
+
+        Args:
+            models: the spans.
+            texts: ids [sessions, nodes]
+        """
+        self._models = models
+        self._texts = texts
+        self._kv_caches = [[KvCache(model.layout, len(PARENTS)) for _ in texts] for model in models]
+        self._first_id = 0
+
+    def run(self, first: int) -> torch.Tensor:
+        """Run all nodes of the trees but the first ones, which are committed, in one forward.
+
+        Returns:
+            [sessions, nodes - first, vocab_size]
+        """
+        ids = [TreeNodeId(self._first_id + node) for node in range(len(PARENTS))]
+        above = [None if parent is None or parent < first else ids[parent] for parent in PARENTS[first:]]
+        positions = [len(_path(node)) - 1 for node in range(first, len(PARENTS))]
+        rows: torch.Tensor | None = None
+        for model, kv_caches in zip(self._models, self._kv_caches, strict=True):
+            works = [
+                SessionRows(
+                    kv_cache, ids[first:], above, positions, text[first:], None if rows is None else rows[place]
+                )
+                for place, (kv_cache, text) in enumerate(zip(kv_caches, self._texts, strict=True))
+            ]
+            rows = model.forward(works).reshape(len(self._texts), len(positions), -1)
+        assert rows is not None
+        return self._models[-1].logits(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+
+    def go_back(self) -> None:
+        """Commit the text, and take back all but its beginning."""
+        for kv_cache in (kv_cache for kv_caches in self._kv_caches for kv_cache in kv_caches):
+            kv_cache.commit([TreeNodeId(node) for node in _path(TIP)], [])
+            kv_cache.truncate(BACK)
+        self._first_id += len(PARENTS)
 
 
 def _path(node: int) -> list[int]:

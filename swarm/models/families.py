@@ -18,6 +18,7 @@ TESTED = frozenset(
     {
         "cohere2",
         "deepseek_v3",
+        "falcon_h1",
         "gemma2",
         "gemma3_text",
         "glm4",
@@ -25,15 +26,20 @@ TESTED = frozenset(
         "gpt_neox",
         "gpt_oss",
         "granite",
+        "kimi_linear",
+        "lfm2",
         "llama",
+        "mamba2",
         "mistral",
         "mixtral",
+        "nemotron_h",
         "olmo2",
         "opt",
         "phi3",
         "qwen2",
         "qwen3",
         "qwen3_moe",
+        "qwen3_next",
     }
 )
 """Families (`model_type`) that the tests run in spans; `node.model.family_check` tests any other when it is loaded."""

@@ -21,7 +21,7 @@ from swarm.inference.layers.pass_through import PassThroughLayer, as_rows, find_
 from swarm.inference.recurrent.mixer import PROBE_ROWS, examined, put_mixers, remove_mixers
 from swarm.inference.step_cache import CacheUse, StepCache, cache_argument
 from swarm.inference.tree_attention import NAME, OF_CLASS, AttentionStep, StaticStep
-from swarm.models.families import AttentionBy, attention_by, needs_ids
+from swarm.models.families import AttentionBy, attention_by, keeps_states, needs_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -216,7 +216,7 @@ class LayeredModel:
         """Probe with our attention function, or with the class's own where it takes no other."""
         by = attention_by(self.config)
         failures: list[Exception] = []
-        for way in (by, AttentionBy.MASKED) if by is AttentionBy.INTERFACE else (by,):
+        for way in (by,) if by is not AttentionBy.INTERFACE or keeps_states(self.config) else (by, AttentionBy.MASKED):
             if way is not AttentionBy.INTERFACE:
                 self.config._attn_implementation = OF_CLASS
                 self._class_calls = ClassCalls(way, self.model, self.device, self.dtype)
@@ -253,7 +253,7 @@ class LayeredModel:
         if attending != sorted(set(attending)):
             raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
         kept = KvLayout(tuple(step.seen), self.dtype, self.device, tuple(use.rows))
-        if (attending == list(self._owned) and not use.mixers) or not examine:
+        if (attending == list(self._owned) and not keeps_states(self.config)) or not examine:
             return kept, tuple(step.modules)
         mixers = put_mixers(self._owned, use.mixers, step.modules)
         self._check_rows_apart()
@@ -266,6 +266,7 @@ class LayeredModel:
         row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
         entering = row if self.span.start else zero
         step, use = AttentionStep(), CacheUse()
+        self._cache_argument = cache_argument(self.model.base_model)
         try:
             with use.watching(self.layers):
                 self.run_layers(step, self.span, entering, zero, use)

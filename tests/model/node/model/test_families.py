@@ -17,6 +17,7 @@ from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.tree_attention import MAX_FOLDED_ROWS
 from swarm.layers import Span
 from swarm.models.families import TESTED
+from tests.model.recurrent_models import RECURRENT
 from tests.model.tiny_models import (
     FAMILIES,
     LAYERS,
@@ -77,7 +78,7 @@ def path_to(offset: int) -> list[int]:
 
 
 def test_the_list_of_tested_families_is_what_is_tested_here() -> None:
-    assert set(FAMILIES) == TESTED
+    assert set(FAMILIES) | set(RECURRENT) == TESTED
 
 
 def test_three_spans_give_the_whole_models_logits(family: Family) -> None:

@@ -1,0 +1,120 @@
+"""Families whose layers keep a state, in three spans against the whole: prompts, trees, commits and going back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from node.model.checkpoint import open_checkpoint
+from node.model.span import SpanModel, load_span
+from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import SessionRows
+from swarm.inference.recurrent.plan import MIN_SEQUENCE
+from swarm.models.families import TESTED
+from tests.devices import DEVICE
+from tests.model.recurrent_models import RECURRENT, recurrent_model
+from tests.model.tiny_models import SPANS, reference, save_sharded
+
+TOLERANCE = 1e-5
+PARENTS = (None, 0, 0, 1, 1, 2, None, 3)
+"""A tree, by offset; None is the tip."""
+LEAVES = (4, 5, 6, 7)
+LONG, SHORT = 2 * MIN_SEQUENCE + 3, 4
+
+
+def ids(count: int, seed: int) -> list[int]:
+    return torch.randint(3, 128, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def way(offset: int) -> list[int]:
+    path = [offset]
+    while (parent := PARENTS[path[0]]) is not None:
+        path.insert(0, parent)
+    return path
+
+
+@dataclass
+class Text:
+    """One session on all machines: its committed tokens, and the nodes of the sweep that is live."""
+
+    kv_caches: list[KvCache]
+    tokens: list[int] = field(default_factory=list)
+    first: int = 0
+
+    def rows(self, new: list[int], parents: list[int | None]) -> list[SessionRows]:
+        """New nodes, for every machine; hidden rows are still missing."""
+        nodes = [TreeNodeId(self.first + offset) for offset in range(len(new))]
+        above = [None if parent is None else nodes[parent] for parent in parents]
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(0 if parent is None else depths[parent] + 1)
+        positions = [len(self.tokens) + depth for depth in depths]
+        return [SessionRows(cache, nodes, above, positions, torch.tensor(new)) for cache in self.kv_caches]
+
+    def commit(self, new: list[int], offsets: list[int], live: int) -> None:
+        for cache in self.kv_caches:
+            cache.commit([TreeNodeId(self.first + offset) for offset in offsets], [])
+            cache.check_integrity()
+        self.tokens += [new[offset] for offset in offsets]
+        self.first += live
+
+    def truncate(self, length: int) -> None:
+        for cache in self.kv_caches:
+            cache.truncate(length)
+        del self.tokens[length:]
+
+
+def run(spans: list[SpanModel], works: list[list[SessionRows]]) -> list[torch.Tensor]:
+    """Sweeps of all sessions in one forward per machine; logits of each."""
+    counts = [len(own[0].node_ids) for own in works]
+    rows: torch.Tensor | None = None
+    for place, model in enumerate(spans):
+        pieces = [None] * len(works) if rows is None else torch.split(rows, counts)
+        batch = [
+            SessionRows(own[place].kv_cache, own[place].node_ids, own[place].parents, own[place].positions,
+                        own[place].token_ids, piece)
+            for own, piece in zip(works, pieces, strict=True)
+        ]  # fmt: skip
+        rows = model.forward(batch)
+    assert rows is not None
+    return [*torch.split(spans[-1].logits(rows).cpu(), counts)]
+
+
+@pytest.fixture(params=sorted(RECURRENT), scope="module")
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
+    whole = recurrent_model(request.param)
+    return whole, save_sharded(whole, tmp_path_factory.mktemp(request.param))
+
+
+def test_these_families_count_as_tested() -> None:
+    assert set(RECURRENT) <= TESTED
+
+
+def test_trees_of_ragged_sessions_that_go_on_and_back_give_the_whole_models_logits(
+    family: tuple[PreTrainedModel, Path],
+) -> None:
+    whole, folder = family
+    spans = [load_span(open_checkpoint(folder), span, torch.float32, DEVICE) for span in SPANS]
+    texts = [Text([KvCache(model.layout, 128) for model in spans]) for _ in range(2)]
+    prompts = [ids(LONG, 4), ids(SHORT, 5)]
+    works = [text.rows(new, [None, *range(len(new) - 1)]) for text, new in zip(texts, prompts, strict=True)]
+    for text, new, logits in zip(texts, prompts, run(spans, works), strict=True):
+        assert (logits - reference(whole, torch.tensor(new))).abs().max() <= TOLERANCE
+        text.commit(new, [*range(len(new))], len(new))
+    for turn, tip in enumerate((7, 4, 6)):
+        trees = [ids(len(PARENTS), 10 * turn + place) for place in range(2)]
+        works = [text.rows(new, list(PARENTS)) for text, new in zip(texts, trees, strict=True)]
+        for text, new, logits in zip(texts, trees, run(spans, works), strict=True):
+            for leaf in LEAVES:
+                path = way(leaf)
+                alone = reference(whole, torch.tensor(text.tokens + [new[offset] for offset in path]))
+                assert (logits[path] - alone[-len(path) :]).abs().max() <= TOLERANCE
+            text.commit(new, way(tip), len(PARENTS))
+        if turn == 1:
+            texts[0].truncate(MIN_SEQUENCE + 2)
+            texts[1].truncate(SHORT - 1)
