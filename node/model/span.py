@@ -69,6 +69,7 @@ class MissingModule(nn.Module):
         self.hidden_size = hidden_size
         self.embedding_dim = embedding_dim
         self._dtype = torch.get_default_dtype()  # the compute type, while a model is made
+        self.weight = torch.zeros(0, device="cpu")  # which some classes fill with random values when they are made
 
     def forward(self, first: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """Return [1, R, hidden_size]: `first` when it has this shape, else zeros, which are never used."""
@@ -104,7 +105,7 @@ class ModelLayout:
     @property
     def is_tied(self) -> bool:
         """Whether the head uses the embedding's weights."""
-        return bool(self.config.tie_word_embeddings)
+        return bool(getattr(self.config, "tie_word_embeddings", False))
 
     def ties(self, span: Span) -> bool:
         """Whether a span has a head that uses the embedding's weights."""
@@ -193,11 +194,12 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Mode
     names = {module: name for name, module in model.named_modules() if next(module.parameters(False), None) is not None}
     called = _traced(model, layers, [module for module in names if module is not embedding])
     middle = called.index(layers[0])
-    front = [names[embedding], *(names[module] for module in called[:middle])]
+    inside = [name for name in names.values() if name.startswith(f"{names[embedding]}.")]
+    front = [names[embedding], *inside, *(names[module] for module in called[:middle] if names[module] not in inside)]
     tail = [names[module] for module in called[middle + 1 :]]
     weights |= {name: _count(model.get_submodule(name)) for name in front + tail}
     matrices |= {name: matrices_in(model.get_submodule(name)) for name in (front[0], tail[-1])}
-    if text.tie_word_embeddings:
+    if getattr(text, "tie_word_embeddings", False):
         head = names[cast("Any", model).get_output_embeddings()]
         weights[head], matrices[head] = 0, ()
     return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices)
@@ -335,17 +337,11 @@ def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any
             for index in range(layout.num_layers):
                 if not span.start <= index < span.end or f"{layout.layers}.{index}" in held:
                     layers[index] = PassThroughLayer(layers[index])
+            own = layout.modules(span)
             absent = MissingModule(config.hidden_size, self.get_input_embeddings().embedding_dim)
-            for name in (*layout.front, *layout.tail):
-                if name in held or name not in layout.modules(span):
-                    self.set_submodule(name, absent)
-
-        def _init_weights(self, module: nn.Module) -> None:
-            try:
-                super()._init_weights(module)
-            except AttributeError:  # a weight of what is missing here, which needs no value
-                if not any(isinstance(part, MissingModule) for part in module.children()):
-                    raise
+            elsewhere = [name for name in (*layout.front, *layout.tail) if name in held or name not in own]
+            for name in sorted(elsewhere, reverse=True):  # what is inside another first
+                self.set_submodule(name, absent)
 
     PartialModel.__name__, PartialModel.__module__ = base.__name__, base.__module__  # renames of tensors go by these
     return PartialModel

@@ -123,7 +123,7 @@ def span_starts(config: PreTrainedConfig) -> tuple[int, ...]:
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """A copy of the language model's own config; the whole model's config decides whether its head is tied."""
     text = copy.deepcopy(config.get_text_config())
-    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
+    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", getattr(text, "tie_word_embeddings", False))
     return text
 
 
