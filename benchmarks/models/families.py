@@ -120,7 +120,7 @@ def make_sheet(results: list[FamilyResult], options: Options) -> Sheet:
     worst = max((one.error for one in results if one.is_exact and one.error is not None), default=0.0)
     sheet = Sheet(
         "families",
-        f"{len(exact)} of {len(results)} causal language models of transformers {transformers.__version__} run in spans",
+        f"{len(exact)} of {len(results)} causal LMs of transformers {transformers.__version__} run in spans",
         ("result", "families"),
     )
     sheet.rows.append((f"exact ({len(exact)})", ", ".join(exact)))

@@ -135,6 +135,6 @@ def _chain(model: SpanModel, kv_cache: KvCache, nodes: int) -> SessionRows:
         node_ids=ids,
         parents=(None, *ids[:-1]),
         positions=tuple(range(nodes)),
-        token_ids=torch.zeros(nodes, dtype=torch.long, device=model.device) if embeds else None,
+        token_ids=torch.zeros(nodes, dtype=torch.long, device=model.device),
         rows=None if embeds else torch.zeros(nodes, model.hidden_size, dtype=model.dtype, device=model.device),
     )

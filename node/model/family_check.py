@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.step_cache import ARGUMENTS, cache_argument
 from swarm.layers import Span
-from swarm.models.families import causal_lm_class
+from swarm.models.families import causal_lm_class, span_starts
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 Load = Callable[[Checkpoint, Span, torch.dtype], RaggedModel]
 
 TOLERANCE = 1e-5
-SPANS = (Span(0, 2), Span(2, 4), Span(4, 6))
 SESSIONS = 2
 """Trees in one forward, each of a text of its own."""
 PARENTS = (*(None if node == 0 else node - 1 for node in range(14)), 9, 14, 11, 15)
@@ -38,6 +38,10 @@ BACK = 6
 
 _SMALL: dict[str, Any] = {
     "num_hidden_layers": 6,
+    "num_kv_shared_layers": 1,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 128,
+    "laurel_rank": 16,
     "hidden_size": 64,
     "intermediate_size": 128,
     "moe_intermediate_size": 64,
@@ -124,7 +128,7 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     aliases = type(config.get_text_config()).attribute_map
     for name, small in _SMALL.items():
         name = aliases.get(name, name)
-        if values.get(name) is not None:
+        if values.get(name):
             values[name] = small
     heads, kv_heads = (aliases.get(name, name) for name in ("num_attention_heads", "num_key_value_heads"))
     if own.get(heads) is not None and own.get(heads) == own.get(kv_heads):
@@ -139,6 +143,14 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     if values.get("rope_parameters"):
         values["rope_parameters"] = _plain_rope(values["rope_parameters"])
     return type(config.get_text_config()).from_dict(values)
+
+
+def spans_of(config: PreTrainedConfig) -> list[Span]:
+    """The whole small model in three spans, or in as many as its layers can be cut into."""
+    starts, count = span_starts(config)[1:], config.num_hidden_layers
+    near = {min(starts, key=lambda start: abs(start - wished)) for wished in (2, 4)} if starts else set()
+    cuts = [0, *sorted(near), count]
+    return [Span(start, end) for start, end in itertools.pairwise(cuts)]
 
 
 def _pick_layers(text: PreTrainedConfig) -> list[int]:
@@ -162,6 +174,8 @@ def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
 def conformance_error(config: PreTrainedConfig, load: Load) -> float:
     """The largest difference between the logits of a small model in spans and of the same model whole.
 
+    As a part of the largest logit where that is above 1: float32 rounds by parts of a value.
+
     Args:
         config: of the small model (`shrink`).
         load: makes a span of it.
@@ -170,19 +184,20 @@ def conformance_error(config: PreTrainedConfig, load: Load) -> float:
     with tempfile.TemporaryDirectory() as folder:
         whole.save_pretrained(folder)
         checkpoint = open_checkpoint(Path(folder))
-        models = [load(checkpoint, span, torch.float32) for span in SPANS]
+        models = [load(checkpoint, span, torch.float32) for span in spans_of(config)]
     texts = torch.arange(SESSIONS * len(PARENTS)).reshape(SESSIONS, -1) * 7 % 120 + 3
     trees = _Trees(models, texts)
     logits = trees.run(first=0)
     trees.go_back()
-    worst = float((trees.run(first=BACK) - logits[:, BACK:]).abs().max())
+    worst, largest = float((trees.run(first=BACK) - logits[:, BACK:]).abs().max()), 1.0
     for ids, in_spans in zip(texts, logits, strict=True):
         for node in range(len(PARENTS)):
             with torch.no_grad():
                 alone = whole(ids[_path(node)][None], use_cache=False).logits[0, -1]
             worst = max(worst, float((in_spans[node] - alone).abs().max()))
+            largest = max(largest, float(alone.abs().max()))
         worst = max(worst, float((in_spans[TIP] - _decoded(whole, ids[_path(TIP)])).abs().max()))
-    return worst
+    return worst / largest
 
 
 def _decoded(whole: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:

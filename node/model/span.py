@@ -22,10 +22,11 @@ from torch import nn
 from node.model.family_check import check_conformance
 from swarm.errors import UnsupportedModel
 from swarm.inference.class_attention.calls import taken_by
+from swarm.inference.layers.pass_through import PassThroughLayer, find_layers
 from swarm.inference.packed_layers import matrices_in
-from swarm.inference.ragged_batch import PassThroughLayer, RaggedModel, find_layers
+from swarm.inference.ragged_batch import RaggedModel
 from swarm.inference.tree_attention import use_canopy
-from swarm.models.families import TESTED, AttentionBy, attention_by, causal_lm_class, text_config
+from swarm.models.families import TESTED, AttentionBy, attention_by, causal_lm_class, needs_ids, text_config
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
@@ -112,11 +113,11 @@ class ModelLayout:
     def modules(self, span: Span) -> list[str]:
         """Names of the modules with weights that a span needs."""
         names = [f"{self.layers}.{index}" for index in range(span.start, span.end)]
-        if span.start == 0:
+        if span.start == 0 or needs_ids(self.config):
             names += self.front
         if span.end == self.num_layers:
             names += self.tail
-            names += [self.front[0]] if self.ties(span) and span.start else []
+            names += [self.front[0]] if self.ties(span) and self.front[0] not in names else []
         return names
 
     def weights_in(self, span: Span, held: Container[str] = ()) -> int:
@@ -354,7 +355,7 @@ def _traced(model: PreTrainedModel, layers: nn.ModuleList, others: list[nn.Modul
     """As `_trace`, with layers that return what the class's own return."""
     try:
         return _trace(model, layers[0], others)
-    except Exception:
+    except Exception:  # noqa: BLE001 - a class that expects a tuple may raise anything
         for layer in layers:
             cast("PassThroughLayer", layer).as_tuple = True
         return _trace(model, layers[0], others)
@@ -375,7 +376,10 @@ def _trace(model: PreTrainedModel, first_layer: nn.Module, others: Iterable[nn.M
         given["attention_mask"] = torch.ones(1, 2, dtype=torch.long, device="meta")
     inputs = taken_by(model, given)
     try:
-        logits = model(inputs_embeds=embeddings, **inputs).logits
+        if needs_ids(model.config):
+            logits = model(input_ids=positions, **inputs).logits
+        else:
+            logits = model(inputs_embeds=embeddings, **inputs).logits
     finally:
         for hook in hooks:
             hook.remove()

@@ -130,11 +130,13 @@ class AttentionStep:
 
     Attributes:
         parts: the rows of each session, one after the other; empty in a probing forward.
+        ids: token ids [R], where rows enter layers that need them (`swarm.models.families.needs_ids`).
         seen: what each layer keeps, written down by a probing forward.
         modules: each layer's attention module, likewise.
     """
 
     parts: Sequence[SessionRange] = ()
+    ids: torch.Tensor | None = None
     seen: list[LayerKv] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
 
@@ -190,7 +192,7 @@ def chunk_of(module: torch.nn.Module) -> int | None:
     """Positions of a chunk in an attention module's layer; None where it has none. Classes tell by a mask alone."""
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
-    if not kinds or kinds[module.layer_idx] != CHUNKED:  # type: ignore[index]
+    if not kinds or kinds[module.layer_idx] != CHUNKED:
         return None
     chunk: int = config.attention_chunk_size
     return chunk

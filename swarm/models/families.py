@@ -74,7 +74,7 @@ class AttentionBy(Enum):
 
 def attention_by(config: PreTrainedConfig) -> AttentionBy:
     """Who computes the attention of a text model with a causal language model's class."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     if not (
         model_class._supports_attention_backend
         or keeps_states(config)
@@ -100,6 +100,24 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     if reason is not None:
         raise UnsupportedModel(f"{text.model_type}: {reason}; choose another model")
     return cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])
+
+
+def needs_ids(config: PreTrainedConfig) -> bool:
+    """Whether every layer of a text model takes an embedding of the tokens, so that ids must reach all machines."""
+    return bool(getattr(config, "hidden_size_per_layer_input", 0))
+
+
+def span_starts(config: PreTrainedConfig) -> tuple[int, ...]:
+    """Layers at which a span of a text model may begin: those that use nothing of layers before but hidden rows."""
+    count: int = config.num_hidden_layers
+    bound = {layer for layer, kind in enumerate(getattr(config, "indexer_types", None) or ()) if kind == "shared"}
+    first_sharing = count - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
+    for kind in set(kinds[first_sharing:]):
+        own = [layer for layer in range(first_sharing) if kinds[layer] == kind]
+        last = max(layer for layer in range(count) if kinds[layer] == kind)
+        bound |= set(range(max(own, default=0) + 1, last + 1))
+    return tuple(layer for layer in range(count) if layer not in bound)
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -140,8 +158,6 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
     others = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS - STATE_LAYERS - PLAIN_LAYERS
     if others:
         return f"its layers are not all attention ({', '.join(sorted(others))})"
-    if getattr(text, "num_kv_shared_layers", 0):
-        return "its layers share KV, so they cannot lie on different machines"
     if getattr(text, "is_encoder_decoder", False) or getattr(text, "add_cross_attention", False):
         return "it has an encoder"
     both_ways = text.model_type in {"gemma", "gemma3_text"} and text.use_bidirectional_attention  # others ignore it

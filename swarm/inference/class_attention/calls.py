@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swarm.inference.tree_attention import SessionRange
 
 Through = Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]
-"""Runs layers: what enters, [batch, rows] or [batch, rows, hidden_size], and arguments to [batch, rows, hidden_size]."""
+"""What enters, [batch, rows] or [batch, rows, hidden_size], and arguments to hidden rows."""
 
 MAX_CALL_BYTES = 64 << 20
 """Memory that the scores or the gathered keys of a call may take in one layer."""

@@ -161,13 +161,13 @@ class BatchCache(ClassCache):
             padded[row, length - len(own) :] = own
             mask[row, length - len(own) :] = 1
         self.mask = mask.to(device)
-        self._slots = padded.to(device).split([piece.count for piece in pieces])
+        self._slots = torch.split(padded.to(device), [piece.count for piece in pieces])
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object) -> Pair:
         """Store them and give back what each row sees: [rows, kv_heads, length, width]."""
         seen: list[Pair] = []
         counts = [piece.count for piece in self._pieces]
-        new = zip(self._pieces, self._slots, keys.split(counts), values.split(counts), strict=True)
+        new = zip(self._pieces, self._slots, torch.split(keys, counts), torch.split(values, counts), strict=True)
         for piece, slots, own_keys, own_values in new:
             kv_cache = piece.part.kv_cache
             kv_cache.store(
@@ -181,7 +181,7 @@ class BatchCache(ClassCache):
         """Store them and give back those of what each row sees: [rows, length, width]."""
         seen = []
         for piece, slots, own in zip(
-            self._pieces, self._slots, rows.split([piece.count for piece in self._pieces]), strict=True
+            self._pieces, self._slots, torch.split(rows, [piece.count for piece in self._pieces]), strict=True
         ):
             piece.part.kv_cache.store_rows(layer_idx, INDEXER, piece.slot, own[:, 0])
             seen.append(piece.part.kv_cache.view_rows(layer_idx, INDEXER, piece.used)[slots])

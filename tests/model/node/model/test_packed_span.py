@@ -30,9 +30,10 @@ from node.model.span import SpanModel, dissect, shared_parts
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import NotEnoughSpace
 from swarm.inference.kv_cache import KvCache
+from swarm.inference.layers.pass_through import find_layers
 from swarm.inference.packed_layers import MIN_ROWS, PackedLinear
 from swarm.inference.quantisation import group_of, quantise, restore
-from swarm.inference.ragged_batch import find_layers, load_whole
+from swarm.inference.ragged_batch import load_whole
 from swarm.inference.weights.experts import TENSORS, is_experts
 from swarm.inference.weights.format import BITS, WeightFormat
 from swarm.layers import Span

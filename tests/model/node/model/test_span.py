@@ -33,7 +33,8 @@ from swarm.demo import PASSAGES, TARGET
 from swarm.errors import LayersError, UnknownModel, UnsupportedModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import PassThroughLayer, SessionRows, load_whole
+from swarm.inference.layers.pass_through import PassThroughLayer
+from swarm.inference.ragged_batch import SessionRows, load_whole
 from swarm.layers import Span
 from swarm.models.families import TESTED, causal_lm_class, max_positions
 from tests.model.tiny_models import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_model
@@ -293,7 +294,7 @@ def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pyt
         swarm.inference.tree_attention.SessionRange, "mask", lambda part, _window, like: part.visible.to(like.device)
     )
     with pytest.raises(UnsupportedModel, match=r"starcoder2: not a tested family, and its self-test is .* off"):
-        check_conformance(make_config("starcoder2", sliding_window=4096), node.model.span._load)
+        check_conformance(make_config("starcoder2", sliding_window=4096), node.model.span.load_tested)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,7 @@ def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pyt
     ],
 )
 def test_the_self_test_takes_models_of_fewer_and_of_more_layers(family: str, changes: dict[str, Any]) -> None:
-    check_conformance(make_config(family, **changes), node.model.span._load)
+    check_conformance(make_config(family, **changes), node.model.span.load_tested)
 
 
 def test_the_self_test_has_a_layer_of_every_kind() -> None:
@@ -312,25 +313,25 @@ def test_the_self_test_has_a_layer_of_every_kind() -> None:
     late = {"layer_types": ["full_attention"] * 6 + ["sliding_attention"] * 2, "use_sliding_window": True}
     with pytest.raises(UnsupportedModel, match=r"qwen2_moe: not a tested family, and its self-test is .* off"):
         check_conformance(
-            make_config("qwen2_moe", num_hidden_layers=8, sliding_window=4096, **late), node.model.span._load
+            make_config("qwen2_moe", num_hidden_layers=8, sliding_window=4096, **late), node.model.span.load_tested
         )
 
 
 def test_an_untested_family_is_compared_with_decoding_by_a_cache_too() -> None:
     """Moshi's own cache keeps a window of keys, of which its forward of a whole text knows nothing."""
     with pytest.raises(UnsupportedModel, match=r"moshi: not a tested family, and its self-test is .* off"):
-        check_conformance(make_config("moshi"), node.model.span._load)
+        check_conformance(make_config("moshi"), node.model.span.load_tested)
 
 
 def test_an_untested_family_that_does_not_run_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"doge: not a tested family, and does not run in spans \(.*\); choose"):
-        check_conformance(make_config("doge"), node.model.span._load)
+        check_conformance(make_config("doge"), node.model.span.load_tested)
 
 
 def test_the_self_test_leaves_the_programs_randomness_alone() -> None:
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
-    check_conformance(make_config("starcoder2"), node.model.span._load)
+    check_conformance(make_config("starcoder2"), node.model.span.load_tested)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
