@@ -39,9 +39,11 @@ LIMIT_S: Final = 60
 COLUMNS: Final = 3
 """Families in a line of the table."""
 COMPLETED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "granitemoehybrid": {"layer_types": (["mamba"] * 7 + ["attention"]) * 4},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * 10 + ["conv", "conv"]},

@@ -14,6 +14,7 @@ import torch
 from node.model.checkpoint import Checkpoint, open_checkpoint
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
+from swarm.inference.class_attention.calls import taken_by
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.step_cache import ARGUMENTS, cache_argument
@@ -136,6 +137,9 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     for name, value in values.items():
         if isinstance(value, list) and len(value) == config.get_text_config().num_hidden_layers:
             values[name] = [value[layer] for layer in layers]
+    if values.get("attn_layer_indices"):
+        attending = set(values["attn_layer_indices"])
+        values["attn_layer_indices"] = [place for place, layer in enumerate(layers) if layer in attending]
     if values.get("per_layer_config"):
         changed = {
             int(layer): changes | _small(changes, own | changes, aliases)
@@ -224,9 +228,10 @@ def conformance_error(config: PreTrainedConfig, load: Load) -> float:
 def _decoded(whole: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     """Logits [vocab_size] after a text as `generate` computes them: the last token attends to the cached rest."""
     name = cache_argument(whole.base_model) or ARGUMENTS[0]
+    last = taken_by(whole, {"position_ids": torch.tensor([[len(ids) - 1]])})
     with torch.no_grad():
         kept = getattr(whole(ids[None, :-1], use_cache=True), name)
-        logits: torch.Tensor = whole(ids[None, -1:], use_cache=True, **{name: kept}).logits[0, -1]
+        logits: torch.Tensor = whole(ids[None, -1:], use_cache=True, **{name: kept}, **last).logits[0, -1]
     return logits
 
 

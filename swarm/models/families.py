@@ -57,6 +57,18 @@ STATE_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding",
 PLAIN_LAYERS = {"mlp", "moe"}
 """Layer types that keep nothing."""
 
+OWN_STATES = "it keeps states by a way of its own, not in transformers' cache"
+SHARED_WEIGHTS = "its attention layers share weights and read the embedding again, so they cannot lie apart"
+REFUSED = {
+    "recurrent_gemma": OWN_STATES,
+    "rwkv": OWN_STATES,
+    "xlstm": OWN_STATES,
+    "zamba": SHARED_WEIGHTS,
+    "zamba2": SHARED_WEIGHTS,
+    "zaya": "its routers hand rows on from layer to layer, beside hidden rows",
+}
+"""Families that were looked into and cannot run, and why; others are found out by running them."""
+
 GROWING_ROPE = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies change once positions pass the original window."""
 
@@ -156,6 +168,8 @@ def max_positions(config: PreTrainedConfig) -> int | None:
 
 def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
     others = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS - STATE_LAYERS - PLAIN_LAYERS
+    if text.model_type in REFUSED:
+        return REFUSED[text.model_type]
     if others:
         return f"its layers are not all attention ({', '.join(sorted(others))})"
     if getattr(text, "is_encoder_decoder", False) or getattr(text, "add_cross_attention", False):
