@@ -164,7 +164,7 @@ def _small(values: dict[str, Any], own: dict[str, Any], aliases: Mapping[str, st
     heads, kv_heads = (aliases.get(name, name) for name in ("num_attention_heads", "num_key_value_heads"))
     if own.get(heads) and own.get(heads) == own.get(kv_heads):
         small[kv_heads] = _SMALL["num_attention_heads"]
-    parts = [own.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    parts = [own.get(name) or 0 for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     if all(parts) and own.get("head_dim") == sum(parts):
         small["head_dim"] = _SMALL["qk_nope_head_dim"] + _SMALL["qk_rope_head_dim"]
     return small

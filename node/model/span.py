@@ -26,7 +26,16 @@ from swarm.inference.layers.pass_through import PassThroughLayer, find_layers
 from swarm.inference.packed_layers import matrices_in
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.inference.tree_attention import use_canopy
-from swarm.models.families import TESTED, AttentionBy, attention_by, causal_lm_class, needs_ids, text_config
+from swarm.layers import Span, SpanBorders
+from swarm.models.families import (
+    TESTED,
+    AttentionBy,
+    attention_by,
+    causal_lm_class,
+    needs_ids,
+    span_starts,
+    text_config,
+)
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
@@ -36,7 +45,6 @@ if TYPE_CHECKING:
 
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import Matrix, WeightFormat
-    from swarm.layers import Span
 
 SYNTHETIC = 0.01
 """The value of every synthetic weight: an ordinary number, neither tiny nor large, so that it computes as others do."""
@@ -101,6 +109,11 @@ class ModelLayout:
         """Layers of the whole model."""
         count: int = self.config.num_hidden_layers
         return count
+
+    @property
+    def borders(self) -> SpanBorders:
+        """Where the model can be cut."""
+        return SpanBorders(span_starts(self.config), self.num_layers)
 
     @property
     def is_tied(self) -> bool:
@@ -276,7 +289,7 @@ def load_tested(
 ) -> SpanModel:
     """As `load_span`, of a family that has proven itself or is just doing so."""
     layout = dissect(checkpoint.config)
-    span.within(layout.num_layers)
+    layout.borders.check(span)
     model: Any = read_span(checkpoint, layout, span, dtype, held)
     model = model.to(device)
     for name, part in held.items():
