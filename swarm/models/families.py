@@ -69,6 +69,7 @@ PLAIN_LAYERS = {"mlp", "moe"}
 OWN_STATES = "it keeps states by a way of its own, not in transformers' cache"
 SHARED_WEIGHTS = "its attention layers share weights and read the embedding again, so they cannot lie apart"
 REFUSED = {
+    "deepseek_v4": "it folds the keys of several tokens into one, which the branches of a tree would share",
     "recurrent_gemma": OWN_STATES,
     "rwkv": OWN_STATES,
     "xlstm": OWN_STATES,
