@@ -221,7 +221,6 @@ def test_a_span_beyond_the_model_is_refused() -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("deepseek_v4", {}, "the branches of a tree would share"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantised .awq."),
         ("t5", {}, "encoder|no causal language model"),
         ("musicgen", {}, "several text models"),
