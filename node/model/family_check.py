@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,12 @@ _SMALL: dict[str, Any] = {
 """Sizes of the model that takes the test, for those of these names that a config has."""
 
 
+_AT_MOST = {"num_experts_per_tok", "moe_k"}
+"""Names whose values stay where they are smaller: some classes take one expert only."""
+_TOWER: dict[str, Any] = {"num_hidden_layers": 1, "num_blocks": 1, "depth": 1}
+"""Sizes of the parts for images and sound, which a text never runs."""
+
+
 def check_conformance(config: PreTrainedConfig, load: Load) -> None:
     """Load a small random model of the same family in three spans and compare its logits with the whole model's.
 
@@ -125,15 +131,8 @@ def check_conformance(config: PreTrainedConfig, load: Load) -> None:
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     """The same config at toy size; the layers keep their kinds."""
     own = config.get_text_config().to_dict()
-    values = copy.deepcopy(own)
     aliases = type(config.get_text_config()).attribute_map
-    for name, small in _SMALL.items():
-        name = aliases.get(name, name)
-        if values.get(name):
-            values[name] = small
-    heads, kv_heads = (aliases.get(name, name) for name in ("num_attention_heads", "num_key_value_heads"))
-    if own.get(heads) is not None and own.get(heads) == own.get(kv_heads):
-        values[kv_heads] = _SMALL["num_attention_heads"]
+    values = copy.deepcopy(own) | _small(own, own, aliases)
     layers = _pick_layers(config.get_text_config())
     for name, value in values.items():
         if isinstance(value, list) and len(value) == config.get_text_config().num_hidden_layers:
@@ -142,11 +141,33 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
         attending = set(values["attn_layer_indices"])
         values["attn_layer_indices"] = [place for place, layer in enumerate(layers) if layer in attending]
     if values.get("per_layer_config"):
-        changed = {int(layer): changes for layer, changes in values["per_layer_config"].items()}
+        changed = {
+            int(layer): changes | _small(changes, own | changes, aliases)
+            for layer, changes in values["per_layer_config"].items()
+        }
         values["per_layer_config"] = {place: changed[layer] for place, layer in enumerate(layers) if layer in changed}
+    for part in (part for name, part in values.items() if name.endswith("_config") and isinstance(part, dict)):
+        part.update({name: small for name, small in _TOWER.items() if part.get(name)})
     if values.get("rope_parameters"):
         values["rope_parameters"] = _plain_rope(values["rope_parameters"])
     return type(config.get_text_config()).from_dict(values)
+
+
+def _small(values: dict[str, Any], own: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Toy sizes in place of some values, of which `own` are all; what was alike stays alike."""
+    sizes = {aliases.get(name, name): (name, small) for name, small in _SMALL.items()}
+    small = {
+        name: min(size, values[name]) if plain in _AT_MOST else size
+        for name, (plain, size) in sizes.items()
+        if values.get(name)
+    }
+    heads, kv_heads = (aliases.get(name, name) for name in ("num_attention_heads", "num_key_value_heads"))
+    if own.get(heads) and own.get(heads) == own.get(kv_heads):
+        small[kv_heads] = _SMALL["num_attention_heads"]
+    parts = [own.get(name) or 0 for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    if all(parts) and own.get("head_dim") == sum(parts):
+        small["head_dim"] = _SMALL["qk_nope_head_dim"] + _SMALL["qk_rope_head_dim"]
+    return small
 
 
 def spans_of(config: PreTrainedConfig) -> list[Span]:

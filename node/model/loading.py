@@ -81,7 +81,7 @@ def load(
     if config.offload or config.no_graphs:
         form = replace(form, with_kernels=False)  # streamed layers run the plain path, and their class says so
     layout = dissect(checkpoint.config)
-    span = Span.parse(config.layers).within(layout.num_layers)
+    span = layout.borders.check(Span.parse(config.layers))
     held = held or {}
     weights = f" with {config.weights} weights" if form.bits else ""
     say(f"{span.describe(layout.num_layers)} as {str(dtype).removeprefix('torch.')}{weights} on {device}")

@@ -51,7 +51,7 @@ def load_packed(
     """
     check_family(checkpoint)
     layout = dissect(checkpoint.config)
-    span.within(layout.num_layers)
+    layout.borders.check(span)
     names = {index: f"{layout.layers}.{index}" for index in range(span.start, span.end)}
     model: Any = read_packed_ends(checkpoint, layout, span, form, (device, [*names.values(), *held]))
     for index, name in names.items():

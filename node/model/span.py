@@ -26,7 +26,16 @@ from swarm.inference.layers.pass_through import PassThroughLayer, find_layers
 from swarm.inference.packed_layers import matrices_in
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.inference.tree_attention import use_canopy
-from swarm.models.families import TESTED, AttentionBy, attention_by, causal_lm_class, needs_ids, text_config
+from swarm.layers import Span, SpanBorders
+from swarm.models.families import (
+    TESTED,
+    AttentionBy,
+    attention_by,
+    causal_lm_class,
+    needs_ids,
+    span_starts,
+    text_config,
+)
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
@@ -36,7 +45,6 @@ if TYPE_CHECKING:
 
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import Matrix, WeightFormat
-    from swarm.layers import Span
 
 SYNTHETIC = 0.01
 """The value of every synthetic weight: an ordinary number, neither tiny nor large, so that it computes as others do."""
@@ -69,6 +77,7 @@ class MissingModule(nn.Module):
         self.hidden_size = hidden_size
         self.embedding_dim = embedding_dim
         self._dtype = torch.get_default_dtype()  # the compute type, while a model is made
+        self.weight = torch.zeros(0, device="cpu")  # which some classes fill with random values when they are made
 
     def forward(self, first: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """Return [1, R, hidden_size]: `first` when it has this shape, else zeros, which are never used."""
@@ -102,9 +111,14 @@ class ModelLayout:
         return count
 
     @property
+    def borders(self) -> SpanBorders:
+        """Where the model can be cut."""
+        return SpanBorders(span_starts(self.config), self.num_layers)
+
+    @property
     def is_tied(self) -> bool:
         """Whether the head uses the embedding's weights."""
-        return bool(self.config.tie_word_embeddings)
+        return bool(getattr(self.config, "tie_word_embeddings", False))
 
     def ties(self, span: Span) -> bool:
         """Whether a span has a head that uses the embedding's weights."""
@@ -193,11 +207,12 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Mode
     names = {module: name for name, module in model.named_modules() if next(module.parameters(False), None) is not None}
     called = _traced(model, layers, [module for module in names if module is not embedding])
     middle = called.index(layers[0])
-    front = [names[embedding], *(names[module] for module in called[:middle])]
+    inside = [name for name in names.values() if name.startswith(f"{names[embedding]}.")]
+    front = [names[embedding], *inside, *(names[module] for module in called[:middle] if names[module] not in inside)]
     tail = [names[module] for module in called[middle + 1 :]]
     weights |= {name: _count(model.get_submodule(name)) for name in front + tail}
     matrices |= {name: matrices_in(model.get_submodule(name)) for name in (front[0], tail[-1])}
-    if text.tie_word_embeddings:
+    if getattr(text, "tie_word_embeddings", False):
         head = names[cast("Any", model).get_output_embeddings()]
         weights[head], matrices[head] = 0, ()
     return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices)
@@ -274,7 +289,7 @@ def load_tested(
 ) -> SpanModel:
     """As `load_span`, of a family that has proven itself or is just doing so."""
     layout = dissect(checkpoint.config)
-    span.within(layout.num_layers)
+    layout.borders.check(span)
     model: Any = read_span(checkpoint, layout, span, dtype, held)
     model = model.to(device)
     for name, part in held.items():
@@ -335,17 +350,11 @@ def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any
             for index in range(layout.num_layers):
                 if not span.start <= index < span.end or f"{layout.layers}.{index}" in held:
                     layers[index] = PassThroughLayer(layers[index])
+            own = layout.modules(span)
             absent = MissingModule(config.hidden_size, self.get_input_embeddings().embedding_dim)
-            for name in (*layout.front, *layout.tail):
-                if name in held or name not in layout.modules(span):
-                    self.set_submodule(name, absent)
-
-        def _init_weights(self, module: nn.Module) -> None:
-            try:
-                super()._init_weights(module)
-            except AttributeError:  # a weight of what is missing here, which needs no value
-                if not any(isinstance(part, MissingModule) for part in module.children()):
-                    raise
+            elsewhere = [name for name in (*layout.front, *layout.tail) if name in held or name not in own]
+            for name in sorted(elsewhere, reverse=True):  # what is inside another first
+                self.set_submodule(name, absent)
 
     PartialModel.__name__, PartialModel.__module__ = base.__name__, base.__module__  # renames of tensors go by these
     return PartialModel

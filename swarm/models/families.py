@@ -16,22 +16,30 @@ if TYPE_CHECKING:
 
 TESTED = frozenset(
     {
+        "bloom",
         "cohere2",
         "deepseek_v3",
+        "deepseek_v32",
+        "doge",
+        "falcon",
         "falcon_h1",
         "gemma2",
         "gemma3_text",
         "glm4",
         "gpt2",
+        "gpt_neo",
         "gpt_neox",
         "gpt_oss",
+        "gptj",
         "granite",
         "kimi_linear",
         "lfm2",
         "llama",
+        "llama4_text",
         "mamba2",
         "mistral",
         "mixtral",
+        "mpt",
         "nemotron_h",
         "olmo2",
         "opt",
@@ -40,6 +48,7 @@ TESTED = frozenset(
         "qwen3",
         "qwen3_moe",
         "qwen3_next",
+        "stablelm",
     }
 )
 """Families (`model_type`) that the tests run in spans; `node.model.family_check` tests any other when it is loaded."""
@@ -135,7 +144,7 @@ def span_starts(config: PreTrainedConfig) -> tuple[int, ...]:
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """A copy of the language model's own config; the whole model's config decides whether its head is tied."""
     text = copy.deepcopy(config.get_text_config())
-    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
+    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", getattr(text, "tie_word_embeddings", False))
     return text
 
 

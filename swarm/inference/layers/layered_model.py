@@ -21,14 +21,14 @@ from swarm.inference.layers.pass_through import PassThroughLayer, as_rows, find_
 from swarm.inference.recurrent.mixer import PROBE_ROWS, examined, put_mixers, remove_mixers
 from swarm.inference.step_cache import CacheUse, StepCache, cache_argument
 from swarm.inference.tree_attention import NAME, OF_CLASS, AttentionStep, StaticStep
-from swarm.models.families import AttentionBy, attention_by, keeps_states, needs_ids
+from swarm.layers import Span, SpanBorders
+from swarm.models.families import AttentionBy, attention_by, keeps_states, needs_ids, span_starts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
-    from swarm.layers import Span
 
 APART = 0.01
 """How much a row may change with another one, as a part of the largest value: rounding, and no more."""
@@ -85,6 +85,11 @@ class LayeredModel:
     def attends_itself(self) -> bool:
         """Whether attention is computed by the model's class, not by our function."""
         return self._class_calls is not None
+
+    @property
+    def borders(self) -> SpanBorders:
+        """Where the model can be cut."""
+        return SpanBorders(span_starts(self.config), self.num_layers)
 
     @property
     def layers(self) -> Sequence[nn.Module]:

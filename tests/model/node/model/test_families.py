@@ -21,6 +21,7 @@ from tests.model.recurrent_models import RECURRENT
 from tests.model.tiny_models import (
     FAMILIES,
     LAYERS,
+    OTHER_KINDS,
     SPANS,
     WINDOW,
     chain,
@@ -43,7 +44,7 @@ class Family:
     spans: list[SpanModel]
 
 
-@pytest.fixture(params=sorted(FAMILIES), scope="module")
+@pytest.fixture(params=sorted(FAMILIES | OTHER_KINDS), scope="module")
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     folder = tmp_path_factory.mktemp(request.param)
     whole = make_tiny(request.param)
@@ -78,7 +79,7 @@ def path_to(offset: int) -> list[int]:
 
 
 def test_the_list_of_tested_families_is_what_is_tested_here() -> None:
-    assert set(FAMILIES) | set(RECURRENT) == TESTED
+    assert set(FAMILIES) | set(OTHER_KINDS) | set(RECURRENT) == TESTED
 
 
 def test_three_spans_give_the_whole_models_logits(family: Family) -> None:
