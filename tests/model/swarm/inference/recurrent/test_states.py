@@ -122,7 +122,7 @@ def test_a_forward_that_fails_leaves_no_state_behind(model: RaggedModel, monkeyp
     kv_cache.commit([TreeNodeId(node) for node in range(6)], [])
     wanted = model.forward([chain(KvCache(model.layout, 64), torch.arange(3, 10))])[-1]
     with monkeypatch.context() as patch:
-        patch.setattr(model.layers[-1].mamba.in_proj, "forward", lambda *_: 1 / 0)
+        patch.setattr(model.layers[-1].get_submodule("mamba.in_proj"), "forward", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model.forward([chain(kv_cache, torch.tensor([50, 51]), first=6)])
     kv_cache.check_integrity()
