@@ -60,6 +60,7 @@ _SMALL: dict[str, Any] = {
     "attention_chunk_size": 5,
     "floor_scale": 4,
     "index_topk": 6,
+    "o_lora_rank": 16,
     "index_head_dim": 32,
     "index_n_heads": 16,
     "num_experts": 4,
