@@ -41,15 +41,13 @@ COLUMNS: Final = 3
 _QWEN4: Final = {
     "indexer_n_heads": 16,
     "indexer_kv_heads": 1,
-    "indexer_head_dim": 32,
+    "indexer_head_dim": 256,
     "indexer_budget": 8,
     "indexer_compress_ratio": 2,
-    "output_gate_type": "swish",
+    "output_gate_type": "sigmoid",
 }
 COMPLETED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "bamba": {"attn_layer_indices": [9, 18, 27]},
     "dbrx": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-    "granitemoehybrid": {"layer_types": (["linear_attention"] * 7 + ["full_attention"]) * 4},
     "qwen4_exp": {"text_config": _QWEN4},
     "qwen4_exp_text": _QWEN4,
     "bamba": {"attn_layer_indices": [9, 18, 27]},

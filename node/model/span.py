@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from node.model.family_check import check_conformance
 from swarm.errors import UnsupportedModel
@@ -104,6 +106,8 @@ class ModelLayout:
     """How many weights each module has, by name."""
     matrices: Mapping[str, tuple[Matrix, ...]]
     """Rows and columns of those of its weights that can be packed, by name."""
+    renamings: tuple[Any, ...] = ()
+    """What transformers calls tensors of a checkpoint by: its `WeightRenaming`s, in order."""
 
     @property
     def num_layers(self) -> int:
@@ -167,7 +171,8 @@ class ModelLayout:
         layer = re.search(rf"(?:^|\.){self.layers.rpartition('.')[2]}\.(\d+)\.", tensor)
         if layer is not None:
             return span.start <= int(layer[1]) < span.end and f"{self.layers}.{int(layer[1])}" not in held
-        owner = next((name for name in (*self.front, *self.tail) if self._names(tensor, name)), None)
+        called = apply_renamings(tensor, list(self.renamings))
+        owner = next((name for name in (*self.front, *self.tail) if self._names(called, name)), None)
         if owner is None:
             return span.end == self.num_layers and self.tail[-1] not in held
         return owner in self.modules(span) and owner not in held
@@ -216,7 +221,8 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Mode
     if getattr(text, "tie_word_embeddings", False):
         head = names[cast("Any", model).get_output_embeddings()]
         weights[head], matrices[head] = 0, ()
-    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices)
+    renamings = tuple(each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming))
+    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices, renamings)
 
 
 def load_span(

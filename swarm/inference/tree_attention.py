@@ -227,6 +227,8 @@ def attend(
         return _attend_by_kernels(module, step, (query, key, value), options), None
     if not isinstance(step, AttentionStep) or attention_mask is not None:
         raise UnsupportedModel(f"{type(module).__name__}: this attention does not go through AttentionInterface alone")
+    if options.get("position_bias") is not None:
+        raise UnsupportedModel(f"{type(module).__name__}: it adds to scores what its class knows of a text in order")
     layer: int = module.layer_idx  # type: ignore[assignment]
     heads, width = query.shape[1], value.shape[-1]
     if not step.parts:
