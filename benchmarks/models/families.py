@@ -47,7 +47,10 @@ _QWEN4: Final = {
     "output_gate_type": "sigmoid",
 }
 COMPLETED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "dbrx": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 128},
+    },
     "qwen4_exp": {"text_config": _QWEN4},
     "qwen4_exp_text": _QWEN4,
     "bamba": {"attn_layer_indices": [9, 18, 27]},

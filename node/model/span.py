@@ -108,6 +108,8 @@ class ModelLayout:
     """Rows and columns of those of its weights that can be packed, by name."""
     renamings: tuple[Any, ...] = ()
     """What transformers calls tensors of a checkpoint by: its `WeightRenaming`s, in order."""
+    idle: tuple[str, ...] = ()
+    """Names of what a text never runs, such as parts for images: only the last machine has them."""
 
     @property
     def num_layers(self) -> int:
@@ -168,6 +170,8 @@ class ModelLayout:
         Checkpoints may leave out or add a prefix; one that is neither in a layer nor known by name is taken for the
         head under an older name.
         """
+        if any(f".{self._inner(name)}." in f".{tensor}" for name in self.idle):
+            return span.end == self.num_layers
         layer = re.search(rf"(?:^|\.){self.layers.rpartition('.')[2]}\.(\d+)\.", tensor)
         if layer is not None:
             return span.start <= int(layer[1]) < span.end and f"{self.layers}.{int(layer[1])}" not in held
@@ -178,8 +182,10 @@ class ModelLayout:
         return owner in self.modules(span) and owner not in held
 
     def _names(self, tensor: str, module: str) -> bool:
-        inner = module.removeprefix(f"{self.model_class.base_model_prefix}.")
-        return f".{tensor}".rpartition(".")[0].endswith(f".{inner}")
+        return f".{tensor}".rpartition(".")[0].endswith(f".{self._inner(module)}")
+
+    def _inner(self, module: str) -> str:
+        return module.removeprefix(f"{self.model_class.base_model_prefix}.")
 
 
 def dissect(config: PreTrainedConfig) -> ModelLayout:
@@ -216,13 +222,15 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Mode
     inside = [name for name in names.values() if name.startswith(f"{names[embedding]}.")]
     front = [names[embedding], *inside, *(names[module] for module in called[:middle] if names[module] not in inside)]
     tail = [names[module] for module in called[middle + 1 :]]
+    beside = [name for module, name in names.items() if name and module not in called and name not in front]
+    idle = dict.fromkeys(filter(None, (_apart(name, (where, *front, *tail)) for name in beside)))
     weights |= {name: _count(model.get_submodule(name)) for name in front + tail}
     matrices |= {name: matrices_in(model.get_submodule(name)) for name in (front[0], tail[-1])}
     if getattr(text, "tie_word_embeddings", False):
         head = names[cast("Any", model).get_output_embeddings()]
         weights[head], matrices[head] = 0, ()
     renamings = tuple(each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming))
-    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices, renamings)
+    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices, renamings, tuple(idle))
 
 
 def load_span(
@@ -360,6 +368,7 @@ def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any
             own = layout.modules(span)
             absent = MissingModule(config.hidden_size, self.get_input_embeddings().embedding_dim)
             elsewhere = [name for name in (*layout.front, *layout.tail) if name in held or name not in own]
+            elsewhere += layout.idle if span.end < layout.num_layers else ()
             for name in sorted(elsewhere, reverse=True):  # what is inside another first
                 self.set_submodule(name, absent)
 
@@ -370,8 +379,11 @@ def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any
 class _NoRotary(nn.Module):
     """In place of a rotary embedding, which has no weights and may look at values."""
 
-    def __init__(self) -> None:
+    def __init__(self, rotary: nn.Module) -> None:
         super().__init__()
+        for name, value in vars(rotary).items():  # model classes read some of these
+            if not name.startswith("_") and name != "forward":
+                setattr(self, name, value)
         self.as_pair = False
 
     def forward(self, hidden: torch.Tensor, *_: object, **__: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -383,7 +395,7 @@ def _traced(model: PreTrainedModel, layers: nn.ModuleList, others: list[nn.Modul
     """As `_trace`, with layers and rotary embeddings that return what the class's own return."""
     for name, module in list(model.named_modules()):
         if type(module).__name__.endswith("RotaryEmbedding"):
-            model.set_submodule(name, _NoRotary())
+            model.set_submodule(name, _NoRotary(module))
     rotary = [module for module in model.modules() if isinstance(module, _NoRotary)]
     failures: list[Exception] = []
     for as_tuple, as_pair in ((False, False), (True, False), (False, True), (True, True)):
@@ -420,6 +432,13 @@ def _trace(model: PreTrainedModel, first_layer: nn.Module, others: Iterable[nn.M
     if logits.shape[:2] != embeddings.shape[:2]:
         raise UnsupportedModel("its layers do not return hidden states")
     return list(dict.fromkeys(called))
+
+
+def _apart(name: str, others: Iterable[str]) -> str | None:
+    """The outermost module around a module that has none of the others in it; None if that one has."""
+    steps = name.split(".")
+    around = (".".join(steps[:depth]) for depth in range(1, len(steps) + 1))
+    return next((each for each in around if not any(f"{other}.".startswith(f"{each}.") for other in others)), None)
 
 
 def _count(module: nn.Module) -> int:
