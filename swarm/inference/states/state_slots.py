@@ -110,7 +110,7 @@ class StateSlots:
         self._written.clear()
 
     def reserve(self, needed: Sequence[Place], wanted: Sequence[Place]) -> dict[Place, int]:
-        """Entries for states that a forward will write. It may still read what was there: a mixer reads before it writes.
+        """Entries for states that a forward will write. It may read what was there: a mixer reads before it writes.
 
         Args:
             needed: places that get an entry even if others lose theirs.
