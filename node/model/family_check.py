@@ -34,6 +34,8 @@ PARENTS = (*(None if node == 0 else node - 1 for node in range(14)), 9, 14, 11, 
 """A text of 14 tokens and four nodes that branch off before its end: longer than the window."""
 TIP = 13
 """The last node of the text."""
+FOLDED = 2
+"""Tokens whose keys are folded into one, where a family folds keys at all: more than it selects are in the text."""
 BACK = 6
 """Tokens that stay when a session goes back and on again."""
 
@@ -146,6 +148,8 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
             for layer, changes in values["per_layer_config"].items()
         }
         values["per_layer_config"] = {place: changed[layer] for place, layer in enumerate(layers) if layer in changed}
+    if values.get("compress_rates"):
+        values["compress_rates"] = {kind: min(rate, FOLDED) for kind, rate in values["compress_rates"].items()}
     for part in (part for name, part in values.items() if name.endswith("_config") and isinstance(part, dict)):
         part.update({name: small for name, small in _TOWER.items() if part.get(name)})
     if values.get("rope_parameters"):
@@ -181,9 +185,11 @@ def spans_of(config: PreTrainedConfig) -> list[Span]:
 def _pick_layers(text: PreTrainedConfig) -> list[int]:
     """The layers whose kinds the small model has: the first ones, and the first of each kind; few are repeated."""
     kinds = list(getattr(text, "layer_types", None) or ())
-    picked = dict.fromkeys([*map(kinds.index, dict.fromkeys(kinds)), *range(text.num_hidden_layers)])
     count: int = _SMALL["num_hidden_layers"]
-    return (sorted(list(picked)[:count]) * count)[:count]
+    own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
+    last = [text.num_hidden_layers - 1] if own < text.num_hidden_layers else []  # which shares keys with one before
+    picked = dict.fromkeys([*map(kinds.index, dict.fromkeys(kinds[:own])), *range(own)])
+    return (sorted(list(picked)[: count - len(last)]) * count)[: count - len(last)] + last
 
 
 def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:

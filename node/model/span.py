@@ -32,6 +32,7 @@ from swarm.models.families import (
     AttentionBy,
     attention_by,
     causal_lm_class,
+    embeds_in_layers,
     needs_ids,
     span_starts,
     text_config,
@@ -127,7 +128,7 @@ class ModelLayout:
     def modules(self, span: Span) -> list[str]:
         """Names of the modules with weights that a span needs."""
         names = [f"{self.layers}.{index}" for index in range(span.start, span.end)]
-        if span.start == 0 or needs_ids(self.config):
+        if span.start == 0 or embeds_in_layers(self.config):
             names += self.front
         if span.end == self.num_layers:
             names += self.tail
@@ -360,23 +361,41 @@ def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any
     return PartialModel
 
 
+class _NoRotary(nn.Module):
+    """In place of a rotary embedding, which has no weights and may look at values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.as_pair = False
+
+    def forward(self, hidden: torch.Tensor, *_: object, **__: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Return something of the right type."""
+        return (hidden, hidden) if self.as_pair else hidden
+
+
 def _traced(model: PreTrainedModel, layers: nn.ModuleList, others: list[nn.Module]) -> list[nn.Module]:
-    """As `_trace`, with layers that return what the class's own return."""
-    try:
-        return _trace(model, layers[0], others)
-    except Exception:  # noqa: BLE001 - a class that expects a tuple may raise anything
+    """As `_trace`, with layers and rotary embeddings that return what the class's own return."""
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            model.set_submodule(name, _NoRotary())
+    rotary = [module for module in model.modules() if isinstance(module, _NoRotary)]
+    failures: list[Exception] = []
+    for as_tuple, as_pair in ((False, False), (True, False), (False, True), (True, True)):
         for layer in layers:
-            cast("PassThroughLayer", layer).as_tuple = True
-        return _trace(model, layers[0], others)
+            cast("PassThroughLayer", layer).as_tuple = as_tuple
+        for module in rotary:
+            module.as_pair = as_pair
+        try:
+            return _trace(model, layers[0], others)
+        except Exception as failure:  # noqa: BLE001 - a class that expects another type may raise anything
+            failures.append(failure)
+    raise failures[0]
 
 
 def _trace(model: PreTrainedModel, first_layer: nn.Module, others: Iterable[nn.Module]) -> list[nn.Module]:
     """The order in which modules first run in a forward on the meta device."""
     called: list[nn.Module] = []
     hooks = [module.register_forward_pre_hook(lambda ran, _: called.append(ran)) for module in [first_layer, *others]]
-    for name, module in list(model.named_modules()):
-        if type(module).__name__.endswith("RotaryEmbedding"):  # has no weights, and may look at values
-            model.set_submodule(name, PassThroughLayer(module))
     width: int = cast("Any", model.get_input_embeddings()).embedding_dim
     embeddings = torch.zeros(1, 2, width, device="meta")
     positions = torch.zeros(1, 2, dtype=torch.long, device="meta")

@@ -236,7 +236,8 @@ class RaggedModel(LayeredModel):
     def _whole_logits(self, work: SessionRows, last: int) -> torch.Tensor:
         """The logits of the last nodes, float32 [last, vocab_size]."""
         assert work.token_ids is not None
-        if last > self.head_rows or self._class_calls is not None:
+        is_cut = len(self.borders.starts) < self.num_layers  # whose class may leave rows out that it needs no more
+        if last > self.head_rows or self.attends_itself or is_cut:
             return self.logits(self.forward([work])[-last:])
         positions = torch.tensor(work.positions, device=self.device)
         self.forwards += 1

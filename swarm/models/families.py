@@ -59,7 +59,10 @@ INDEXED = "indexed_attention"
 CHUNKED = "chunked_attention"
 """The type of layers in which a row attends to its own chunk of positions."""
 
-ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention", CHUNKED, INDEXED}
+COMPRESSED = {"compressed_sparse_attention", "heavily_compressed_attention"}
+"""Types of layers that fold neighbouring tokens' keys into one, beside a window of keys of their own."""
+
+ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention", CHUNKED, INDEXED, *COMPRESSED}
 """Layer types, as configs name them, that keep KV per token."""
 STATE_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "recurrent"}
 """Layer types that keep a state of the text before a token; some of them attend too."""
@@ -102,6 +105,8 @@ def attention_by(config: PreTrainedConfig) -> AttentionBy:
         or hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS")
     ):
         return AttentionBy.ROWS
+    if compression_rates(config):
+        return AttentionBy.ROWS
     return AttentionBy.MASKED if INDEXED in (getattr(config, "layer_types", None) or ()) else AttentionBy.INTERFACE
 
 
@@ -123,9 +128,21 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])
 
 
-def needs_ids(config: PreTrainedConfig) -> bool:
-    """Whether every layer of a text model takes an embedding of the tokens, so that ids must reach all machines."""
+def embeds_in_layers(config: PreTrainedConfig) -> bool:
+    """Whether every layer of a text model takes an embedding of the tokens, so that all machines must have them."""
     return bool(getattr(config, "hidden_size_per_layer_input", 0))
+
+
+def needs_ids(config: PreTrainedConfig) -> bool:
+    """Whether layers of a text model depend on the tokens' ids, so that these must reach all machines."""
+    return embeds_in_layers(config) or "hash_moe" in (getattr(config, "mlp_layer_types", None) or ())
+
+
+def compression_rates(config: PreTrainedConfig) -> dict[int, int]:
+    """Of the layers of a text model that fold neighbouring tokens' keys into one: how many tokens."""
+    rates = getattr(config, "compress_rates", None) or {}
+    kinds = getattr(config, "layer_types", None) or ()
+    return {layer: rates[kind] for layer, kind in enumerate(kinds) if kind in COMPRESSED}
 
 
 def span_starts(config: PreTrainedConfig) -> tuple[int, ...]:

@@ -22,9 +22,9 @@ from swarm.models.families import AttentionBy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from swarm.inference.tree_attention import SessionRange
+    from swarm.inference.tree_attention import AttentionStep, SessionRange
 
-Through = Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]
+Through = Callable[[torch.Tensor, dict[str, Any], torch.Tensor | None], torch.Tensor]
 """What enters, [batch, rows] or [batch, rows, hidden_size], and arguments to hidden rows."""
 
 MAX_CALL_BYTES = 64 << 20
@@ -59,20 +59,22 @@ class ClassCalls:
         model: the model.
         device: where it runs.
         dtype: in which it computes.
+        rates: how many tokens' keys each layer folds into one, if any do.
     """
 
     by: AttentionBy
     model: PreTrainedModel
     device: torch.device
     dtype: torch.dtype
+    rates: Mapping[int, int]
 
     def run(
-        self, parts: Sequence[SessionRange], through: Through, entering: torch.Tensor, positions: torch.Tensor
+        self, step: AttentionStep, through: Through, entering: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """All rows of a step.
 
         Args:
-            parts: the rows of each session, one after the other.
+            step: the rows of each session, one after the other.
             through: runs layers for one call.
             entering: token ids [R] or rows [R, hidden_size].
             positions: [R]
@@ -80,13 +82,14 @@ class ClassCalls:
         Returns:
             [R, hidden_size]
         """
-        calls = self.calls(parts) if parts else iter([self.probe()[0]])
+        calls, ids = self.calls(step.parts) if step.parts else iter([self.probe()[0]]), step.ids
         outputs = []
         for call in calls:
             rows = slice(call.start, call.end)
             entered = entering[rows].reshape(*call.shape, *entering.shape[1:])
             arguments = self.arguments(call, positions[rows].reshape(call.shape))
-            outputs.append(through(entered, arguments).flatten(0, 1))
+            outputs.append(through(entered, arguments, None if ids is None else ids[rows].reshape(call.shape)))
+        outputs = [output.flatten(0, 1) for output in outputs]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def probe(self) -> tuple[ClassCall, ProbeCache]:
@@ -118,6 +121,7 @@ class ClassCalls:
     def arguments(self, call: ClassCall, positions: torch.Tensor) -> dict[str, Any]:
         """The call's arguments besides what enters; positions [batch, rows]."""
         base: Any = self.model.base_model
+        call.cache.rates = [self.rates.get(layer, 0) for layer in range(self.model.config.num_hidden_layers)]
         given = {"position_ids": positions.to(self.device), "attention_mask": call.mask, "use_cache": True}
         name = cache_argument(base)
         return taken_by(base, given) | ({} if name is None else {name: call.cache})
@@ -129,19 +133,33 @@ class ClassCalls:
     def _batches(self, waiting: Sequence[Piece]) -> Iterator[ClassCall]:
         batch: list[Piece] = []
         longest = rows = 0
-        for whole in waiting:
+        for whole in self._aligned(waiting):
             per_row = whole.part.kv_cache.bytes_per_token // max(1, len(whole.part.kv_cache.layout.layers))
             at_once = max(1, MAX_CALL_BYTES // max(1, per_row * whole.used))
             for first in range(0, whole.count, at_once):
-                piece = Piece(whole.part, first, min(at_once, whole.count - first))
+                piece = Piece(whole.part, whole.first + first, min(at_once, whole.count - first))
                 longest = max(longest, piece.used)
-                if batch and (rows + piece.count) * longest * per_row > MAX_CALL_BYTES:
+                apart = self.rates and batch and batch[0].position != piece.position
+                if batch and (apart or (rows + piece.count) * longest * per_row > MAX_CALL_BYTES):
                     yield self._batch(batch)
                     batch, longest, rows = [], piece.used, 0
                 batch.append(piece)
                 rows += piece.count
         if batch:
             yield self._batch(batch)
+
+    def _aligned(self, waiting: Sequence[Piece]) -> Iterator[Piece]:
+        """The same rows; where keys are folded, in pieces of one position each, which need no padding."""
+        for whole in waiting:
+            if not self.rates:
+                yield whole
+                continue
+            places = whole.part.positions[-whole.part.rows :].tolist()
+            start = 0
+            for end in range(1, whole.count + 1):
+                if end == whole.count or places[end] != places[start]:
+                    yield Piece(whole.part, start, end - start)
+                    start = end
 
     def _batch(self, pieces: Sequence[Piece]) -> ClassCall:
         cache = BatchCache(tuple(pieces), self.device)

@@ -49,6 +49,11 @@ class Piece:
         return self.slot + self.count
 
     @property
+    def position(self) -> int:
+        """Of the first of them."""
+        return int(self.part.positions[self.slot])
+
+    @property
     def visible(self) -> torch.Tensor:
         """Bool [count, used], on the CPU: which slots each row sees."""
         return self.part.visible[self.first : self.first + self.count, : self.used]
@@ -60,6 +65,7 @@ class ClassCache:
     Attributes:
         past: tokens that the class takes for cached.
         length: keys that each row attends to at most.
+        rates: by layer, how many tokens' keys it folds into one; 0 if it does not.
     """
 
     is_compileable = False
@@ -68,6 +74,7 @@ class ClassCache:
     def __init__(self, past: int, length: int) -> None:
         self.past = past
         self.length = length
+        self.rates: Sequence[int] = ()
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object) -> Pair:
         """Store new keys and values and give back all that the rows may see.
@@ -79,9 +86,18 @@ class ClassCache:
         """
         raise NotImplementedError
 
+    def update_rows(self, rows: torch.Tensor, layer_idx: int, name: str) -> torch.Tensor:
+        """As `update` for other rows [batch, rows, width] that a layer keeps under a name."""
+        raise NotImplementedError
+
     def update_indexer(self, rows: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """As `update` for an indexer's keys [batch, rows, width]."""
-        raise NotImplementedError
+        return self.update_rows(rows, layer_idx, INDEXER)
+
+    @property
+    def layers(self) -> Sequence[CompressedLayer]:
+        """What layers that fold keys use of the cache."""
+        return [CompressedLayer(self, layer, rate) for layer, rate in enumerate(self.rates)]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens before the new rows."""
@@ -97,6 +113,41 @@ class ClassCache:
         """How many keys there are, and the place of the first of them."""
         del query_length, layer_idx
         return self.length, 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedLayer:
+    """A layer's cache for classes that fold neighbouring tokens' keys into one: all is folded anew in each forward.
+
+    Branches of a tree share no folded key then. What is kept are the tokens' own rows.
+
+    Attributes:
+        cache: the forward's.
+        layer: the layer's number in the whole model.
+        compress_rate: how many tokens' keys are folded into one.
+    """
+
+    cache: ClassCache
+    layer: int
+    compress_rate: int
+
+    def store_compression_weights(
+        self, name: str, kv: torch.Tensor, gate: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Store new rows [batch, rows, width]; give back those of all full windows, and the first one's position."""
+        all_kv = self.cache.update_rows(kv, self.layer, f"{name} keys")
+        all_gates = self.cache.update_rows(gate, self.layer, f"{name} gates")
+        full = all_kv.shape[1] // self.compress_rate * self.compress_rate
+        return all_kv[:, :full], all_gates[:, :full], 0
+
+    def update_compressor_states(self, name: str, compressed: torch.Tensor) -> torch.Tensor:
+        """Give the folded keys [batch, windows, width] back: these are all."""
+        del name
+        return compressed
+
+    def update_overlap_state(self, *_: object) -> tuple[None, None]:
+        """Nothing lies before the first window."""
+        return None, None
 
 
 class ProbeCache(ClassCache):
@@ -117,9 +168,9 @@ class ProbeCache(ClassCache):
         self.seen.append(LayerKv(layer_idx, keys.shape[1], keys.shape[-1], values.shape[-1]))
         return keys, values
 
-    def update_indexer(self, rows: torch.Tensor, layer_idx: int) -> torch.Tensor:
+    def update_rows(self, rows: torch.Tensor, layer_idx: int, name: str) -> torch.Tensor:
         """Note their width."""
-        self.rows.append(LayerRows(layer_idx, INDEXER, rows.shape[-1], rows.dtype))
+        self.rows.append(LayerRows(layer_idx, name, rows.shape[-1], rows.dtype))
         return rows
 
 
@@ -137,10 +188,10 @@ class SequenceCache(ClassCache):
         kept, kept_values = self._kv_cache.view(layer_idx, self._piece.used)
         return kept[None], kept_values[None]
 
-    def update_indexer(self, rows: torch.Tensor, layer_idx: int) -> torch.Tensor:
+    def update_rows(self, rows: torch.Tensor, layer_idx: int, name: str) -> torch.Tensor:
         """Store them and give back every used slot's."""
-        self._kv_cache.store_rows(layer_idx, INDEXER, self._piece.slot, rows[0])
-        return self._kv_cache.view_rows(layer_idx, INDEXER, self._piece.used)[None]
+        self._kv_cache.store_rows(layer_idx, name, self._piece.slot, rows[0])
+        return self._kv_cache.view_rows(layer_idx, name, self._piece.used)[None]
 
 
 class BatchCache(ClassCache):
@@ -177,12 +228,11 @@ class BatchCache(ClassCache):
             seen.append((kept[:, slots].transpose(0, 1), kept_values[:, slots].transpose(0, 1)))
         return torch.cat([one for one, _ in seen]), torch.cat([one for _, one in seen])
 
-    def update_indexer(self, rows: torch.Tensor, layer_idx: int) -> torch.Tensor:
+    def update_rows(self, rows: torch.Tensor, layer_idx: int, name: str) -> torch.Tensor:
         """Store them and give back those of what each row sees: [rows, length, width]."""
         seen = []
-        for piece, slots, own in zip(
-            self._pieces, self._slots, torch.split(rows, [piece.count for piece in self._pieces]), strict=True
-        ):
-            piece.part.kv_cache.store_rows(layer_idx, INDEXER, piece.slot, own[:, 0])
-            seen.append(piece.part.kv_cache.view_rows(layer_idx, INDEXER, piece.used)[slots])
+        new = torch.split(rows, [piece.count for piece in self._pieces])
+        for piece, slots, own in zip(self._pieces, self._slots, new, strict=True):
+            piece.part.kv_cache.store_rows(layer_idx, name, piece.slot, own[:, 0])
+            seen.append(piece.part.kv_cache.view_rows(layer_idx, name, piece.used)[slots])
         return torch.cat(seen)

@@ -22,7 +22,7 @@ from swarm.inference.recurrent.mixer import PROBE_ROWS, examined, put_mixers, re
 from swarm.inference.step_cache import CacheUse, StepCache, cache_argument
 from swarm.inference.tree_attention import NAME, OF_CLASS, AttentionStep, StaticStep
 from swarm.layers import Span, SpanBorders
-from swarm.models.families import AttentionBy, attention_by, keeps_states, needs_ids, span_starts
+from swarm.models.families import AttentionBy, attention_by, compression_rates, keeps_states, needs_ids, span_starts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +139,7 @@ class LayeredModel:
         """
         if self._class_calls is not None:
             assert isinstance(step, AttentionStep)
-            return self._class_calls.run(step.parts, partial(self._through, sub), entering, positions)
+            return self._class_calls.run(step, partial(self._through, sub), entering, positions)
         ids = step.ids[None] if isinstance(step, AttentionStep) and step.ids is not None else None
         return self._through(sub, entering[None], self._inputs(positions, step, use), ids)[0]
 
@@ -224,7 +224,7 @@ class LayeredModel:
         for way in (by,) if by is not AttentionBy.INTERFACE or keeps_states(self.config) else (by, AttentionBy.MASKED):
             if way is not AttentionBy.INTERFACE:
                 self.config._attn_implementation = OF_CLASS
-                self._class_calls = ClassCalls(way, self.model, self.device, self.dtype)
+                self._class_calls = ClassCalls(way, self.model, self.device, self.dtype, compression_rates(self.config))
             for as_tuples in (False, True):
                 if as_tuples:
                     self._return_tuples()

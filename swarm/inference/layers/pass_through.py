@@ -75,25 +75,15 @@ def as_rows(hidden: torch.Tensor, batch: int, rows: int) -> torch.Tensor:
     Raises:
         UnsupportedModel: they have no row per token.
     """
-    if hidden.shape[:2] == (batch, rows) and hidden.ndim == 3:
-        return hidden
-    at = _row_dimension(hidden, rows) if batch == 1 and hidden.ndim == 4 else None
-    if at is None:
-        raise UnsupportedModel("its layers do not return hidden states alone")
-    return hidden.movedim(at, 0).reshape(1, rows, -1)
+    if hidden.shape[:2] == (batch, rows) and hidden.ndim in {3, 4}:
+        return hidden.flatten(2)
+    if hidden.ndim == 4 and hidden.shape[1:3] == (1, rows):
+        return hidden.movedim(2, 0).reshape(1, rows, -1)
+    raise UnsupportedModel("its layers do not return hidden states alone")
 
 
 def as_hidden(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Rows [batch, rows, width] in the form of a class's hidden states."""
-    at = _row_dimension(like, rows.shape[1]) if like.ndim == 4 else None
-    if at is None:
-        return rows
-    others = [size for dimension, size in enumerate(like.shape) if dimension != at]
-    return rows.reshape(rows.shape[1], *others).movedim(0, at)
-
-
-def _row_dimension(hidden: torch.Tensor, rows: int) -> int | None:
-    """Which of four dimensions counts the rows of a batch of one."""
-    if hidden.shape[:2] == (1, rows):
-        return 1
-    return 2 if hidden.shape[1:3] == (1, rows) else None
+    if like.shape[:2] == rows.shape[:2]:
+        return rows.reshape(*rows.shape[:2], *like.shape[2:])
+    return rows.reshape(rows.shape[1], like.shape[0], 1, like.shape[3]).movedim(0, 2)
