@@ -237,7 +237,8 @@ class RaggedModel(LayeredModel):
         """The logits of the last nodes, float32 [last, vocab_size]."""
         assert work.token_ids is not None
         is_cut = len(self.borders.starts) < self.num_layers  # whose class may leave rows out that it needs no more
-        if last > self.head_rows or self.attends_itself or is_cut:
+        has_states = bool(self.layout.states)  # whose class may hand its layers other arguments than the model below it
+        if last > self.head_rows or self.attends_itself or is_cut or has_states:
             return self.logits(self.forward([work])[-last:])
         positions = torch.tensor(work.positions, device=self.device)
         self.forwards += 1

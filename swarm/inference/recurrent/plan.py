@@ -214,8 +214,7 @@ class _Session:
         needed = [work.place for work in ends if work is deepest or work is tip]
         rest = sorted(units, key=lambda unit: (len(unit.works) == 1, unit.round))  # pieces of long chains first
         wanted = [unit.works[-1].place for unit in rest]
-        held = {work.base for work in self.works if work.base is not None}
-        given = self.states.slots.reserve(needed, wanted, held)
+        given = self.states.slots.reserve(needed, wanted)
         for work in ends:
             work.entry = given.get(work.place)
 

@@ -109,18 +109,17 @@ class StateSlots:
         self._release(Place(node=node) for node in nodes if node in self.live)
         self._written.clear()
 
-    def reserve(self, needed: Sequence[Place], wanted: Sequence[Place], held: Collection[int]) -> dict[Place, int]:
-        """Entries for states that a forward will write.
+    def reserve(self, needed: Sequence[Place], wanted: Sequence[Place]) -> dict[Place, int]:
+        """Entries for states that a forward will write. It may read what was there: a mixer reads before it writes.
 
         Args:
             needed: places that get an entry even if others lose theirs.
             wanted: places that get one while some are free.
-            held: entries that this forward reads.
         """
         given: dict[Place, int] = {}
         for place in needed:
             if not self._free:
-                self._give_up_one(held, given)
+                self._give_up_one(given.values())
             if self._free:
                 given[place] = self._take(place)
         for place in wanted:
@@ -146,9 +145,8 @@ class StateSlots:
         self._written.append(place)
         return entry
 
-    def _give_up_one(self, held: Collection[int], given: dict[Place, int]) -> None:
-        """Free an entry that this forward neither reads nor writes: of the oldest live node, else of a snapshot."""
-        spared = {*held, *given.values()}
+    def _give_up_one(self, spared: Collection[int]) -> None:
+        """Free an entry: of the oldest live node, else of a snapshot that is not the longest."""
         nodes = (Place(node=node) for node, entry in self.live.items() if entry not in spared)
         shorter = [Place(length) for length, entry in [*self.snapshots.items()][:-1] if entry not in spared]
         place = next(nodes, shorter[-1] if shorter else None)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+import swarm.inference.fast_path
+from node.engine.benchmark import benchmark
+from node.engine.measure import forward_ms
 from node.model.checkpoint import open_checkpoint
-from node.model.span import SpanModel, load_span
+from node.model.span import SpanModel, dissect, load_span
+from node.session.context import NodeContext
 from swarm.ids import TreeNodeId
+from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.recurrent.plan import MIN_SEQUENCE
+from swarm.inference.weights.format import WeightFormat
+from swarm.layers import Span
 from swarm.models.families import TESTED
+from swarm.protocol.messages import Credits
 from tests.devices import DEVICE
 from tests.model.recurrent_models import RECURRENT, recurrent_model
 from tests.model.tiny_models import SPANS, reference, save_sharded
@@ -118,3 +129,48 @@ def test_trees_of_ragged_sessions_that_go_on_and_back_give_the_whole_models_logi
         if turn == 1:
             texts[0].truncate(MIN_SEQUENCE + 2)
             texts[1].truncate(SHORT - 1)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> SpanModel:
+    """States, and attention, in each layer."""
+    folder = save_sharded(recurrent_model("falcon_h1"), tmp_path_factory.mktemp("falcon_h1"))
+    return load_span(open_checkpoint(folder), Span(2, 4), torch.float32, DEVICE)
+
+
+def test_all_that_a_session_takes_is_counted_in_the_kv_budget(hybrid: SpanModel) -> None:
+    credits = Credits(window_tokens=100, sweeps=4, nodes=50)
+    counted = NodeContext.kv_tokens(cast("Any", SimpleNamespace(model=hybrid)), credits)
+    kv_cache = KvCache(hybrid.layout, 150, 50)
+    assert kv_cache.states is not None
+    taken = sum(each.nbytes for each in kv_cache._tensors())
+    taken += sum(part.nbytes for parts in kv_cache.states._parts.values() for part in parts)
+    assert 0 <= counted * hybrid.layout.bytes_per_token - taken < 8 * hybrid.layout.bytes_per_token
+
+
+def test_what_is_measured_is_a_tree_behind_a_text(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[SessionRows] = []
+    forward = hybrid.forward
+
+    def noted(batch: list[SessionRows], sub: Span | None = None) -> torch.Tensor:
+        ran.extend(batch)
+        return forward(batch, sub)
+
+    monkeypatch.setattr(hybrid, "forward", noted)
+    forward_ms(hybrid, 7, time.perf_counter)
+    assert [len(work.node_ids) for work in ran] == [1, 7]
+    assert ran[1].parents == (None, 1, 1, 2, 3, 3, 4)
+    assert ran[1].positions == (1, 2, 2, 3, 3, 3, 4)
+
+
+def test_how_fast_synthetic_layers_run_is_measured_too(hybrid: SpanModel) -> None:
+    speed = benchmark(dissect(hybrid.config), WeightFormat(torch.float32), torch.device("cpu"))
+    assert speed.is_measured
+
+
+def test_kernels_leave_such_layers_to_the_plain_path(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    support = SimpleNamespace(kernels=True, reason="")
+    monkeypatch.setattr(swarm.inference.fast_path, "kernel_support", lambda *_, **__: support)
+    use_static(hybrid)
+    assert (hybrid.path, hybrid.static) == ("plain", None)
+    assert "this model's layers do more" in hybrid.path_reason

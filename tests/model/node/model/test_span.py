@@ -221,6 +221,8 @@ def test_a_span_beyond_the_model_is_refused() -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
+        ("recurrent_gemma", {}, "states by a way of its own"),
+        ("zamba2", {}, "share weights"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantised .awq."),
         ("t5", {}, "encoder|no causal language model"),
         ("musicgen", {}, "several text models"),

@@ -18,7 +18,7 @@ from swarm.inference.tree_attention import use_canopy
 from swarm.layers import Span
 from tests.devices import DEVICE
 from tests.model.recurrent_models import recurrent_model
-from tests.model.tiny_models import chain
+from tests.model.tiny_models import chain, reference
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +136,17 @@ def test_rows_that_reach_each_other_by_a_way_of_their_own_are_refused() -> None:
     use_canopy(whole.config)
     with pytest.raises(UnsupportedModel, match="rows reach each other"):
         RaggedModel(whole, Span(0, 6))
+
+
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+def test_a_whole_model_gives_the_last_nodes_logits_in_one_call(family: str) -> None:
+    """As drafts are run; a class may hand its layers less than the model below it does."""
+    whole = recurrent_model(family)
+    ids = torch.arange(5, 25)
+    wanted = reference(whole, ids)[-3:]
+    use_canopy(whole.config)
+    model = RaggedModel(whole.to(DEVICE), Span(0, whole.config.num_hidden_layers))  # type: ignore[arg-type]
+    output = model.head_output(chain(KvCache(model.layout, 32), ids), 3)
+    assert (output.logits.cpu() - wanted).abs().max() <= 1e-5
+    assert output.rows is not None
+    assert len(output.rows) == 3

@@ -34,7 +34,7 @@ def test_entries_follow_memory_and_nodes() -> None:
 
 def test_a_commit_turns_nodes_into_snapshots_and_frees_what_is_left_behind() -> None:
     slots = StateSlots(8)
-    slots.reserve([], live(0, 1, 2, 3), ())
+    slots.reserve([], live(0, 1, 2, 3))
     slots.commit(10, ids(0, 2), ids(3))
     assert [*slots.snapshots] == [11, 12]
     assert [*slots.live] == ids(3)
@@ -44,31 +44,31 @@ def test_a_commit_turns_nodes_into_snapshots_and_frees_what_is_left_behind() -> 
 def test_the_longest_snapshot_is_never_given_up_and_gaps_stay_even() -> None:
     slots = StateSlots(8)
     for length in range(12):
-        slots.reserve(live(length), [], ())
-        slots.commit(length, ids(length), ())
+        slots.reserve(live(length), [])
+        slots.commit(length, ids(length), [])
         assert max(slots.snapshots) == length + 1
         slots.check_integrity()
     assert len(slots.snapshots) == slots.max_snapshots
     assert min(slots.snapshots) <= 6, "early ones stay, so that a text can go back"
 
 
-def test_what_is_needed_pushes_out_others_but_nothing_that_is_read() -> None:
+def test_what_is_needed_pushes_out_the_oldest_node_and_never_the_longest_snapshot() -> None:
     slots = StateSlots(4)
-    given = slots.reserve([], live(0, 1, 2, 3), ())
-    held = given[Place(node=TreeNodeId(0))]
-    more = slots.reserve(live(4), live(5, 6), [held])
-    assert [*more] == live(4), "what is only wanted pushes nothing out"
-    assert slots.find(Place(node=TreeNodeId(0))) == held
-    assert slots.find(Place(node=TreeNodeId(1))) is None
+    slots.reserve([], live(0, 1, 2, 3))
+    slots.commit(0, ids(0), ids(1, 2, 3))
+    assert [*slots.reserve(live(4), live(5, 6))] == live(4), "what is only wanted pushes nothing out"
+    assert [*slots.live] == ids(2, 3, 4)
+    assert [*slots.reserve(live(5, 6, 7, 8), [])] == live(5, 6, 7), "three are there beside the snapshot"
+    assert ([*slots.live], [*slots.snapshots]) == (ids(5, 6, 7), [1])
     slots.check_integrity()
 
 
 def test_a_failed_forward_leaves_nothing_that_it_wrote() -> None:
     slots = StateSlots(6)
-    slots.reserve(live(0), [], ())
-    slots.commit(0, ids(0), ())
+    slots.reserve(live(0), [])
+    slots.commit(0, ids(0), [])
     slots.begin()
-    slots.reserve([Place(5)], live(1, 2), ())
+    slots.reserve([Place(5)], live(1, 2))
     slots.withdraw(ids(1, 2))
     assert ([*slots.snapshots], [*slots.live]) == ([1], [])
     slots.check_integrity()
@@ -76,7 +76,7 @@ def test_a_failed_forward_leaves_nothing_that_it_wrote() -> None:
 
 def test_going_back_keeps_what_is_before() -> None:
     slots = StateSlots(8)
-    slots.reserve([], live(0, 1, 2, 3), ())
+    slots.reserve([], live(0, 1, 2, 3))
     slots.commit(0, ids(0, 1, 2), ids(3))
     slots.truncate(2)
     assert ([*slots.snapshots], [*slots.live]) == ([1, 2], [])
@@ -91,7 +91,7 @@ def test_no_entry_is_lost_or_used_twice(entries: int) -> None:
         slots.begin()
         new = [*range(node, node + rng.randint(1, 9))]
         node += len(new)
-        slots.reserve(live(new[-1]), live(*new), list(slots.snapshots.values())[-1:])
+        slots.reserve(live(new[-1]), live(*new))
         alive += new
         match rng.randrange(4):
             case 0:
