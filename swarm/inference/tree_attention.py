@@ -40,7 +40,7 @@ MAX_SCORES_BYTES = 64 << 20
 """Memory that the scores of the explicit path may take at a time."""
 
 
-class Reach(NamedTuple):
+class AttentionReach(NamedTuple):
     """How far back the rows of a layer see.
 
     Attributes:
@@ -71,7 +71,7 @@ class SessionRange:
     visible: torch.Tensor
     positions: torch.Tensor
     is_prefill: bool
-    _masks: dict[tuple[Reach, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _masks: dict[tuple[AttentionReach, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def rows(self) -> int:
@@ -83,11 +83,11 @@ class SessionRange:
         """Slots in use, new rows included."""
         return self.visible.shape[1]
 
-    def is_causal(self, reach: Reach) -> bool:
+    def is_causal(self, reach: AttentionReach) -> bool:
         """Whether the mask is the lower triangle: a chain into an empty session, no longer than it reaches."""
         return self.is_prefill and all(bound is None or self.used <= bound for bound in reach)
 
-    def mask(self, reach: Reach, like: torch.Tensor) -> torch.Tensor:
+    def mask(self, reach: AttentionReach, like: torch.Tensor) -> torch.Tensor:
         """Which slots each row sees, made once per step.
 
         Args:
@@ -106,7 +106,7 @@ class SessionRange:
             self._masks[reach, 0] = seen.to(like.device)
         return self._masks[reach, 0]
 
-    def bias(self, reach: Reach, like: torch.Tensor, times: int = 1) -> torch.Tensor:
+    def bias(self, reach: AttentionReach, like: torch.Tensor, times: int = 1) -> torch.Tensor:
         """The mask as 0 and -inf, which CPUs add faster than they apply a bool mask; made once per step.
 
         Args:
@@ -183,7 +183,7 @@ class _Rules:
     """
 
     scale: float
-    reach: Reach
+    reach: AttentionReach
     softcap: float | None
     sinks: torch.Tensor | None
 
@@ -238,7 +238,7 @@ def attend(
     scale = options.get("scaling")
     rules = _Rules(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-        reach=Reach(options.get("sliding_window"), chunk_of(module)),
+        reach=AttentionReach(options.get("sliding_window"), chunk_of(module)),
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )

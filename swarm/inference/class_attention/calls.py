@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swarm.inference.class_attention.session_cache import BatchCache, ClassCache, Piece, ProbeCache, SequenceCache
+from swarm.inference.class_attention.session_cache import BatchCache, ClassCache, ProbeCache, RowPiece, SequenceCache
 from swarm.inference.step_cache import cache_argument
 from swarm.models.families import AttentionBy
 
@@ -107,7 +107,7 @@ class ClassCalls:
                     positions = part.positions[: piece.used]
                     yield self._sequence(piece, self._mask(piece.visible, positions))
             return
-        waiting: list[Piece] = []
+        waiting: list[RowPiece] = []
         for part in parts:
             if part.rows > 1 and _is_sequence(part):
                 yield from self._batches(waiting)
@@ -115,7 +115,7 @@ class ClassCalls:
                 for piece in self._pieces(part):
                     yield self._sequence(piece, torch.ones(1, piece.used, dtype=torch.long, device=self.device))
             else:
-                waiting.append(Piece(part, 0, part.rows))
+                waiting.append(RowPiece(part, 0, part.rows))
         yield from self._batches(waiting)
 
     def arguments(self, call: ClassCall, positions: torch.Tensor) -> dict[str, Any]:
@@ -126,18 +126,18 @@ class ClassCalls:
         name = cache_argument(base)
         return taken_by(base, given) | ({} if name is None else {name: call.cache})
 
-    def _sequence(self, piece: Piece, mask: torch.Tensor | dict[str, torch.Tensor]) -> ClassCall:
+    def _sequence(self, piece: RowPiece, mask: torch.Tensor | dict[str, torch.Tensor]) -> ClassCall:
         start = piece.part.start + piece.first
         return ClassCall((1, piece.count), start, start + piece.count, SequenceCache(piece), mask)
 
-    def _batches(self, waiting: Sequence[Piece]) -> Iterator[ClassCall]:
-        batch: list[Piece] = []
+    def _batches(self, waiting: Sequence[RowPiece]) -> Iterator[ClassCall]:
+        batch: list[RowPiece] = []
         longest = rows = 0
         for whole in self._aligned(waiting):
             per_row = whole.part.kv_cache.bytes_per_token // max(1, len(whole.part.kv_cache.layout.layers))
             at_once = max(1, MAX_CALL_BYTES // max(1, per_row * whole.used))
             for first in range(0, whole.count, at_once):
-                piece = Piece(whole.part, whole.first + first, min(at_once, whole.count - first))
+                piece = RowPiece(whole.part, whole.first + first, min(at_once, whole.count - first))
                 longest = max(longest, piece.used)
                 apart = self.rates and batch and batch[0].position != piece.position
                 if batch and (apart or (rows + piece.count) * longest * per_row > MAX_CALL_BYTES):
@@ -148,7 +148,7 @@ class ClassCalls:
         if batch:
             yield self._batch(batch)
 
-    def _aligned(self, waiting: Sequence[Piece]) -> Iterator[Piece]:
+    def _aligned(self, waiting: Sequence[RowPiece]) -> Iterator[RowPiece]:
         """The same rows; where keys are folded, in pieces of one position each, which need no padding."""
         for whole in waiting:
             if not self.rates:
@@ -158,20 +158,20 @@ class ClassCalls:
             start = 0
             for end in range(1, whole.count + 1):
                 if end == whole.count or places[end] != places[start]:
-                    yield Piece(whole.part, start, end - start)
+                    yield RowPiece(whole.part, start, end - start)
                     start = end
 
-    def _batch(self, pieces: Sequence[Piece]) -> ClassCall:
+    def _batch(self, pieces: Sequence[RowPiece]) -> ClassCall:
         cache = BatchCache(tuple(pieces), self.device)
         start = pieces[0].part.start + pieces[0].first
         count = len(cache.mask)
         return ClassCall((count, 1), start, start + count, cache, cache.mask)
 
-    def _pieces(self, part: SessionRange) -> Iterator[Piece]:
+    def _pieces(self, part: SessionRange) -> Iterator[RowPiece]:
         heads = getattr(self.model.config, "num_attention_heads", 1)
         at_once = max(1, MAX_CALL_BYTES // (4 * heads * part.used))
         for first in range(0, part.rows, at_once):
-            yield Piece(part, first, min(at_once, part.rows - first))
+            yield RowPiece(part, first, min(at_once, part.rows - first))
 
     def _mask(self, visible: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         """What is added to scores, [1, 1, rows, slots]: 0 where a row sees a slot; one for each type of layer."""

@@ -25,7 +25,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowPiece:
     """Neighbouring rows of one session.
 
     Attributes:
@@ -177,7 +177,7 @@ class ProbeCache(ClassCache):
 class SequenceCache(ClassCache):
     """One session's rows as a sequence behind its cached tokens."""
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: RowPiece) -> None:
         super().__init__(piece.slot, piece.used)
         self._piece = piece
         self._kv_cache = piece.part.kv_cache
@@ -201,7 +201,7 @@ class BatchCache(ClassCache):
         mask: int64 [rows, length], 0 where a row's sequence has not begun.
     """
 
-    def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
+    def __init__(self, pieces: Sequence[RowPiece], device: torch.device) -> None:
         self._pieces = pieces
         slots = [row.nonzero()[:, 0] for piece in pieces for row in piece.visible]
         length = max(map(len, slots))

@@ -35,7 +35,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.layers.pass_through import PassThroughLayer
 from swarm.inference.ragged_batch import SessionRows, load_whole
-from swarm.inference.tree_attention import Reach
+from swarm.inference.tree_attention import AttentionReach
 from swarm.layers import Span
 from swarm.models.families import TESTED, causal_lm_class, max_positions
 from tests.model.tiny_models import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_model
@@ -152,7 +152,7 @@ def test_only_the_first_chunk_of_a_prefill_is_a_plain_triangle(
     causal: list[bool] = []
     is_causal = swarm.inference.tree_attention.SessionRange.is_causal
 
-    def recording(part: swarm.inference.tree_attention.SessionRange, reach: Reach) -> bool:
+    def recording(part: swarm.inference.tree_attention.SessionRange, reach: AttentionReach) -> bool:
         causal.append(is_causal(part, reach))
         return causal[-1]
 

@@ -15,7 +15,14 @@ import swarm.inference.tree_attention
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache, KvLayout, LayerKv
-from swarm.inference.tree_attention import MAX_FOLDED_ROWS, AttentionStep, Reach, SessionRange, attend, use_canopy
+from swarm.inference.tree_attention import (
+    MAX_FOLDED_ROWS,
+    AttentionReach,
+    AttentionStep,
+    SessionRange,
+    attend,
+    use_canopy,
+)
 
 HEADS, KV_HEADS, KEY, VALUE = 6, 2, 8, 12
 LAYOUT = KvLayout((LayerKv(0, KV_HEADS, KEY, VALUE),), torch.float32, torch.device("cpu"))
@@ -128,9 +135,13 @@ def test_few_rows_fold_the_heads_of_a_group_into_one_product(
 def test_the_mask_is_made_once_for_all_layers_of_a_step(session: KvCache) -> None:
     part = append(session, 20, tree=True)
     like = torch.zeros(1)
-    assert part.bias(Reach(), like) is part.bias(Reach(), like)
-    assert part.bias(Reach(5), like) is part.bias(Reach(5), like) is not part.bias(Reach(), like)
-    assert part.bias(Reach(5), like) is not part.bias(Reach(chunk=5), like)
+    assert part.bias(AttentionReach(), like) is part.bias(AttentionReach(), like)
+    assert (
+        part.bias(AttentionReach(5), like)
+        is part.bias(AttentionReach(5), like)
+        is not part.bias(AttentionReach(), like)
+    )
+    assert part.bias(AttentionReach(5), like) is not part.bias(AttentionReach(chunk=5), like)
 
 
 def test_the_explicit_path_takes_few_rows_at_a_time(session: KvCache, monkeypatch: pytest.MonkeyPatch) -> None:
