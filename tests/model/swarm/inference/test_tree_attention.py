@@ -135,13 +135,10 @@ def test_few_rows_fold_the_heads_of_a_group_into_one_product(
 def test_the_mask_is_made_once_for_all_layers_of_a_step(session: KvCache) -> None:
     part = append(session, 20, tree=True)
     like = torch.zeros(1)
-    assert part.bias(AttentionReach(), like) is part.bias(AttentionReach(), like)
-    assert (
-        part.bias(AttentionReach(5), like)
-        is part.bias(AttentionReach(5), like)
-        is not part.bias(AttentionReach(), like)
-    )
-    assert part.bias(AttentionReach(5), like) is not part.bias(AttentionReach(chunk=5), like)
+    everything, window, chunk = AttentionReach(), AttentionReach(5), AttentionReach(chunk=5)
+    assert part.bias(everything, like) is part.bias(everything, like)
+    assert part.bias(window, like) is part.bias(window, like) is not part.bias(everything, like)
+    assert part.bias(window, like) is not part.bias(chunk, like)
 
 
 def test_the_explicit_path_takes_few_rows_at_a_time(session: KvCache, monkeypatch: pytest.MonkeyPatch) -> None:
