@@ -137,16 +137,19 @@ class _Session:
         slots = self.part.kv_cache.slots
         first = slots.used - self.part.rows
         for offset in range(self.part.rows):
-            chain = slots.ancestors(first + offset - slots.committed)
-            parent = self._state_after(chain[:-1])
-            self._add(Place(node=slots.ids[chain[-1]]), first + offset, self.part.start + offset, parent)
+            live = first + offset - slots.committed
+            before = self._state_after(slots.parent(live))
+            self._add(Place(node=slots.ids[live]), first + offset, self.part.start + offset, before)
 
-    def _state_after(self, chain: Sequence[int]) -> Work | int | None:
-        """The work, or else the entry, with the state after a path of live nodes; None where no token is before."""
+    def _state_after(self, node: int | None) -> Work | int | None:
+        """The work, or else the entry, with the state after a live node, by its row; None where no token is before."""
         slots = self.part.kv_cache.slots
+        known = None if node is None else self.known.get(Place(node=slots.ids[node]))
+        if known is not None:
+            return known
         missing: list[int] = []
         state: Work | int | None = None
-        for live in reversed(chain):
+        for live in reversed([] if node is None else slots.ancestors(node)):
             place = Place(node=slots.ids[live])
             state = self.known.get(place)
             if state is None:

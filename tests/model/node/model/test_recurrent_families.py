@@ -138,6 +138,20 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> SpanModel:
     return load_span(open_checkpoint(folder), Span(2, 4), torch.float32, DEVICE)
 
 
+def test_a_session_that_uses_some_of_a_machines_layers_keeps_their_states_alone(tmp_path: Path) -> None:
+    whole = recurrent_model("falcon_h1")
+    model = load_span(open_checkpoint(save_sharded(whole, tmp_path)), Span(0, 6), torch.float32, DEVICE)
+    text, entering = ids(LONG, 6), torch.tensor(ids(LONG, 6))
+    nodes = [TreeNodeId(node) for node in range(LONG)]
+    for sub in SPANS:
+        kv_cache = KvCache(model.layout.within(sub), LONG)
+        assert {state.index for state in kv_cache.layout.states} == set(range(sub.start, sub.end))
+        given = {"token_ids" if sub.start == 0 else "rows": entering}
+        work = SessionRows(kv_cache, nodes, [None, *nodes[:-1]], range(LONG), **given)
+        entering = model.forward([work], sub)
+    assert (model.logits(entering).cpu() - reference(whole, torch.tensor(text))).abs().max() <= TOLERANCE
+
+
 def test_all_that_a_session_takes_is_counted_in_the_kv_budget(hybrid: SpanModel) -> None:
     credits = Credits(window_tokens=100, sweeps=4, nodes=50)
     counted = NodeContext.kv_tokens(cast("Any", SimpleNamespace(model=hybrid)), credits)
