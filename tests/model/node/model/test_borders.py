@@ -15,7 +15,7 @@ from swarm.inference.layers.pass_through import as_hidden, as_rows
 from swarm.layers import Span, SpanBorders
 from swarm.models.families import needs_ids, span_starts
 
-SHARED_INDEX = {"indexer_types": ["full", "shared"] * 3, "num_hidden_layers": 6}
+SHARED_INDEX = {"indexer_types": ["full", "shared", "shared"] * 2, "num_hidden_layers": 6}
 SHARED_KV = {"num_hidden_layers": 10, "num_kv_shared_layers": 5}
 
 
@@ -28,7 +28,7 @@ def make_config(family: str, **values: object) -> PreTrainedConfig:
     ("family", "changes", "starts"),
     [
         ("llama", {"num_hidden_layers": 4}, (0, 1, 2, 3)),
-        ("glm_moe_dsa", SHARED_INDEX, (0, 2, 4)),
+        ("glm_moe_dsa", SHARED_INDEX, (0, 3)),
         ("gemma3n_text", SHARED_KV, (0, 1, 2, 3)),
         ("gemma4_text", {"num_hidden_layers": 12, "num_kv_shared_layers": 1}, (0, 1, 2, 3, 4, 5)),
     ],
@@ -44,6 +44,7 @@ def test_a_span_begins_where_layers_need_nothing_but_rows(
     [
         ("glm_moe_dsa", SHARED_INDEX),
         ("hy_v4", {}),
+        ("dots3_note_text", {}),
         ("gemma3n_text", {}),
         ("deepseek_v4", {}),
         ("gemma4_text", {"num_kv_shared_layers": 18, "num_hidden_layers": 30}),
