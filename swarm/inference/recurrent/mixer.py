@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 PROBE_ROWS = 7
 """Rows of the forward in which a mixer is examined."""
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
-"""How far a sequence may differ from the same rows one by one, as a part of the largest value."""
-COARSE_TOLERANCE = 0.1
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""How far a sequence may differ from the same rows one by one, as a part of the largest value: rounding, but no state
+that is left out. Families prove that they are exact elsewhere (`node.model.family_check`)."""
+COARSE_TOLERANCE = 0.2
 """The same in other types."""
 
 
@@ -150,8 +151,6 @@ class RecurrentMixer:
         given = tuple(
             at for at, tensor in enumerate(call.tensors) if tensor.ndim > 1 and tensor.shape[:2] == (1, PROBE_ROWS)
         )
-        if not given:
-            raise UnsupportedModel(f"layer {self._layer}: {self._name} is given no rows")
         tensors = list(call.tensors)
         random = torch.Generator().manual_seed(0)
         for at in given:
@@ -164,6 +163,9 @@ class RecurrentMixer:
             for at, tensor in enumerate(_tensors_in(call.run(tensors, MixerCache())))
             if tensor.shape[:2] == (1, PROBE_ROWS)
         ]
+
+        if not given or not returned:
+            raise UnsupportedModel(f"layer {self._layer}: {self._name} is given no rows, or returns none")
 
         def run(start: int, end: int, cache: MixerCache, batch: int = 1) -> torch.Tensor:
             some = list(tensors)
