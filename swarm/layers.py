@@ -61,6 +61,59 @@ class Span:
         return self.start <= other.start and other.end <= self.end
 
 
+@dataclass(frozen=True, slots=True)
+class SpanBorders:
+    """Where a model can be cut: layers that use more of a layer before them than its rows stay on its machine.
+
+    Attributes:
+        starts: layers at which a span may begin, rising; the first is 0.
+        num_layers: of the whole model.
+    """
+
+    starts: tuple[int, ...]
+    num_layers: int
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where a span may end, rising."""
+        return (*self.starts[1:], self.num_layers)
+
+    def allow(self, span: Span) -> bool:
+        """Whether a span cuts no layers apart that belong together."""
+        return span.start in self.starts and span.end in self.ends
+
+    def check(self, span: Span) -> Span:
+        """Return a span that the model has and that cuts nothing apart.
+
+        Raises:
+            LayersError: says where the model can be cut instead.
+        """
+        span.within(self.num_layers)
+        if self.allow(span):
+            return span
+        cut = span.start if span.start not in self.starts else span.end
+        ends = (0, *self.ends)
+        below, above = max(end for end in ends if end < cut), min(end for end in ends if end > cut)
+        raise LayersError(
+            f"layers {span}: layers {below}-{above} use each other's keys and must be on one machine; "
+            f"write {below} or {above} in place of {cut}"
+        )
+
+    def nearest(self, span: Span) -> Span:
+        """The allowed span, no longer than this one, that has most of its layers.
+
+        Raises:
+            LayersError: what belongs together is longer everywhere.
+        """
+        if self.allow(span):
+            return span
+        spans = [Span(start, end) for start in self.starts for end in self.ends if 0 < end - start <= len(span)]
+        if not spans:
+            shortest = min(end - start for start, end in zip(self.starts, self.ends, strict=True))
+            raise LayersError(f"this model is cut into {shortest} layers at least, and {len(span)} were to be held")
+        return max(spans, key=lambda one: (min(one.end, span.end) - max(one.start, span.start), len(one)))
+
+
 def name_layers(spans: Sequence[Span]) -> str:
     """Spans with inclusive ends, for messages: `layer 3`, `layers 0…3, 6 and 8…11`.
 

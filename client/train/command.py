@@ -27,7 +27,7 @@ from client.train.options import TrainDraft
 from client.train.samples import LocalSampler, SampleAmount, Sampler, load_for_training, sampled_lines
 from client.train.swarm_samples import open_sampler
 from swarm.errors import ConfigError
-from swarm.inference.ragged_batch import find_layers
+from swarm.inference.layers.pass_through import find_layers
 from swarm.runtime.cpu_threads import check_threads
 
 REPORT_STEPS = 20

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from client.drafting.heads.modules import Head
 from client.train.checkpoint import load_checkpoint, save_checkpoint
 from client.train.compute import batches, precision
-from swarm.inference.ragged_batch import find_layers
+from swarm.inference.layers.pass_through import find_layers
 
 UNROLLED_TOKENS = 5
 """Tokens that a head guesses one after the other from one hidden row."""

@@ -65,14 +65,15 @@ def benchmark(
         clock: seconds, from any point on.
     """
     started = clock()
-    middle = layout.num_layers // 2
+    middle = min(layout.borders.starts, key=lambda start: abs(start - layout.num_layers // 2))
     span = Span(middle, min(middle + LAYERS, layout.num_layers))
     names = [f"{layout.layers}.{index}" for index in range(span.start, span.end)]
     layer_bytes = max(layout.bytes_of(name, form) for name in names)
     made_bytes = max(layout.weights[name] for name in names) * form.dtype.itemsize  # they are packed afterwards
-    while len(span) > 1 and len(span) * made_bytes > MAX_BYTES:
+    ends_bytes = (layout.weights_in(span) - sum(map(layout.weights.__getitem__, names))) * form.dtype.itemsize
+    while len(span) > 1 and len(span) * made_bytes + ends_bytes > MAX_BYTES:
         span = Span(span.start, span.end - 1)
-    if len(span) * made_bytes <= MAX_BYTES:
+    if len(span) * made_bytes + ends_bytes <= MAX_BYTES:
         try:
             found = _of_layers(layout, span, (form, device), clock)
         except (UnsupportedModel, RuntimeError):  # loading the real ones will say what is wrong

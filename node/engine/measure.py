@@ -96,13 +96,35 @@ def forward_ms(model: SpanModel, nodes: int, clock: Callable[[], float], sub: Sp
         clock: seconds.
         sub: which of the layers; None for all.
     """
-    kv_cache = KvCache(model.layout, nodes)
+    kv_cache = KvCache(model.layout, 1 + nodes)
+    work = _chain(model, kv_cache, nodes)
+    if model.layout.states:  # what a mixer does depends on the tree's depth, and on whether a text is before it
+        first = _chain(model, kv_cache, 1)
+        model.forward([first], sub)
+        kv_cache.commit(first.node_ids, [])
+        work = _as_tree(work)
     started = clock()
-    hidden = model.forward([_chain(model, kv_cache, nodes)], sub)
+    hidden = model.forward([work], sub)
     if (sub or model.span).end == model.num_layers:
         hidden = model.logits(hidden)
     hidden[-1, -1].item()  # waits for the device
     return (clock() - started) * 1e3
+
+
+def _as_tree(chain: SessionRows) -> SessionRows:
+    """The same nodes behind one token as a tree whose levels have one, two, three nodes and so on, as drafts' have."""
+    ids = [TreeNodeId(1 + node) for node in chain.node_ids]
+    levels: list[int] = []
+    while len(levels) < len(ids):
+        levels += [max(levels, default=0) + 1] * (max(levels, default=0) + 1)
+    above: dict[int, list[TreeNodeId]] = {}
+    parents: list[TreeNodeId | None] = []
+    for node, level in zip(ids, levels, strict=False):
+        row = above.setdefault(level, [])
+        parents.append(None if level == 1 else above[level - 1][min(len(row), level - 2)])
+        row.append(node)
+    positions = levels[: len(ids)]
+    return replace(chain, node_ids=tuple(ids), parents=tuple(parents), positions=tuple(positions))
 
 
 def _chain(model: SpanModel, kv_cache: KvCache, nodes: int) -> SessionRows:
@@ -113,6 +135,6 @@ def _chain(model: SpanModel, kv_cache: KvCache, nodes: int) -> SessionRows:
         node_ids=ids,
         parents=(None, *ids[:-1]),
         positions=tuple(range(nodes)),
-        token_ids=torch.zeros(nodes, dtype=torch.long, device=model.device) if embeds else None,
+        token_ids=torch.zeros(nodes, dtype=torch.long, device=model.device),
         rows=None if embeds else torch.zeros(nodes, model.hidden_size, dtype=model.dtype, device=model.device),
     )

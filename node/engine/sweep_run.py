@@ -153,11 +153,8 @@ class SweepRun:
         chosen = self.work.run[start : start + count]
         self._done += len(chosen)
         sweep, applied = self.work.frame.sweep, self.work.applied
-        ids = rows = None
-        if self._entered is None:
-            ids = torch.tensor([sweep.tokens[offset] for offset in chosen])
-        else:
-            rows = self._entered[start : start + len(chosen)]
+        ids = torch.tensor([sweep.tokens[offset] for offset in chosen])  # which layers behind the first may need too
+        rows = None if self._entered is None else self._entered[start : start + len(chosen)]
         work = SessionRows(
             kv_cache=self._kv_cache,
             node_ids=tuple(applied.appended[offset] for offset in chosen),

@@ -166,7 +166,7 @@ class StartUp:
             reservation = await self._reserve_span(starting, plan)
             announcing = scope.spawn(announcer.keep_announcing())  # keeps the reservation alive
         else:
-            announcer.choose(Span.parse(config.layers).within(resources.identity.num_layers))
+            announcer.choose(plan.layout.borders.check(Span.parse(config.layers)))
         self._explain(starting, plan)
         await self._start_telemetry(starting)
         await host.load(announcer.span)
@@ -228,8 +228,9 @@ class StartUp:
         """Reserve the span that the swarm needs most."""
         resources, announcer = starting.resources, starting.announcer
         registry, identity = resources.registry, resources.identity
-        reservation = SpanReservation(registry, identity, announcer.reserve)
-        await reservation.reserve(joiners_choice(registry.peer_id, plan.count.count, identity, plan.joiner))
+        reservation = SpanReservation(registry, identity, announcer.reserve, plan.layout.borders)
+        choose = joiners_choice(registry.peer_id, plan.count.count, identity, plan.joiner)
+        await reservation.reserve(reservation.moved_to_borders(choose))
         return reservation
 
     async def _start_telemetry(self, starting: Starting) -> None:

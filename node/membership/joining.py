@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import Registry
 from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from swarm.layers import Span, SpanBorders
 from swarm.routing.placement import Newcomer, layout_of, own_move, plan_join, typical_capacity
 
 SETTLE_S = 3.0
@@ -48,11 +48,38 @@ class SpanReservation:
     model: ModelIdentity
     announce: Callable[[Span], Awaitable[None]]
     """Publishes this machine's `JOINING` record for a span."""
+    borders: SpanBorders | None = None
+    """Where the model can be cut; None for everywhere."""
 
     @property
     def peer(self) -> PeerId:
         """This machine."""
         return self.registry.peer_id
+
+    def moved_to_borders(self, choose: Choose) -> Choose:
+        """The same choice, or the nearest span that cuts nothing apart.
+
+        Raises:
+            LayersError: when it chooses, and there is none that is short enough.
+        """
+        if self.borders is None:
+            return choose
+        borders = self.borders
+
+        def choose_allowed(records: Sequence[NodeRecord]) -> Span | None:
+            span = choose(records)
+            return None if span is None else borders.nearest(span)
+
+        return choose_allowed
+
+    def kept_to_borders(self, choose: Choose) -> Choose:
+        """The same choice where it cuts nothing apart; else none."""
+
+        def choose_allowed(records: Sequence[NodeRecord]) -> Span | None:
+            span = choose(records)
+            return span if span is None or self.borders is None or self.borders.allow(span) else None
+
+        return choose_allowed
 
     async def others(self) -> list[NodeRecord]:
         """Everybody else's records, read now."""

@@ -83,7 +83,7 @@ class Rebalance:
             await node.move(span)
 
     async def _reserve(self, reservation: SpanReservation, node: MovableNode) -> Span | None:
-        choose = movers_choice(node.serving())
+        choose = reservation.kept_to_borders(movers_choice(node.serving()))
         span = await asyncio.to_thread(choose, await reservation.others())
         if span is None:
             return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,12 @@ import torch
 from node.model.checkpoint import Checkpoint, open_checkpoint
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
+from swarm.inference.class_attention.calls import taken_by
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
+from swarm.inference.step_cache import ARGUMENTS, cache_argument
 from swarm.layers import Span
-from swarm.models.families import causal_lm_class
+from swarm.models.families import causal_lm_class, span_starts
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
@@ -25,16 +28,23 @@ if TYPE_CHECKING:
 Load = Callable[[Checkpoint, Span, torch.dtype], RaggedModel]
 
 TOLERANCE = 1e-5
-SPANS = (Span(0, 2), Span(2, 4), Span(4, 6))
 SESSIONS = 2
 """Trees in one forward, each of a text of its own."""
 PARENTS = (*(None if node == 0 else node - 1 for node in range(14)), 9, 14, 11, 15)
 """A text of 14 tokens and four nodes that branch off before its end: longer than the window."""
 TIP = 13
 """The last node of the text."""
+FOLDED = 2
+"""Tokens whose keys are folded into one, where a family folds keys at all: more than it selects are in the text."""
+BACK = 6
+"""Tokens that stay when a session goes back and on again."""
 
 _SMALL: dict[str, Any] = {
     "num_hidden_layers": 6,
+    "num_kv_shared_layers": 1,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 128,
+    "laurel_rank": 16,
     "hidden_size": 64,
     "intermediate_size": 128,
     "moe_intermediate_size": 64,
@@ -47,6 +57,12 @@ _SMALL: dict[str, Any] = {
     "vocab_size": 128,
     "max_position_embeddings": 256,
     "sliding_window": 5,
+    "attention_chunk_size": 5,
+    "floor_scale": 4,
+    "index_topk": 6,
+    "o_lora_rank": 16,
+    "index_head_dim": 32,
+    "index_n_heads": 16,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
@@ -61,11 +77,42 @@ _SMALL: dict[str, Any] = {
     "qk_rope_head_dim": 16,
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_ssm": 128,
+    "mamba_d_state": 16,
+    "mamba_dt_rank": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "state_size": 16,
+    "num_heads": 8,
+    "n_groups": 2,
+    "chunk_size": 8,
+    "mamba_chunk_size": 8,
+    "block_size": 8,
+    "lru_width": 64,
+    "time_step_rank": 4,
+    "shared_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 64,
+    "rotary_dim": 8,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
 """Sizes of the model that takes the test, for those of these names that a config has."""
+
+
+_AT_MOST = {"num_experts_per_tok", "moe_k"}
+"""Names whose values stay where they are smaller: some classes take one expert only."""
+_TOWER: dict[str, Any] = {"num_hidden_layers": 1, "num_blocks": 1, "depth": 1}
+"""Sizes of the parts for images and sound, which a text never runs."""
 
 
 def check_conformance(config: PreTrainedConfig, load: Load) -> None:
@@ -76,7 +123,7 @@ def check_conformance(config: PreTrainedConfig, load: Load) -> None:
     """
     family = config.get_text_config().model_type
     try:
-        error = _largest_error(shrink(config), load)
+        error = conformance_error(shrink(config), load)
     except Exception as failure:  # an untested class may raise anything, and all of it means no
         reason = f"not a tested family, and does not run in spans ({first_line(failure)}); choose another model"
         raise UnsupportedModel(f"{family}: {reason}") from failure
@@ -86,33 +133,65 @@ def check_conformance(config: PreTrainedConfig, load: Load) -> None:
 
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     """The same config at toy size; the layers keep their kinds."""
-    values = copy.deepcopy(config.get_text_config().to_dict())
-    values.pop("quantization_config", None)
+    own = config.get_text_config().to_dict()
+    own.pop("quantization_config", None)
     aliases = type(config.get_text_config()).attribute_map
-    for name, small in _SMALL.items():
-        name = aliases.get(name, name)
-        if values.get(name) is not None:
-            values[name] = small
-    if config.get_text_config().num_attention_heads == getattr(config.get_text_config(), "num_key_value_heads", None):
-        values[aliases.get("num_key_value_heads", "num_key_value_heads")] = _SMALL["num_attention_heads"]
+    values = copy.deepcopy(own) | _small(own, own, aliases)
     layers = _pick_layers(config.get_text_config())
     for name, value in values.items():
         if isinstance(value, list) and len(value) == config.get_text_config().num_hidden_layers:
             values[name] = [value[layer] for layer in layers]
+    if values.get("attn_layer_indices"):
+        attending = set(values["attn_layer_indices"])
+        values["attn_layer_indices"] = [place for place, layer in enumerate(layers) if layer in attending]
     if values.get("per_layer_config"):
-        own = {int(layer): changes for layer, changes in values["per_layer_config"].items()}
-        values["per_layer_config"] = {place: own[layer] for place, layer in enumerate(layers) if layer in own}
+        changed = {
+            int(layer): changes | _small(changes, own | changes, aliases)
+            for layer, changes in values["per_layer_config"].items()
+        }
+        values["per_layer_config"] = {place: changed[layer] for place, layer in enumerate(layers) if layer in changed}
+    if values.get("compress_rates"):
+        values["compress_rates"] = {kind: min(rate, FOLDED) for kind, rate in values["compress_rates"].items()}
+    for part in (part for name, part in values.items() if name.endswith("_config") and isinstance(part, dict)):
+        part.update({name: small for name, small in _TOWER.items() if part.get(name)})
     if values.get("rope_parameters"):
         values["rope_parameters"] = _plain_rope(values["rope_parameters"])
     return type(config.get_text_config()).from_dict(values)
 
 
+def _small(values: dict[str, Any], own: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Toy sizes in place of some values, of which `own` are all; what was alike stays alike."""
+    sizes = {aliases.get(name, name): (name, small) for name, small in _SMALL.items()}
+    small = {
+        name: min(size, values[name]) if plain in _AT_MOST else size
+        for name, (plain, size) in sizes.items()
+        if values.get(name)
+    }
+    heads, kv_heads = (aliases.get(name, name) for name in ("num_attention_heads", "num_key_value_heads"))
+    if own.get(heads) and own.get(heads) == own.get(kv_heads):
+        small[kv_heads] = _SMALL["num_attention_heads"]
+    parts = [own.get(name) or 0 for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    if all(parts) and own.get("head_dim") == sum(parts):
+        small["head_dim"] = _SMALL["qk_nope_head_dim"] + _SMALL["qk_rope_head_dim"]
+    return small
+
+
+def spans_of(config: PreTrainedConfig) -> list[Span]:
+    """The whole small model in three spans, or in as many as its layers can be cut into."""
+    starts, count = span_starts(config)[1:], config.num_hidden_layers
+    near = {min(starts, key=lambda start: abs(start - wished)) for wished in (2, 4)} if starts else set()
+    cuts = [0, *sorted(near), count]
+    return [Span(start, end) for start, end in itertools.pairwise(cuts)]
+
+
 def _pick_layers(text: PreTrainedConfig) -> list[int]:
     """The layers whose kinds the small model has: the first ones, and the first of each kind; few are repeated."""
     kinds = list(getattr(text, "layer_types", None) or ())
-    picked = dict.fromkeys([*map(kinds.index, dict.fromkeys(kinds)), *range(text.num_hidden_layers)])
     count: int = _SMALL["num_hidden_layers"]
-    return (sorted(list(picked)[:count]) * count)[:count]
+    own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
+    last = [text.num_hidden_layers - 1] if own < text.num_hidden_layers else []  # which shares keys with one before
+    picked = dict.fromkeys([*map(kinds.index, dict.fromkeys(kinds[:own])), *range(own)])
+    return (sorted(list(picked)[: count - len(last)]) * count)[: count - len(last)] + last
 
 
 def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
@@ -125,33 +204,46 @@ def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default"} | plain
 
 
-def _largest_error(config: PreTrainedConfig, load: Load) -> float:
-    whole = _random_model(config)
+def conformance_error(config: PreTrainedConfig, load: Load) -> float:
+    """The largest difference between the logits of a small model in spans and of the same model whole.
+
+    As a part of the largest logit where that is above 1: float32 rounds by parts of a value.
+
+    Args:
+        config: of the small model (`shrink`).
+        load: makes a span of it.
+    """
+    whole = random_model(config)
     with tempfile.TemporaryDirectory() as folder:
         whole.save_pretrained(folder)
         checkpoint = open_checkpoint(Path(folder))
-        models = [load(checkpoint, span, torch.float32) for span in SPANS]
+        models = [load(checkpoint, span, torch.float32) for span in spans_of(config)]
     texts = torch.arange(SESSIONS * len(PARENTS)).reshape(SESSIONS, -1) * 7 % 120 + 3
-    logits = _tree_logits(models, texts)
-    worst = 0.0
+    trees = _Trees(models, texts)
+    logits = trees.run(first=0)
+    trees.go_back()
+    worst, largest = float((trees.run(first=BACK) - logits[:, BACK:]).abs().max()), 1.0
     for ids, in_spans in zip(texts, logits, strict=True):
         for node in range(len(PARENTS)):
             with torch.no_grad():
                 alone = whole(ids[_path(node)][None], use_cache=False).logits[0, -1]
             worst = max(worst, float((in_spans[node] - alone).abs().max()))
+            largest = max(largest, float(alone.abs().max()))
         worst = max(worst, float((in_spans[TIP] - _decoded(whole, ids[_path(TIP)])).abs().max()))
-    return worst
+    return worst / largest
 
 
 def _decoded(whole: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     """Logits [vocab_size] after a text as `generate` computes them: the last token attends to the cached rest."""
+    name = cache_argument(whole.base_model) or ARGUMENTS[0]
+    last = taken_by(whole, {"position_ids": torch.tensor([[len(ids) - 1]])})
     with torch.no_grad():
-        kept = whole(ids[None, :-1], use_cache=True).past_key_values
-        logits: torch.Tensor = whole(ids[None, -1:], past_key_values=kept, use_cache=True).logits[0, -1]
+        kept = getattr(whole(ids[None, :-1], use_cache=True), name)
+        logits: torch.Tensor = whole(ids[None, -1:], use_cache=True, **{name: kept}, **last).logits[0, -1]
     return logits
 
 
-def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
+def random_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model with every weight random, norms too, so that a wrong one changes the logits."""
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
@@ -164,22 +256,48 @@ def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
     return whole
 
 
-def _tree_logits(models: list[RaggedModel], texts: torch.Tensor) -> torch.Tensor:
-    """Trees of several sessions in one forward: ids [sessions, nodes] to logits [sessions, nodes, vocab_size]."""
-    nodes = [TreeNodeId(node) for node in range(len(PARENTS))]
-    parents = [None if parent is None else TreeNodeId(parent) for parent in PARENTS]
-    positions = [len(_path(node)) - 1 for node in nodes]
-    rows: torch.Tensor | None = None
-    for model in models:
-        works = [
-            SessionRows(
-                KvCache(model.layout, len(nodes)), nodes, parents, positions, ids, None if rows is None else rows[place]
-            )
-            for place, ids in enumerate(texts)
-        ]
-        rows = model.forward(works).reshape(*texts.shape, -1)
-    assert rows is not None
-    return models[-1].logits(rows.flatten(0, 1)).reshape(*texts.shape, -1)
+class _Trees:
+    """The trees of several sessions, through spans."""
+
+    def __init__(self, models: Sequence[RaggedModel], texts: torch.Tensor) -> None:
+        """Begin sessions without a token.
+
+        Args:
+            models: the spans.
+            texts: ids [sessions, nodes]
+        """
+        self._models = models
+        self._texts = texts
+        self._kv_caches = [[KvCache(model.layout, len(PARENTS)) for _ in texts] for model in models]
+        self._first_id = 0
+
+    def run(self, first: int) -> torch.Tensor:
+        """Run all nodes of the trees but the first ones, which are committed, in one forward.
+
+        Returns:
+            [sessions, nodes - first, vocab_size]
+        """
+        ids = [TreeNodeId(self._first_id + node) for node in range(len(PARENTS))]
+        above = [None if parent is None or parent < first else ids[parent] for parent in PARENTS[first:]]
+        positions = [len(_path(node)) - 1 for node in range(first, len(PARENTS))]
+        rows: torch.Tensor | None = None
+        for model, kv_caches in zip(self._models, self._kv_caches, strict=True):
+            works = [
+                SessionRows(
+                    kv_cache, ids[first:], above, positions, text[first:], None if rows is None else rows[place]
+                )
+                for place, (kv_cache, text) in enumerate(zip(kv_caches, self._texts, strict=True))
+            ]
+            rows = model.forward(works).reshape(len(self._texts), len(positions), -1)
+        assert rows is not None
+        return self._models[-1].logits(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+
+    def go_back(self) -> None:
+        """Commit the text, and take back all but its beginning."""
+        for kv_cache in (kv_cache for kv_caches in self._kv_caches for kv_cache in kv_caches):
+            kv_cache.commit([TreeNodeId(node) for node in _path(TIP)], [])
+            kv_cache.truncate(BACK)
+        self._first_id += len(PARENTS)
 
 
 def _path(node: int) -> list[int]:

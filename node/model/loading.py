@@ -12,6 +12,7 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 from tokenizers import Tokenizer
 from torch import nn
+from transformers import PreTrainedConfig
 
 from node.config import Dtype, ServeConfig
 from node.model.checkpoint import Checkpoint, check_disk, check_memory
@@ -21,8 +22,10 @@ from node.model.span import ModelLayout, SpanModel, dissect, load_span
 from node.model.stored_sizes import format_of
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.inference.devices import default_device, free_bytes, open_device, refused_dtype
+from swarm.inference.states.state_slots import POOL_BYTES
 from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
+from swarm.models.families import keeps_states
 from swarm.models.hub import Progress
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
@@ -45,6 +48,8 @@ AUTO_SHARE = 0.6
 """Fraction of the free memory that `--layers auto` fills with weights and KV."""
 KV_RESERVE_TOKENS = 8_192
 """KV that `--layers auto` allows for: two sessions of 4,096 tokens."""
+RESERVED_SESSIONS = 2
+"""Sessions for whose states of recurrent layers `--layers auto` allows."""
 
 Say = Callable[[str], None]
 
@@ -84,7 +89,7 @@ def load(
     form = format_of(checkpoint, layout, config.weights, dtype, device)
     if config.offload or config.no_graphs:
         form = replace(form, with_kernels=False)  # streamed layers run the plain path, and their class says so
-    span = Span.parse(config.layers).within(layout.num_layers)
+    span = layout.borders.check(Span.parse(config.layers))
     held = held or {}
     weights = f" with {config.weights} weights" if form.bits else f" with weights in {form.stored}" * bool(form.stored)
     say(f"{span.describe(layout.num_layers)} as {str(dtype).removeprefix('torch.')}{weights} on {device}")
@@ -162,17 +167,16 @@ def fitting_layers(layout: ModelLayout, form: WeightFormat, free_bytes: int, kv_
     Raises:
         NotEnoughSpace: not one does.
     """
-    text, count = layout.config, layout.num_layers
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    kv_weights = 2 * heads * width * (kv_tokens or KV_RESERVE_TOKENS)
-
-    unpacked = _unpacked_bytes(layout, Span(0, count), form)
+    count = layout.num_layers
+    kv_weights = _kv_width(layout.config) * (kv_tokens or KV_RESERVE_TOKENS)
+    beside = _unpacked_bytes(layout, Span(0, count), form)
+    if keeps_states(layout.config):
+        beside += RESERVED_SESSIONS * POOL_BYTES
 
     def needs_bytes(layers: int) -> int:
         spans = (Span(start, start + layers) for start in range(count - layers + 1))
         weights = max(layout.bytes_in(span, form) for span in spans)
-        return weights + int(kv_weights) * layers * form.dtype.itemsize + unpacked
+        return weights + kv_weights * layers * form.dtype.itemsize + beside
 
     fit = next((layers for layers in range(count, 0, -1) if needs_bytes(layers) <= free_bytes * AUTO_SHARE), 0)
     if not fit:
@@ -287,7 +291,7 @@ def check_kv(model: SpanModel, kv_tokens: int | None) -> None:
 
 def default_kv_tokens(model: SpanModel) -> int:
     """As many KV tokens as half of the memory that is free now holds, within a bound."""
-    fit = int(free_bytes(model.device) * KV_SHARE / model.layout.bytes_per_token)
+    fit = int(free_bytes(model.device) * KV_SHARE / max(model.layout.bytes_per_token, 1))
     return max(1, min(MAX_DEFAULT_KV_TOKENS, fit))
 
 
@@ -298,6 +302,14 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
         return vocab_size
     ids = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True).values()
     return min(vocab_size, max(ids, default=vocab_size - 1) + 1)
+
+
+def _kv_width(config: PreTrainedConfig) -> int:
+    """How many numbers a layer keeps per token at most: keys and values, or the row that a mixer is given."""
+    heads = getattr(config, "num_attention_heads", None) or 0
+    width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    kv_width = 2 * (getattr(config, "num_key_value_heads", None) or heads) * width
+    return int(max(kv_width, config.hidden_size) if keeps_states(config) else kv_width)
 
 
 def _layer_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:

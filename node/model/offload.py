@@ -162,7 +162,7 @@ def load_offloaded(
     """
     check_family(checkpoint)
     layout = dissect(checkpoint.config)
-    span.within(layout.num_layers)
+    layout.borders.check(span)
     names = {index: f"{layout.layers}.{index}" for index in range(span.start, span.end)}
     form = form if isinstance(form, WeightFormat) else WeightFormat(form, on_cpu=device.type == "cpu")
     frame = read_packed_ends(checkpoint, layout, span, form, (device, list(names.values())))

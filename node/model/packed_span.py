@@ -8,6 +8,7 @@ peak is the packed span and that layer.
 
 from __future__ import annotations
 
+import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import WeightFormat
 
+logger = logging.getLogger(__name__)
+
 NOTHING_HELD: Mapping[str, nn.Module] = MappingProxyType({})
 
 
@@ -66,7 +69,7 @@ def load_packed(
     """
     check_family(checkpoint)
     layout = dissect(checkpoint.config)
-    span.within(layout.num_layers)
+    layout.borders.check(span)
     names = {index: f"{layout.layers}.{index}" for index in range(span.start, span.end)}
     model: Any = read_packed_ends(checkpoint, layout, span, form, (device, [*names.values(), *held]))
     for index, name in names.items():
@@ -183,10 +186,18 @@ def read_packed_layer(
     alone = alone.to(device)
     layer: nn.Module = alone.get_submodule(name)
     if form.product_bits:  # a new RaggedModel runs one row
-        pack_layer(layer, lambda: RaggedModel(alone, span), form.product_bits, with_kernels=form.with_kernels)
+        pack_layer(layer, lambda: _run_alone(alone, span), form.product_bits, with_kernels=form.with_kernels)
     if form.product_bits or form.stored:
         _let_go_of_files(layer)
     return layer
+
+
+def _run_alone(alone: PreTrainedModel, span: Span) -> None:
+    """Run a layer's row as far as it gets: one that needs more than a row is packed matrix by matrix."""
+    try:
+        RaggedModel(alone, span, examine=False)
+    except Exception as failure:  # noqa: BLE001 - a class may raise anything, and nothing depends on the result
+        logger.debug("layer %s does not run alone: %s", span, failure)
 
 
 def _let_go_of_files(module: nn.Module) -> None:

@@ -18,15 +18,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from node.model.family_check import check_conformance
 from node.model.tensor_owners import find_owners, is_numbered, own_module
 from swarm.errors import UnsupportedModel
+from swarm.inference.class_attention.calls import taken_by
+from swarm.inference.layers.pass_through import PassThroughLayer, find_layers
 from swarm.inference.packed_layers import matrices_in
-from swarm.inference.ragged_batch import PassThroughLayer, RaggedModel, find_layers
+from swarm.inference.ragged_batch import RaggedModel
 from swarm.inference.tree_attention import use_canopy
-from swarm.layers import Span
-from swarm.models.families import TESTED, causal_lm_class, text_config
+from swarm.layers import Span, SpanBorders
+from swarm.models.families import (
+    TESTED,
+    AttentionBy,
+    attention_by,
+    causal_lm_class,
+    embeds_in_layers,
+    needs_ids,
+    span_starts,
+    text_config,
+)
 from swarm.models.pretrained import first_line
 from swarm.models.stored.source import decoded
 
@@ -72,6 +85,7 @@ class MissingModule(nn.Module):
         self.hidden_size = hidden_size
         self.embedding_dim = embedding_dim
         self._dtype = torch.get_default_dtype()  # the compute type, while a model is made
+        self.weight = torch.zeros(0, device="cpu")  # which some classes fill with random values when they are made
 
     def forward(self, first: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """Return [1, R, hidden_size]: `first` when it has this shape, else zeros, which are never used."""
@@ -97,6 +111,10 @@ class ModelLayout:
     """How many weights each module has, by name."""
     matrices: Mapping[str, tuple[Matrix, ...]]
     """Rows and columns of those of its weights that can be packed, by name."""
+    renamings: tuple[Any, ...] = ()
+    """What transformers calls tensors of a checkpoint by: its `WeightRenaming`s, in order."""
+    idle: tuple[str, ...] = ()
+    """Names of what a text never runs, such as parts for images: only the last machine has them."""
 
     @property
     def num_layers(self) -> int:
@@ -105,9 +123,14 @@ class ModelLayout:
         return count
 
     @property
+    def borders(self) -> SpanBorders:
+        """Where the model can be cut."""
+        return SpanBorders(span_starts(self.config), self.num_layers)
+
+    @property
     def is_tied(self) -> bool:
         """Whether the head uses the embedding's weights."""
-        return bool(self.config.tie_word_embeddings)
+        return bool(getattr(self.config, "tie_word_embeddings", False))
 
     def ties(self, span: Span) -> bool:
         """Whether a span has a head that uses the embedding's weights."""
@@ -116,11 +139,11 @@ class ModelLayout:
     def modules(self, span: Span) -> list[str]:
         """Names of the modules with weights that a span needs."""
         names = [f"{self.layers}.{index}" for index in range(span.start, span.end)]
-        if span.start == 0:
+        if span.start == 0 or embeds_in_layers(self.config):
             names += self.front
         if span.end == self.num_layers:
             names += self.tail
-            names += [self.front[0]] if self.ties(span) and span.start else []
+            names += [self.front[0]] if self.ties(span) and self.front[0] not in names else []
         return names
 
     def weights_in(self, span: Span, held: Container[str] = ()) -> int:
@@ -165,13 +188,15 @@ class ModelLayout:
             held: names of modules that exist already.
         """
         owners = self.owners(tensors)
+        if span.end < self.num_layers:
+            owners = {tensor: owner for tensor, owner in owners.items() if not self._is_idle(tensor)}
         modules = {name for name in self.modules(span) if name not in held}
         nameless = modules.intersection(self._ends).difference(filter(None, owners.values()))
         may_be_older = any(self.weights[name] for name in nameless)
         return [
             tensor
             for tensor, owner in owners.items()
-            if owner in modules or (owner is None and may_be_older and not is_numbered(tensor))
+            if owner in modules or self._is_idle(tensor) or (owner is None and may_be_older and not is_numbered(tensor))
         ]
 
     def unused(self, tensors: Iterable[str]) -> list[str]:
@@ -181,7 +206,9 @@ class ModelLayout:
 
     def owners(self, tensors: Iterable[str]) -> dict[str, str | None]:
         """The module that owns each of a checkpoint's tensors, by all of their names; None where there is none."""
-        return find_owners(tensors, self.layers, self._ends, self.model_class.base_model_prefix)
+        called = {tensor: apply_renamings(tensor, list(self.renamings)) for tensor in tensors}
+        found = find_owners(called.values(), self.layers, self._ends, self.model_class.base_model_prefix)
+        return {tensor: found[name] for tensor, name in called.items()}
 
     def owner(self, tensor: str) -> str | None:
         """The module whose tensor this is by the class's own names."""
@@ -190,6 +217,10 @@ class ModelLayout:
     @property
     def _ends(self) -> tuple[str, ...]:
         return (*self.front, *self.tail)
+
+    def _is_idle(self, tensor: str) -> bool:
+        base = f"{self.model_class.base_model_prefix}."
+        return any(f".{name.removeprefix(base)}." in f".{tensor}" for name in self.idle)
 
 
 def dissect(config: PreTrainedConfig) -> ModelLayout:
@@ -221,16 +252,20 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Mode
         layers[index] = PassThroughLayer(layer)
     embedding = model.get_input_embeddings()
     names = {module: name for name, module in model.named_modules() if next(module.parameters(False), None) is not None}
-    called = _trace(model, layers[0], [module for module in names if module is not embedding])
+    called = _traced(model, layers, [module for module in names if module is not embedding])
     middle = called.index(layers[0])
-    front = [names[embedding], *(names[module] for module in called[:middle])]
+    inside = [name for name in names.values() if name.startswith(f"{names[embedding]}.")]
+    front = [names[embedding], *inside, *(names[module] for module in called[:middle] if names[module] not in inside)]
     tail = [names[module] for module in called[middle + 1 :]]
+    beside = [name for module, name in names.items() if name and module not in called and name not in front]
+    idle = dict.fromkeys(filter(None, (_apart(name, (where, *front, *tail)) for name in beside)))
     weights |= {name: _count(model.get_submodule(name)) for name in front + tail}
     matrices |= {name: matrices_in(model.get_submodule(name)) for name in (front[0], tail[-1])}
-    if text.tie_word_embeddings:
+    if getattr(text, "tie_word_embeddings", False):
         head = names[cast("Any", model).get_output_embeddings()]
         weights[head], matrices[head] = 0, ()
-    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices)
+    renamings = tuple(each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming))
+    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices, renamings, tuple(idle))
 
 
 def load_span(
@@ -249,7 +284,7 @@ def load_span(
         UnsupportedModel: Canopy cannot run this model, or the checkpoint's tensors are not what its class expects.
     """
     check_family(checkpoint)
-    return _load(checkpoint, span, dtype, device, held or {})
+    return load_tested(checkpoint, span, dtype, device, held or {})
 
 
 def synthetic_span(
@@ -284,7 +319,7 @@ def check_family(checkpoint: Checkpoint) -> None:
     """
     causal_lm_class(checkpoint.config)
     if checkpoint.config.get_text_config().model_type not in TESTED:
-        check_conformance(checkpoint.config, _load)
+        check_conformance(checkpoint.config, load_tested)
 
 
 def shared_parts(model: SpanModel, layout: ModelLayout, span: Span) -> dict[str, nn.Module]:
@@ -295,15 +330,16 @@ def shared_parts(model: SpanModel, layout: ModelLayout, span: Span) -> dict[str,
     return model.hand_over(shared)
 
 
-def _load(
+def load_tested(
     checkpoint: Checkpoint,
     span: Span,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     held: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> SpanModel:
+    """As `load_span`, of a family that has proven itself or is just doing so."""
     layout = dissect(checkpoint.config)
-    span.within(layout.num_layers)
+    layout.borders.check(span)
     model: Any = read_span(checkpoint, layout, span, dtype, held)
     model = model.to(device)
     for name, part in held.items():
@@ -374,29 +410,80 @@ def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any
             for index in range(layout.num_layers):
                 if not span.start <= index < span.end or f"{layout.layers}.{index}" in held:
                     layers[index] = PassThroughLayer(layers[index])
+            own = layout.modules(span)
             absent = MissingModule(config.hidden_size, self.get_input_embeddings().embedding_dim)
-            for name in (*layout.front, *layout.tail):
-                if name in held or name not in layout.modules(span):
-                    self.set_submodule(name, absent)
+            elsewhere = [name for name in (*layout.front, *layout.tail) if name in held or name not in own]
+            elsewhere += layout.idle if span.end < layout.num_layers else ()
+            for name in sorted(elsewhere, reverse=True):  # what is inside another first
+                self.set_submodule(name, absent)
 
     PartialModel.__name__, PartialModel.__module__ = base.__name__, base.__module__  # renames of tensors go by these
     return PartialModel
+
+
+class _NoRotary(nn.Module):
+    """In place of a rotary embedding, which has no weights and may look at values."""
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(rotary).items():  # model classes read some of these
+            if not name.startswith("_") and name != "forward":
+                setattr(self, name, value)
+        self.as_pair = False
+
+    def forward(self, hidden: torch.Tensor, *_: object, **__: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Return something of the right type."""
+        return (hidden, hidden) if self.as_pair else hidden
+
+
+def _traced(model: PreTrainedModel, layers: nn.ModuleList, others: list[nn.Module]) -> list[nn.Module]:
+    """As `_trace`, with layers and rotary embeddings that return what the class's own return."""
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            model.set_submodule(name, _NoRotary(module))
+    rotary = [module for module in model.modules() if isinstance(module, _NoRotary)]
+    failures: list[Exception] = []
+    for as_tuple, as_pair in ((False, False), (True, False), (False, True), (True, True)):
+        for layer in layers:
+            cast("PassThroughLayer", layer).as_tuple = as_tuple
+        for module in rotary:
+            module.as_pair = as_pair
+        try:
+            return _trace(model, layers[0], others)
+        except Exception as failure:  # noqa: BLE001 - a class that expects another type may raise anything
+            failures.append(failure)
+    raise failures[0]
 
 
 def _trace(model: PreTrainedModel, first_layer: nn.Module, others: Iterable[nn.Module]) -> list[nn.Module]:
     """The order in which modules first run in a forward on the meta device."""
     called: list[nn.Module] = []
     hooks = [module.register_forward_pre_hook(lambda ran, _: called.append(ran)) for module in [first_layer, *others]]
-    for name, module in list(model.named_modules()):
-        if type(module).__name__.endswith("RotaryEmbedding"):  # has no weights, and may look at values
-            model.set_submodule(name, PassThroughLayer(module))
     width: int = cast("Any", model.get_input_embeddings()).embedding_dim
     embeddings = torch.zeros(1, 2, width, device="meta")
     positions = torch.zeros(1, 2, dtype=torch.long, device="meta")
-    model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
-    for hook in hooks:
-        hook.remove()
+    given: dict[str, Any] = {"position_ids": positions, "use_cache": False}
+    if attention_by(model.config) is not AttentionBy.INTERFACE:  # else the class would look at positions for a mask
+        given["attention_mask"] = torch.ones(1, 2, dtype=torch.long, device="meta")
+    inputs = taken_by(model, given)
+    try:
+        if needs_ids(model.config):
+            logits = model(input_ids=positions, **inputs).logits
+        else:
+            logits = model(inputs_embeds=embeddings, **inputs).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if logits.shape[:2] != embeddings.shape[:2]:
+        raise UnsupportedModel("its layers do not return hidden states")
     return list(dict.fromkeys(called))
+
+
+def _apart(name: str, others: Iterable[str]) -> str | None:
+    """The outermost module around a module that has none of the others in it; None if that one has."""
+    steps = name.split(".")
+    around = (".".join(steps[:depth]) for depth in range(1, len(steps) + 1))
+    return next((each for each in around if not any(f"{other}.".startswith(f"{each}.") for other in others)), None)
 
 
 def _count(module: nn.Module) -> int:

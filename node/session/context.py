@@ -79,9 +79,10 @@ class NodeContext:
             raise Busy(self.peer, str(span), str(error)) from error
 
     def kv_tokens(self, credits: Credits) -> int:
-        """What a session with these credits costs of the KV budget, its ancestors counted by their bytes."""
-        ancestors = ancestor_bytes(credits.nodes) // max(self.model.layout.bytes_per_token, 1)
-        return credits.window_tokens + credits.nodes + ancestors
+        """What a session with these credits costs of the KV budget; ancestors and states are counted by their bytes."""
+        layout = self.model.layout
+        beside = ancestor_bytes(credits.nodes) + layout.states_bytes(credits.nodes)
+        return credits.window_tokens + credits.nodes + beside // max(layout.bytes_per_token, 1)
 
     def limits(self, credits: Credits) -> Limits:
         """What a session with these credits may hold."""

@@ -244,6 +244,8 @@ class SessionTable:
             raise RemoteProtocolError("route", f"hop {attach.index} is {hop.peer}, this is {self._context.peer}")
         if not model.span.contains(hop.span):
             raise RemoteProtocolError("route", f"layers {hop.span} are not within {model.span} of {self._context.peer}")
+        if not model.borders.allow(hop.span):
+            raise RemoteProtocolError("route", f"layers {hop.span} cut layers apart that use each other's keys")
         if len({other.peer for other in route}) < len(route):
             raise RemoteProtocolError("route", "a node stands in it twice")
         ends = [0, *(other.span.end for other in route)]

@@ -18,7 +18,7 @@ from torch import nn
 from swarm.inference.graphs.compiled_layers import INDUCTOR, keep_programs
 from swarm.inference.graphs.fixed_memory import StaticLimits
 from swarm.inference.graphs.plain_rotary import use_plain_rotary
-from swarm.inference.tree_attention import AttentionStep
+from swarm.inference.tree_attention import AttentionStep, chunk_of
 from swarm.kernels.support import KERNEL_VERSION, kernel_support
 from swarm.layers import Span
 from swarm.models.pretrained import first_line
@@ -149,7 +149,16 @@ def _refusal(model: RaggedModel, *, forced: bool) -> str:
     if model.stored_as:
         return f"weights are held in {model.stored_as} as published; --weights bf16, int8 or int4 run the kernels"
     support = kernel_support(model.device, interpreted=forced)
-    return "" if support.kernels else support.reason
+    if not support.kernels:
+        return support.reason
+    kept = {layer.index for layer in model.layout.layers}
+    if model.layout.rows or model.layout.states or len(kept) < len(model.span):
+        return "kernels know attention alone, and this model's layers do more"
+    if model.attends_itself:
+        return "this model's class computes attention itself"
+    if model.asks_length or model.needs_ids or any(chunk_of(module) for module in model.attention):
+        return "this model's attention asks for more than kernels know"
+    return ""
 
 
 def _try(model: RaggedModel, limits: StaticLimits, backend: str | None, trial: PlainTrial) -> list[str]:

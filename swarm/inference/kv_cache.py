@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarm.inference.kv_slots import KvSlots
+from swarm.inference.states.session_states import MixerState, SessionStates
+from swarm.inference.states.state_slots import state_entries
 from swarm.kernels.support import kernel_support
 
 if TYPE_CHECKING:
@@ -42,28 +44,63 @@ class LayerKv:
 
 
 @dataclass(frozen=True, slots=True)
-class KvLayout:
-    """What the layers of a span keep per token.
+class LayerRows:
+    """Further rows that a layer keeps per token: what a mixer is given, an indexer's keys.
 
     Attributes:
-        layers: in the order in which they run.
+        index: the layer's number in the whole model.
+        name: tells the rows of a layer apart.
+        width: numbers of a row.
+        dtype: of them.
+    """
+
+    index: int
+    name: str
+    width: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """What the layers of a span keep per token. A layer may keep keys and values, rows, both or nothing.
+
+    Attributes:
+        layers: those that keep keys and values, in the order in which they run.
         dtype: of keys and values.
         device: where they lie.
+        rows: what is kept beside them.
+        states: what mixers keep of a text, whatever its length.
     """
 
     layers: tuple[LayerKv, ...]
     dtype: torch.dtype
     device: torch.device
+    rows: tuple[LayerRows, ...] = ()
+    states: tuple[MixerState, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
         """Memory for one token in every layer."""
         width = sum(layer.kv_heads * (layer.key_width + layer.value_width) for layer in self.layers)
-        return width * self.dtype.itemsize
+        return width * self.dtype.itemsize + sum(each.width * each.dtype.itemsize for each in self.rows)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory for the state after one token in every layer."""
+        return sum(state.size_bytes for state in self.states)
+
+    def states_bytes(self, nodes: int) -> int:
+        """Memory for all states of a session with so many live nodes at most."""
+        return self.state_bytes * state_entries(self.state_bytes, nodes)
 
     def within(self, sub: Span) -> KvLayout:
         """The part of a session that uses only the layers of `sub` (R12)."""
-        return replace(self, layers=tuple(layer for layer in self.layers if sub.start <= layer.index < sub.end))
+        return replace(
+            self,
+            layers=tuple(layer for layer in self.layers if sub.start <= layer.index < sub.end),
+            rows=tuple(each for each in self.rows if sub.start <= each.index < sub.end),
+            states=tuple(each for each in self.states if sub.start <= each.index < sub.end),
+        )
 
 
 class KvCache:
@@ -73,6 +110,7 @@ class KvCache:
         layout: what each layer keeps.
         slots: where the rows lie; it has `capacity` slots.
         moves_in_kernel: whether a commit is one kernel for all layers.
+        states: of its mixers; None where no layer has one.
     """
 
     def __init__(self, layout: KvLayout, capacity: int, nodes: int | None = None) -> None:
@@ -92,6 +130,12 @@ class KvCache:
         for layer in layout.layers:
             self._keys[layer.index] = self._empty(layer.kv_heads, capacity, layer.key_width)
             self._values[layer.index] = self._empty(layer.kv_heads, capacity, layer.value_width)
+        self._rows: dict[tuple[int, str], torch.Tensor] = {  # layer, name → [1, capacity, width]
+            (each.index, each.name): torch.empty(1, capacity, each.width, dtype=each.dtype, device=layout.device)
+            for each in layout.rows
+        }
+        entries = state_entries(layout.state_bytes, self.slots.nodes)
+        self.states = SessionStates(layout.states, entries, layout.device) if entries else None
 
     @property
     def bytes_per_token(self) -> int:
@@ -111,11 +155,15 @@ class KvCache:
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens and no live node."""
         self.slots.truncate(length)
+        if self.states is not None:
+            self.states.slots.truncate(length)
 
     def commit(self, path: Sequence[TreeNodeId], survivors: Sequence[TreeNodeId]) -> None:
         """Make `path` the next committed tokens and keep `survivors` live; see `KvSlots.commit`."""
         start = self.slots.committed
         moves = self.slots.commit(path, survivors)
+        if self.states is not None:
+            self.states.slots.commit(start, path, survivors)
         stay = 0  # a row that keeps its slot is not copied
         while stay < len(moves) and moves[stay] == start + stay:
             stay += 1
@@ -126,7 +174,7 @@ class KvCache:
             return
         source = torch.from_numpy(moves[stay:]).to(self.layout.device)
         target = slice(start + stay, start + len(moves))
-        for tensor in (*self._keys.values(), *self._values.values()):
+        for tensor in self._tensors():
             tensor[:, target] = tensor.index_select(1, source)
 
     def append(
@@ -138,11 +186,16 @@ class KvCache:
             bool [len(ids), used slots] on the CPU: what each new node sees.
         """
         live = torch.from_numpy(self.slots.append(ids, parents, positions))
+        if self.states is not None:
+            self.states.slots.begin()
         return torch.cat([torch.ones(len(ids), self.slots.committed, dtype=torch.bool), live], dim=1)
 
     def withdraw(self, count: int) -> None:
         """Remove the last `count` nodes again: the forward that would have stored their keys and values failed."""
+        nodes = self.slots.ids[len(self.slots.ids) - count :]
         self.slots.withdraw(count)
+        if self.states is not None:
+            self.states.slots.withdraw(nodes)
 
     def store(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the keys and values of r new nodes.
@@ -161,16 +214,37 @@ class KvCache:
         """The first `length` slots, not copied: keys [kv_heads, length, key_width], values likewise."""
         return self._keys[layer][:, :length], self._values[layer][:, :length]
 
+    def store_rows(self, layer: int, name: str, start: int, rows: torch.Tensor) -> None:
+        """Write what a layer keeps of new nodes beside keys and values.
+
+        Args:
+            layer: the layer's number in the whole model.
+            name: which of its rows.
+            start: slot of the first node.
+            rows: [r, width]
+        """
+        self._rows[layer, name][0, start : start + len(rows)] = rows
+
+    def view_rows(self, layer: int, name: str, length: int) -> torch.Tensor:
+        """The rows of the first `length` slots, not copied: [length, width]."""
+        return self._rows[layer, name][0, :length]
+
     def check_integrity(self) -> None:
         """Raise LocalProtocolError when bookkeeping is inconsistent; in tests and when idle."""
         self.slots.check_integrity()
+        if self.states is not None:
+            self.states.slots.check_integrity()
 
     def _made_mover(self) -> RowMover:
         if self._mover is None:
             from swarm.kernels.kv_moves import RowMover  # Triton, which only machines with kernels have
 
-            self._mover = RowMover([*self._keys.values(), *self._values.values()])
+            self._mover = RowMover(self._tensors())
         return self._mover
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """All that has a row per slot, each [heads, capacity, width]."""
+        return [*self._keys.values(), *self._values.values(), *self._rows.values()]
 
     def _empty(self, heads: int, tokens: int, width: int) -> torch.Tensor:
         return torch.empty(heads, tokens, width, dtype=self.layout.dtype, device=self.layout.device)

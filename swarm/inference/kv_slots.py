@@ -120,6 +120,15 @@ class KvSlots:
         self._positions[old:total] = positions
         return self._unpacked(self._ancestors[old:total], total)
 
+    def parent(self, row: int) -> int | None:
+        """The live node above the one in a row of `ids`, as a row; None is the tip."""
+        above = np.flatnonzero(self._unpacked(self._ancestors[row : row + 1], row)[0])
+        return int(above[-1]) if len(above) else None
+
+    def ancestors(self, row: int) -> list[int]:
+        """The way to the live node in a row of `ids`, from a child of the tip: rows of `ids`, its own the last."""
+        return [int(at) for at in np.flatnonzero(self._unpacked(self._ancestors[row : row + 1], row + 1)[0])]
+
     def withdraw(self, count: int) -> None:
         """Remove the last `count` nodes again, for which nothing was computed."""
         for node in self.ids[len(self.ids) - count :]:

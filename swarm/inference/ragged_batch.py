@@ -2,9 +2,7 @@
 
     batch ──▶ forward ──▶ hidden rows after the last layer used ──▶ logits (at the tail, for rows that are asked for)
 
-The model is Hugging Face's own class. Layers that a forward does not use are pass-through layers, and the last one
-before the first layer used is where rows from the previous machine come in. The head runs as the same model with every
-layer passing through, so norm, soft caps and scales are the class's own and happen exactly once.
+The model is Hugging Face's own class; `swarm.inference.layers.layered_model` runs its layers and its head.
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import nn
 
-from swarm.errors import UnsupportedModel
 from swarm.inference.devices import numeric_class_of
-from swarm.inference.kv_cache import KvLayout
-from swarm.inference.tree_attention import NAME, AttentionStep, SessionRange, StaticStep, use_canopy
+from swarm.inference.layers.layered_model import LayeredModel
+from swarm.inference.tree_attention import AttentionStep, SessionRange, use_canopy
 from swarm.kernels.support import kernel_support
 from swarm.layers import Span
 from swarm.models.families import max_positions
@@ -36,6 +33,8 @@ if TYPE_CHECKING:
 
 MAX_LOGITS_BYTES = 64 << 20
 """Memory that the head's output may take at a time."""
+APART = 0.01
+"""How much a row may change with another one, as a part of the largest value: rounding, and no more."""
 PLAIN_PATH = "plain"
 """`RaggedModel.path` without kernels."""
 
@@ -49,8 +48,8 @@ class SessionRows:
         node_ids: [r] in id order.
         parents: [r] their parents; None is the tip.
         positions: [r] their positions.
-        token_ids: int64 [r], on the machine with layer 0, which embeds them; best on the CPU, whence they travel with
-            the rest of a batch.
+        token_ids: int64 [r], on the machine with layer 0, which embeds them, and wherever the layers need them
+            (`RaggedModel.needs_ids`); best on the CPU, whence they travel with the rest of a batch.
         rows: [r, hidden_size], on every other machine.
     """
 
@@ -101,54 +100,14 @@ class StaticPath(Protocol):
         """Give its memory up."""
 
 
-class PassThroughLayer(nn.Module):
-    """Stands where a layer is not used: passes hidden states on, or replaces them by `rows` [1, R, hidden_size]."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.rows: torch.Tensor | None = None
-        for name, value in vars(layer).items():  # model classes read some of these from their layers
-            if name in {"attention_type", "layer_type", "is_sliding", "config"}:
-                setattr(self, name, value)
-
-    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        """Return what came in, or the rows from elsewhere."""
-        return hidden_states if self.rows is None else self.rows
-
-
-def find_layers(model: PreTrainedModel) -> str:
-    """Name of the module list that holds the decoder layers: the outermost one of the right length.
-
-    Raises:
-        UnsupportedModel: there is none.
-    """
-    count = model.config.num_hidden_layers
-    lists: list[str] = [
-        name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count
-    ]
-    if not lists:
-        raise UnsupportedModel(f"{model.config.model_type}: its list of {count} layers was not found")
-    return min(lists, key=lambda name: name.count("."))
-
-
-class RaggedModel:
+class RaggedModel(LayeredModel):
     """A causal LM, or a span of one, that runs several sessions' nodes together. One thread at a time.
 
     Attributes:
-        model: Hugging Face's model; its list of layers changes with each forward.
-        span: the layers that this machine has.
-        config: the model's.
-        num_layers: layers of the whole model.
-        hidden_size: values of a hidden row.
-        vocab_size: token ids are below it.
         max_positions: tokens of a session, None for no limit.
-        dtype: of weights and hidden rows.
-        device: where it runs.
         weight_bytes: memory of its parameters.
         forwards: how many forwards ran.
         rows_in: how many rows they had in all.
-        layout: what its layers keep per token.
-        attention: each layer's attention module, as in `layout`.
         static: the fast path, where there is one (`swarm.inference.fast_path.use_static`).
         weight_bits: of a weight where weights are not of `dtype`: 16, 8 or 4; 0 where they are.
         stored_as: format of weights that are held as a quantised checkpoint has them; empty where none are.
@@ -158,45 +117,32 @@ class RaggedModel:
         path_reason: why they do not run a faster way; empty where there is none.
     """
 
-    def __init__(self, model: PreTrainedModel, span: Span) -> None:
-        assert not model.training
-        self.model = model.requires_grad_(requires_grad=False)
-        self.span = span
-        self.config = model.config
-        self.num_layers: int = model.config.num_hidden_layers
-        self.hidden_size: int = model.config.hidden_size
-        self.vocab_size: int = model.config.vocab_size
+    def __init__(self, model: PreTrainedModel, span: Span, *, examine: bool = True) -> None:
+        """Find out what the layers keep.
+
+        Args:
+            model: fully loaded.
+            span: the layers that it has.
+            examine: whether the model will serve sessions; else layers run one row once, and no state is looked into.
+        """
+        super().__init__(model, span, examine=examine)
         self.max_positions = max_positions(model.config)
-        self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
         self.weight_bytes = sum(weight.numel() * weight.itemsize for weight in model.parameters())
         self.forwards = 0
         self.rows_in = 0
-        layers = model.get_submodule(find_layers(model))
-        assert isinstance(layers, nn.ModuleList)
-        self._layers = layers
         head = cast("Any", model).get_output_embeddings()
         self._head_matrix = head if isinstance(head, nn.Linear) and head.weight.is_floating_point() else None
-        self._owned = {index: layers[index] for index in range(span.start, span.end)}
-        self._pass_through = [PassThroughLayer(layer) for layer in layers]
-        self._arranged: tuple[int, int] | None = None  # the layers `[start, end)` that are in place
         self.weight_bits = 0
         self.stored_as = ""
         self.kernel_version = 0
         self.static: StaticPath | None = None
         self.path = PLAIN_PATH
         self.path_reason = kernel_support(self.device).reason
-        self.layout, self.attention = self._probe()
 
     @property
     def numeric_class(self) -> str:
         """What changes the last bits of a result (`swarm.protocol.numeric_class`)."""
         return str(numeric_class_of(self.device, self.dtype, self.weight_bits, self.kernel_version, self.stored_as))
-
-    @property
-    def layers(self) -> Sequence[nn.Module]:
-        """The decoder layers that this machine has, in order."""
-        return tuple(self._owned.values())
 
     def use_plain(self, reason: str) -> None:
         """Run by the plain path from now on, and say why."""
@@ -239,7 +185,8 @@ class RaggedModel:
             positions = torch.tensor([at for work in batch for at in work.positions], device=self.device)
             embeds = sub.start == 0
             entering = torch.cat([work.token_ids if embeds else work.rows for work in batch])  # type: ignore[misc]
-            return self.run_layers(AttentionStep(tuple(parts)), sub, entering, positions)
+            ids = None if embeds or not self.needs_ids else torch.cat([work.token_ids for work in batch])  # type: ignore[misc]
+            return self.run_layers(AttentionStep(tuple(parts), ids), sub, entering, positions)
         except BaseException:
             for part in parts:
                 part.kv_cache.withdraw(part.rows)
@@ -291,14 +238,17 @@ class RaggedModel:
     def _whole_logits(self, work: SessionRows, last: int) -> torch.Tensor:
         """The logits of the last nodes, float32 [last, vocab_size]."""
         assert work.token_ids is not None
-        if last > self.head_rows:
+        is_cut = len(self.borders.starts) < self.num_layers  # whose class may leave rows out that it needs no more
+        has_states = bool(self.layout.states)  # whose class may hand its layers other arguments than the model below it
+        if last > self.head_rows or self.attends_itself or is_cut or has_states:
             return self.logits(self.forward([work])[-last:])
         positions = torch.tensor(work.positions, device=self.device)
         self.forwards += 1
         self.rows_in += len(positions)
         self._arrange(0, self.num_layers)
-        inputs = self._inputs(work.token_ids, positions, AttentionStep((_append(work, 0),)))
-        logits: torch.Tensor = self.model(**inputs, logits_to_keep=last).logits
+        inputs = self._inputs(positions, AttentionStep((_append(work, 0),)))
+        ids = work.token_ids[None].to(self.device)
+        logits: torch.Tensor = self.model(input_ids=ids, **inputs, logits_to_keep=last).logits
         return logits[0].float()
 
     @torch.inference_mode()
@@ -317,85 +267,6 @@ class RaggedModel:
             self.run_head(piece).float() for piece in torch.split(rows.to(self.device, self.dtype), self.head_rows)
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def run_head(self, rows: torch.Tensor) -> torch.Tensor:
-        """The head alone, once.
-
-        Args:
-            rows: [r, hidden_size] of the last layer.
-
-        Returns:
-            [r, vocab_size] in the type that the model's class gives.
-        """
-        assert self.span.end == self.num_layers
-        self._arrange(self.num_layers, self.num_layers)
-        entry = self._pass_through[-1]
-        entry.rows = rows[None]
-        positions = torch.zeros(len(rows), dtype=torch.long, device=self.device)
-        try:
-            logits: torch.Tensor = self.model(**self._inputs(None, positions, AttentionStep())).logits
-        finally:
-            entry.rows = None
-        return logits[0]
-
-    def run_layers(
-        self, step: AttentionStep | StaticStep, sub: Span, entering: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """One forward through the layers of `sub`.
-
-        Args:
-            step: whose rows.
-            sub: the layers.
-            entering: token ids [R] when `sub` starts the model, else rows [R, hidden_size].
-            positions: [R]
-
-        Returns:
-            [R, hidden_size]
-        """
-        self._arrange(sub.start, sub.end)
-        outputs: list[torch.Tensor] = []
-        hook = self._layers[sub.end - 1].register_forward_hook(lambda _layer, _inputs, output: outputs.append(output))
-        entry = self._pass_through[sub.start - 1] if sub.start else None
-        if entry is not None:
-            entry.rows = entering[None].to(self.device, self.dtype)
-        try:
-            self.model.base_model(**self._inputs(None if entry else entering, positions, step))
-        finally:
-            hook.remove()
-            if entry is not None:
-                entry.rows = None
-        if len(outputs) != 1 or not isinstance(outputs[0], torch.Tensor):
-            raise UnsupportedModel(f"{self.config.model_type}: its layers do not return hidden states alone")
-        return outputs[0][0]
-
-    def _inputs(
-        self, ids: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep | StaticStep
-    ) -> dict[str, Any]:
-        """Arguments of the model; embeddings of zeros stand in where rows enter further on."""
-        inputs: dict[str, Any] = {"position_ids": positions[None], "use_cache": False, NAME: step}
-        if ids is not None:
-            return inputs | {"input_ids": ids[None].to(self.device)}
-        width: int = cast("Any", self.model.get_input_embeddings()).embedding_dim
-        return inputs | {"inputs_embeds": torch.zeros(1, len(positions), width, dtype=self.dtype, device=self.device)}
-
-    def _arrange(self, start: int, end: int) -> None:
-        """Put owned layers at `[start, end)` and pass-through layers everywhere else."""
-        if self._arranged == (start, end):
-            return
-        for index, pass_through in enumerate(self._pass_through):
-            self._layers[index] = self._owned[index] if start <= index < end else pass_through
-        self._arranged = start, end
-
-    @torch.inference_mode()
-    def _probe(self) -> tuple[KvLayout, tuple[nn.Module, ...]]:
-        """Run one row to see what each layer would keep of it, and which modules attend; no KV is stored."""
-        step = AttentionStep()
-        zero = torch.zeros(1, dtype=torch.long, device=self.device)
-        row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
-        self.run_layers(step, self.span, row if self.span.start else zero, zero)
-        if [layer.index for layer in step.seen] != list(self._owned):
-            raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
-        return KvLayout(tuple(step.seen), self.dtype, self.device), tuple(step.modules)
 
 
 def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> RaggedModel:

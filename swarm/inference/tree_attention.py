@@ -9,13 +9,14 @@ Source: SpecInfer (arXiv 2305.09781), tree attention.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from swarm.errors import UnsupportedModel
 from swarm.inference.kv_cache import LayerKv
+from swarm.models.families import CHUNKED, AttentionBy, attention_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 NAME = "canopy"
 
+OF_CLASS = "eager"
+"""The attention of a class that computes it itself: the one implementation that every class has."""
+
 ADDRESSES = "canopy_addresses"
 """Buffer of an attention module: int64 [lines, 3], where each session's keys and values of its layer lie."""
 
@@ -34,6 +38,18 @@ MAX_FOLDED_ROWS = 16
 
 MAX_SCORES_BYTES = 64 << 20
 """Memory that the scores of the explicit path may take at a time."""
+
+
+class AttentionReach(NamedTuple):
+    """How far back the rows of a layer see.
+
+    Attributes:
+        window: positions that a row sees, None for all.
+        chunk: positions of a chunk; a row sees those of its own only. None where there are no chunks.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
 
 
 @dataclass(slots=True)
@@ -55,7 +71,7 @@ class SessionRange:
     visible: torch.Tensor
     positions: torch.Tensor
     is_prefill: bool
-    _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _masks: dict[tuple[AttentionReach, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def rows(self) -> int:
@@ -67,43 +83,45 @@ class SessionRange:
         """Slots in use, new rows included."""
         return self.visible.shape[1]
 
-    def is_causal(self, window: int | None) -> bool:
-        """Whether the mask is the lower triangle: a chain into an empty session, no longer than the window."""
-        return self.is_prefill and (window is None or self.used <= window)
+    def is_causal(self, reach: AttentionReach) -> bool:
+        """Whether the mask is the lower triangle: a chain into an empty session, no longer than it reaches."""
+        return self.is_prefill and all(bound is None or self.used <= bound for bound in reach)
 
-    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    def mask(self, reach: AttentionReach, like: torch.Tensor) -> torch.Tensor:
         """Which slots each row sees, made once per step.
 
         Args:
-            window: positions that a sliding-window layer sees, None for all.
+            reach: the layer's.
             like: a tensor on the device that is asked for.
 
         Returns:
             bool [rows, used]
         """
-        if (window, 0) not in self._masks:
-            seen = self.visible
-            if window is not None:
-                seen = seen & (self.positions[-self.rows :, None] - self.positions[None] < window)
-            self._masks[window, 0] = seen.to(like.device)
-        return self._masks[window, 0]
+        if (reach, 0) not in self._masks:
+            seen, own = self.visible, self.positions[-self.rows :, None]
+            if reach.window is not None:
+                seen = seen & (own - self.positions[None] < reach.window)
+            if reach.chunk is not None:
+                seen = seen & (own // reach.chunk == self.positions[None] // reach.chunk)
+            self._masks[reach, 0] = seen.to(like.device)
+        return self._masks[reach, 0]
 
-    def bias(self, window: int | None, like: torch.Tensor, times: int = 1) -> torch.Tensor:
+    def bias(self, reach: AttentionReach, like: torch.Tensor, times: int = 1) -> torch.Tensor:
         """The mask as 0 and -inf, which CPUs add faster than they apply a bool mask; made once per step.
 
         Args:
-            window: as in `mask`.
+            reach: as in `mask`.
             like: a tensor of the dtype and on the device that is asked for.
             times: how often to repeat the rows.
 
         Returns:
             [times · rows, used]
         """
-        if (window, times) not in self._masks:
-            mask = self.mask(window, like)
+        if (reach, times) not in self._masks:
+            mask = self.mask(reach, like)
             bias = torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
-            self._masks[window, times] = bias.repeat(times, 1)
-        return self._masks[window, times]
+            self._masks[reach, times] = bias.repeat(times, 1)
+        return self._masks[reach, times]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +130,13 @@ class AttentionStep:
 
     Attributes:
         parts: the rows of each session, one after the other; empty in a probing forward.
+        ids: token ids [R], where rows enter layers that need them (`swarm.models.families.needs_ids`).
         seen: what each layer keeps, written down by a probing forward.
         modules: each layer's attention module, likewise.
     """
 
     parts: Sequence[SessionRange] = ()
+    ids: torch.Tensor | None = None
     seen: list[LayerKv] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
 
@@ -141,14 +161,14 @@ class StaticStep:
 
 
 def use_canopy(config: PreTrainedConfig) -> None:
-    """Make models of this config attend with `attend`."""
+    """Make models of this config attend with `attend`, or, where their class must attend itself, plainly."""
     from transformers import AttentionInterface  # brings every model's base, 2 s: a client without a draft needs none
 
     AttentionInterface.register(NAME, attend)
     # cuDNN's attention, which torch prefers on Hopper and Blackwell, is planned anew for every shape
     # (pytorch/pytorch#191576), and KV grows with every sweep. Nothing else changes for this process.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    config._attn_implementation = NAME
+    config._attn_implementation = NAME if attention_by(config) is AttentionBy.INTERFACE else OF_CLASS
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +177,25 @@ class _Rules:
 
     Attributes:
         scale: of query · key.
-        window: positions that a row sees, None for all.
+        reach: how far back a row sees.
         softcap: bound on scores, None for none.
         sinks: [heads] a score per head that takes probability and adds no value, None for none.
     """
 
     scale: float
-    window: int | None
+    reach: AttentionReach
     softcap: float | None
     sinks: torch.Tensor | None
+
+
+def chunk_of(module: torch.nn.Module) -> int | None:
+    """Positions of a chunk in an attention module's layer; None where it has none. Classes tell by a mask alone."""
+    config: Any = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds or kinds[module.layer_idx] != CHUNKED:
+        return None
+    chunk: int = config.attention_chunk_size
+    return chunk
 
 
 def attend(
@@ -197,6 +227,8 @@ def attend(
         return _attend_by_kernels(module, step, (query, key, value), options), None
     if not isinstance(step, AttentionStep) or attention_mask is not None:
         raise UnsupportedModel(f"{type(module).__name__}: this attention does not go through AttentionInterface alone")
+    if options.get("position_bias") is not None:
+        raise UnsupportedModel(f"{type(module).__name__}: it adds to scores what its class knows of a text in order")
     layer: int = module.layer_idx  # type: ignore[assignment]
     heads, width = query.shape[1], value.shape[-1]
     if not step.parts:
@@ -206,7 +238,7 @@ def attend(
     scale = options.get("scaling")
     rules = _Rules(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-        window=options.get("sliding_window"),
+        reach=AttentionReach(options.get("sliding_window"), chunk_of(module)),
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
@@ -266,16 +298,16 @@ def _fused(
     heads, rows, width = query.shape
     groups = heads // keys.shape[0]
     if rows <= MAX_FOLDED_ROWS:
-        bias = part.bias(rules.window, query, groups)
+        bias = part.bias(rules.reach, query, groups)
         folded = query.reshape(1, -1, groups * rows, width)  # [1, kv_heads, groups · r, key_width]
         out = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=bias, scale=rules.scale)
         return out.reshape(heads, rows, -1)
-    is_causal = part.is_causal(rules.window)
+    is_causal = part.is_causal(rules.reach)
     out = scaled_dot_product_attention(
         query.reshape(-1, groups, rows, width),
         keys[:, None].expand(-1, groups, -1, -1),
         values[:, None].expand(-1, groups, -1, -1),
-        attn_mask=None if is_causal else part.bias(rules.window, query),
+        attn_mask=None if is_causal else part.bias(rules.reach, query),
         is_causal=is_causal,
         scale=rules.scale,
     )
@@ -288,7 +320,7 @@ def _explicit(
     """The same with the softmax written out, for soft caps and sinks; a few rows at a time, to bound memory."""
     heads, rows, width = query.shape
     groups = heads // keys.shape[0]
-    mask = part.mask(rules.window, query)
+    mask = part.mask(rules.reach, query)
     grouped = query.reshape(-1, groups, rows, width)
     exact = torch.promote_types(query.dtype, torch.float32)
     at_once = max(1, MAX_SCORES_BYTES // (4 * heads * part.used))

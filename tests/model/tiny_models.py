@@ -79,15 +79,40 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+_OLD: dict[str, Any] = {"head_dim": None, "num_key_value_heads": None}
+_INDEXED = {**FAMILIES["deepseek_v3"], "index_topk": 6, "index_head_dim": 32, "index_n_heads": 16}
+OTHER_KINDS: dict[str, dict[str, Any]] = {
+    "llama4_text": {
+        "attention_chunk_size": WINDOW,
+        "floor_scale": 4,
+        "intermediate_size_mlp": 128,
+        "layer_types": ["chunked_attention", "full_attention"] * 3,
+        "no_rope_layers": [1, 0] * 3,
+        **_EXPERTS,
+        "num_local_experts": 4,
+    },
+    "deepseek_v32": {**_INDEXED},
+    "doge": {"keep_window_size": WINDOW},
+    "stablelm": {"head_dim": None},
+    "bloom": {**_OLD, **_TIED},
+    "falcon": {**_OLD, "alibi": True, "new_decoder_architecture": False},
+    "gpt_neo": {**_OLD, "attention_types": [[["global", "local"], 3]], "window_size": WINDOW, **_TIED},
+    "gptj": {**_OLD, "rotary_dim": 8},
+    "mpt": {**_OLD, **_TIED},
+}
+"""Families with other kinds of attention, or whose classes attend themselves: no kernels run them."""
+
+
 FEW: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
 """Changes that leave little to compute, for kernels that are interpreted."""
 
 
 def tiny_config(family: str, changes: dict[str, Any] | None = None) -> PreTrainedConfig:
-    own = {**_BASE, **FAMILIES.get(family, {})}
+    kind = FAMILIES.get(family) or OTHER_KINDS.get(family, {})
+    own = {**_BASE, **kind}
     own |= {name: value for name, value in (changes or {}).items() if own.get(name) is not None}
     values = {name: value for name, value in own.items() if value is not None}
-    if FAMILIES.get(family, {}).get("sliding_window", 0) is None:
+    if kind.get("sliding_window", 0) is None:
         values["sliding_window"] = None
     return CONFIG_MAPPING[family](**values)
 
@@ -142,7 +167,7 @@ def run_chain(models: list[SpanModel], kv_caches: list[list[KvCache]], works: li
     for model, own in zip(models[1:], kv_caches[1:], strict=True):
         pieces = torch.split(rows, counts)
         works = [
-            SessionRows(kv_cache, work.node_ids, work.parents, work.positions, rows=piece)
+            SessionRows(kv_cache, work.node_ids, work.parents, work.positions, work.token_ids, piece)
             for kv_cache, work, piece in zip(own, works, pieces, strict=True)
         ]
         rows = model.forward(works)

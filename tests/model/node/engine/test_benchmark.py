@@ -15,7 +15,7 @@ from swarm.demo import TARGET
 from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
 from swarm.models.pretrained import read_config
-from tests.model.tiny_models import FAMILIES, tiny_config
+from tests.model.tiny_models import FAMILIES, OTHER_KINDS, tiny_config
 
 CPU = torch.device("cpu")
 LAYOUT = dissect(read_config(TARGET, "demo"))
@@ -60,7 +60,7 @@ def test_layers_that_are_too_large_to_make_are_estimated(monkeypatch: pytest.Mon
     assert all(ms > 0 for ms in speed.layer_ms.values())
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(FAMILIES | OTHER_KINDS))
 def test_layers_of_every_tested_family_can_be_made(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.engine.benchmark, "BUDGET_S", 0.0)
     assert benchmark(dissect(tiny_config(family)), WeightFormat(torch.float32), CPU).is_measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +13,17 @@ from transformers import PreTrainedModel
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, dissect
 from swarm.ids import TreeNodeId
+from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import SessionRows
+from swarm.inference.ragged_batch import PLAIN_PATH, SessionRows
 from swarm.inference.tree_attention import MAX_FOLDED_ROWS
 from swarm.layers import Span
 from swarm.models.families import TESTED
+from tests.model.recurrent_models import RECURRENT
 from tests.model.tiny_models import (
     FAMILIES,
     LAYERS,
+    OTHER_KINDS,
     SPANS,
     WINDOW,
     chain,
@@ -27,6 +31,7 @@ from tests.model.tiny_models import (
     reference,
     run_chain,
     save_sharded,
+    whole_model,
 )
 from tests.model.tiny_models import tiny_model as make_tiny
 
@@ -42,7 +47,7 @@ class Family:
     spans: list[SpanModel]
 
 
-@pytest.fixture(params=sorted(FAMILIES), scope="module")
+@pytest.fixture(params=sorted(FAMILIES | OTHER_KINDS), scope="module")
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     folder = tmp_path_factory.mktemp(request.param)
     whole = make_tiny(request.param)
@@ -77,7 +82,7 @@ def path_to(offset: int) -> list[int]:
 
 
 def test_the_list_of_tested_families_is_what_is_tested_here() -> None:
-    assert set(FAMILIES) == TESTED
+    assert set(FAMILIES) | set(OTHER_KINDS) | set(RECURRENT) == TESTED
 
 
 def test_three_spans_give_the_whole_models_logits(family: Family) -> None:
@@ -103,6 +108,14 @@ def test_trees_of_two_ragged_sessions_in_one_forward_give_what_each_path_gives_a
         for offset in range(len(PARENTS)):
             alone = reference(family.whole, torch.cat([prompt, ids[path_to(offset)]]))[-1]
             assert (got[offset] - alone).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama4_text", "doge", "deepseek_v32"])
+def test_kernels_decline_other_kinds_of_attention_and_say_why(name: str) -> None:
+    model = whole_model(make_tiny(name))
+    use_static(model, 64, forced=True)
+    assert model.path == PLAIN_PATH
+    assert re.search("attention|computes", model.path_reason)
 
 
 def test_a_span_has_its_own_weights_and_no_others(family: Family) -> None:

@@ -30,13 +30,15 @@ from node.model.span import SpanModel, dissect, shared_parts
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import NotEnoughSpace
 from swarm.inference.kv_cache import KvCache
-from swarm.inference.packed_layers import PackedLinear
+from swarm.inference.layers.pass_through import find_layers
+from swarm.inference.packed_layers import MIN_ROWS, PackedLinear
 from swarm.inference.quantisation import group_of, quantise, restore
-from swarm.inference.ragged_batch import find_layers, load_whole
+from swarm.inference.ragged_batch import load_whole
 from swarm.inference.weights.experts import TENSORS, is_experts
 from swarm.inference.weights.format import BITS, WeightFormat
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
+from tests.model.recurrent_models import recurrent_model
 from tests.model.tiny_models import SPANS, chain, clone, reference, run_chain, save_sharded, tiny_model
 
 CPU = torch.device("cpu")
@@ -44,6 +46,7 @@ WHOLE = Span(0, 6)
 DEMO = Span(0, 12)
 DENSE = ["llama", "gemma2", "gemma3_text", "gpt2", "opt", "phi3"]
 EXPERTS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"]
+STATES = ["qwen3_next", "falcon_h1"]
 IDS = torch.arange(3, 19)
 
 
@@ -68,7 +71,11 @@ def rounded(model: PreTrainedModel, bits: int, ends_bits: int) -> PreTrainedMode
             weight = cast("Any", part).weight
             turned = weight.data.t() if isinstance(part, Conv1D) else weight.data
             own_bits = ends_bits if part in ends else bits
-            if group_of(turned.shape[1], own_bits) is not None and not getattr(weight, "is_rounded", False):
+            if (
+                len(turned) >= MIN_ROWS
+                and group_of(turned.shape[1], own_bits) is not None
+                and not getattr(weight, "is_rounded", False)
+            ):
                 new = restore(quantise(turned, own_bits))
                 weight.data = new.t() if isinstance(part, Conv1D) else new
                 weight.is_rounded = True  # a tied one is seen twice
@@ -81,10 +88,10 @@ def logits_of(models: Sequence[SpanModel]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("family", "bits"), [*((family, 4) for family in [*DENSE, *EXPERTS]), ("llama", 8), ("gpt_oss", 8)]
+    ("family", "bits"), [*((family, 4) for family in [*DENSE, *EXPERTS, *STATES]), ("llama", 8), ("gpt_oss", 8)]
 )
 def test_three_spans_are_the_whole_and_that_is_the_rounded_model(family: str, bits: int, tmp_path: Path) -> None:
-    model = tiny_model(family)
+    model = recurrent_model(family) if family in STATES else tiny_model(family)
     checkpoint = open_checkpoint(save_sharded(model, tmp_path / "whole"))
     whole = load_packed(checkpoint, WHOLE, form_of(bits), CPU)
     logits = logits_of([whole])

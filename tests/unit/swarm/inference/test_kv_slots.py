@@ -130,3 +130,11 @@ def test_a_replays_chunk_may_be_larger_than_the_tree() -> None:
     slots.commit(chain, [])
     slots.append(ids(600), [None], [512])
     slots.check_integrity()
+
+
+def test_the_way_to_a_node_is_known() -> None:
+    slots = KvSlots(16)
+    ids = [TreeNodeId(node) for node in range(5)]
+    slots.append(ids, [None, ids[0], ids[0], ids[2], None], [0, 1, 1, 2, 0])
+    assert [slots.parent(row) for row in range(5)] == [None, 0, 0, 2, None]
+    assert [slots.ancestors(row) for row in (0, 1, 3, 4)] == [[0], [0, 1], [0, 2, 3], [4]]

@@ -1,0 +1,1 @@
+"""Which models run? Every family that transformers knows, in spans."""

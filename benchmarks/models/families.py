@@ -1,0 +1,170 @@
+"""Which of the causal language models that transformers knows run in spans?
+
+For each config class of transformers' list, a tiny random model of the family runs in three spans and is compared with
+the whole, as a node does before it serves a family that the tests do not run (`node/model/family_check.py`): two
+sessions in one forward, each with a tree. Exact: logits within 1e-5 in float32. Refused: says why, as a node would.
+
+    python -m benchmarks families --only llama gemma3 --record
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Any, Final
+
+import torch
+import transformers
+import tyro
+from rich.progress import track
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from benchmarks.sheet import Sheet
+from node.model.family_check import TOLERANCE, conformance_error, shrink
+from node.model.span import load_tested
+from swarm.errors import UnsupportedModel
+from swarm.models.families import causal_lm_class
+from swarm.models.pretrained import first_line
+from swarm.runtime.console import make_console
+from swarm.runtime.library_logging import quiet_libraries
+
+LIMIT_S: Final = 60
+"""A family that takes longer counts as refused."""
+_QWEN4: Final = {
+    "indexer_n_heads": 16,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 256,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
+    "output_gate_type": "sigmoid",
+}
+COMPLETED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 128},
+    },
+    "qwen4_exp": {"text_config": _QWEN4},
+    "qwen4_exp_text": _QWEN4,
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "granitemoehybrid": {"layer_types": (["mamba"] * 7 + ["attention"]) * 4},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * 10 + ["conv", "conv"]},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+}
+"""What every published checkpoint of a family sets and its class's default leaves open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Run every family."""
+
+    only: tuple[str, ...] = ()
+    """Families to run; all if none is named."""
+    record: bool = False
+    """Write the table into docs/benchmarks and the measurements beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyResult:
+    """What became of one family.
+
+    Attributes:
+        family: Its name, as configs have it (`model_type`).
+        error: Largest difference of the logits; None if it did not run.
+        reason: Why it is refused; empty if it is not.
+        seconds: How long it took.
+    """
+
+    family: str
+    error: float | None
+    reason: str
+    seconds: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it runs in spans."""
+        return not self.reason
+
+
+@contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"its self-test took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def check(config_class: Any) -> FamilyResult:  # noqa: ANN401 - any of transformers' config classes
+    """Run one family's tiny model in three spans."""
+    family, started = str(config_class.model_type), time.perf_counter()
+    error: float | None = None
+    try:
+        with _limited(LIMIT_S):
+            config = config_class(**COMPLETED.get(family, {}))
+            causal_lm_class(config)
+            error = conformance_error(shrink(config), load_tested)
+            reason = "" if error <= TOLERANCE else f"its logits are {error:.1e} off"
+    except UnsupportedModel as refusal:
+        reason = str(refusal).removesuffix("; choose another model").partition(": ")[2]
+    except Exception as failure:  # noqa: BLE001 - whatever a class raises, it does not run
+        reason = f"does not run in spans ({first_line(failure)})"
+    return FamilyResult(family, error, reason, time.perf_counter() - started)
+
+
+def make_sheet(results: list[FamilyResult], options: Options) -> Sheet:
+    """The table: exact families, and the others by reason."""
+    exact = [one.family for one in results if one.is_exact]
+    worst = max((one.error for one in results if one.is_exact and one.error is not None), default=0.0)
+    sheet = Sheet(
+        "families",
+        f"{len(exact)} of {len(results)} causal LMs of transformers {transformers.__version__} run in spans",
+        ("result", "families"),
+    )
+    sheet.rows.append((f"exact ({len(exact)})", ", ".join(exact)))
+    for reason, count in Counter(one.reason for one in results if not one.is_exact).most_common():
+        families = ", ".join(one.family for one in results if one.reason == reason)
+        sheet.rows.append((f"refused ({count}): {reason}", families))
+    sheet.notes.append(f"Exact: logits within 1e-5; the largest difference is {worst:.1e}.")
+    sheet.measured = {
+        "options": asdict(options),
+        "transformers": transformers.__version__,
+        "exact": len(exact),
+        "families": [asdict(one) for one in results],
+    }
+    return sheet
+
+
+def main() -> None:
+    """Entry point."""
+    options = tyro.cli(Options)
+    quiet_libraries()
+    torch.set_num_threads(1)
+    console = make_console()
+    classes = [
+        one
+        for one in MODEL_FOR_CAUSAL_LM_MAPPING
+        if not options.only or re.fullmatch("|".join(options.only), one.model_type)
+    ]
+    results = [check(one) for one in track(classes, "families", console=console)]
+    make_sheet(results, options).finish(console, record=options.record)
+
+
+if __name__ == "__main__":
+    main()

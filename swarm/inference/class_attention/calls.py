@@ -1,0 +1,199 @@
+"""How a step's rows become calls of a model whose class computes attention itself.
+
+    masked   each session's rows are one sequence, with a mask [rows, slots]: for selections among what a row sees
+    rows     rows that follow one another are a sequence; all others are a batch, each row a sequence of its own
+
+Every row's result is that of its own path alone. Rows are cut so that scores and gathered keys stay within a bound.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swarm.inference.class_attention.session_cache import BatchCache, ClassCache, ProbeCache, RowPiece, SequenceCache
+from swarm.inference.step_cache import cache_argument
+from swarm.models.families import AttentionBy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from swarm.inference.tree_attention import AttentionStep, SessionRange
+
+Through = Callable[[torch.Tensor, dict[str, Any], torch.Tensor | None], torch.Tensor]
+"""What enters, [batch, rows] or [batch, rows, hidden_size], and arguments to hidden rows."""
+
+MAX_CALL_BYTES = 64 << 20
+"""Memory that the scores or the gathered keys of a call may take in one layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCall:
+    """One call of the model.
+
+    Attributes:
+        shape: [batch, rows of each], which has `end - start` rows in all.
+        start: the first row in the forward.
+        end: the row after the last.
+        cache: what the class takes for its cache.
+        mask: of attention, as the class takes it.
+    """
+
+    shape: tuple[int, int]
+    start: int
+    end: int
+    cache: ClassCache
+    mask: torch.Tensor | dict[str, torch.Tensor] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCalls:
+    """Makes calls for one model.
+
+    Attributes:
+        by: how its class is given what a row sees.
+        model: the model.
+        device: where it runs.
+        dtype: in which it computes.
+        rates: how many tokens' keys each layer folds into one, if any do.
+    """
+
+    by: AttentionBy
+    model: PreTrainedModel
+    device: torch.device
+    dtype: torch.dtype
+    rates: Mapping[int, int]
+
+    def run(
+        self, step: AttentionStep, through: Through, entering: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """All rows of a step.
+
+        Args:
+            step: the rows of each session, one after the other.
+            through: runs layers for one call.
+            entering: token ids [R] or rows [R, hidden_size].
+            positions: [R]
+
+        Returns:
+            [R, hidden_size]
+        """
+        calls, ids = self.calls(step.parts) if step.parts else iter([self.probe()[0]]), step.ids
+        outputs = []
+        for call in calls:
+            rows = slice(call.start, call.end)
+            entered = entering[rows].reshape(*call.shape, *entering.shape[1:])
+            arguments = self.arguments(call, positions[rows].reshape(call.shape))
+            outputs.append(through(entered, arguments, None if ids is None else ids[rows].reshape(call.shape)))
+        outputs = [output.flatten(0, 1) for output in outputs]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def probe(self) -> tuple[ClassCall, ProbeCache]:
+        """One row of no session, and what takes notes of it."""
+        cache = ProbeCache()
+        one = torch.ones(1, 1, dtype=torch.bool)
+        mask = self._mask(one, torch.zeros(1, dtype=torch.long)) if self.by is AttentionBy.MASKED else None
+        return ClassCall((1, 1), 0, 1, cache, mask), cache
+
+    def calls(self, parts: Sequence[SessionRange]) -> Iterator[ClassCall]:
+        """The calls that run all rows of a step, in order. Each must have run before the next is made."""
+        if self.by is AttentionBy.MASKED:
+            for part in parts:
+                for piece in self._pieces(part):
+                    positions = part.positions[: piece.used]
+                    yield self._sequence(piece, self._mask(piece.visible, positions))
+            return
+        waiting: list[RowPiece] = []
+        for part in parts:
+            if part.rows > 1 and _is_sequence(part):
+                yield from self._batches(waiting)
+                waiting = []
+                for piece in self._pieces(part):
+                    yield self._sequence(piece, torch.ones(1, piece.used, dtype=torch.long, device=self.device))
+            else:
+                waiting.append(RowPiece(part, 0, part.rows))
+        yield from self._batches(waiting)
+
+    def arguments(self, call: ClassCall, positions: torch.Tensor) -> dict[str, Any]:
+        """The call's arguments besides what enters; positions [batch, rows]."""
+        base: Any = self.model.base_model
+        call.cache.rates = [self.rates.get(layer, 0) for layer in range(self.model.config.num_hidden_layers)]
+        given = {"position_ids": positions.to(self.device), "attention_mask": call.mask, "use_cache": True}
+        name = cache_argument(base)
+        return taken_by(base, given) | ({} if name is None else {name: call.cache})
+
+    def _sequence(self, piece: RowPiece, mask: torch.Tensor | dict[str, torch.Tensor]) -> ClassCall:
+        start = piece.part.start + piece.first
+        return ClassCall((1, piece.count), start, start + piece.count, SequenceCache(piece), mask)
+
+    def _batches(self, waiting: Sequence[RowPiece]) -> Iterator[ClassCall]:
+        batch: list[RowPiece] = []
+        longest = rows = 0
+        for whole in self._aligned(waiting):
+            per_row = whole.part.kv_cache.bytes_per_token // max(1, len(whole.part.kv_cache.layout.layers))
+            at_once = max(1, MAX_CALL_BYTES // max(1, per_row * whole.used))
+            for first in range(0, whole.count, at_once):
+                piece = RowPiece(whole.part, whole.first + first, min(at_once, whole.count - first))
+                longest = max(longest, piece.used)
+                apart = self.rates and batch and batch[0].position != piece.position
+                if batch and (apart or (rows + piece.count) * longest * per_row > MAX_CALL_BYTES):
+                    yield self._batch(batch)
+                    batch, longest, rows = [], piece.used, 0
+                batch.append(piece)
+                rows += piece.count
+        if batch:
+            yield self._batch(batch)
+
+    def _aligned(self, waiting: Sequence[RowPiece]) -> Iterator[RowPiece]:
+        """The same rows; where keys are folded, in pieces of one position each, which need no padding."""
+        for whole in waiting:
+            if not self.rates:
+                yield whole
+                continue
+            places = whole.part.positions[-whole.part.rows :].tolist()
+            start = 0
+            for end in range(1, whole.count + 1):
+                if end == whole.count or places[end] != places[start]:
+                    yield RowPiece(whole.part, start, end - start)
+                    start = end
+
+    def _batch(self, pieces: Sequence[RowPiece]) -> ClassCall:
+        cache = BatchCache(tuple(pieces), self.device)
+        start = pieces[0].part.start + pieces[0].first
+        count = len(cache.mask)
+        return ClassCall((count, 1), start, start + count, cache, cache.mask)
+
+    def _pieces(self, part: SessionRange) -> Iterator[RowPiece]:
+        heads = getattr(self.model.config, "num_attention_heads", 1)
+        at_once = max(1, MAX_CALL_BYTES // (4 * heads * part.used))
+        for first in range(0, part.rows, at_once):
+            yield RowPiece(part, first, min(at_once, part.rows - first))
+
+    def _mask(self, visible: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+        """What is added to scores, [1, 1, rows, slots]: 0 where a row sees a slot; one for each type of layer."""
+        distance = positions[-len(visible) :, None] - positions[None]
+        kinds = set(getattr(self.model.config, "layer_types", None) or ())
+        if not kinds:
+            return self._added(visible)
+        window = getattr(self.model.config, "sliding_window", None)
+        near = visible if window is None else visible & (distance < window)
+        return {kind: self._added(near if kind == "sliding_attention" else visible) for kind in kinds}
+
+    def _added(self, visible: torch.Tensor) -> torch.Tensor:
+        added = torch.zeros(visible.shape, dtype=self.dtype).masked_fill(~visible, torch.finfo(self.dtype).min)
+        return added[None, None].to(self.device)
+
+
+def taken_by(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - any class's
+    """Those arguments that the forward of a model's class names."""
+    taken = inspect.signature(model.forward).parameters
+    return {name: value for name, value in given.items() if name in taken}
+
+
+def _is_sequence(part: SessionRange) -> bool:
+    """Whether each row sees every slot before its own, so that slots are places in a text."""
+    return bool(part.visible.sum() == part.rows * part.used - part.rows * (part.rows - 1) // 2)

@@ -1,0 +1,1 @@
+"""How layers that keep a state run the trees of several sessions."""
