@@ -1,12 +1,14 @@
 """From what `--draft` names to a drafter: models and trained heads, each with its calibration of earlier runs.
 
-A head's config.json has the field `canopy_head`; any other folder or hub id is a model.
+A head's config.json has the field `canopy_head`, `mtp` is the layer that comes with the target's checkpoint; any other
+folder or hub id is a model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +19,7 @@ import torch
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
 from client.drafting.heads.files import load_head, read_head_config
 from client.drafting.heads.modules import HeadConfig
+from client.drafting.heads.mtp import MTP, has_mtp, load_mtp
 from client.drafting.search.calibration import Calibration
 from client.drafting.search.calibration_store import Identified, calibration_path, load_calibration, save_calibration
 from client.drafting.search.ranking import Ranker
@@ -24,6 +27,7 @@ from client.drafting.search.source import Source
 from client.drafting.sources.dgf import DgfSource
 from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import ModelSource
+from client.drafting.sources.mtp import MtpSource
 from client.drafting.sources.recycling import RecycleSource, Recycling
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.drafting.sources.sibling_index import CrossBranchCache
@@ -35,6 +39,8 @@ from swarm.inference.devices import default_device, has_float64, open_device, re
 from swarm.inference.fast_path import use_static
 from swarm.inference.ragged_batch import load_whole
 from swarm.models.hub import find_model
+
+logger = logging.getLogger(__name__)
 
 DRAFT_WINDOW = 32_768
 """Tokens of the longest sequence, for drafts that know no limit."""
@@ -111,13 +117,15 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
         makers.append(lambda: SiblingSource(CrossBranchCache()))
     savers: list[Callable[[], None]] = []
     drafts: list[Identified] = []
+    if not options.names and has_mtp(model, revision):
+        logger.warning("%s comes with a layer that predicts further tokens: --draft %s drafts with it", model, MTP)
     for name in options.names:
-        config = read_head_config(name)
-        component = (
-            _model(name, target, device, adapt=options.adapt)
-            if config is None
-            else _head((name, config), (model, revision), target, device)
-        )
+        if str(name) == MTP:
+            component = _mtp((model, revision), target, device)
+        elif (config := read_head_config(name)) is None:
+            component = _model(name, target, device, adapt=options.adapt)
+        else:
+            component = _head((name, config), (model, revision), target, device)
         drafts.append(component.identity)
         path = None
         if options.calibrations is not None:
@@ -197,6 +205,15 @@ def _model(name: ModelName, target: Target, device: torch.device, *, adapt: bool
     window, vocab_tokens = model.max_positions or DRAFT_WINDOW, len(target.tokenizer)
     use_static(model, window)
     return DraftComponent(lambda ranker: ModelSource(model, vocab_tokens, window, ranker, adapt=adapt), small)
+
+
+def _mtp(of: tuple[ModelName, str | None], target: Target, device: torch.device) -> DraftComponent:
+    head = load_mtp(*of, device, draft_dtype(device))
+    if (head.model.hidden_size, head.model.vocab_size) != (target.hidden_size, target.vocab_size):
+        raise IncompatibleDraft(f"{target.name}: its MTP layer is of another width or vocabulary; draft with a model")
+    logger.info("%s: its MTP layer drafts, %d bytes of weights", target.name, head.bytes_held)
+    identity = DraftIdentity(MTP, target.config_digest, target.tokenizer_digest)
+    return DraftComponent(lambda ranker: MtpSource(head, ranker), identity)
 
 
 def _head(

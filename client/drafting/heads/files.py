@@ -90,11 +90,34 @@ def save_head(head: Head, folder: Path) -> int:
 
 
 def load_tensors(model: str | Path, names: Collection[str], revision: str | None = None) -> dict[str, torch.Tensor]:
-    """Some tensors of a checkpoint as float32; no other is read, and on the hub only the files that hold them.
+    """Some tensors of a checkpoint as float32, as `read_tensors` finds them.
+
+    Raises:
+        UnsupportedModel: the checkpoint has no such tensor.
+        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
+    """
+    return {name: tensor.float() for name, tensor in read_tensors(model, names, revision).items()}
+
+
+def stored_names(model: str | Path, revision: str | None = None) -> dict[str, str]:
+    """The tensors of a checkpoint: from their names, as the model's class calls them, to those that are stored.
+
+    A multimodal checkpoint's prefix of its language model is left out.
+
+    Raises:
+        UnsupportedModel: the weights are no safetensors, or cannot be read.
+        HubError: the hub refuses, or cannot be reached.
+    """
+    folder, hub = find_model(model, revision)
+    return {re.sub(TEXT_PART, "", name): name for name in weight_map(folder, hub, str(model))}
+
+
+def read_tensors(model: str | Path, names: Collection[str], revision: str | None = None) -> dict[str, torch.Tensor]:
+    """Some tensors of a checkpoint as they are stored; no other is read, and on the hub only the files that hold them.
 
     Args:
         model: folder or hub id.
-        names: as the model's class calls them; a multimodal checkpoint's prefix of its language model is left out.
+        names: as the model's class calls them.
         revision: on the hub.
 
     Raises:
@@ -104,24 +127,21 @@ def load_tensors(model: str | Path, names: Collection[str], revision: str | None
     if not names:
         return {}
     folder, hub = find_model(model, revision)
-    file_of = weight_map(folder, hub, str(model))
-    stored = {re.sub(TEXT_PART, "", name): name for name in file_of}
+    file_of, stored = weight_map(folder, hub, str(model)), stored_names(model, revision)
     wanted = {name: stored[name] for name in names if name in stored}
     found: dict[str, torch.Tensor] = {}
-    size = 0
     for file in sorted({file_of[there] for there in wanted.values()}):
         if hub is not None:
             hub.fetch([file])
         try:
             with safe_open(folder / file, framework="pt") as opened:
                 for name in (name for name, there in wanted.items() if file_of[there] == file):
-                    tensor: torch.Tensor = opened.get_tensor(wanted[name])
-                    size += tensor.numel() * tensor.itemsize
-                    found[name] = tensor.float()
+                    found[name] = opened.get_tensor(wanted[name])
         except (OSError, SafetensorError) as error:
             raise unreadable_weights(str(model), folder / file, error) from error
     for name in names:
         if name not in found:
             raise UnsupportedModel(f"{model}: its checkpoint has no tensor {name!r}, which the head borrows")
+    size = sum(tensor.numel() * tensor.itemsize for tensor in found.values())
     logger.info("%s: %d of its tensors read, %d bytes", model, len(found), size)
     return found

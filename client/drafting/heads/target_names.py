@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from swarm.errors import UnsupportedModel
 from swarm.inference.ragged_batch import find_layers
-from swarm.models.families import causal_lm_class, text_config
+from swarm.models.families import text_config
 from swarm.models.hub import find_model
 from swarm.models.pretrained import read_config
 
@@ -35,14 +36,16 @@ def target_names(model: str | Path, revision: str | None = None) -> TargetNames:
 
     Raises:
         UnknownModel: there is no such model.
-        UnsupportedModel: Canopy cannot run it, or it has no matrix that a head could borrow.
+        UnsupportedModel: it is no causal language model, or has no matrix that a head could borrow.
         HubError: the hub refuses, or cannot be reached.
     """
     folder, _ = find_model(model, revision)
     config = read_config(folder, str(model))
-    model_class, text = causal_lm_class(config), text_config(config)
+    text = text_config(config)
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(f"{text.model_type}: transformers has no causal language model for it")
     with torch.device("meta"):
-        empty: Any = model_class(text)
+        empty = cast("Any", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])(text)
     embedding = _name_of(empty, empty.get_input_embeddings())
     output = embedding if text.tie_word_embeddings else _name_of(empty, empty.get_output_embeddings())
     layers, width = find_layers(empty), text.hidden_size
