@@ -1,7 +1,7 @@
 """From what `--draft` names to a drafter: models and trained heads, each with its calibration of earlier runs.
 
-A head's config.json has the field `canopy_head`, `mtp` is the layer that comes with the target's checkpoint; any other
-folder or hub id is a model.
+A head's config.json has the field `canopy_head`, an EAGLE head is known by its tensors, and `mtp` is the layer
+that comes with the target's checkpoint; any other folder or hub id is a model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
+from client.drafting.heads.eagle import is_eagle, load_eagle
 from client.drafting.heads.files import load_head, read_head_config
 from client.drafting.heads.modules import HeadConfig
 from client.drafting.heads.mtp import MTP, has_mtp, load_mtp
@@ -25,9 +26,9 @@ from client.drafting.search.calibration_store import Identified, calibration_pat
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
 from client.drafting.sources.dgf import DgfSource
+from client.drafting.sources.layer_head import LayerHeadSource
 from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.mtp import MtpSource
 from client.drafting.sources.recycling import RecycleSource, Recycling
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.drafting.sources.sibling_index import CrossBranchCache
@@ -120,12 +121,7 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
     if not options.names and has_mtp(model, revision):
         logger.warning("%s comes with a layer that predicts further tokens: --draft %s drafts with it", model, MTP)
     for name in options.names:
-        if str(name) == MTP:
-            component = _mtp((model, revision), target, device)
-        elif (config := read_head_config(name)) is None:
-            component = _model(name, target, device, adapt=options.adapt)
-        else:
-            component = _head((name, config), (model, revision), target, device)
+        component = _component(name, (model, revision), target, device, adapt=options.adapt)
         drafts.append(component.identity)
         path = None
         if options.calibrations is not None:
@@ -194,6 +190,17 @@ class DraftComponent:
     identity: Identified
 
 
+def _component(
+    name: ModelName, of: tuple[ModelName, str | None], target: Target, device: torch.device, *, adapt: bool
+) -> DraftComponent:
+    """Load whatever a name stands for."""
+    if str(name) == MTP:
+        return _mtp(of, target, device)
+    if (config := read_head_config(name)) is not None:
+        return _head((name, config), of, target, device)
+    return _eagle(name, of, target, device) if is_eagle(name) else _model(name, target, device, adapt=adapt)
+
+
 def _source(component: DraftComponent, vocab_tokens: int, calibration: Calibration) -> Source:
     return component.source(Ranker(vocab_tokens, calibration))
 
@@ -211,9 +218,17 @@ def _mtp(of: tuple[ModelName, str | None], target: Target, device: torch.device)
     head = load_mtp(*of, device, draft_dtype(device))
     if (head.model.hidden_size, head.model.vocab_size) != (target.hidden_size, target.vocab_size):
         raise IncompatibleDraft(f"{target.name}: its MTP layer is of another width or vocabulary; draft with a model")
-    logger.info("%s: its MTP layer drafts, %d bytes of weights", target.name, head.bytes_held)
+    logger.info("%s: its MTP layer drafts, %d bytes of weights", target.name, head.model.weight_bytes)
     identity = DraftIdentity(MTP, target.config_digest, target.tokenizer_digest)
-    return DraftComponent(lambda ranker: MtpSource(head, ranker), identity)
+    return DraftComponent(lambda ranker: LayerHeadSource(head, ranker), identity)
+
+
+def _eagle(name: ModelName, of: tuple[ModelName, str | None], target: Target, device: torch.device) -> DraftComponent:
+    head = load_eagle(name, *of, device, draft_dtype(device))
+    folder, hub = find_model(name)
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    identity = DraftIdentity(folder.name if hub is None else hub.repo, digest, target.tokenizer_digest)
+    return DraftComponent(lambda ranker: LayerHeadSource(head, ranker), identity)
 
 
 def _head(

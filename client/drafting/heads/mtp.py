@@ -1,10 +1,6 @@
 """The layer for multi-token prediction (MTP) that comes with a checkpoint, as a draft head on the target's hidden rows.
 
-    x = proj([norm_e(embedding of a token); norm_h(normed hidden row of the token before)])
-    row = norm(layer(x)); logits = output matrix · row: what follows the token
-
-It goes on from its own row where the target's is not known yet. The decoder layer is the family's own class, of which
-this is a span of one layer: attention over a tree, KV and positions are those of every span. Owns no session.
+    entering = proj([norm_e(embedding); norm_h(row before)]); row = norm(layer(entering))
 
 Sources: DeepSeek-V3 (arXiv 2412.19437), section 2.2; the rows that go in, and come back in, are those after a final
 norm, as in transformers' `MtpModel`.
@@ -14,34 +10,27 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import PreTrainedConfig
 
 from client.drafting.heads.files import read_tensors, stored_names
+from client.drafting.heads.layer_head import PLACE, LayerHead, as_ragged, fill_layer, norm_with
 from client.drafting.heads.target_names import target_names
 from swarm.errors import UnsupportedModel
-from swarm.inference.ragged_batch import PassThroughLayer, RaggedModel, SessionRows, find_layers
-from swarm.inference.tree_attention import use_canopy
-from swarm.layers import Span
+from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.models.families import text_config
 from swarm.models.hub import find_model
-from swarm.models.pretrained import INDEX, first_line, read_config
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from transformers import PreTrainedConfig, PreTrainedModel
+from swarm.models.pretrained import INDEX, read_config
 
 MTP = "mtp"
 """What `--draft` calls it."""
-PLACE = 1
-"""The layer's place in its own model: rows enter behind the layer before, which passes them through."""
 ROLES = {
     "enorm.weight": "token_norm",
     "hnorm.weight": "row_norm",
@@ -115,56 +104,30 @@ def has_mtp(model: str | Path, revision: str | None = None) -> bool:
         return False
 
 
-class MtpHead:
-    """An MTP layer, ready to run.
-
-    Attributes:
-        model: the decoder layer as a span, with the norm behind it and the target's output matrix.
-        bytes_held: of its weights.
-    """
+class MtpHead(LayerHead):
+    """An MTP layer: what enters is a projection of both normed parts, and its own norm is part of a row."""
 
     def __init__(self, model: RaggedModel, norms: Mapping[str, nn.Module], proj: torch.Tensor) -> None:
         """Take a loaded layer.
 
         Args:
-            model: as in the attributes; span `[PLACE, PLACE + 1)`.
-            norms: `token_norm`, `row_norm`, and `final`, the target's own final norm.
+            model: the layer, and behind it its norm and the target's output matrix.
+            norms: `token_norm`, `row_norm`, `own`, and `final`, the target's.
             proj: [width, 2 · width].
         """
-        self.model = model
-        self._norms = norms
-        self._proj = proj
-        self._embedding = cast("nn.Module", cast("Any", model.model).get_input_embeddings())
-        self.bytes_held = model.weight_bytes + proj.numel() * proj.itemsize
+        super().__init__(model, norms["final"], model.vocab_size)
+        self._norms = {role: norm.to(model.device, model.dtype) for role, norm in norms.items()}
+        self._proj = proj.to(model.device, model.dtype)
 
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self.model.device
-
-    def normed(self, rows: torch.Tensor) -> torch.Tensor:
-        """The target's hidden rows [n, width] as the layer expects them: behind the target's final norm."""
-        found: torch.Tensor = self._norms["final"](rows.to(self.device, self.model.dtype))
-        return found
-
-    def entering(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """What enters the layer [n, width], for tokens int64 [n] and normed rows [n, width] of the tokens before."""
-        embedded = self._norms["token_norm"](self._embedding(tokens.to(self.device)))
-        return F.linear(torch.cat([embedded, self._norms["row_norm"](rows)], dim=1), self._proj)
-
-    def run(self, work: SessionRows, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run new nodes and keep their KV.
-
-        Args:
-            work: the nodes, by `rows` of `entering`.
-            last: of how many nodes, the last ones, the output is asked for.
-
-        Returns:
-            Logits float32 [last, vocab_size], and the layer's own normed rows [last, width].
-        """
-        hidden = self.model.forward([work])[-last:]
-        rows = cast("Any", self._norms["own"])(hidden)
-        return self.model.logits(hidden), rows
+    def run(
+        self, work: SessionRows, tokens: torch.Tensor, rows: torch.Tensor, last: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in `LayerHead`."""
+        parts = [self._norms["token_norm"](self.embed(tokens)), self._norms["row_norm"](rows)]
+        entering = F.linear(torch.cat(parts, dim=1), self._proj)
+        hidden = self.model.forward([replace(work, rows=entering)])[-last:]
+        own: torch.Tensor = self._norms["own"](hidden)
+        return self.model.logits(hidden), own
 
 
 def load_mtp(model: str | Path, revision: str | None, device: torch.device, dtype: torch.dtype) -> MtpHead:
@@ -192,15 +155,13 @@ def load_mtp(model: str | Path, revision: str | None, device: torch.device, dtyp
         raise UnsupportedModel(f"{model}: has no final norm of its own, which its MTP layer needs")
     shared = {names.embedding, names.output, names.norm}
     tensors = _expanded(read_tensors(model, found.names | shared, revision), text)
-    state = {name: tensors[name] for name in (names.embedding, names.output)} | {
-        names.norm: tensors[found.roles["norm"]]
-    }
-    filled = _fill(own, found, {name: tensors[name] for name in found.layer.values()}, state, dtype)
-    ragged = RaggedModel(cast("PreTrainedModel", cast("Any", filled).to(device)), Span(PLACE, PLACE + 1))
+    ends = {name: tensors[name] for name in (names.embedding, names.output)}
+    ends[names.norm] = tensors[found.roles["norm"]]
+    filled = fill_layer(own, {name: tensors[there] for name, there in found.layer.items()}, ends, dtype)
     norm = filled.get_submodule(names.norm.removesuffix(".weight"))
     weights = {"token_norm": found.roles["token_norm"], "row_norm": found.roles["row_norm"], "final": names.norm}
-    norms = {role: _norm_like(norm, tensors[name]) for role, name in weights.items()}
-    return MtpHead(ragged, {**norms, "own": norm}, tensors[found.roles["proj"]].to(device, dtype))
+    norms = {role: norm_with(norm, tensors[name]) for role, name in weights.items()}
+    return MtpHead(as_ragged(filled, device), {**norms, "own": norm}, tensors[found.roles["proj"]])
 
 
 def mtp_config(text: PreTrainedConfig, found: MtpTensors) -> PreTrainedConfig:
@@ -225,51 +186,8 @@ def mtp_config(text: PreTrainedConfig, found: MtpTensors) -> PreTrainedConfig:
             setattr(own, name, value)
     if hasattr(own, "quantization_config"):
         del own.quantization_config
-    use_canopy(own)
     found_config: PreTrainedConfig = own
     return found_config
-
-
-def _fill(
-    config: PreTrainedConfig,
-    found: MtpTensors,
-    layer: Mapping[str, torch.Tensor],
-    state: dict[str, torch.Tensor],
-    dtype: torch.dtype,
-) -> PreTrainedModel:
-    """The family's class with the MTP layer in it, and a layer that passes through before it."""
-    base: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-
-    class MtpSpan(base):  # type: ignore[misc]
-        def __init__(self, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
-            super().__init__(config, *args, **kwargs)
-            layers = self.get_submodule(find_layers(self))
-            for index in range(PLACE):
-                layers[index] = PassThroughLayer(layers[index])
-
-    with torch.device("meta"):
-        where = find_layers(base(config))
-    state |= {f"{where}.{PLACE}.{own}": layer[name] for own, name in found.layer.items()}
-    try:
-        filled, info = MtpSpan.from_pretrained(
-            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
-        )
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise UnsupportedModel(f"{config.model_type}: its MTP layer does not load ({first_line(error)})") from error
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if loose := sorted(map(str, info[problem])):
-            what = f"{len(loose)} {problem.replace('_', ' ')}, such as {loose[0]}"
-            raise UnsupportedModel(f"{config.model_type}: its MTP layer does not fit its class: {what}")
-    model: PreTrainedModel = filled.eval()
-    return model
-
-
-def _norm_like(norm: nn.Module, weight: torch.Tensor) -> nn.Module:
-    """Another norm of the same class."""
-    other = copy.deepcopy(norm)
-    own = cast("nn.Parameter", other.weight)
-    own.data = weight.to(own.device, own.dtype)
-    return other
 
 
 def _expanded(tensors: dict[str, torch.Tensor], text: PreTrainedConfig) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-import client.drafting.sources.mtp
+import client.drafting.sources.layer_head
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.mtp import MtpHead, find_mtp, load_mtp
@@ -25,7 +25,7 @@ from client.drafting.search.calibration import Calibration
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Search
 from client.drafting.search.tree import TokenTree
-from client.drafting.sources.mtp import MtpSource
+from client.drafting.sources.layer_head import LayerHeadSource
 from client.target import load_target
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
@@ -74,9 +74,8 @@ def test_it_computes_what_transformers_computes(family: str, published: Any) -> 
     head = load_mtp(folder, None, CPU, torch.float32)
     count = len(IDS) - 1
     nodes = [TreeNodeId(node) for node in range(count)]
-    entering = head.entering(IDS[1:], head.normed(captured[0][0, :-1]))
-    work = SessionRows(KvCache(head.model.layout, 32), nodes, [None, *nodes[:-1]], range(count), rows=entering)
-    logits, own = head.run(work, count)
+    work = SessionRows(KvCache(head.model.layout, 32), nodes, [None, *nodes[:-1]], range(count))
+    logits, own = head.run(work, IDS[1:], head.normed(captured[0][0, :-1]), count)
     assert (logits - wanted).abs().max() < 1e-5
     assert (own - rows[0]).abs().max() < 1e-5
 
@@ -101,9 +100,8 @@ def alone(head: MtpHead, tokens: Sequence[int], rows: torch.Tensor) -> torch.Ten
     for place, token in enumerate(tokens[1:]):
         given = head.normed(rows[place : place + 1]) if place < len(rows) else row
         parent = None if place == 0 else TreeNodeId(place - 1)
-        entering = head.entering(torch.tensor([token]), given)
-        work = SessionRows(cache_of, [TreeNodeId(place)], [parent], [place], rows=entering)
-        logits, row = head.run(work, 1)
+        work = SessionRows(cache_of, [TreeNodeId(place)], [parent], [place])
+        logits, row = head.run(work, torch.tensor([token]), given, 1)
     return logits[0]
 
 
@@ -119,7 +117,7 @@ def test_every_node_sees_the_text_and_its_own_branch(head: MtpHead) -> None:
     """Also where the text is ahead of its rows, where it changes, where a row is missing, and where rows come late."""
     text = [int(token) for token in IDS]
     ranker = Noting((5, 9))
-    source = MtpSource(head, ranker)
+    source = LayerHeadSource(head, ranker)
 
     def check(text: Sequence[int], base: int, known: int) -> None:
         search = search_of(text)
@@ -157,8 +155,8 @@ def test_every_node_sees_the_text_and_its_own_branch(head: MtpHead) -> None:
 @torch.inference_mode()
 def test_of_a_long_text_the_newer_part_is_kept(head: MtpHead, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MIN_WINDOW_TOKENS", "MAX_WINDOW_TOKENS"):
-        monkeypatch.setattr(client.drafting.sources.mtp, name, 8)
-    source, ranker = MtpSource(head, Noting(())), Noting(())
+        monkeypatch.setattr(client.drafting.sources.layer_head, name, 8)
+    source, ranker = LayerHeadSource(head, Noting(())), Noting(())
     source.ranker = ranker
     text = [int(token) for token in IDS]
     for known in range(1, 13):

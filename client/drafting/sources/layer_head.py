@@ -1,4 +1,4 @@
-"""A checkpoint's own MTP layer as a source: it attends to the text as far as its hidden rows came, and to its tree.
+"""A head that is one decoder layer as a source: it attends to the text as far as its hidden rows came, and to its tree.
 
     [0, run)      entries of the layer's KV, from the target's own rows; entry j is token `base + 1 + j` of the text
     live nodes    tokens behind the newest row, and the tree: from the layer's own rows, gone with the next search
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from client.drafting.heads.mtp import MtpHead
+from client.drafting.heads.layer_head import LayerHead
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Places, Search, Source
 from client.drafting.search.tree import Lesson, TokenTree
@@ -31,11 +31,11 @@ CATCH_UP_ROWS = 256
 """Entries of one forward while it catches up with the text."""
 
 
-class MtpSource(Source):
+class LayerHeadSource(Source):
     """Expands the frontier in batches; every node's state is the row that the layer predicts for it.
 
     Attributes:
-        head: the layer.
+        head: the layer; several sources share it.
         ranker: from its logits to candidates.
         window_tokens: rows that are kept; where a text has more, the older half is dropped.
     """
@@ -43,7 +43,7 @@ class MtpSource(Source):
     wants_rows = True
     weighs = True
 
-    def __init__(self, head: MtpHead, ranker: Ranker) -> None:
+    def __init__(self, head: LayerHead, ranker: Ranker) -> None:
         self.head = head
         self.ranker = ranker
         model = head.model
@@ -93,7 +93,7 @@ class MtpSource(Source):
         self._states, self._ids = {}, {}
         sequence, known = search.sequence, self._base + self._count
         is_recent = self._count > 0 and 0 < len(sequence) - known <= MAX_TOKENS_BEHIND
-        if not is_recent or sequence[:known] != self._text or max(sequence[self._base :]) >= self.head.model.vocab_size:
+        if not is_recent or sequence[:known] != self._text or max(sequence[self._base :]) >= self.head.vocab_size:
             return False
         logits, row = self._catch_up(sequence[self._base + 1 : known + 1])
         at: TreeNodeId | None = None
@@ -132,9 +132,8 @@ class MtpSource(Source):
         assert self._kv_cache is not None
         ids = [TreeNodeId(self._next_id + place) for place in range(len(tokens))]
         self._next_id += len(tokens)
-        entering = self.head.entering(torch.tensor(tokens), rows)
-        work = SessionRows(self._kv_cache, ids, parents, positions, rows=entering)
-        return *self.head.run(work, last or len(tokens)), ids
+        work = SessionRows(self._kv_cache, ids, parents, positions)
+        return *self.head.run(work, torch.tensor(tokens), rows, last or len(tokens)), ids
 
     @property
     def _used(self) -> int:
