@@ -111,6 +111,8 @@ def collect_labels(
         NotEnoughSpace: the disk is too small.
         SwarmError: what stopped the sampler.
     """
+    if folder.is_file():
+        raise ConfigError(f"{folder}: a file; with --join, --samples names a folder of text and labels")
     marks = {"seed": str(amount.seed), "tokens": str(amount.tokens), "config": target.config_digest}
     found: list[tuple[Path, int]] = []
     unknown = 0

@@ -65,7 +65,7 @@ def publish(family: str, folder: Path, *, is_able: bool = False) -> Path:
 
     Args:
         family: of `PUBLISHED`.
-        folder: for config, tokenizer, index and two files of weights: the model's and the MTP layer's.
+        folder: for config, tokenizer, index and three files of weights: the layers', the ends' and the MTP layer's.
         is_able: whether text depends on its last token above all, and the MTP layer knows how.
     """
     torch.manual_seed(0)
@@ -79,8 +79,7 @@ def publish(family: str, folder: Path, *, is_able: bool = False) -> Path:
     model.save_pretrained(folder)
     tensors = _with_mtp(load_file(folder / "model.safetensors"), family, is_able=is_able)
     (folder / "model.safetensors").unlink()
-    layer = f"layers.{LAYERS}."
-    files = {name: f"model-{1 + int(layer in name or 'mtp' in name)}.safetensors" for name in tensors}
+    files = {name: _file_of(name) for name in tensors}
     for file in set(files.values()):
         save_file({name: tensors[name] for name in tensors if files[name] == file}, folder / file, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
@@ -91,6 +90,12 @@ def publish(family: str, folder: Path, *, is_able: bool = False) -> Path:
     (folder / "config.json").write_text(json.dumps(content))
     shutil.copy(TARGET / "tokenizer.json", folder)
     return folder
+
+
+def _file_of(name: str) -> str:
+    if f"layers.{LAYERS}." in name or "mtp" in name:
+        return "mtp.safetensors"
+    return "layers.safetensors" if ".layers." in name else "ends.safetensors"
 
 
 def _with_mtp(tensors: dict[str, torch.Tensor], family: str, *, is_able: bool) -> dict[str, torch.Tensor]:

@@ -42,8 +42,14 @@ LEFT_OUT = {"t2d", FUSION, FUSION_BIAS, EMBEDDING, HEAD, NORM, TO_TARGET}
 
 
 def is_eagle(model: str | Path) -> bool:
-    """Whether a folder or hub id is an EAGLE head; of a file on the hub only the header is read."""
+    """Whether a folder or hub id is an EAGLE head: it has one layer, and is known by its tensors.
+
+    Of a file on the hub only the header is read.
+    """
     try:
+        folder, _ = find_model(model)
+        if text_config(read_config(folder, str(model))).num_hidden_layers != 1:
+            return False
         names = _own_names(model)
     except SwarmError:
         return False  # loading it as a model then says what is wrong with it

@@ -9,6 +9,7 @@ norm, as in transformers' `MtpModel`.
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedConfig
@@ -23,11 +25,11 @@ from transformers import PreTrainedConfig
 from client.drafting.heads.files import read_tensors, stored_names
 from client.drafting.heads.layer_head import PLACE, LayerHead, as_ragged, fill_layer, norm_with
 from client.drafting.heads.target_names import target_names
-from swarm.errors import UnsupportedModel
+from swarm.errors import SwarmError, UnsupportedModel
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.models.families import text_config
 from swarm.models.hub import find_model
-from swarm.models.pretrained import INDEX, read_config
+from swarm.models.pretrained import INDEX, TEXT_PART, read_config
 
 MTP = "mtp"
 """What `--draft` calls it."""
@@ -93,15 +95,17 @@ def find_mtp(names: Iterable[str], num_layers: int) -> MtpTensors | None:
 
 
 def has_mtp(model: str | Path, revision: str | None = None) -> bool:
-    """Whether a checkpoint whose index is here comes with an MTP layer; nothing is fetched for the answer."""
-    try:
-        folder, _ = find_model(model, revision)
-        if not (folder / INDEX).exists():
-            return False
-        layers = text_config(read_config(folder, str(model))).num_hidden_layers
-        return find_mtp(stored_names(model, revision), layers) is not None
-    except Exception:  # noqa: BLE001 - whoever needs the model is told what is wrong with it
+    """Whether a checkpoint whose index is here comes with an MTP layer; the hub is not asked."""
+    folder = Path(model).expanduser()
+    index = folder / INDEX if folder.is_dir() else try_to_load_from_cache(str(model), INDEX, revision=revision)
+    if not isinstance(index, str | Path) or not Path(index).exists():
         return False
+    try:
+        names = {re.sub(TEXT_PART, "", name) for name in json.loads(Path(index).read_bytes())["weight_map"]}
+        layers = text_config(read_config(Path(index).parent, str(model))).num_hidden_layers
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SwarmError):
+        return False  # whoever needs the model is told what is wrong with it
+    return find_mtp(names, layers) is not None
 
 
 class MtpHead(LayerHead):

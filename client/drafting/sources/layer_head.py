@@ -49,7 +49,7 @@ class LayerHeadSource(Source):
         model = head.model
         per_token = model.layout.bytes_per_token + model.hidden_size * model.dtype.itemsize
         self.window_tokens = max(MIN_WINDOW_TOKENS, min(MAX_TEXT_BYTES // per_token, MAX_WINDOW_TOKENS))
-        self._buffer = torch.empty(0)  # [window_tokens, width], taken with the first row
+        self._buffer = torch.empty(0)  # [window_tokens, width], the target's own, taken with the first row
         self._kv_cache: KvCache | None = None
         self.forget()
 
@@ -76,7 +76,7 @@ class LayerHeadSource(Source):
             self._drop(self._count + len(new) - self.window_tokens // 2)
         if len(self._buffer) == 0:
             self._buffer = torch.empty(self.window_tokens, model.hidden_size, dtype=model.dtype, device=model.device)
-        self._buffer[self._count : self._count + len(new)] = self.head.normed(new)
+        self._buffer[self._count : self._count + len(new)] = new.to(model.device, model.dtype)
         self._count += len(new)
         self._base = len(text) - self._count
         self._text = text
@@ -113,7 +113,7 @@ class LayerHeadSource(Source):
         kv_cache.truncate(self._run)
         for start in range(self._run, len(tokens), CATCH_UP_ROWS):
             part = tokens[start : start + CATCH_UP_ROWS]
-            rows, first = self._buffer[start : start + len(part)], self._next_id
+            rows, first = self.head.normed(self._buffer[start : start + len(part)]), self._next_id
             parents = [None, *(TreeNodeId(first + place) for place in range(len(part) - 1))]
             logits, row, ids = self._run_nodes(part, rows, parents, range(start, start + len(part)), last=1)
             kv_cache.commit(ids, ())

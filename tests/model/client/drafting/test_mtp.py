@@ -19,7 +19,7 @@ from transformers.modeling_layers import MtpModel
 import client.drafting.sources.layer_head
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
-from client.drafting.heads.mtp import MtpHead, find_mtp, load_mtp
+from client.drafting.heads.mtp import MtpHead, find_mtp, has_mtp, load_mtp
 from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.search.calibration import Calibration
 from client.drafting.search.ranking import Ranker
@@ -31,7 +31,9 @@ from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows, load_whole
+from swarm.models.hub import find_model
 from swarm.protocol.messages import Sampling
+from tests.fake_hub import MODEL, FakeHub, Repo
 from tests.model.published_mtp import LAYERS, PUBLISHED, WIDTH, publish
 
 CPU = torch.device("cpu")
@@ -190,6 +192,7 @@ def test_a_layer_that_is_there_is_named_and_one_that_is_not_is_refused(
     folder = published("glm4_moe")
     load_drafter(folder, load_target(folder), DraftOptions())
     assert "--draft mtp drafts with it" in caplog.text
+    assert not has_mtp("nobody/knows-it"), "and the hub is not asked"
     without = tmp_path / "without"
     publish("glm4_moe", without)
     index = json.loads((without / "model.safetensors.index.json").read_text())
@@ -202,17 +205,25 @@ def test_a_layer_that_is_there_is_named_and_one_that_is_not_is_refused(
         load_drafter(without, load_target(without), DraftOptions(("mtp",), "cpu"))
 
 
+def test_from_the_hub_only_its_files_come(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repos[MODEL] = Repo.of(publish("deepseek_v3", tmp_path / "published"))
+    load_mtp(MODEL, None, CPU, torch.float32)
+    folder, _ = find_model(MODEL)
+    assert {file.name for file in folder.glob("*.safetensors")} == {"ends.safetensors", "mtp.safetensors"}
+    assert has_mtp(MODEL)
+
+
 def test_weights_in_eight_bit_floats_are_expanded_by_their_scales(published: Any, tmp_path: Path) -> None:  # noqa: ANN401
     folder = publish("deepseek_v3", tmp_path)
     head = load_mtp(folder, None, CPU, torch.float32)
-    tensors = load_file(folder / "model-2.safetensors")
+    tensors = load_file(folder / "mtp.safetensors")
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     for name in [name for name in tensors if name.endswith("_proj.weight") and "eh_proj" not in name]:
         scale = tensors[name].abs().amax() / 448
         tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
         tensors[f"{name}_scale_inv"] = scale.reshape(1, 1)
-        index["weight_map"][f"{name}_scale_inv"] = "model-2.safetensors"
-    save_file(tensors, folder / "model-2.safetensors", {"format": "pt"})
+        index["weight_map"][f"{name}_scale_inv"] = "mtp.safetensors"
+    save_file(tensors, folder / "mtp.safetensors", {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     rounded = load_mtp(folder, None, CPU, torch.float32)
     ours, wanted = (alone(one, [3, 4, 5], ROWS[:2]) for one in (rounded, head))

@@ -208,6 +208,9 @@ def test_a_swarm_without_labels_or_a_full_disk_is_said(
     monkeypatch.setattr(elsewhere, "make", silent)
     with pytest.raises(ConfigError, match=r"hidden rows and distributions of 60 of 480 tokens"):
         collect(elsewhere, tmp_path / "labels")
+    (tmp_path / "lines").touch()
+    with pytest.raises(ConfigError, match="names a folder of text and labels"):
+        collect(elsewhere, tmp_path / "lines")
     monkeypatch.setattr("client.train.swarm_labels.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(NotEnoughSpace, match="fewer --lines"):
         collect(elsewhere, tmp_path / "labels")
