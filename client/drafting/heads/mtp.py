@@ -33,6 +33,8 @@ from swarm.models.pretrained import INDEX, TEXT_PART, read_config
 
 MTP = "mtp"
 """What `--draft` calls it."""
+MAX_FLOAT32_BYTES = 4 << 30
+"""Of weights on a CPU, which computes faster in float32 but mostly has no more memory."""
 ROLES = {
     "enorm.weight": "token_norm",
     "hnorm.weight": "row_norm",
@@ -141,7 +143,7 @@ def load_mtp(model: str | Path, revision: str | None, device: torch.device, dtyp
         model: the target, by folder or hub id.
         revision: on the hub.
         device: where it is to run.
-        dtype: in which type.
+        dtype: in which type; on a CPU bfloat16 where float32 would take more than `MAX_FLOAT32_BYTES`.
 
     Raises:
         UnsupportedModel: the checkpoint has no MTP layer, or one that cannot be run.
@@ -161,6 +163,8 @@ def load_mtp(model: str | Path, revision: str | None, device: torch.device, dtyp
     tensors = _expanded(read_tensors(model, found.names | shared, revision), text)
     ends = {name: tensors[name] for name in (names.embedding, names.output)}
     ends[names.norm] = tensors[found.roles["norm"]]
+    if device.type == "cpu" and 4 * sum(tensor.numel() for tensor in tensors.values()) > MAX_FLOAT32_BYTES:
+        dtype = torch.bfloat16
     filled = fill_layer(own, {name: tensors[there] for name, there in found.layer.items()}, ends, dtype)
     norm = filled.get_submodule(names.norm.removesuffix(".weight"))
     weights = {"token_norm": found.roles["token_norm"], "row_norm": found.roles["row_norm"], "final": names.norm}

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+import client.drafting.heads.mtp
 import client.drafting.sources.layer_head
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
@@ -203,6 +204,15 @@ def test_a_layer_that_is_there_is_named_and_one_that_is_not_is_refused(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     with pytest.raises(UnsupportedModel, match="no layer for multi-token prediction"):
         load_drafter(without, load_target(without), DraftOptions(("mtp",), "cpu"))
+
+
+def test_a_large_layer_takes_half_the_memory_on_a_cpu(published: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
+    monkeypatch.setattr(client.drafting.heads.mtp, "MAX_FLOAT32_BYTES", 1)
+    head = load_mtp(published("deepseek_v3"), None, CPU, torch.float32)
+    assert head.model.dtype == torch.bfloat16
+    ours = alone(head, [3, 4, 5], ROWS[:2])
+    wanted = alone(load_mtp(published("deepseek_v3"), None, CPU, torch.bfloat16), [3, 4, 5], ROWS[:2])
+    assert torch.equal(ours, wanted)
 
 
 def test_from_the_hub_only_its_files_come(hub: FakeHub, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from client.train.command import check, train_draft
 from client.train.head import HELD_OUT_LINES, Schedule
 from client.train.labels import TargetLogs
 from client.train.options import TrainDraft
-from client.train.samples import SampleAmount
+from client.train.samples import SampleAmount, load_for_training
 from client.train.swarm_labels import collect_labels
 from client.train.swarm_samples import LabelledLines
 from swarm.demo import DRAFT, TARGET
@@ -171,6 +171,18 @@ def test_text_and_labels_may_come_from_a_swarm(
     said = trained(replace(JOINED, kind=kind, out=tmp_path, lines=36, own_matrices=False))
     assert "borrows model.embed_tokens.weight" in said
     assert len(elsewhere.asked) == 4, "labels that are there are not asked for again"
+
+
+def test_a_model_learns_from_a_swarm_without_hidden_rows(tmp_path: Path, elsewhere: Elsewhere) -> None:
+    elsewhere.width = 0
+    frozen = load_for_training
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client.train.command, "load_for_training", lambda name, device: frozen(name, device))
+        command = replace(JOINED, kind="draft", start=str(DRAFT), own_matrices=False, rate=1e-3, out=tmp_path)
+        said = trained(command)
+    options = {"peers": JOINED.join, "insecure": True, "membership": OPEN_SWARM, "with_rows": False}
+    assert elsewhere.asked[0] == (FEW.model, options)
+    assert "accepts 1.00 in turn" in said, "what always comes is soon known"
 
 
 def test_labels_of_another_text_are_not_used(tmp_path: Path, elsewhere: Elsewhere) -> None:
