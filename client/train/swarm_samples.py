@@ -19,11 +19,14 @@ from client.library.aio import AsyncSwarm
 from client.options import ConnectOptions, Options
 from client.stats import TokenLogProbs
 from client.train.samples import SampleAmount, sampling_of, start_of
+from swarm.errors import GenerationInterrupted
 from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS
 from swarm.runtime.tasks import TaskScope
 
 LINES = 8
 """Lines that are generated side by side, each in a session of its own, without drafts."""
+MAX_INTERRUPTIONS = 3
+"""Chains that may break under one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class SwarmSampler:
         """The lines `[first, first + count)`.
 
         Raises:
-            SwarmError: a line cannot be made, or was interrupted.
+            SwarmError: a line cannot be made, or was interrupted too often.
         """
         return self.portal.call(self._make, amount, range(first, first + count))
 
@@ -106,9 +109,12 @@ class SwarmSampler:
         return made
 
     async def _line(self, amount: SampleAmount, number: int, made: LabelledLines) -> None:
-        """Generate until a line is long enough; it goes on after an end of text, as in a local copy."""
+        """Generate until a line is long enough; it goes on after an end of text, as in a local copy.
+
+        It also goes on where a chain broke for good, in another session.
+        """
         line, notes = start_of(amount, number, self.swarm.target.tokenizer), _LineNotes(made)
-        sampling = sampling_of(amount, number)
+        sampling, interruptions = sampling_of(amount, number), 0
         while (missing := amount.tokens - len(line)) > 0:
             options = Options(
                 missing, temperature=sampling.temperature, seed=sampling.seed, nodes=0, log_probs=MAX_TOP_LOG_PROBS
@@ -116,9 +122,14 @@ class SwarmSampler:
             state = self.swarm.factory.make(line, options)
             if self.with_rows:
                 state.observe = notes.observe
-            async with self.swarm.opener.open(len(line) + state.max_new_tokens, state.nodes) as session:
-                async for _ in session.run(state):
-                    pass
+            try:
+                async with self.swarm.opener.open(len(line) + state.max_new_tokens, state.nodes) as session:
+                    async for _ in session.run(state):
+                        pass
+            except GenerationInterrupted:
+                interruptions += 1
+                if interruptions > MAX_INTERRUPTIONS:
+                    raise
             notes.note_distributions(len(line) - 1, state.log_probs, len(state.text.tokens))
             line += state.text.tokens
         notes.finish(line, with_rows=self.with_rows)

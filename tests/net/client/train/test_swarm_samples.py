@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,8 @@ import client.train.command
 import client.train.samples
 import client.train.swarm_samples
 from client import AsyncSwarm
+from client.decode.state import GenerationState
+from client.library.session import Piece, Session
 from client.target import load_target
 from client.train.command import train_draft
 from client.train.labels import ModelLabels
@@ -30,7 +32,7 @@ from client.train.swarm_labels import SwarmLabels, collect_labels
 from client.train.swarm_samples import SwarmSampler
 from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryRegistry
-from swarm.errors import ContextFull
+from swarm.errors import ContextFull, GenerationInterrupted
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 
 pytestmark = pytest.mark.timeout(60)
@@ -112,6 +114,29 @@ def test_a_line_goes_on_behind_the_end_of_a_text(
     made = sampler.make(FEW, 0, 2)
     assert torch.equal(made.tokens, expected)
     assert made.known[:, 1:-1].all()
+
+
+def test_a_line_goes_on_where_chains_break(
+    sampler: SwarmSampler, local: LocalSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, broken = Session.run, list[int]()
+
+    async def breaking(session: Session, state: GenerationState) -> AsyncIterator[Piece]:
+        async for piece in run(session, state):
+            yield piece
+            if len(broken) < at_most and len(state.text.tokens) == 4:
+                broken.append(4)
+                raise GenerationInterrupted("its machine left", "", state.text.tokens)
+
+    monkeypatch.setattr(Session, "run", breaking)
+    at_most = 2
+    made = sampler.make(FEW, 0, 1)
+    assert len(broken) == 2
+    assert torch.equal(made.tokens, local.make(FEW, 0, 1))
+    assert made.known[:, 1:-1].all()
+    at_most = 6
+    with pytest.raises(GenerationInterrupted, match="its machine left"):
+        sampler.make(FEW, 0, 1)
 
 
 def test_lines_that_the_model_cannot_hold_are_refused_in_one_line(sampler: SwarmSampler) -> None:
