@@ -64,11 +64,9 @@ class LayerHeadSource(Source):
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
         """Keep rows that follow those so far; what the text has changed behind a common beginning is dropped."""
         model, text, start = self.head.model, tuple(sequence), len(sequence) - len(rows)
-        common = _common_prefix(self._text, text)
-        if rows.shape[1] != model.hidden_size or common == len(text):
+        if rows.shape[1] != model.hidden_size or text == self._text[: len(text)]:
             return
-        self._count = min(self._count, max(0, common - self._base))
-        self._run = min(self._run, max(0, common - self._base - 1))  # entries are of the tokens behind their rows
+        self._keep(text)
         if self._count == 0 or start > self._base + self._count:
             self._base, self._count, self._run = start, 0, 0
         new = rows[self._base + self._count - start :][-self.window_tokens :]
@@ -81,6 +79,13 @@ class LayerHeadSource(Source):
         self._base = len(text) - self._count
         self._text = text
 
+    def _keep(self, text: tuple[int, ...]) -> None:
+        """Keep the rows that a text has in common with those so far, and entries whose tokens it has too."""
+        common = _common_prefix(self._text, text)
+        self._text = self._text[:common]
+        self._count = min(self._count, max(0, common - self._base))
+        self._run = min(self._run, max(0, common - self._base - 1))  # entries are of the tokens behind their rows
+
     def _drop(self, count: int) -> None:
         """Forget the oldest rows. All entries are computed again, which halves keep rare."""
         kept = max(0, self._count - count)
@@ -91,9 +96,11 @@ class LayerHeadSource(Source):
         """Catch up with the rows that came, and add candidates below the text's last token."""
         self.ranker.begin()
         self._states, self._ids = {}, {}
-        sequence, known = search.sequence, self._base + self._count
-        is_recent = self._count > 0 and 0 < len(sequence) - known <= MAX_TOKENS_BEHIND
-        if not is_recent or sequence[:known] != self._text or max(sequence[self._base :]) >= self.head.vocab_size:
+        sequence = search.sequence
+        self._keep(sequence[:-1])  # an earlier text may have gone on further, or elsewhere
+        known = self._base + self._count
+        is_recent = self._count > 0 and len(sequence) - known <= MAX_TOKENS_BEHIND
+        if not is_recent or max(sequence[self._base :]) >= self.head.vocab_size:
             return False
         logits, row = self._catch_up(sequence[self._base + 1 : known + 1])
         at: TreeNodeId | None = None

@@ -146,9 +146,16 @@ def test_every_node_sees_the_text_and_its_own_branch(head: MtpHead) -> None:
     source.observe(text[:8], ROWS[4:8])
     check(text[:9], 2, 8)
     other = [*text[:5], 77, 78, 79]
-    assert not source.begin(search_of(other)), "no row of this text came"
+    check(other, 2, 5)
     source.observe(other[:7], ROWS[5:7])
     check(other[:8], 2, 7)
+    source.observe(other[:3], ROWS[2:3])
+    check(other[:4], 2, 3)
+    source.observe(other[:5], ROWS[3:5])
+    check(other[:6], 2, 5)
+    assert not source.begin(search_of([1, 2, *other])), "no row of this text came"
+    source.observe(text[:6], ROWS[5:6])
+    check(text[:7], 5, 6)
     source.observe(text[:12], ROWS[10:12])
     check(text[:13], 10, 12)
     source.forget()
