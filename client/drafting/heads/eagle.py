@@ -133,10 +133,12 @@ class JoinedNorm(nn.Module):
 
     Attributes:
         embedded: [1, n, width], of the next forward.
+        is_before: whether rows enter normed, so that the layer adds to the normed row.
     """
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm: nn.Module, *, is_before: bool) -> None:
         super().__init__()
+        self.is_before = is_before
         self.token_norm, self.row_norm = norm, copy.deepcopy(norm)
         self.embedded = torch.empty(0)
 
@@ -144,7 +146,7 @@ class JoinedNorm(nn.Module):
         """From [1, n, width] to [1, n, 2 · width]."""
         if self.embedded.shape != rows.shape:  # while the span is probed
             self.embedded = torch.zeros_like(rows)
-        return torch.cat([self.token_norm(self.embedded), self.row_norm(rows)], dim=-1)
+        return torch.cat([self.token_norm(self.embedded), rows if self.is_before else self.row_norm(rows)], dim=-1)
 
 
 class ThirdEagleHead(LayerHead):
@@ -171,7 +173,8 @@ class ThirdEagleHead(LayerHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As in `LayerHead`; tokens that it does not know cannot be guessed."""
         self._joined.embedded = self.embed(tokens)[None]
-        hidden = self.model.forward([replace(work, rows=rows)])[-last:]
+        entering = self._joined.row_norm(rows) if self._joined.is_before else rows
+        hidden = self.model.forward([replace(work, rows=entering)])[-last:]
         own = self.model.logits(hidden)
         logits = own.new_full((len(own), self.vocab_size), -torch.inf)
         return logits.index_copy(1, self._to_target, own[:, : len(self._to_target)]), hidden
@@ -201,7 +204,8 @@ def _load_third(
     made: list[JoinedNorm] = []
 
     def change(model: PreTrainedModel, own: Any) -> None:  # noqa: ANN401 - a decoder layer of any class
-        made.append(JoinedNorm(getattr(own, INPUT_NORM)))
+        is_before = bool(getattr(config, "norm_before_residual", False))
+        made.append(JoinedNorm(getattr(own, INPUT_NORM), is_before=is_before))
         setattr(own, INPUT_NORM, made[-1])
         for name in ("q_proj", "k_proj", "v_proj"):
             before = getattr(own.self_attn, name)

@@ -146,15 +146,18 @@ def test_the_first_kind_computes_what_is_published(target: Path, tmp_path: Path)
     assert torch.equal(again, logits)
 
 
+@pytest.mark.parametrize("is_before", [False, True])
 @torch.no_grad()
-def test_the_third_kind_computes_what_is_published(target: Path, tmp_path: Path) -> None:
+def test_the_third_kind_computes_what_is_published(is_before: bool, target: Path, tmp_path: Path) -> None:
     tensors = third_tensors()
-    logits, rows = run(publish(tmp_path / "eagle", tensors, draft_vocab_size=len(KNOWN)), target)
+    changes = {"draft_vocab_size": len(KNOWN), "norm_before_residual": is_before}
+    logits, rows = run(publish(tmp_path / "eagle", tensors, **changes), target)
     model: Any = LlamaForCausalLM.from_pretrained(target)
     embedded, normed = model.model.embed_tokens(TOKENS), model.model.norm(ROWS)
     parts = (embedded, "midlayer.input_layernorm.weight"), (normed, "midlayer.hidden_norm.weight")
     entering = torch.cat([norm(values, tensors[name]) for values, name in parts], dim=1)
-    wanted = layer(tensors, "midlayer.", entering, normed)
+    residual = norm(normed, tensors["midlayer.hidden_norm.weight"]) if is_before else normed
+    wanted = layer(tensors, "midlayer.", entering, residual)
     assert (rows - wanted).abs().max() < 1e-4
     own = norm(wanted, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
     assert (logits[:, KNOWN] - own).abs().max() < 1e-4
