@@ -28,7 +28,7 @@ from client.train.head import HELD_OUT_LINES, HeadTraining, Schedule
 from client.train.labels import LabelSource, ModelLabels
 from client.train.options import TrainDraft
 from client.train.samples import LocalSampler, SampleAmount, load_for_training, sampled_lines
-from client.train.swarm_labels import SwarmLabels, collect_labels, label_bytes
+from client.train.swarm_labels import LabelFolder, label_bytes
 from client.train.swarm_samples import open_sampler
 from swarm.errors import ConfigError, HubError, UnknownModel, UnsupportedModel
 from swarm.runtime.cpu_threads import check_threads
@@ -102,19 +102,23 @@ def _own_labels(command: TrainDraft, target: Target, device: torch.device, conso
 
 
 def _swarm_labels(command: TrainDraft, target: Target, device: torch.device, console: Console) -> LabelSource:
-    """Text and labels as the swarm sends them; the target's weights are not opened."""
-    folder, amount = command.samples or command.out / "labels", _amount(command)
-    options: ConnectOptions = {
-        "peers": command.join,
-        "insecure": command.insecure,
-        "membership": command.membership,
-    }
-    with _bar(console) as bar, open_sampler(command.model, with_rows=_is_head(command), **options) as sampler:
-        size = label_bytes(sampler, amount, amount.lines) / 1e6
-        console.print(f"text and labels come from the swarm; they take {size:,.0f} MB in {folder}", highlight=False)
-        task = bar.add_task("sampling the swarm", total=amount.lines)
-        files = collect_labels(sampler, amount, target, folder, lambda done: bar.update(task, completed=done))
-    return SwarmLabels(files, target.vocab_size, device)
+    """Text and labels as the swarm sends them; the target's weights are not opened. Without it where all are here."""
+    amount, with_rows = _amount(command), _is_head(command)
+    width = target.hidden_size if with_rows else 0
+    labels = LabelFolder(command.samples or command.out / "labels", amount, target, width)
+    found = labels.read()
+    if len(found.lines) < amount.lines:
+        options: ConnectOptions = {
+            "peers": command.join,
+            "insecure": command.insecure,
+            "membership": command.membership,
+        }
+        with _bar(console) as bar, open_sampler(command.model, with_rows=with_rows, **options) as sampler:
+            size = label_bytes(sampler.top, width, amount, amount.lines) / 1e6
+            console.print(f"text and labels come from the swarm: {size:,.0f} MB in {labels.folder}", highlight=False)
+            task = bar.add_task("sampling the swarm", total=amount.lines)
+            found = labels.collect(sampler, lambda done: bar.update(task, completed=done))
+    return labels.source(found, device)
 
 
 def _amount(command: TrainDraft) -> SampleAmount:

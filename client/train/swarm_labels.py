@@ -40,11 +40,6 @@ class LabelSampler(Protocol):
         ...
 
     @property
-    def width(self) -> int:
-        """Values of a hidden row; 0 where none are wanted."""
-        ...
-
-    @property
     def top(self) -> int:
         """Tokens of a distribution that are told."""
         ...
@@ -91,63 +86,108 @@ class SwarmLabels:
             raise _unusable(file, error) from error
 
 
-def collect_labels(
-    sampler: LabelSampler, amount: SampleAmount, target: Target, folder: Path, report: Callable[[int], None]
-) -> list[tuple[Path, int]]:
-    """Labelled lines, as far as possible from an earlier run; the folder grows file by file.
+@dataclass(slots=True)
+class LabelFiles:
+    """What a folder holds.
 
-    Args:
-        sampler: makes the lines that are missing.
+    Attributes:
+        lines: (file, place in it) of each line.
+        unknown: places of all of them that got no label on the way.
+    """
+
+    lines: list[tuple[Path, int]]
+    unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFolder:
+    """Where labels are, and of what they have to be.
+
+    Attributes:
+        folder: of the files.
         amount: how much text.
         target: whose labels they are.
-        folder: of the files.
-        report: takes the number of lines so far.
-
-    Returns:
-        (file, place in it) of each line.
-
-    Raises:
-        ConfigError: the folder holds other labels, or the swarm gives none.
-        NotEnoughSpace: the disk is too small.
-        SwarmError: what stopped the sampler.
+        width: values of a hidden row; 0 where none are needed.
     """
-    if folder.is_file():
-        raise ConfigError(f"{folder}: a file; with --join, --samples names a folder of text and labels")
-    marks = {"seed": str(amount.seed), "tokens": str(amount.tokens), "config": target.config_digest}
-    found: list[tuple[Path, int]] = []
-    unknown = 0
-    while (done := len(found)) < amount.lines:
-        report(done)
-        file = folder / f"{done:08}.safetensors"
-        if not file.exists():
-            _check_space(sampler, amount, folder, amount.lines - done)
+
+    folder: Path
+    amount: SampleAmount
+    target: Target
+    width: int
+
+    def read(self) -> LabelFiles:
+        """What is there, from the first line on without a gap.
+
+        Raises:
+            ConfigError: the folder holds other labels, or is none.
+        """
+        if self.folder.is_file():
+            raise ConfigError(f"{self.folder}: a file; with --join, --samples names a folder of text and labels")
+        found = LabelFiles([])
+        while len(found.lines) < self.amount.lines and (file := self._file(len(found.lines))).exists():
+            self._add(found, file)
+        return found
+
+    def collect(self, sampler: LabelSampler, report: Callable[[int], None]) -> LabelFiles:
+        """Have a swarm make what is missing; the folder grows file by file.
+
+        Args:
+            sampler: makes the lines.
+            report: takes the number of lines so far.
+
+        Raises:
+            ConfigError: the folder holds other labels, or the swarm gives none.
+            NotEnoughSpace: the disk is too small.
+            SwarmError: what stopped the sampler.
+        """
+        found, amount = self.read(), self.amount
+        while (done := len(found.lines)) < amount.lines:
+            report(done)
+            self._check_space(sampler, amount.lines - done)
             made = sampler.make(amount, done, min(sampler.at_once, amount.lines - done))
             _check_known(made)
-            folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             content = {name: getattr(made, name).contiguous() for name in TENSORS}
-            replace_file(file, partial(save_file, content, metadata={**marks, "width": str(sampler.width)}), mode=0o644)
-        count, lost = _read_head(file, marks, sampler.width)
-        found += [(file, index) for index in range(count)]
-        unknown += lost
-    report(amount.lines)
-    if unknown:
-        logger.warning("%d of %d places got no label on the way and are left out", unknown, len(found) * amount.tokens)
-    return found[: amount.lines]
+            replace_file(self._file(done), partial(save_file, content, metadata=self._marks), mode=0o644)
+            self._add(found, self._file(done))
+        report(amount.lines)
+        return found
+
+    def source(self, found: LabelFiles, device: torch.device) -> SwarmLabels:
+        """What a training reads; says once how many places have no label."""
+        if found.unknown:
+            places = len(found.lines) * self.amount.tokens
+            logger.warning("%d of %d places got no label on the way and are left out", found.unknown, places)
+        return SwarmLabels(found.lines[: self.amount.lines], self.target.vocab_size, device)
+
+    @property
+    def _marks(self) -> dict[str, str]:
+        """What tells these labels from others."""
+        amount = self.amount
+        return {"seed": str(amount.seed), "tokens": str(amount.tokens), "config": self.target.config_digest}
+
+    def _file(self, first: int) -> Path:
+        """The file that begins with a line."""
+        return self.folder / f"{first:08}.safetensors"
+
+    def _add(self, found: LabelFiles, file: Path) -> None:
+        count, lost = _read_head(file, self._marks, self.width)
+        found.lines += [(file, index) for index in range(count)]
+        found.unknown += lost
+
+    def _check_space(self, sampler: LabelSampler, lines: int) -> None:
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        needed, free = label_bytes(sampler.top, self.width, self.amount, lines), shutil.disk_usage(there).free
+        if needed > free:
+            raise NotEnoughSpace(
+                f"{self.folder}: the labels of {lines:,} lines take {needed:,} bytes and {free:,} are free; give fewer "
+                "--lines, or another --samples"
+            )
 
 
-def label_bytes(sampler: LabelSampler, amount: SampleAmount, lines: int) -> int:
-    """What the files of so many lines take."""
-    return lines * amount.tokens * (4 + 1 + 8 * sampler.top + 2 * sampler.width)
-
-
-def _check_space(sampler: LabelSampler, amount: SampleAmount, folder: Path, lines: int) -> None:
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    needed, free = label_bytes(sampler, amount, lines), shutil.disk_usage(there).free
-    if needed > free:
-        raise NotEnoughSpace(
-            f"{folder}: the labels of {lines:,} lines take {needed:,} bytes and {free:,} are free; give fewer --lines, "
-            "or another --samples"
-        )
+def label_bytes(top: int, width: int, amount: SampleAmount, lines: int) -> int:
+    """What the files of so many lines take, with so many tokens of each distribution and rows of so many values."""
+    return lines * amount.tokens * (4 + 1 + 8 * top + 2 * width)
 
 
 def _check_known(made: LabelledLines) -> None:
@@ -159,7 +199,7 @@ def _check_known(made: LabelledLines) -> None:
 
 
 def _read_head(file: Path, marks: dict[str, str], width: int) -> tuple[int, int]:
-    """How many lines a file holds, and how many of their places have no label but could have one.
+    """How many lines a file holds (at least one), and how many of their places have no label but could have one.
 
     Raises:
         ConfigError: it holds other labels, or none.

@@ -30,7 +30,7 @@ from client.train.head import HELD_OUT_LINES, Schedule
 from client.train.labels import TargetLogs
 from client.train.options import TrainDraft
 from client.train.samples import SampleAmount, load_for_training
-from client.train.swarm_labels import collect_labels
+from client.train.swarm_labels import LabelFolder
 from client.train.swarm_samples import LabelledLines
 from swarm.demo import DRAFT, TARGET
 from swarm.discovery.dht.addresses import OPEN_SWARM
@@ -164,13 +164,15 @@ def test_text_and_labels_may_come_from_a_swarm(
     options = {"peers": JOINED.join, "insecure": True, "membership": OPEN_SWARM, "with_rows": True}
     assert elsewhere.asked == [(FEW.model, options), (0, 30), (30, 10)]
     assert "40 of 640 places got no label" in caplog.text
-    assert "text and labels come from the swarm; they take 0 MB" in said
+    assert "text and labels come from the swarm: 0 MB in" in said
     assert "with matrices of its own" in said
     made = load_head(tmp_path, read_head_config(tmp_path) or pytest.fail("no head"), tmp_path / "nowhere")
     assert torch.equal(made.matrix("embedding"), made.matrix("output"))
     said = trained(replace(JOINED, kind=kind, out=tmp_path, lines=36, own_matrices=False))
     assert "borrows model.embed_tokens.weight" in said
-    assert len(elsewhere.asked) == 4, "labels that are there are not asked for again"
+    assert len(elsewhere.asked) == 3, "where all labels are there, nobody is asked"
+    trained(replace(JOINED, kind=kind, out=tmp_path, lines=44))
+    assert elsewhere.asked[4:] == [(40, 4)], "and else for what is missing"
 
 
 def test_a_model_learns_from_a_swarm_without_hidden_rows(tmp_path: Path, elsewhere: Elsewhere) -> None:
@@ -204,7 +206,7 @@ def test_labels_of_another_text_are_not_used(tmp_path: Path, elsewhere: Elsewher
 
 
 def collect(sampler: Elsewhere, folder: Path) -> None:
-    collect_labels(sampler, SampleAmount(40, 16, 3), load_target(TARGET), folder, lambda _: None)
+    LabelFolder(folder, SampleAmount(40, 16, 3), load_target(TARGET), sampler.width).collect(sampler, lambda _: None)
 
 
 def test_a_swarm_without_labels_or_a_full_disk_is_said(

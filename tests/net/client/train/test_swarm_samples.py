@@ -28,7 +28,7 @@ from client.train.command import train_draft
 from client.train.labels import ModelLabels
 from client.train.options import TrainDraft
 from client.train.samples import LocalSampler, SampleAmount, load_for_training
-from client.train.swarm_labels import SwarmLabels, collect_labels
+from client.train.swarm_labels import LabelFolder
 from client.train.swarm_samples import SwarmSampler
 from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryRegistry
@@ -83,10 +83,11 @@ def test_a_swarm_gives_the_lines_and_labels_of_a_local_copy(
     """Interrupted after the first batch, too: lines know nothing of their batches."""
     told: list[int] = []
     target = sampler.swarm.target
-    collect_labels(sampler, replace(FEW, lines=4), target, tmp_path / "labels", told.append)
-    files = collect_labels(sampler, FEW, target, tmp_path / "labels", told.append)
-    assert told == [0, 4, 0, 4, 6]
-    ours = SwarmLabels(files, target.vocab_size, torch.device("cpu"))
+    labels = LabelFolder(tmp_path / "labels", FEW, target, target.hidden_size)
+    replace(labels, amount=replace(FEW, lines=4)).collect(sampler, told.append)
+    found = labels.collect(sampler, told.append)
+    assert told == [0, 4, 4, 6]
+    ours = labels.source(found, torch.device("cpu"))
     got = ours.labels(ours.entries)
     lines = local.make(FEW, 0, FEW.lines)
     assert torch.equal(got.tokens, lines.long())
