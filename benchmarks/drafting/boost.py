@@ -35,6 +35,7 @@ from client.target import load_target
 from client.train.boost import BoostTraining
 from client.train.draft_model import DraftTraining
 from client.train.head import Schedule
+from client.train.labels import ModelLabels
 from client.train.samples import LocalSampler, SampleAmount, load_for_training, sampled_lines
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
@@ -129,12 +130,13 @@ def train(options: Options, folder: Path, console: Console) -> dict[str, Path]:
         kept = options.samples or folder / "samples.safetensors"
         sampler = LocalSampler(target, load_target(TARGET).tokenizer)
         lines = sampled_lines(sampler, amount, kept, lambda done: bar.update(task, completed=done))
+        labels = ModelLabels(target, lines, with_rows=False)
 
         def trained(name: str, seed: int, *earlier: PreTrainedModel) -> PreTrainedModel:
             task = bar.add_task(f"training {name}", total=options.steps)
             draft = load_for_training(DRAFT, "cpu")
             schedule = Schedule(options.steps, options.batch, options.rate, seed)
-            what = draft, target, lines, schedule, folder / f"{name}.pt"
+            what = draft, labels, schedule, folder / f"{name}.pt"
             training = BoostTraining(*what, earlier) if earlier else DraftTraining(*what)
             training.run(lambda done, _: bar.update(task, completed=done))
             draft.train(mode=False)

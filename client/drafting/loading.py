@@ -1,6 +1,7 @@
 """From what `--draft` names to a drafter: models and trained heads, each with its calibration of earlier runs.
 
-A head's config.json has the field `canopy_head`; any other folder or hub id is a model.
+A head's config.json has the field `canopy_head`, an EAGLE head is known by its tensors, and `mtp` is the layer
+that comes with the target's checkpoint; any other folder or hub id is a model.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from pathlib import Path
 import torch
 
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
+from client.drafting.heads.eagle import is_eagle, load_eagle
 from client.drafting.heads.files import load_head, read_head_config
 from client.drafting.heads.modules import HeadConfig
+from client.drafting.heads.mtp import MTP, has_mtp, load_mtp
 from client.drafting.search.calibration import Calibration
 from client.drafting.search.calibration_store import Identified, calibration_path, load_calibration, save_calibration
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
 from client.drafting.sources.dgf import DgfSource
+from client.drafting.sources.layer_head import LayerHeadSource
 from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import ModelSource
 from client.drafting.sources.recycling import RecycleSource, Recycling
@@ -36,6 +40,8 @@ from swarm.inference.devices import default_device, has_float64, open_device, re
 from swarm.inference.fast_path import use_static
 from swarm.inference.ragged_batch import load_whole
 from swarm.models.hub import find_model
+
+logger = logging.getLogger(__name__)
 
 DRAFT_WINDOW = 32_768
 """Tokens of the longest sequence, for drafts that know no limit."""
@@ -114,13 +120,10 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
         makers.append(lambda: SiblingSource(CrossBranchCache()))
     savers: list[Callable[[], None]] = []
     drafts: list[Identified] = []
+    if not options.names and has_mtp(model, revision):
+        logger.warning("%s comes with a layer that predicts further tokens: --draft %s drafts with it", model, MTP)
     for name in options.names:
-        config = read_head_config(name)
-        component = (
-            _model(name, target, device, adapt=options.adapt)
-            if config is None
-            else _head((name, config), (model, revision), target, device)
-        )
+        component = _component(name, (model, revision), target, device, adapt=options.adapt)
         drafts.append(component.identity)
         path = None
         if options.calibrations is not None:
@@ -191,6 +194,17 @@ class DraftComponent:
     vocab_tokens: int
 
 
+def _component(
+    name: ModelName, of: tuple[ModelName, str | None], target: Target, device: torch.device, *, adapt: bool
+) -> DraftComponent:
+    """Load whatever a name stands for."""
+    if str(name) == MTP:
+        return _mtp(of, target, device)
+    if (config := read_head_config(name)) is not None:
+        return _head((name, config), of, target, device)
+    return _eagle(name, of, target, device) if is_eagle(name) else _model(name, target, device, adapt=adapt)
+
+
 def _source(component: DraftComponent, calibration: Calibration) -> Source:
     return component.source(Ranker(component.vocab_tokens, calibration))
 
@@ -218,6 +232,23 @@ def _tell_coverage(name: str, shared: SharedVocabulary) -> None:
         logger.warning("draft %s: another tokenizer than the target's; it %s and drafts those", name, shared.coverage)
     elif shared.shared < shared.known:
         logger.info("draft %s %s", name, shared.coverage)
+
+
+def _mtp(of: tuple[ModelName, str | None], target: Target, device: torch.device) -> DraftComponent:
+    head = load_mtp(*of, device, draft_dtype(device))
+    if (head.model.hidden_size, head.model.vocab_size) != (target.hidden_size, target.vocab_size):
+        raise IncompatibleDraft(f"{target.name}: its MTP layer is of another width or vocabulary; draft with a model")
+    logger.info("%s: its MTP layer drafts, %d bytes of weights", target.name, head.model.weight_bytes)
+    identity = DraftIdentity(MTP, target.config_digest, target.tokenizer_digest)
+    return DraftComponent(lambda ranker: LayerHeadSource(head, ranker), identity, len(target.tokenizer))
+
+
+def _eagle(name: ModelName, of: tuple[ModelName, str | None], target: Target, device: torch.device) -> DraftComponent:
+    head = load_eagle(name, *of, device, draft_dtype(device))
+    folder, hub = find_model(name)
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    identity = DraftIdentity(folder.name if hub is None else hub.repo, digest, target.tokenizer_digest)
+    return DraftComponent(lambda ranker: LayerHeadSource(head, ranker), identity, len(target.tokenizer))
 
 
 def _head(

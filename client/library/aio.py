@@ -87,7 +87,8 @@ class AsyncSwarm:
             options: all by keyword, none of them needed but `peers`:
                 peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them, or invites.
                 draft: hub id or folder of a draft model, best with the same tokenizer, or of a head trained for this
-                    target; several work together on one tree; None drafts nothing.
+                    target (also an EAGLE head), or "mtp", the layer that comes with the target's checkpoint; several
+                    work together on one tree; None drafts nothing.
                 draft_device: where they run, as torch calls it; a GPU by default, or the CPU.
                 revision: branch, tag or commit of a hub model.
                 nodes: tree nodes per sweep (K); None, the default, chooses before each sweep what pays most.

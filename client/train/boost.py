@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from client.train.draft_model import DraftTraining, is_agreed, log_probs
+from client.train.draft_model import Compared, DraftTraining, is_agreed, log_probs
 from swarm.errors import ConfigError, IncompatibleDraft
 
 FOUND_WEIGHT = 0.2
@@ -39,18 +39,17 @@ class BoostTraining(DraftTraining):
     def __post_init__(self) -> None:
         if not self.earlier:
             raise ConfigError("boost: name the drafts that come before; the first one is trained as any other")
-        tokens = self.target.config.vocab_size
+        tokens = self.source.vocab_size
         for number, draft in enumerate(self.earlier):
             if draft.config.vocab_size != tokens:
                 size = draft.config.vocab_size
                 raise IncompatibleDraft(f"earlier draft {number} has {size} tokens, the target {tokens}; leave it out")
 
-    def _log_probs(self, tokens: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def _draft_logs(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         # super() does not work in a dataclass with slots.
-        own_logs, target_logs = DraftTraining._log_probs(self, tokens)
+        own = DraftTraining._draft_logs(self, tokens)
         with torch.no_grad():
-            earlier_logs = [log_probs(draft, tokens.to(self.target.device)) for draft in self.earlier]
-        return [*own_logs, *earlier_logs], target_logs
+            return [*own, *(log_probs(draft, tokens) for draft in self.earlier)]
 
-    def _weights(self, drafts: Sequence[torch.Tensor], target_logs: torch.Tensor) -> torch.Tensor:
-        return torch.where(is_agreed(drafts[1:], target_logs), FOUND_WEIGHT, 1.0)
+    def _weights(self, found: Compared) -> torch.Tensor:
+        return torch.where(is_agreed(found.drafts[1:], found.target.best()), FOUND_WEIGHT, 1.0)

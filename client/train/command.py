@@ -1,12 +1,13 @@
 """`client train-draft`: samples text from the target, then trains a draft on it. Prints loss and acceptance.
 
-Never reads anybody's prompts. An interrupted command goes on where it was when it is given again.
+The target lies here, or a swarm has it (`--join`): then text, hidden rows and distributions come from there, and its
+weights are not needed. Never reads anybody's prompts. An interrupted command goes on where it was when it is given
+again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,20 +15,22 @@ from typing import Any, cast
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import PreTrainedModel
 
 from client.drafting.heads.files import load_tensors, save_head
 from client.drafting.heads.modules import EMBEDDING, OUTPUT, HeadConfig, HeadKind, make_head
+from client.drafting.heads.target_names import TargetNames, target_names
 from client.drafting.loading import find_device
+from client.options import ConnectOptions
 from client.target import Target, load_target
 from client.train.boost import BoostTraining
 from client.train.draft_model import DraftTraining
 from client.train.head import HELD_OUT_LINES, HeadTraining, Schedule
+from client.train.labels import LabelSource, ModelLabels
 from client.train.options import TrainDraft
-from client.train.samples import LocalSampler, SampleAmount, Sampler, load_for_training, sampled_lines
+from client.train.samples import LocalSampler, SampleAmount, load_for_training, sampled_lines
+from client.train.swarm_labels import LabelFolder, label_bytes
 from client.train.swarm_samples import open_sampler
-from swarm.errors import ConfigError
-from swarm.inference.layers.pass_through import find_layers
+from swarm.errors import ConfigError, HubError, UnknownModel, UnsupportedModel
 from swarm.runtime.cpu_threads import check_threads
 
 REPORT_STEPS = 20
@@ -43,15 +46,13 @@ class TrainingContext:
 
     Attributes:
         target: the model as its client knows it.
-        model: the same with its weights.
-        lines: [lines, tokens], sampled from it.
+        source: what it says of lines that it made.
         schedule: how long and how fast.
         checkpoint: file of an interrupted training.
     """
 
     target: Target
-    model: PreTrainedModel
-    lines: torch.Tensor
+    source: LabelSource
     schedule: Schedule
     checkpoint: Path
 
@@ -61,21 +62,20 @@ def train_draft(command: TrainDraft, console: Console) -> None:
 
     Raises:
         ConfigError: an option is not valid.
-        SwarmError: the target cannot be loaded.
+        SwarmError: the target cannot be loaded, or the swarm cannot make its text.
     """
     check(command)
     if command.threads is not None:
         torch.set_num_threads(command.threads)
     target = load_target(command.model)
-    model = load_for_training(command.model, str(find_device(None if command.device == "auto" else command.device)))
-    samples = command.samples or command.out / "samples.safetensors"
-    amount = SampleAmount(command.lines, command.tokens, command.seed)
-    with _bar(console) as bar:
-        task = bar.add_task("sampling the target", total=amount.lines)
-        with _sampler(command, target, model) as sampler:
-            lines = sampled_lines(sampler, amount, samples, lambda done: bar.update(task, completed=done))
+    device = find_device(None if command.device == "auto" else command.device)
+    source = (
+        _swarm_labels(command, target, device, console)
+        if command.join
+        else _own_labels(command, target, device, console)
+    )
     schedule = Schedule(command.steps, command.batch, command.rate, command.seed)
-    context = TrainingContext(target, model, lines, schedule, command.out / "training.pt")
+    context = TrainingContext(target, source, schedule, command.out / "training.pt")
     with _bar(console) as bar:
         task = bar.add_task("training", total=command.steps)
 
@@ -90,16 +90,43 @@ def train_draft(command: TrainDraft, console: Console) -> None:
             _train_head(command.kind, command, context, console, report)
 
 
-@contextmanager
-def _sampler(command: TrainDraft, target: Target, model: PreTrainedModel) -> Iterator[Sampler]:
-    """The local copy, or the swarm that was named."""
-    if not command.join:
-        yield LocalSampler(model, target.tokenizer)
-        return
-    with open_sampler(
-        command.model, peers=command.join, insecure=command.insecure, membership=command.membership
-    ) as sampler:
-        yield sampler
+def _own_labels(command: TrainDraft, target: Target, device: torch.device, console: Console) -> LabelSource:
+    """Text and labels of the target's weights, which are loaded here."""
+    model = load_for_training(command.model, str(device))
+    samples = command.samples or command.out / "samples.safetensors"
+    with _bar(console) as bar:
+        task = bar.add_task("sampling the target", total=command.lines)
+        sampler, amount = LocalSampler(model, target.tokenizer), _amount(command)
+        lines = sampled_lines(sampler, amount, samples, lambda done: bar.update(task, completed=done))
+    return ModelLabels(model, lines, with_rows=_is_head(command))
+
+
+def _swarm_labels(command: TrainDraft, target: Target, device: torch.device, console: Console) -> LabelSource:
+    """Text and labels as the swarm sends them; the target's weights are not opened. Without it where all are here."""
+    amount, with_rows = _amount(command), _is_head(command)
+    width = target.hidden_size if with_rows else 0
+    labels = LabelFolder(command.samples or command.out / "labels", amount, target, width)
+    found = labels.read()
+    if len(found.lines) < amount.lines:
+        options: ConnectOptions = {
+            "peers": command.join,
+            "insecure": command.insecure,
+            "membership": command.membership,
+        }
+        with _bar(console) as bar, open_sampler(command.model, with_rows=with_rows, **options) as sampler:
+            size = label_bytes(sampler.top, width, amount, amount.lines) / 1e6
+            console.print(f"text and labels come from the swarm: {size:,.0f} MB in {labels.folder}", highlight=False)
+            task = bar.add_task("sampling the swarm", total=amount.lines)
+            found = labels.collect(sampler, lambda done: bar.update(task, completed=done))
+    return labels.source(found, device)
+
+
+def _amount(command: TrainDraft) -> SampleAmount:
+    return SampleAmount(command.lines, command.tokens, command.seed)
+
+
+def _is_head(command: TrainDraft) -> bool:
+    return command.kind not in ("draft", "boost")
 
 
 def check(command: TrainDraft) -> None:
@@ -123,6 +150,8 @@ def check(command: TrainDraft) -> None:
         raise ConfigError(f"--lines {command.lines}: {HELD_OUT_LINES} are held out, and a batch takes {command.batch}")
     if (command.kind in ("draft", "boost")) != (command.start is not None):
         raise ConfigError("--start: name the small model to go on from with --kind draft or boost, and with no other")
+    if command.own_matrices and not _is_head(command):
+        raise ConfigError("--own-matrices: of a head; a model has its own anyway")
     if (command.kind == "boost") != bool(command.earlier):
         raise ConfigError("--earlier: name the drafts that the new one is to complete with --kind boost, and no other")
 
@@ -130,50 +159,56 @@ def check(command: TrainDraft) -> None:
 def _train_head(
     kind: HeadKind, command: TrainDraft, context: TrainingContext, console: Console, report: ReportProgress
 ) -> None:
-    model, target = context.model, context.target
-    embedding = _name_of(model, model.get_input_embeddings())
-    is_tied = model.config.tie_word_embeddings
-    output = embedding if is_tied else _name_of(model, cast("Any", model).get_output_embeddings())
-    borrowed = {EMBEDDING: embedding, OUTPUT: output}
+    target = context.target
+    names, tensors = _borrowed(command, console)
+    borrowed = {} if names is None else {EMBEDDING: names.embedding, OUTPUT: names.output}
     config = HeadConfig(kind, target.hidden_size, target.vocab_size, command.depth, target.tokenizer_digest, borrowed)
     torch.manual_seed(command.seed)
     head = make_head(config)
-    tensors = load_tensors(command.model, set(borrowed.values()))
     for name, tensor in borrowed.items():
         setattr(head, name, tensors[tensor])
-    head.out_norm.load_state_dict({"weight": _last_norm(model, target.hidden_size)})
-    head.to(torch.device(model.device))
-    training = HeadTraining(head, model, context.lines, context.schedule, context.checkpoint)
+    if names is None:
+        head.learn_matrix()
+    elif names.norm in tensors:
+        head.out_norm.load_state_dict({"weight": tensors[names.norm]})
+    head.to(context.source.device)
+    training = HeadTraining(head, context.source, context.schedule, context.checkpoint, learns_output=names is None)
     training.run(report)
     size = save_head(head, command.out)
     console.print(f"{training.score()}", highlight=False)
-    console.print(f"{command.out}: {size:,} bytes, borrows {', '.join(sorted(tensors))}", highlight=False)
+    own = f"borrows {', '.join(sorted(set(borrowed.values())))}" if borrowed else "with matrices of its own"
+    console.print(f"{command.out}: {size:,} bytes, {own}", highlight=False)
+
+
+def _borrowed(command: TrainDraft, console: Console) -> tuple[TargetNames | None, dict[str, torch.Tensor]]:
+    """The target's tensors that a head begins with, by name; no names where it is to learn matrices of its own.
+
+    Raises:
+        SwarmError: without a swarm the weights have to be here, so what is wrong with them is an error.
+    """
+    if command.own_matrices:
+        return None, {}
+    try:
+        names = target_names(command.model)
+        wanted = {names.embedding, names.output, *([names.norm] if names.norm else [])}
+        return names, load_tensors(command.model, wanted)
+    except (UnsupportedModel, UnknownModel, HubError) as reason:
+        if not command.join:
+            raise
+        console.print(f"the head learns matrices of its own: {reason}", highlight=False)
+        return None, {}
 
 
 def _train_model(command: TrainDraft, context: TrainingContext, console: Console, report: ReportProgress) -> None:
     assert command.start is not None, "checked"
-    draft, *earlier = (load_for_training(name, str(context.model.device)) for name in (command.start, *command.earlier))
-    common = draft, context.model, context.lines, context.schedule, context.checkpoint
+    device = str(context.source.device)
+    draft, *earlier = (load_for_training(name, device) for name in (command.start, *command.earlier))
+    common = draft, context.source, context.schedule, context.checkpoint
     training = BoostTraining(*common, earlier) if earlier else DraftTraining(*common)
     training.run(report)
     cast("Any", draft).to(torch.bfloat16).save_pretrained(command.out)
     context.target.tokenizer.save_pretrained(command.out)
     console.print(f"{'together: ' if earlier else ''}{training.score()}", highlight=False)
-
-
-def _name_of(model: PreTrainedModel, module: torch.nn.Module | None) -> str:
-    """The name of a module's matrix in the checkpoint."""
-    found = next((name for name, part in model.named_modules() if part is module), None)
-    if found is None:
-        raise ConfigError(f"{model.config.model_type}: has no matrix that a head could borrow; train a model instead")
-    return f"{found}.weight"
-
-
-def _last_norm(model: PreTrainedModel, width: int) -> torch.Tensor:
-    """The weights of the model's final norm, for the head's to begin with; ones where it has none of its own."""
-    layers = find_layers(model)
-    norms = [weight for name, weight in model.named_parameters() if weight.shape == (width,) and layers not in name]
-    return norms[-1].detach().cpu().float() if norms else torch.ones(width)
 
 
 def _bar(console: Console) -> Progress:

@@ -15,7 +15,21 @@ from transformers import PreTrainedModel
 from client.train.checkpoint import load_checkpoint, save_checkpoint
 from client.train.compute import batches, precision
 from client.train.head import HELD_OUT_LINES, SAVED_STEPS, HeadScore, Schedule
+from client.train.labels import LabelSource, TargetLogs
 from swarm.errors import IncompatibleDraft
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Drafts and target at n places of which the target's distribution is known.
+
+    Attributes:
+        drafts: log-probabilities [n, vocab_size] of each draft, the one in training first.
+        target: the target's.
+    """
+
+    drafts: Sequence[torch.Tensor]
+    target: TargetLogs
 
 
 @dataclass(slots=True)
@@ -24,15 +38,13 @@ class DraftTraining:
 
     Attributes:
         draft: the model that learns.
-        target: the model that it learns from.
-        lines: [lines, tokens], sampled from the target; the last `HELD_OUT_LINES` are held out.
+        source: what the target says; the last `HELD_OUT_LINES` of its lines are held out.
         schedule: how long and how fast.
         checkpoint: file of an interrupted training.
     """
 
     draft: PreTrainedModel
-    target: PreTrainedModel
-    lines: torch.Tensor
+    source: LabelSource
     schedule: Schedule
     checkpoint: Path
 
@@ -45,20 +57,20 @@ class DraftTraining:
         Raises:
             IncompatibleDraft: draft and target have different vocabularies.
         """
-        ours, theirs = self.draft.config.vocab_size, self.target.config.vocab_size
+        ours, theirs = self.draft.config.vocab_size, self.source.vocab_size
         if ours != theirs:
             raise IncompatibleDraft(f"the draft has {ours} tokens and the target {theirs}; start from another draft")
-        draft = self.draft.requires_grad_(True).train()
+        draft, source = self.draft.requires_grad_(True).train(), self.source
         optimizer = torch.optim.AdamW(draft.parameters(), lr=self.schedule.rate, weight_decay=0.01, betas=(0.9, 0.98))
         first = load_checkpoint(self.checkpoint, self.schedule, draft, optimizer)
-        lines, device = self.lines[:-HELD_OUT_LINES], self.target.device
+        entries = source.entries[:-HELD_OUT_LINES]
         steps = range(first, self.schedule.steps)
-        sent = batches(lambda step: self.schedule.batch(step, lines), steps, device)
-        for step, tokens in zip(steps, sent, strict=True):
+        sent = batches(lambda step: self.schedule.batch(step, entries), steps, source.device)
+        for step, chosen in zip(steps, sent, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = self.schedule.rate_at(step)
-            with precision(device):
-                loss = self._loss(*self._log_probs(tokens))
+            with precision(source.device):
+                loss = self._loss(self._compared(chosen))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
@@ -75,35 +87,40 @@ class DraftTraining:
         Of several drafts together, one must be right.
         """
         cast("nn.Module", self.draft).eval()
-        drafts, target_logs = self._log_probs(self.lines[-HELD_OUT_LINES:].long())
-        generator = torch.Generator(target_logs.device).manual_seed(self.schedule.seed)
-        noise = torch.rand(target_logs.shape, generator=generator, device=target_logs.device).clamp(1e-20, 1 - 1e-7)
+        found = self._compared(self.source.entries[-HELD_OUT_LINES:])
+        shape, device = found.drafts[0].shape, found.drafts[0].device
+        generator = torch.Generator(device).manual_seed(self.schedule.seed)
+        noise = torch.rand(shape, generator=generator, device=device).clamp(1e-20, 1 - 1e-7)
         noise = -torch.log(-torch.log(noise))
-        greedy = is_agreed(drafts, target_logs)
-        sampled = is_agreed([logs + noise for logs in drafts], target_logs + noise)
-        rates = [float(found.float().mean()) for found in (greedy, sampled)]
-        return HeadScore(float(self._loss(drafts, target_logs)), (rates[0],), (rates[1],))
+        greedy = is_agreed(found.drafts, found.target.best())
+        sampled = is_agreed([logs + noise for logs in found.drafts], found.target.sampled(noise))
+        rates = [float(agreed.float().mean()) for agreed in (greedy, sampled)]
+        return HeadScore(float(self._loss(found)), (rates[0],), (rates[1],))
 
-    def _loss(self, drafts: Sequence[torch.Tensor], target_logs: torch.Tensor) -> torch.Tensor:
-        weights = self._weights(drafts, target_logs)
-        divergence = F.kl_div(drafts[0], target_logs, log_target=True, reduction="none").sum(dim=1)
-        return (weights * divergence).sum() / weights.sum()
+    def _loss(self, found: Compared) -> torch.Tensor:
+        weights = self._weights(found)
+        return (weights * found.target.divergence(found.drafts[0])).sum() / weights.sum().clamp(min=1e-6)
 
-    def _weights(self, _drafts: Sequence[torch.Tensor], target_logs: torch.Tensor) -> torch.Tensor:
+    def _weights(self, found: Compared) -> torch.Tensor:
         """Weight of each place in the loss [n]."""
-        return torch.ones_like(target_logs[:, 0])
+        return torch.ones_like(found.drafts[0][:, 0])
 
-    def _log_probs(self, tokens: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Log-probabilities [n, vocab_size] of the drafts, the one in training first, and of the target."""
-        tokens = tokens.to(self.target.device)
-        with torch.no_grad():
-            target_logs = log_probs(self.target, tokens)
-        return [log_probs(self.draft, tokens)], target_logs
+    def _compared(self, entries: torch.Tensor) -> Compared:
+        """Draft and target at the places of some lines."""
+        labels = self.source.labels(entries)
+        known = labels.known.flatten()
+        kept = slice(None) if bool(known.all()) else known  # a mask would copy what may be the whole vocabulary's
+        top = None if labels.top is None else labels.top.flatten(0, 1)[kept]
+        target = TargetLogs(labels.logs.flatten(0, 1)[kept], top)
+        return Compared([logs[kept] for logs in self._draft_logs(labels.tokens)], target)
+
+    def _draft_logs(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """Log-probabilities [n · t, vocab_size] of the drafts after every place of lines [n, t]."""
+        return [log_probs(self.draft, tokens)]
 
 
-def is_agreed(drafts: Sequence[torch.Tensor], target_logs: torch.Tensor) -> torch.Tensor:
-    """At which places [n] any of the drafts has the same best token as the target; each [n, vocab_size]."""
-    best = target_logs.argmax(dim=1)
+def is_agreed(drafts: Sequence[torch.Tensor], best: torch.Tensor) -> torch.Tensor:
+    """At which places [n] any of the drafts [n, vocab_size] has the target's best token [n] on top."""
     return torch.stack([logs.argmax(dim=1) == best for logs in drafts]).any(dim=0)
 
 

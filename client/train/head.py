@@ -1,7 +1,7 @@
 """Distils a head from the target that it drafts for. Seeded and resumable: a step depends on seed and number alone.
 
 At every place of a sampled line the head gets the target's hidden row and then the line's own tokens, a few in a row;
-it learns the target's whole distribution at each of them (KL divergence, later steps weigh less).
+it learns the target's distribution at each of them (KL divergence, later steps weigh less).
 
 Source: ReDrafter (arXiv 2403.09919), section 3.4, and Dovetail (arXiv 2412.18934): knowledge distillation.
 """
@@ -9,20 +9,18 @@ Source: ReDrafter (arXiv 2403.09919), section 3.4, and Dovetail (arXiv 2412.1893
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import PreTrainedModel
 
 from client.drafting.heads.modules import Head
 from client.train.checkpoint import load_checkpoint, save_checkpoint
 from client.train.compute import batches, precision
-from swarm.inference.layers.pass_through import find_layers
+from client.train.labels import LabelSource, TargetLabels, TargetLogs
 
 UNROLLED_TOKENS = 5
 """Tokens that a head guesses one after the other from one hidden row."""
@@ -91,38 +89,22 @@ class HeadScore:
 
 
 @dataclass(slots=True)
-class TargetLabels:
-    """What the target computes for lines.
-
-    Attributes:
-        tokens: [n, t].
-        rows: [n, t, width], hidden rows before the final norm.
-        target_logs: [n, t, vocab_size], log-probabilities.
-    """
-
-    tokens: torch.Tensor
-    rows: torch.Tensor
-    target_logs: torch.Tensor
-
-
-@dataclass(slots=True)
 class HeadTraining:
     """Training of one head.
 
     Attributes:
-        head: the network that learns.
-        target: the model that it learns from.
-        lines: [lines, tokens], sampled from the target; the last `HELD_OUT_LINES` are held out.
+        head: the network that learns; what of it is a parameter is trained.
+        source: what the target says; the last `HELD_OUT_LINES` of its lines are held out.
         schedule: how long and how fast.
         checkpoint: file of an interrupted training.
+        learns_output: whether the output matrix is learned too, also from what the target says right after each row.
     """
 
     head: Head
-    target: PreTrainedModel
-    lines: torch.Tensor
+    source: LabelSource
     schedule: Schedule
     checkpoint: Path
-    _captured: list[torch.Tensor] = field(default_factory=list)
+    learns_output: bool = False
 
     def run(self, report: Callable[[int, float], None]) -> None:
         """Train, from the checkpoint of an interrupted run if there is one.
@@ -130,72 +112,68 @@ class HeadTraining:
         Args:
             report: takes the steps done and the loss of the last one.
         """
-        head = self.head.train()
+        head, source = self.head.train(), self.source
         weights = [weight for weight in head.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(weights, lr=self.schedule.rate, weight_decay=0.01, betas=(0.9, 0.98))
-        lines = self.lines[:-HELD_OUT_LINES]
-        with self._capturing_rows():
-            first = load_checkpoint(self.checkpoint, self.schedule, head, optimizer)
-            steps = range(first, self.schedule.steps)
-            sent = batches(lambda step: self.schedule.batch(step, lines), steps, self.target.device)
-            for step, tokens in zip(steps, sent, strict=True):
-                for group in optimizer.param_groups:
-                    group["lr"] = self.schedule.rate_at(step)
-                with precision(self.target.device):
-                    loss = self._loss(self._labels_of(tokens))
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(weights, 1.0)
-                optimizer.step()
-                report(step + 1, float(loss.detach()))
-                if (step + 1) % SAVED_STEPS == 0:
-                    save_checkpoint(self.checkpoint, self.schedule, step + 1, head, optimizer)
+        entries = source.entries[:-HELD_OUT_LINES]
+        first = load_checkpoint(self.checkpoint, self.schedule, head, optimizer)
+        steps = range(first, self.schedule.steps)
+        sent = batches(lambda step: self.schedule.batch(step, entries), steps, source.device)
+        for step, chosen in zip(steps, sent, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = self.schedule.rate_at(step)
+            with precision(source.device):
+                loss = self._loss(source.labels(chosen))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            report(step + 1, float(loss.detach()))
+            if (step + 1) % SAVED_STEPS == 0:
+                save_checkpoint(self.checkpoint, self.schedule, step + 1, head, optimizer)
         self.checkpoint.unlink(missing_ok=True)
 
     @torch.no_grad()
     def score(self) -> HeadScore:
         """Measure on the held-out lines."""
-        head = self.head.eval()
-        generator = torch.Generator(self.target.device).manual_seed(self.schedule.seed)
-        with self._capturing_rows():
-            labels = self._labels_of(self.lines[-HELD_OUT_LINES:].long())
-        noise = torch.rand(labels.target_logs.shape, generator=generator, device=self.target.device)
+        head, device = self.head.eval(), self.source.device
+        generator = torch.Generator(device).manual_seed(self.schedule.seed)
+        labels = self.source.labels(self.source.entries[-HELD_OUT_LINES:])
+        noise = torch.rand(*labels.tokens.shape, self.source.vocab_size, generator=generator, device=device)
         noise = -torch.log(-torch.log(noise.clamp(1e-20, 1 - 1e-7)))
         losses, greedy, sampled = [], [], []
-        for step, logits, target_logs in _unrolled(head, labels):
-            logs = F.log_softmax(logits, dim=1)
-            losses.append(float(F.kl_div(logs, target_logs, log_target=True, reduction="batchmean")))
-            part = _places(noise, step)
-            greedy.append(agreement(logs, target_logs))
-            sampled.append(agreement(logs + part, target_logs + part))
+        for step, logits, target, known in _unrolled(head, labels):
+            logs, part = F.log_softmax(logits, dim=1), _places(noise, step)
+            losses.append(float(_mean(target.divergence(logs), known)))
+            greedy.append(float(_mean(logs.argmax(dim=1) == target.best(), known)))
+            sampled.append(float(_mean((logs + part).argmax(dim=1) == target.sampled(part), known)))
         return HeadScore(sum(losses) / len(losses), tuple(greedy), tuple(sampled))
 
     def _loss(self, labels: TargetLabels) -> torch.Tensor:
-        total, weight = torch.zeros((), device=self.target.device), 0.0
-        for step, logits, target_logs in _unrolled(self.head, labels):
-            logs = F.log_softmax(logits, dim=1)
-            loss = F.kl_div(logs, target_logs, log_target=True, reduction="batchmean")
+        total, weight = torch.zeros((), device=self.source.device), 0.0
+        for step, logits, target, known in _unrolled(self.head, labels):
+            loss = _mean(target.divergence(F.log_softmax(logits, dim=1)), known)
             total, weight = total + STEP_DECAY**step * loss, weight + STEP_DECAY**step
-        return total / weight
+        loss = total / weight
+        return loss + self._output_loss(labels) if self.learns_output else loss
 
-    @torch.no_grad()
-    def _labels_of(self, tokens: torch.Tensor) -> TargetLabels:
-        tokens = tokens.to(self.target.device)
-        logits: torch.Tensor = cast("Any", self.target)(tokens, use_cache=False).logits
-        return TargetLabels(tokens, self._captured.pop(), F.log_softmax(logits.float(), dim=2))
-
-    def _capturing_rows(self) -> Any:  # noqa: ANN401 - torch's removable handle, a context manager
-        layers = self.target.get_submodule(find_layers(self.target))
-        last = cast("nn.ModuleList", layers)[-1]
-        return last.register_forward_hook(lambda _layer, _inputs, output: self._captured.append(output))
+    def _output_loss(self, labels: TargetLabels) -> torch.Tensor:
+        """How far the output matrix is from the target's: both make a distribution of the target's own row."""
+        assert labels.rows is not None
+        logs = F.log_softmax(self.head.logits(labels.rows.float().flatten(0, 1)), dim=1)
+        top = None if labels.top is None else labels.top.flatten(0, 1)
+        return _mean(TargetLogs(labels.logs.flatten(0, 1), top).divergence(logs), labels.known.flatten())
 
 
-def _unrolled(head: Head, labels: TargetLabels) -> Any:  # noqa: ANN401 - an iterator of step, logits, target's log-probabilities
-    """The head's logits from every place, one token further with each step, and the target's there."""
-    rows = _places(labels.rows.float(), -1)
+def _unrolled(head: Head, labels: TargetLabels) -> Iterator[tuple[int, torch.Tensor, TargetLogs, torch.Tensor]]:
+    """From every place, one token further with each step: the head's logits, the target's, and where both are known."""
+    assert labels.rows is not None
+    rows, begins = _places(labels.rows.float(), -1), _places(labels.known, -1)
     state = head.begin(rows, _places(labels.tokens, 0))
     for step in range(UNROLLED_TOKENS):
-        yield step, head.score(rows, state), _places(labels.target_logs, step)
+        top = None if labels.top is None else _places(labels.top, step)
+        target, known = TargetLogs(_places(labels.logs, step), top), begins & _places(labels.known, step)
+        yield step, head.score(rows, state), target, known
         if step + 1 < UNROLLED_TOKENS:
             state = head.step(state, _places(labels.tokens, step + 1))
 
@@ -206,9 +184,9 @@ def _places(values: torch.Tensor, step: int) -> torch.Tensor:
     return values[:, step + 1 : step + 1 + count].flatten(0, 1)
 
 
-def agreement(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The part of places [n] where the best token of both is the same."""
-    return float((ours.argmax(dim=1) == theirs.argmax(dim=1)).float().mean())
+def _mean(values: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """The mean of values [n] where they are known; 0 where none is."""
+    return torch.where(known, values.float(), 0.0).sum() / known.sum().clamp(min=1)
 
 
 def _chain_length(rates: tuple[float, ...]) -> float:

@@ -24,7 +24,7 @@ from swarm.runtime.cli_types import (
 
 
 @headed(
-    draft=("out", "kind", "start", "earlier", "depth"),
+    draft=("out", "kind", "start", "earlier", "depth", "own_matrices"),
     text=("join", "network_key", "insecure", "lines", "tokens", "samples"),
     training=("steps", "batch", "rate", "seed", "device", "threads"),
 )
@@ -33,9 +33,9 @@ class TrainDraft:
     """Train a draft for a target, on text that the target itself makes; an interrupted training goes on.
 
     Attributes:
-        model: hub id or folder of the target, whose weights are needed here.
-        join: multiaddress of a peer of a swarm that makes the text, the same as this machine would, or an invite; may
-            be repeated (default: made here).
+        model: hub id or folder of the target; without --join its weights are needed here.
+        join: multiaddress of a peer of a swarm that has the target, or an invite; may be repeated. The swarm makes the
+            text and says what the target thinks of each token, so the weights are not needed (default: made here).
         out: folder for the draft, to be named with --draft afterwards.
         kind: redrafter and dgf are small heads on the target's hidden rows; draft goes on training the model --start,
             and boost does too, but on what the drafts --earlier miss.
@@ -44,10 +44,12 @@ class TrainDraft:
         earlier: hub id or folder of a draft that the new one is to complete, for --kind boost; may be repeated
             (default: none).
         depth: how many residual blocks a head has.
+        own_matrices: let a head learn an embedding and output matrix of its own; else it borrows the target's where
+            they lie here or on the hub, which are then needed to draft with it too.
         lines: how many lines of text to sample; the last 16 are for measuring.
         tokens: how many tokens a line has.
-        samples: file of that text, made if it is not there; several trainings may share it (default:
-            samples.safetensors in --out).
+        samples: file of that text, made if it is not there; with --join a folder of text and labels. Several trainings
+            may share it (default: samples.safetensors in --out, or labels there).
         steps: how many steps to train, each on --batch lines.
         batch: lines in a step.
         rate: the highest learning rate.
@@ -64,6 +66,7 @@ class TrainDraft:
     start: Model | None = None
     earlier: tyro.conf.UseAppendAction[tuple[Model, ...]] = ()
     depth: Count = 2
+    own_matrices: bool = False
     lines: Count = 2_048
     tokens: Count = 128
     samples: File | None = None

@@ -22,6 +22,8 @@ from swarm.errors import UnsupportedModel
 HeadKind = Literal["redrafter", "dgf"]
 EMBEDDING, OUTPUT = "embedding", "output"
 """The head's matrices [vocab_size, hidden_size], which may be the target's own."""
+OWN_MATRIX_SCALE = 0.02
+"""Standard deviation of a matrix before it is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +98,26 @@ class Head(nn.Module):
         """Logits [n, vocab_size] of the next token; `rows` are those that `begin` had."""
         raise NotImplementedError
 
+    def matrix(self, name: str) -> torch.Tensor:
+        """The matrix `EMBEDDING` or `OUTPUT`: a buffer, or a parameter while it is learned."""
+        found: torch.Tensor = getattr(self, name)
+        return found
+
+    def learn_matrix(self) -> None:
+        """Have a matrix of the head's own from now on, embedding and output matrix in one, which training changes."""
+        weight = nn.Parameter(torch.randn(self.config.vocab_size, self.config.hidden_size) * OWN_MATRIX_SCALE)
+        for name in (EMBEDDING, OUTPUT):
+            delattr(self, name)
+            self.register_parameter(name, weight)
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Normed embeddings [n, hidden_size]."""
-        found: torch.Tensor = self.token_norm(F.embedding(tokens, self.get_buffer(EMBEDDING)))
+        found: torch.Tensor = self.token_norm(F.embedding(tokens, self.matrix(EMBEDDING)))
         return found
 
     def logits(self, values: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab_size] of values [n, hidden_size]."""
-        return F.linear(self.out_norm(values), self.get_buffer(OUTPUT))
+        return F.linear(self.out_norm(values), self.matrix(OUTPUT))
 
 
 class ReDrafterHead(Head):

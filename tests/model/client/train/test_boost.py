@@ -16,6 +16,7 @@ from client.train.boost import FOUND_WEIGHT, BoostTraining
 from client.train.command import check
 from client.train.draft_model import DraftTraining, is_agreed, log_probs
 from client.train.head import Schedule
+from client.train.labels import ModelLabels
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, IncompatibleDraft
 
@@ -56,16 +57,22 @@ def every() -> torch.Tensor:
 def found(*drafts: PreTrainedModel) -> int:
     """After how many tokens one of them has the target's pick on top."""
     with torch.no_grad():
-        return int(is_agreed([log_probs(draft, every()) for draft in drafts], log_probs(target(), every())).sum())
+        return int(
+            is_agreed([log_probs(draft, every()) for draft in drafts], log_probs(target(), every()).argmax(1)).sum()
+        )
 
 
 def lines() -> torch.Tensor:
     return torch.randint(VOCAB_SIZE, (64, 24), generator=torch.Generator().manual_seed(0)).to(torch.int32)
 
 
+def source() -> ModelLabels:
+    return ModelLabels(target(), lines(), with_rows=False)
+
+
 def trained(folder: Path, seed: int, *earlier: PreTrainedModel) -> PreTrainedModel:
     draft = blank()
-    what = draft, target(), lines(), Schedule(120, 8, 0.1, seed), folder / "training.pt"
+    what = draft, source(), Schedule(120, 8, 0.1, seed), folder / "training.pt"
     training = BoostTraining(*what, earlier=earlier) if earlier else DraftTraining(*what)
     training.run(lambda _step, _loss: None)
     return draft
@@ -88,25 +95,26 @@ def test_each_boosted_draft_adds_what_a_copy_would_not(tmp_path: Path) -> None:
 def test_what_was_missed_counts_in_full_and_the_score_is_of_all_together(tmp_path: Path) -> None:
     first = trained(tmp_path, 1)
     schedule = Schedule(1, 8, 0.1, 0)
-    training = BoostTraining(blank(), target(), lines(), schedule, tmp_path / "training.pt", earlier=[first])
+    training = BoostTraining(blank(), source(), schedule, tmp_path / "training.pt", earlier=[first])
     with torch.no_grad():
-        drafts, theirs = training._log_probs(every())
+        found_there = training._compared(every())
+    drafts, theirs = found_there.drafts, found_there.target.logs
     assert all(map(torch.equal, drafts, [log_probs(draft, every()) for draft in (blank(), first)]))
     assert torch.equal(theirs, log_probs(target(), every()))
-    weights = training._weights(drafts, theirs).tolist()
+    weights = training._weights(found_there).tolist()
     is_right = (drafts[1].argmax(dim=1) == theirs.argmax(dim=1)).tolist()
     assert weights == pytest.approx([FOUND_WEIGHT if right else 1.0 for right in is_right])
     assert 0 < sum(is_right) < VOCAB_SIZE
     divergence = F.kl_div(drafts[0], theirs, log_target=True, reduction="none").sum(dim=1).tolist()
     weighed = sum(weight * one for weight, one in zip(weights, divergence, strict=True)) / sum(weights)
-    assert float(training._loss(drafts, theirs).detach()) == pytest.approx(weighed)
-    alone = DraftTraining(blank(), target(), lines(), schedule, tmp_path / "training.pt")
+    assert float(training._loss(found_there).detach()) == pytest.approx(weighed)
+    alone = DraftTraining(blank(), source(), schedule, tmp_path / "training.pt")
     assert training.score().greedy[0] > alone.score().greedy[0]
 
 
 def test_what_cannot_be_is_refused_in_one_line() -> None:
     other = blank(9)
-    what = blank(), target(), lines(), Schedule(1, 8, 0.1, 0), Path("nowhere")
+    what = blank(), source(), Schedule(1, 8, 0.1, 0), Path("nowhere")
     with pytest.raises(ConfigError, match="name the drafts that come before"):
         BoostTraining(*what)
     with pytest.raises(IncompatibleDraft, match="earlier draft 0 has 9 tokens, the target 8"):

@@ -15,6 +15,7 @@ from client.drafting.heads.modules import HeadConfig, make_head
 from client.target import load_target
 from client.train.compute import batches, mixed_precision, precision
 from client.train.head import HeadTraining, Schedule
+from client.train.labels import ModelLabels
 from client.train.samples import LocalSampler, SampleAmount, load_for_training
 from swarm.demo import TARGET
 
@@ -38,6 +39,7 @@ def test_mixed_precision_learns_what_float32_does(tmp_path: Path, monkeypatch: p
     """The CPU's bfloat16 stands for a card's: the same steps end at nearly the same loss, with weights in float32."""
     target, model = load_target(TARGET), load_for_training(TARGET, "cpu")
     lines = torch.randint(3, 4000, (28, 16), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
+    source = ModelLabels(model, lines, with_rows=True)
     weight = next(model.get_input_embeddings().parameters()).detach()
     losses: dict[bool, list[float]] = {False: [], True: []}
     for mixed, said in losses.items():
@@ -47,7 +49,7 @@ def test_mixed_precision_learns_what_float32_does(tmp_path: Path, monkeypatch: p
         head = make_head(config)
         for name in ("embedding", "output"):
             setattr(head, name, weight.clone())
-        training = HeadTraining(head, model, lines, Schedule(6, 4, 3e-3, 1), tmp_path / f"{mixed}.pt")
+        training = HeadTraining(head, source, Schedule(6, 4, 3e-3, 1), tmp_path / f"{mixed}.pt")
         training.run(lambda _, loss, said=said: said.append(loss))  # type: ignore[misc]
         assert all(weight.dtype == torch.float32 for weight in head.parameters())
     assert losses[True] != losses[False]

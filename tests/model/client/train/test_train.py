@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,17 +19,22 @@ from safetensors.torch import load_file
 import client.train.command
 import client.train.head
 import client.train.samples
+from client.drafting.heads.files import load_head, read_head_config
+from client.drafting.heads.modules import HeadKind
 from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.target import load_target
 from client.train.checkpoint import save_checkpoint
 from client.train.command import check, train_draft
 from client.train.head import HELD_OUT_LINES, Schedule
+from client.train.labels import TargetLogs
 from client.train.options import TrainDraft
-from client.train.samples import SampleAmount
+from client.train.samples import SampleAmount, load_for_training
+from client.train.swarm_labels import LabelFolder
+from client.train.swarm_samples import LabelledLines
 from swarm.demo import DRAFT, TARGET
 from swarm.discovery.dht.addresses import OPEN_SWARM
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, NotEnoughSpace
 
 FEW = TrainDraft(
     model=str(TARGET),
@@ -110,30 +118,129 @@ def test_other_samples_or_another_training_are_not_gone_on_with(tmp_path: Path) 
         trained(command)
 
 
-def test_the_text_may_come_from_a_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it is the same text, tests/net/test_train_swarm.py says."""
-    asked: list[object] = []
+class Elsewhere:
+    """A swarm that says 7 of everything, and leaves a place out in each line."""
 
-    class Elsewhere:
-        at_once = 30
+    at_once, top, width = 30, 20, 192
 
-        def make(self, amount: SampleAmount, first: int, count: int) -> torch.Tensor:
-            asked.append((first, count))
-            return torch.full((count, amount.tokens), 7, dtype=torch.int32)
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def make(self, amount: SampleAmount, first: int, count: int) -> LabelledLines:
+        self.asked.append((first, count))
+        made = LabelledLines.empty(count, amount.tokens, self.top, self.width)
+        made.tokens.fill_(7)
+        made.known[:, 1:-1] = True
+        made.known[:, 5] = False
+        made.top.copy_(torch.arange(7, 27))
+        made.logs.fill_(-0.05).sub_(torch.arange(20) * 3.0)
+        return made
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    """The swarm of a command with --join; weights are nowhere."""
+    there = Elsewhere()
 
     @contextmanager
     def opened(model: str, **options: object) -> Iterator[Elsewhere]:
-        asked.append((model, options))
-        yield Elsewhere()
+        there.asked.append((model, options))
+        yield there
 
     monkeypatch.setattr(client.train.command, "open_sampler", opened)
-    trained(replace(FEW, kind="dgf", out=tmp_path, steps=1, join=("/ip4/192.0.2.1/tcp/1",), insecure=True))
-    assert asked == [
-        (FEW.model, {"peers": ("/ip4/192.0.2.1/tcp/1",), "insecure": True, "membership": OPEN_SWARM}),
-        (0, 30),
-        (30, 10),
-    ]
-    assert (load_file(tmp_path / "samples.safetensors")["lines"] == 7).all()
+    monkeypatch.setattr(client.train.command, "load_for_training", None)
+    return there
+
+
+JOINED = replace(FEW, join=("/ip4/192.0.2.1/tcp/1",), insecure=True, steps=8, own_matrices=True)
+
+
+@pytest.mark.parametrize("kind", ["dgf", "redrafter"])
+def test_text_and_labels_may_come_from_a_swarm(
+    kind: HeadKind, tmp_path: Path, elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That they are those of a local copy, tests/net/client/train/test_swarm_samples.py says."""
+    said = trained(replace(JOINED, kind=kind, out=tmp_path))
+    options = {"peers": JOINED.join, "insecure": True, "membership": OPEN_SWARM, "with_rows": True}
+    assert elsewhere.asked == [(FEW.model, options), (0, 30), (30, 10)]
+    assert "40 of 640 places got no label" in caplog.text
+    assert "text and labels come from the swarm: 0 MB in" in said
+    assert "with matrices of its own" in said
+    made = load_head(tmp_path, read_head_config(tmp_path) or pytest.fail("no head"), tmp_path / "nowhere")
+    assert torch.equal(made.matrix("embedding"), made.matrix("output"))
+    said = trained(replace(JOINED, kind=kind, out=tmp_path, lines=36, own_matrices=False))
+    assert "borrows model.embed_tokens.weight" in said
+    assert len(elsewhere.asked) == 3, "where all labels are there, nobody is asked"
+    trained(replace(JOINED, kind=kind, out=tmp_path, lines=44))
+    assert elsewhere.asked[4:] == [(40, 4)], "and else for what is missing"
+
+
+def test_a_model_learns_from_a_swarm_without_hidden_rows(tmp_path: Path, elsewhere: Elsewhere) -> None:
+    elsewhere.width = 0
+    frozen = load_for_training
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client.train.command, "load_for_training", lambda name, device: frozen(name, device))
+        command = replace(JOINED, kind="draft", start=str(DRAFT), own_matrices=False, rate=1e-3, out=tmp_path)
+        said = trained(command)
+    options = {"peers": JOINED.join, "insecure": True, "membership": OPEN_SWARM, "with_rows": False}
+    assert elsewhere.asked[0] == (FEW.model, options)
+    assert "accepts 1.00 in turn" in said, "what always comes is soon known"
+
+
+def test_labels_of_another_text_are_not_used(tmp_path: Path, elsewhere: Elsewhere) -> None:
+    command = replace(JOINED, kind="dgf", out=tmp_path, steps=1)
+    trained(command)
+    with pytest.raises(ConfigError, match="of another text or model"):
+        trained(replace(command, seed=4))
+    (tmp_path / "labels" / "00000030.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ConfigError, match=r"00000030.*is made again"):
+        trained(command)
+    (tmp_path / "labels" / "00000030.safetensors").unlink()
+    trained(command)
+    shutil.rmtree(tmp_path / "labels")
+    elsewhere.width = 0
+    collect(elsewhere, tmp_path / "labels")
+    elsewhere.width = 192
+    with pytest.raises(ConfigError, match="holds no hidden rows"):
+        trained(command)
+
+
+def collect(sampler: Elsewhere, folder: Path) -> None:
+    LabelFolder(folder, SampleAmount(40, 16, 3), load_target(TARGET), sampler.width).collect(sampler, lambda _: None)
+
+
+def test_a_swarm_without_labels_or_a_full_disk_is_said(
+    tmp_path: Path, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = elsewhere.make
+
+    def silent(*given: Any) -> LabelledLines:  # noqa: ANN401
+        made = make(*given)
+        made.known[:, 3:] = False
+        return made
+
+    monkeypatch.setattr(elsewhere, "make", silent)
+    with pytest.raises(ConfigError, match=r"hidden rows and distributions of 60 of 480 tokens"):
+        collect(elsewhere, tmp_path / "labels")
+    (tmp_path / "lines").touch()
+    with pytest.raises(ConfigError, match="names a folder of text and labels"):
+        collect(elsewhere, tmp_path / "lines")
+    monkeypatch.setattr("client.train.swarm_labels.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(NotEnoughSpace, match="fewer --lines"):
+        collect(elsewhere, tmp_path / "labels")
+    assert not (tmp_path / "labels").exists()
+
+
+def test_the_rest_of_the_vocabulary_counts_as_one_token() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.randn(3, 9).log_softmax(1) for _ in range(2))
+    whole, every = TargetLogs(theirs), TargetLogs(*theirs.sort(dim=1, descending=True))
+    assert torch.allclose(every.divergence(ours), whole.divergence(ours), atol=1e-6)
+    part = TargetLogs(*(values[:, :4] for values in theirs.sort(dim=1, descending=True)))
+    assert (part.divergence(ours) < whole.divergence(ours)).all(), "a coarser view never sees more"
+    assert part.divergence(theirs).abs().max() < 1e-6
+    assert torch.equal(part.best(), whole.best())
+    assert torch.equal(part.sampled(torch.zeros(3, 9)), whole.best())
 
 
 WRONG = {

@@ -1,0 +1,265 @@
+"""EAGLE heads as they are published: one decoder layer on the target's last hidden row.
+
+    EAGLE-1, 2   entering = fc([embedding; row before]); row = layer without its first norm(entering); the target's head
+    EAGLE-3      the layer attends with [norm(embedding); norm(row before)], twice as wide; norm and a head of its own,
+                 over a vocabulary of its own (`d2t`: what is added to its ids to get the target's)
+
+EAGLE-3 heads that were trained on rows of three layers need what no reply brings, and are refused. Those that say
+`use_aux_hidden_state: false` read the last row alone.
+
+Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840), and their published checkpoints.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from client.drafting.heads.files import read_tensors, stored_names
+from client.drafting.heads.layer_head import PLACE, LayerHead, as_ragged, fill_layer, load_final_norm
+from client.drafting.heads.target_names import empty_model, target_names
+from swarm.errors import IncompatibleDraft, SwarmError, UnsupportedModel
+from swarm.inference.layers.pass_through import find_layers
+from swarm.inference.ragged_batch import RaggedModel, SessionRows
+from swarm.models.families import text_config
+from swarm.models.hub import find_model
+from swarm.models.pretrained import read_config
+
+FIRST, THIRD = "layers.0.", "midlayer."
+"""Prefixes of the layer's tensors: EAGLE-1 and 2, and EAGLE-3."""
+INPUT_NORM = "input_layernorm"
+FUSION = "fc.weight"
+FUSION_BIAS = "fc.bias"
+EMBEDDING, HEAD, NORM, TO_TARGET = "embed_tokens.weight", "lm_head.weight", "norm.weight", "d2t"
+LEFT_OUT = {"t2d", FUSION, FUSION_BIAS, EMBEDDING, HEAD, NORM, TO_TARGET}
+
+
+def is_eagle(model: str | Path) -> bool:
+    """Whether a folder or hub id is an EAGLE head: it has one layer, and is known by its tensors.
+
+    Of a file on the hub only the header is read.
+    """
+    try:
+        folder, _ = find_model(model)
+        if text_config(read_config(folder, str(model))).num_hidden_layers != 1:
+            return False
+        names = _own_names(model)
+    except SwarmError:
+        return False  # loading it as a model then says what is wrong with it
+    return any(name.startswith(THIRD) for name in names) or (
+        FUSION in names and any(name.startswith(FIRST) for name in names)
+    )
+
+
+def load_eagle(
+    model: str | Path, target: str | Path, revision: str | None, device: torch.device, dtype: torch.dtype
+) -> LayerHead:
+    """Load an EAGLE head, and what it shares with its target.
+
+    Args:
+        model: the head, by folder or hub id.
+        target: by folder or hub id.
+        revision: the target's, on the hub.
+        device: where it is to run.
+        dtype: in which type.
+
+    Raises:
+        IncompatibleDraft: it is for another target.
+        UnsupportedModel: it reads more than the last hidden row, or its tensors do not fit.
+        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
+    """
+    folder, _ = find_model(model)
+    config = text_config(read_config(folder, str(model)))
+    theirs = text_config(read_config(find_model(target, revision)[0], str(target)))
+    if (config.hidden_size, config.vocab_size) != (theirs.hidden_size, theirs.vocab_size):
+        raise IncompatibleDraft(
+            f"{model}: this EAGLE head is for rows of {config.hidden_size} values and {config.vocab_size} tokens, and "
+            f"{target} has {theirs.hidden_size} and {theirs.vocab_size}; name one that was trained for it"
+        )
+    stored = _own_names(model)
+    is_third = any(name.startswith(THIRD) for name in stored)
+    if is_third and FUSION in stored:
+        raise UnsupportedModel(
+            f"{model}: this EAGLE-3 head reads hidden rows of three layers, and a swarm sends the last layer's alone; "
+            "draft with --draft mtp where the target has such a layer, a head trained for it (client train-draft), or "
+            "an EAGLE head with use_aux_hidden_state false"
+        )
+    found = read_tensors(model, stored.values())
+    tensors = {own: found[name] for own, name in stored.items()}
+    shared = _shared(tensors, target, revision, wants_output=HEAD not in stored or not is_third)
+    final = load_final_norm(target, revision)
+    own = copy.deepcopy(config)
+    own.num_hidden_layers = PLACE + 1
+    prefix = THIRD if is_third else FIRST
+    layer = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    _check_rest(str(model), [name for name in stored if not name.startswith(prefix)])
+    load = _load_third if is_third else _load_first
+    return load(own, layer, {**tensors, **shared}, (final, device, dtype))
+
+
+Where = tuple[nn.Module, torch.device, torch.dtype]
+"""The target's final norm, and where and in which type a head runs."""
+
+
+class EagleHead(LayerHead):
+    """EAGLE-1 and 2: rows are predicted as the target's are behind its final norm, and go to the target's own head."""
+
+    def __init__(
+        self, model: RaggedModel, final_norm: nn.Module, fusion: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Take a loaded layer and its fusion [width, 2 · width]."""
+        super().__init__(model, final_norm, model.vocab_size)
+        self._fusion = fusion.to(model.device, model.dtype)
+        self._bias = None if bias is None else bias.to(model.device, model.dtype)
+
+    def run(
+        self, work: SessionRows, tokens: torch.Tensor, rows: torch.Tensor, last: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in `LayerHead`."""
+        entering = F.linear(torch.cat([self.embed(tokens), rows], dim=1), self._fusion, self._bias)
+        hidden = self.model.forward([replace(work, rows=entering)])[-last:]
+        return self.model.logits(hidden), hidden
+
+
+class JoinedNorm(nn.Module):
+    """Stands where a layer norms what enters it: beside the row, the embedding of the token goes into its attention.
+
+    Attributes:
+        embedded: [1, n, width], of the next forward.
+        is_before: whether rows enter normed, so that the layer adds to the normed row.
+    """
+
+    def __init__(self, norm: nn.Module, *, is_before: bool) -> None:
+        super().__init__()
+        self.is_before = is_before
+        self.token_norm, self.row_norm = norm, copy.deepcopy(norm)
+        self.embedded = torch.empty(0)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """From [1, n, width] to [1, n, 2 · width]."""
+        if self.embedded.shape != rows.shape:  # while the span is probed
+            self.embedded = torch.zeros_like(rows)
+        return torch.cat([self.token_norm(self.embedded), rows if self.is_before else self.row_norm(rows)], dim=-1)
+
+
+class ThirdEagleHead(LayerHead):
+    """EAGLE-3 on the last row: its own rows go on as they leave the layer, before its norm."""
+
+    def __init__(
+        self, model: RaggedModel, final_norm: nn.Module, joined: JoinedNorm, to_target: torch.Tensor, vocab_size: int
+    ) -> None:
+        """Take a loaded layer.
+
+        Args:
+            model: the layer, and behind it its norm and its own output matrix.
+            final_norm: the target's.
+            joined: stands in the layer.
+            to_target: int64 [draft tokens], the target's ids of its own.
+            vocab_size: of the target.
+        """
+        super().__init__(model, final_norm, vocab_size)
+        self._joined = joined
+        self._to_target = to_target.to(model.device)
+
+    def run(
+        self, work: SessionRows, tokens: torch.Tensor, rows: torch.Tensor, last: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in `LayerHead`; tokens that it does not know cannot be guessed."""
+        self._joined.embedded = self.embed(tokens)[None]
+        entering = self._joined.row_norm(rows) if self._joined.is_before else rows
+        hidden = self.model.forward([replace(work, rows=entering)])[-last:]
+        own = self.model.logits(hidden)
+        logits = own.new_full((len(own), self.vocab_size), -torch.inf)
+        return logits.index_copy(1, self._to_target, own[:, : len(self._to_target)]), hidden
+
+
+def _load_first(
+    config: PreTrainedConfig, layer: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], where: Where
+) -> LayerHead:
+    final, device, dtype = where
+
+    def change(model: PreTrainedModel, own: nn.Module) -> None:
+        if f"{INPUT_NORM}.weight" not in layer:
+            setattr(own, INPUT_NORM, nn.Identity())
+        cast("Any", model).get_decoder().norm = nn.Identity()
+
+    names = _ends(config)
+    ends = {names[0]: tensors[EMBEDDING], names[1]: tensors[HEAD]}
+    model = as_ragged(fill_layer(config, layer, ends, dtype, change), device)
+    return EagleHead(model, final, tensors[FUSION], tensors.get(FUSION_BIAS))
+
+
+def _load_third(
+    config: PreTrainedConfig, layer: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], where: Where
+) -> LayerHead:
+    final, device, dtype = where
+    width, vocab_size, draft_tokens = config.hidden_size, config.vocab_size, len(tensors[HEAD])
+    made: list[JoinedNorm] = []
+
+    def change(model: PreTrainedModel, own: Any) -> None:  # noqa: ANN401 - a decoder layer of any class
+        is_before = bool(getattr(config, "norm_before_residual", False))
+        made.append(JoinedNorm(getattr(own, INPUT_NORM), is_before=is_before))
+        setattr(own, INPUT_NORM, made[-1])
+        for name in ("q_proj", "k_proj", "v_proj"):
+            before = getattr(own.self_attn, name)
+            setattr(own.self_attn, name, nn.Linear(2 * width, before.out_features, bias=before.bias is not None))
+        cast("Any", model).set_output_embeddings(nn.Linear(width, draft_tokens, bias=False))
+
+    names = _ends(config)
+    renamed = {
+        name.replace(INPUT_NORM, f"{INPUT_NORM}.token_norm").replace("hidden_norm", f"{INPUT_NORM}.row_norm"): value
+        for name, value in layer.items()
+    }
+    ends = {names[0]: tensors[EMBEDDING], names[1]: tensors[HEAD], names[2]: tensors[NORM]}
+    model = as_ragged(fill_layer(config, renamed, ends, dtype, change), device)
+    offsets = tensors.get(TO_TARGET, torch.zeros(draft_tokens, dtype=torch.long))
+    to_target = torch.arange(draft_tokens) + offsets.long()
+    if len(offsets) != draft_tokens or not 0 <= int(to_target.min()) <= int(to_target.max()) < vocab_size:
+        raise UnsupportedModel(
+            f"EAGLE-3 head: {TO_TARGET} does not lead from its {draft_tokens} tokens to the target's"
+        )
+    return ThirdEagleHead(model, final, made[-1], to_target, vocab_size)
+
+
+def _ends(config: PreTrainedConfig) -> tuple[str, str, str]:
+    """What the class of a head calls embedding, output matrix and norm."""
+    config.tie_word_embeddings = False
+    empty: Any = empty_model(config)
+    layers, names = find_layers(empty), {module: name for name, module in empty.named_modules()}
+    parts = (
+        empty.get_input_embeddings(),
+        empty.get_output_embeddings(),
+        empty.get_submodule(layers.rpartition(".")[0]).norm,
+    )
+    first, second, third = (f"{names[part]}.weight" for part in parts)
+    return first, second, third
+
+
+def _own_names(model: str | Path) -> dict[str, str]:
+    """A head's tensors: from their names without the prefix that some publish, to those by which they are read."""
+    return {name.removeprefix("model."): name for name in stored_names(model)}
+
+
+def _shared(
+    tensors: dict[str, torch.Tensor], target: str | Path, revision: str | None, *, wants_output: bool
+) -> dict[str, torch.Tensor]:
+    """The target's embedding and output matrix, where the head has none of its own."""
+    names = target_names(target, revision)
+    wanted = {EMBEDDING: names.embedding} if EMBEDDING not in tensors else {}
+    if wants_output:
+        wanted[HEAD] = names.output
+    found = read_tensors(target, set(wanted.values()), revision)
+    return {own: found[name] for own, name in wanted.items()}
+
+
+def _check_rest(model: str, names: Collection[str]) -> None:
+    if unknown := sorted(set(names) - LEFT_OUT):
+        raise UnsupportedModel(f"{model}: an EAGLE head with {unknown[0]!r}, which this version does not know")

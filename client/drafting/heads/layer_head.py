@@ -1,0 +1,152 @@
+"""Heads that are one decoder layer: from a token and the hidden row before it to the row of the token, and its logits.
+
+    entering = join(embedding of a token, normed hidden row of the token before)
+    row = layer(entering); logits = output matrix · norm(row): what follows the token
+
+Such a head goes on from its own row where the target's is not known yet. The decoder layer is a family's own class, of
+which this is a span of one layer: attention over a tree, KV and positions are those of every span. Owns no session.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from client.drafting.heads.files import read_tensors
+from client.drafting.heads.target_names import empty_model, target_names
+from swarm.errors import UnsupportedModel
+from swarm.inference.layers.pass_through import PassThroughLayer, find_layers
+from swarm.inference.ragged_batch import RaggedModel, SessionRows
+from swarm.inference.tree_attention import use_canopy
+from swarm.layers import Span
+from swarm.models.pretrained import first_line
+
+PLACE = 1
+"""The layer's place in its own model: rows enter behind the layer before, which passes them through."""
+OWN_SPAN = Span(PLACE, PLACE + 1)
+
+
+class LayerHead:
+    """A head that is ready to run.
+
+    Attributes:
+        model: the decoder layer as a span, with what its own class does behind it.
+        final_norm: the target's own final norm.
+        vocab_size: of the target.
+    """
+
+    def __init__(self, model: RaggedModel, final_norm: nn.Module, vocab_size: int) -> None:
+        self.model = model
+        self.final_norm = final_norm.to(model.device, model.dtype)
+        self.vocab_size = vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.model.device
+
+    def normed(self, rows: torch.Tensor) -> torch.Tensor:
+        """The target's hidden rows [n, width] as the head was trained on them: behind the target's final norm."""
+        found: torch.Tensor = self.final_norm(rows.to(self.device, self.model.dtype))
+        return found
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings [n, width] of tokens int64 [n]."""
+        found: torch.Tensor = cast("Any", self.model.model).get_input_embeddings()(tokens.to(self.device))
+        return found
+
+    def run(
+        self, work: SessionRows, tokens: torch.Tensor, rows: torch.Tensor, last: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run new nodes and keep their KV.
+
+        Args:
+            work: the nodes, without rows.
+            tokens: int64 [n], theirs.
+            rows: [n, width], of the tokens before: normed ones of the target, or the head's own.
+            last: of how many nodes, the last ones, the output is asked for.
+
+        Returns:
+            Logits float32 [last, vocab_size], and the head's own rows [last, width].
+        """
+        raise NotImplementedError
+
+
+def fill_layer(
+    config: PreTrainedConfig,
+    layer: Mapping[str, torch.Tensor],
+    ends: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    change: Callable[[PreTrainedModel, nn.Module], None] = lambda _model, _layer: None,
+) -> PreTrainedModel:
+    """Make a family's class with one layer of its own, at `PLACE`, and fill it.
+
+    Args:
+        config: with so many layers.
+        layer: tensors of the layer, as they are called within it.
+        ends: the others, as the class calls them.
+        dtype: to compute in.
+        change: what to exchange in the model and its layer before they are filled.
+
+    Raises:
+        UnsupportedModel: tensors are missing, unknown or of another shape.
+    """
+    base: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    use_canopy(config)
+
+    class LayerModel(base):  # type: ignore[misc]
+        def __init__(self, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
+            super().__init__(config, *args, **kwargs)
+            layers = self.get_submodule(find_layers(self))
+            for index in range(PLACE):
+                layers[index] = PassThroughLayer(layers[index])
+            change(self, layers[PLACE])
+
+    where = find_layers(empty_model(config))
+    state = {**ends, **{f"{where}.{PLACE}.{name}": tensor for name, tensor in layer.items()}}
+    try:
+        filled, info = LayerModel.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+        )
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise UnsupportedModel(f"{config.model_type}: the head does not load ({first_line(error)})") from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if loose := sorted(map(str, info[problem])):
+            what = f"{len(loose)} {problem.replace('_', ' ')}, such as {loose[0]}"
+            raise UnsupportedModel(f"{config.model_type}: the head does not fit its class: {what}")
+    model: PreTrainedModel = filled.eval()
+    return model
+
+
+def as_ragged(model: PreTrainedModel, device: torch.device) -> RaggedModel:
+    """The filled model as a span."""
+    return RaggedModel(cast("PreTrainedModel", cast("Any", model).to(device)), OWN_SPAN)
+
+
+def load_final_norm(model: str | Path, revision: str | None = None) -> nn.Module:
+    """The target's final norm, of its own class; of the weights only this tensor is read.
+
+    Raises:
+        UnsupportedModel: the checkpoint lacks it.
+        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
+    """
+    names = target_names(model, revision)
+    if names.norm is None:
+        return nn.Identity()
+    empty = empty_model(names.config)
+    norm = empty.get_submodule(names.norm.removesuffix(".weight"))
+    return norm_with(norm, read_tensors(model, {names.norm}, revision)[names.norm])
+
+
+def norm_with(norm: nn.Module, weight: torch.Tensor) -> nn.Module:
+    """Another norm of the same class, with these weights."""
+    other = copy.deepcopy(norm)
+    cast("Any", other).weight = nn.Parameter(weight.clone(), requires_grad=False)
+    return other

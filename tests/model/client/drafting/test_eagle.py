@@ -1,0 +1,197 @@
+"""EAGLE heads as they are published: numbers of a plain computation, exact texts, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional as F  # noqa: N812
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from benchmarks.simulation.acceptance import Size, generate
+from client.drafting.drafter import NoDrafter, TreeDrafter
+from client.drafting.heads.eagle import load_eagle
+from client.drafting.loading import DraftOptions, load_drafter
+from client.target import load_target
+from swarm.demo import TARGET
+from swarm.errors import IncompatibleDraft, UnsupportedModel
+from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import SessionRows, load_whole
+from swarm.protocol.messages import Sampling
+
+WIDTH, VOCAB, HEADS, INNER = 32, 128, 2, 48
+KNOWN = torch.tensor([3, 5, 8, 13, 21, 34, 55, 89, 90, 91])
+"""The target's tokens that the EAGLE-3 head knows."""
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "max_position_embeddings": 256,
+}
+CPU = torch.device("cpu")
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose text depends on its last token above all."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("target")
+    model: Any = LlamaForCausalLM(LlamaConfig(**{**CONFIG, "num_hidden_layers": 3, "model_type": "llama"}))
+    for name, weight in model.named_parameters():
+        weight.data += torch.randn_like(weight) * 0.1
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.data *= 0.02
+    model.save_pretrained(folder)
+    shutil.copy(TARGET / "tokenizer.json", folder)
+    return folder
+
+
+def layer_tensors(prefix: str, entering: int, scale: float) -> Tensors:
+    shapes = {f"self_attn.{name}_proj.weight": (WIDTH, entering) for name in "qkv"}
+    shapes |= {"self_attn.o_proj.weight": (WIDTH, WIDTH), "mlp.down_proj.weight": (WIDTH, INNER)}
+    shapes |= {f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
+    made = {prefix + name: torch.randn(shape) * scale for name, shape in shapes.items()}
+    return made | {f"{prefix}post_attention_layernorm.weight": 1 + torch.randn(WIDTH) * 0.1}
+
+
+def first_tensors(*, is_able: bool = False) -> Tensors:
+    torch.manual_seed(1)
+    fusion = torch.randn(WIDTH, 2 * WIDTH) * 0.2
+    if is_able:  # predicts what the target makes of the token itself, almost
+        fusion = torch.cat([torch.eye(WIDTH), torch.zeros(WIDTH, WIDTH)], dim=1) * 8
+    return layer_tensors("layers.0.", WIDTH, 0.01 if is_able else 0.2) | {"fc.weight": fusion}
+
+
+def third_tensors() -> Tensors:
+    torch.manual_seed(2)
+    known = torch.zeros(VOCAB, dtype=torch.bool)
+    known[KNOWN] = True
+    norms = {
+        name: 1 + torch.randn(WIDTH) * 0.1 for name in ("midlayer.input_layernorm", "midlayer.hidden_norm", "norm")
+    }
+    return {
+        **layer_tensors("midlayer.", 2 * WIDTH, 0.2),
+        **{f"{name}.weight": value for name, value in norms.items()},
+        "lm_head.weight": torch.randn(len(KNOWN), WIDTH),
+        "d2t": KNOWN - torch.arange(len(KNOWN)),
+        "t2d": known,
+    }
+
+
+def publish(folder: Path, tensors: Tensors, **changes: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    return folder
+
+
+def norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    made = LlamaRMSNorm(WIDTH, 1e-6)
+    made.weight.data = weight
+    found: torch.Tensor = made(rows)
+    return found
+
+
+def layer(tensors: Tensors, prefix: str, entering: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """A Llama layer on a chain [n, …], written out."""
+    count = len(entering)
+    model = cast("Any", LlamaForCausalLM(LlamaConfig(**CONFIG))).model
+    turns = model.rotary_emb(entering[None], torch.arange(count)[None])
+    part = {name: (entering @ tensors[f"{prefix}self_attn.{name}_proj.weight"].T) for name in "qkv"}
+    q, k, v = (part[name].view(1, count, HEADS, -1).transpose(1, 2) for name in "qkv")
+    q, k = apply_rotary_pos_emb(q, k, *turns)
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(count, WIDTH)
+    rows = residual + attended @ tensors[f"{prefix}self_attn.o_proj.weight"].T
+    inner = norm(rows, tensors[f"{prefix}post_attention_layernorm.weight"])
+    gate, up, down = (tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    return rows + (F.silu(inner @ gate.T) * (inner @ up.T)) @ down.T
+
+
+TOKENS = torch.tensor([3, 17, 99, 4, 64, 5])
+ROWS = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+def run(folder: Path, target: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    head = load_eagle(folder, target, None, CPU, torch.float32)
+    nodes: Sequence[TreeNodeId] = [TreeNodeId(node) for node in range(6)]
+    work = SessionRows(KvCache(head.model.layout, 16), nodes, [None, *nodes[:-1]], range(6))
+    with torch.inference_mode():
+        return head.run(work, TOKENS, head.normed(ROWS), 6)
+
+
+@torch.no_grad()
+def test_the_first_kind_computes_what_is_published(target: Path, tmp_path: Path) -> None:
+    tensors = first_tensors()
+    logits, rows = run(publish(tmp_path / "eagle", tensors), target)
+    model: Any = LlamaForCausalLM.from_pretrained(target)
+    embedded, normed = model.model.embed_tokens(TOKENS), model.model.norm(ROWS)
+    entering = torch.cat([embedded, normed], dim=1) @ tensors["fc.weight"].T
+    wanted = layer(tensors, "layers.0.", entering, entering)
+    assert (rows - wanted).abs().max() < 1e-4
+    assert (logits - model.lm_head(wanted)).abs().max() < 1e-4
+    again, _ = run(publish(tmp_path / "prefixed", {f"model.{name}": value for name, value in tensors.items()}), target)
+    assert torch.equal(again, logits)
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+@torch.no_grad()
+def test_the_third_kind_computes_what_is_published(is_before: bool, target: Path, tmp_path: Path) -> None:
+    tensors = third_tensors()
+    changes = {"draft_vocab_size": len(KNOWN), "norm_before_residual": is_before}
+    logits, rows = run(publish(tmp_path / "eagle", tensors, **changes), target)
+    model: Any = LlamaForCausalLM.from_pretrained(target)
+    embedded, normed = model.model.embed_tokens(TOKENS), model.model.norm(ROWS)
+    parts = (embedded, "midlayer.input_layernorm.weight"), (normed, "midlayer.hidden_norm.weight")
+    entering = torch.cat([norm(values, tensors[name]) for values, name in parts], dim=1)
+    residual = norm(normed, tensors["midlayer.hidden_norm.weight"]) if is_before else normed
+    wanted = layer(tensors, "midlayer.", entering, residual)
+    assert (rows - wanted).abs().max() < 1e-4
+    own = norm(wanted, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
+    assert (logits[:, KNOWN] - own).abs().max() < 1e-4
+    assert int(logits.isfinite().sum()) == 6 * len(KNOWN), "no other token can be guessed"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(seed=5, temperature=1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["first", "third"])
+def test_texts_stay_the_plain_ones(kind: str, sampling: Sampling, target: Path, tmp_path: Path) -> None:
+    folder = publish(tmp_path, first_tensors(is_able=True) if kind == "first" else third_tensors())
+    whole, prompt = load_whole(target, torch.float32), TOKENS.repeat(6).tolist()
+    plain = generate(whole, NoDrafter(), prompt, sampling, Size(20, 0))
+    options = DraftOptions((folder,), "cpu", lookup=False, siblings=False)
+    drafter = load_drafter(target, load_target(target), options).drafter
+    assert isinstance(drafter, TreeDrafter)
+    drafted = generate(whole, drafter, prompt, sampling, Size(20, 16))
+    assert drafted.tokens == plain.tokens
+    assert drafted.emitted / drafted.sweeps > (1.5 if kind == "first" else 0)
+
+
+def test_what_a_swarm_cannot_feed_or_does_not_fit_is_refused(target: Path, tmp_path: Path) -> None:
+    def load(folder: Path) -> None:
+        load_drafter(target, load_target(target), DraftOptions((folder,), "cpu"))
+
+    three_rows = third_tensors() | {"fc.weight": torch.randn(WIDTH, 3 * WIDTH)}
+    with pytest.raises(UnsupportedModel, match="reads hidden rows of three layers, and a swarm sends the last"):
+        load(publish(tmp_path / "three", three_rows))
+    with pytest.raises(UnsupportedModel, match=r"'input_norm\.weight', which this version does not know"):
+        load(publish(tmp_path / "more", third_tensors() | {"input_norm.weight": torch.ones(WIDTH)}))
+    with pytest.raises(UnsupportedModel, match="d2t does not lead"):
+        load(publish(tmp_path / "astray", third_tensors() | {"d2t": torch.full((len(KNOWN),), VOCAB)}))
+    wrong = first_tensors()
+    del wrong["layers.0.mlp.up_proj.weight"]
+    with pytest.raises(UnsupportedModel, match="does not fit its class: 1 missing keys"):
+        load(publish(tmp_path / "part", wrong))
+    with pytest.raises(IncompatibleDraft, match="for rows of 32 values and 96 tokens"):
+        load(publish(tmp_path / "small", first_tensors(), vocab_size=96))
