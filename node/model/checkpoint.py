@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,19 +10,21 @@ from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import constants
-from safetensors import SafetensorError, safe_open
 
 from swarm.errors import HubError, NotEnoughSpace, UnknownModel
 from swarm.inference.devices import free_bytes
 from swarm.layers import name_layers
 from swarm.models.hub import Hub, Progress, find_model
-from swarm.models.pretrained import TEXT_PART, read_config, unreadable_weights, weight_map
+from swarm.models.pretrained import read_config
+from swarm.models.stored.opening import open_source
+from swarm.models.stored.source import StoredTensor, decoded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from node.config import ServeConfig
     from swarm.layers import Span
+    from swarm.models.stored.source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,19 @@ class Checkpoint:
     name: str
     folder: Path
     config: PreTrainedConfig
-    weight_map: Mapping[str, str]
-    """The file that holds each tensor."""
+    source: WeightSource
+    """Of its tensors."""
     hub: Hub | None = None
     """Whence files are downloaded; None for a folder of the user's."""
 
+    @property
+    def weight_map(self) -> Mapping[str, tuple[str, ...]]:
+        """The files that hold each tensor, by its name."""
+        return self.source.files
+
     def files(self, tensors: Iterable[str]) -> list[str]:
         """The files that hold some tensors."""
-        return sorted({self.weight_map[name] for name in tensors})
+        return sorted({file for name in tensors for file in self.weight_map[name]})
 
     def missing_bytes(self, tensors: Iterable[str]) -> int:
         """How much of them is still to be downloaded."""
@@ -61,23 +67,23 @@ class Checkpoint:
             if not (self.folder / file).exists():
                 raise UnknownModel(f"{self.folder}: {file} is missing, which holds some of these layers")
 
-    def tensors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Read some tensors, fetching their files first.
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
+        """Read some tensors as they are stored, fetching their files first.
 
         Raises:
             UnsupportedModel: a file is damaged.
         """
         asked = set(names)
         self.fetch(asked)
-        found: dict[str, torch.Tensor] = {}
-        for file in self.files(asked):
-            try:
-                with safe_open(self.folder / file, framework="pt") as opened:
-                    stored = {_text_name(name): name for name in opened.keys()}  # noqa: SIM118 - it is no dict
-                    found |= {name: opened.get_tensor(stored[name]) for name in asked & stored.keys()}
-            except (OSError, SafetensorError) as error:
-                raise unreadable_weights(self.name, self.folder / file, error) from error
-        return found
+        return self.source.read(asked)
+
+    def tensors(self, names: Iterable[str], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        """Read some tensors, fetching their files first; what is packed is decoded to this type.
+
+        Raises:
+            UnsupportedModel: a file is damaged.
+        """
+        return decoded(self.read(names), dtype)
 
 
 def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoint:
@@ -90,8 +96,8 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
     """
     folder, hub = find_model(model, revision)
     config = read_config(folder, str(model))
-    tensors = _text_only(weight_map(folder, hub, str(model)))
-    return Checkpoint(folder.name if hub is None else hub.repo, folder, config, tensors, hub)
+    source = open_source(folder, hub, config, str(model))
+    return Checkpoint(folder.name if hub is None else hub.repo, folder, config, source, hub)
 
 
 def open_named(name: str, config: ServeConfig) -> Checkpoint:
@@ -139,18 +145,6 @@ def _check(what: str, span: Span, needs_has: tuple[int, int], layer_bytes: int) 
     many = "1 layer" if fit == 1 else f"{fit} layers"
     hint = f"{many} would fit: --layers {span.start}-{span.start + fit}" if fit else "not one layer would fit"
     raise NotEnoughSpace(f"{name_layers([span])} need {_gib(needs)} of {what}, {_gib(has)} are free; {hint}")
-
-
-def _text_only(weight_map: Mapping[str, str]) -> Mapping[str, str]:
-    """Of a model that also sees or hears, the language model, under the names that it has when it is alone."""
-    if not any(re.search(TEXT_PART, name) for name in weight_map):
-        return weight_map
-    ours = (name for name in weight_map if re.search(TEXT_PART, name) or "lm_head" in name)
-    return {_text_name(name): weight_map[name] for name in ours}
-
-
-def _text_name(tensor: str) -> str:
-    return re.sub(TEXT_PART, "", tensor)
 
 
 def _gib(count: int) -> str:

@@ -283,7 +283,8 @@ def read_span(
     checkpoint: Checkpoint, layout: ModelLayout, span: Span, dtype: torch.dtype, held: Container[str] = ()
 ) -> PreTrainedModel:
     """As `fill_span`, with a checkpoint's tensors."""
-    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if layout.holds(name, span, held))
+    names = [name for name in checkpoint.weight_map if layout.holds(name, span, held)]
+    tensors = checkpoint.tensors(names, dtype)
     return fill_span(layout, span, tensors, dtype, held)
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
 from swarm.errors import UnsupportedModel
 from swarm.models.families import causal_lm_class, text_config
 from swarm.models.hub import find_model
-from swarm.models.pretrained import TEXT_PART, read_config, unreadable_weights, weight_files
+from swarm.models.pretrained import read_config
+from swarm.models.stored.opening import open_source
+from swarm.models.stored.source import decoded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -41,20 +42,16 @@ def load_causal_lm(
     config = read_config(folder, str(model))
     model_class, text = causal_lm_class(config), text_config(config)
     prepare(text)
-    files = weight_files(folder, hub, str(model))
+    source = open_source(folder, hub, config, str(model))
     if hub is not None:
-        hub.fetch(files)
-    try:
-        loaded: Any = model_class.from_pretrained(
-            folder,
-            config=text,
-            dtype=dtype,
-            use_safetensors=True,
-            key_mapping={TEXT_PART: ""},
-            output_loading_info=True,
-        )
-    except (OSError, SafetensorError) as error:
-        raise unreadable_weights(str(model), folder, error) from error
+        hub.fetch(sorted({file for files in source.files.values() for file in files}))
+    loaded: Any = model_class.from_pretrained(
+        None,
+        config=text,
+        state_dict=decoded(source.read(source.files), dtype),
+        dtype=dtype,
+        output_loading_info=True,
+    )
     whole, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise UnsupportedModel(f"{model}: {len(missing)} tensors are missing, such as {missing[0]}")
