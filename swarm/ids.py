@@ -12,7 +12,7 @@ from typing import Final, NewType, Self
 
 MAX_MODEL_NAME: Final = 96
 """Characters of a model's name, at most."""
-_MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_./-]*")
+_MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_./-]*(?::[A-Za-z0-9_.-]+)?")
 
 PeerId = NewType("PeerId", str)
 """Base58 libp2p peer id: the hash of the machine's public key."""
@@ -85,7 +85,7 @@ def json_digest(content: Mapping[str, object]) -> str:
 def is_model_name(name: str) -> bool:
     """Whether a model may be called so: letters, digits, `_`, `.`, `/`, `-`; it begins with a letter or a digit.
 
-    Such a name is one word of a command line, and no option of it; with `..` it could be a path to somewhere else.
+    One `:` may stand between a hub id and which of its files is meant. Such a name is one word of a command line, and no option of it; with `..` it could be a path to somewhere else.
     """
     return len(name) <= MAX_MODEL_NAME and _MODEL_NAME.fullmatch(name) is not None
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from swarm.errors import UnknownModel
 from swarm.ids import ModelIdentity, json_digest, model_name
+from swarm.models.gguf.folder import POINTER
 from swarm.models.pretrained import INDEX, SINGLE, read_config
 
 CONFIG = "config.json"
@@ -88,6 +89,9 @@ def _tokenizer_digest(folder: Path) -> str:
 
 def _weights(folder: Path, commit: str | None) -> object:
     """What the digest of the weights covers: the index's map, or nothing where a commit fixes them, or samples."""
+    if (folder / POINTER).exists():
+        files = sorted(_read_json(folder / POINTER)["files"])
+        return {name: None if commit else _samples(folder / name, (folder / name).stat().st_size) for name in files}
     if (folder / INDEX).exists():
         return _read_json(folder / INDEX).get("weight_map")
     if commit is not None:

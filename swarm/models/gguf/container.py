@@ -49,7 +49,7 @@ class ShortHeader(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class TensorPlace:
     """A tensor of a file.
 
     Attributes:
@@ -91,7 +91,7 @@ class GgufHeader:
     """
 
     metadata: Mapping[str, Value]
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, TensorPlace]
     size_bytes: int
 
     def text(self, key: str) -> str:
@@ -152,7 +152,7 @@ def parse_header(data: bytes | bytearray | mmap.mmap, file_bytes: int, name: str
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise reader.damaged(f"its alignment is {alignment!r}")
     start = -(-reader.at // alignment) * alignment
-    tensors = [StoredTensor(title, shape, encoding, start + offset) for title, shape, encoding, offset in rows]
+    tensors = [TensorPlace(title, shape, encoding, start + offset) for title, shape, encoding, offset in rows]
     _check_places(tensors, start, file_bytes, name)
     return GgufHeader(metadata, {tensor.name: tensor for tensor in tensors}, start)
 
@@ -183,7 +183,7 @@ def _tensor_row(reader: _Reader) -> tuple[str, tuple[int, ...], Encoding, int]:
     return title, shape, encoding, offset
 
 
-def _check_places(tensors: list[StoredTensor], start: int, file_bytes: int, name: str) -> None:
+def _check_places(tensors: list[TensorPlace], start: int, file_bytes: int, name: str) -> None:
     """Refuse tensors that lie outside of the file, or of which two have one name."""
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise UnsupportedModel(f"{name}: damaged: two tensors have one name; fetch it again")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swarm.models.gguf.folder import POINTER
 from swarm.models.pretrained import weight_map
+from swarm.models.stored.gguf_source import GgufSource
 from swarm.models.stored.source import SafetensorsSource
 
 if TYPE_CHECKING:
@@ -29,4 +31,6 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
         UnsupportedModel: there are no weights that Canopy reads.
         HubError: a header cannot be fetched.
     """
+    if (folder / POINTER).exists():
+        return GgufSource.of(folder, config, model)
     return SafetensorsSource.of(folder, model, weight_map(folder, hub, model))

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 class GgufMatrix(StoredMatrix):
     """Rows of blocks, uint8 [rows, bytes of a row], byte for byte those of the file."""
 
-    def __init__(self, blocks: torch.Tensor, type_of_values: Encoding) -> None:
-        self.blocks, self.type_of_values = blocks, type_of_values
+    def __init__(self, blocks: torch.Tensor, values: Encoding) -> None:
+        self.blocks, self.values = blocks, values
         self.rows = blocks.shape[0]
-        self.columns = blocks.shape[1] // type_of_values.block_bytes * type_of_values.block
-        self.encoding = type_of_values.name
+        self.columns = blocks.shape[1] // values.block_bytes * values.block
+        self.encoding = values.name
 
     def parts(self) -> Mapping[str, torch.Tensor]:
         """The blocks, which are all that lies in memory."""
         return {"blocks": self.blocks}
 
+    def with_parts(self, parts: Mapping[str, torch.Tensor]) -> Self:
+        """A matrix of these blocks."""
+        return type(self)(parts["blocks"], self.values)
+
     def decode(self, start: int, end: int) -> torch.Tensor:
         """Rows `[start, end)` as float32 [end - start, columns]."""
-        return self.type_of_values.decode(self.blocks[start:end])
-
-    def select(self, rows: torch.Tensor) -> Self:
-        """A matrix of these rows, int64 [n], in this order."""
-        return type(self)(self.blocks.index_select(0, rows), self.type_of_values)
+        return self.values.decode(self.blocks[start:end])
