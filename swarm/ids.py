@@ -85,7 +85,8 @@ def json_digest(content: Mapping[str, object]) -> str:
 def is_model_name(name: str) -> bool:
     """Whether a model may be called so: letters, digits, `_`, `.`, `/`, `-`; it begins with a letter or a digit.
 
-    One `:` may stand between a hub id and which of its files is meant. Such a name is one word of a command line, and no option of it; with `..` it could be a path to somewhere else.
+    One `:` may stand between a hub id and which of its files is meant. Such a name is one word of a command line, and
+    no option of it; with `..` it could be a path to somewhere else.
     """
     return len(name) <= MAX_MODEL_NAME and _MODEL_NAME.fullmatch(name) is not None
 

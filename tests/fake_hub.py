@@ -25,7 +25,7 @@ MODEL = "org/tiny"
 COMMIT = "c0ffee" + "0" * 34
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>.+))?")
 RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
-LARGE = (".safetensors", ".bin")
+LARGE = (".safetensors", ".bin", ".gguf")
 
 
 @dataclass

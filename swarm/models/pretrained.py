@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from swarm.errors import UnknownModel, UnsupportedModel
+from swarm.models.gguf.folder import POINTER, TensorTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,8 +66,10 @@ def weight_files(folder: Path, hub: Hub | None, model: str) -> list[str]:
     """Names of the files that hold a model's weights, here or on the hub.
 
     Raises:
-        UnsupportedModel: they are no safetensors.
+        UnsupportedModel: they are neither safetensors nor GGUF.
     """
+    if (folder / POINTER).exists():
+        return sorted(TensorTable.read(folder).sizes)
     if (folder / INDEX).exists():
         return sorted(set(_index(folder, model).values()))
     present = {path.name for path in folder.iterdir()} | set(hub.files if hub else ())

@@ -1,4 +1,4 @@
-"""The config.json that a GGUF file's metadata stand for, in the terms of transformers. Reads no weights but rope factors.
+"""The config.json that a GGUF file's metadata stand for, in transformers' terms. Reads no weights but rope factors.
 
 Fields are named as llama.cpp's converter writes them; what it leaves to llama.cpp's code (scales by a model's size,
 the shape of Llama 3's rope) is put back here.
@@ -31,6 +31,7 @@ class Architecture:
         is_interleaved: whether the rows of queries and keys were put in the order in which llama.cpp turns them.
         norms_plus_one: whether norms are stored with one added.
         is_transposed: whether the class has its linear weights the other way round.
+        mixes_experts: whether the class has experts the other way round, with gate and up row by row.
     """
 
     model_type: str
@@ -39,6 +40,7 @@ class Architecture:
     is_interleaved: bool = False
     norms_plus_one: bool = False
     is_transposed: bool = False
+    mixes_experts: bool = False
 
 
 COMMON: Final = {
@@ -62,6 +64,8 @@ EXPERTS: Final = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 LOCAL_EXPERTS: Final = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+GPT_OSS: Final = LOCAL_EXPERTS | {"expert_feed_forward_length": "intermediate_size"}
+COHERE2: Final = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
 SOFT_CAPS: Final = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -83,19 +87,14 @@ GPT2: Final = {
 }
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "cohere2": Architecture(
-        "cohere2", "Cohere2ForCausalLM", {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
-    ),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", COHERE2),
     "gemma": Architecture("gemma", "GemmaForCausalLM", norms_plus_one=True),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", SOFT_CAPS, norms_plus_one=True),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", SOFT_CAPS, norms_plus_one=True),
-    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", LOCAL_EXPERTS | {"expert_feed_forward_length": "intermediate_size"}),
+    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", GPT_OSS, mixes_experts=True),
     "gpt2": Architecture("gpt2", "GPT2LMHeadModel", GPT2, is_transposed=True),
     "granite": Architecture("granite", "GraniteForCausalLM", GRANITE, is_interleaved=True),
     "llama": Architecture("llama", "LlamaForCausalLM", is_interleaved=True),
-    "nemotron": Architecture(
-        "nemotron", "NemotronForCausalLM", {"attention.layer_norm_epsilon": "norm_eps"}, norms_plus_one=True
-    ),
     "olmo2": Architecture("olmo2", "Olmo2ForCausalLM"),
     "phi3": Architecture("phi3", "Phi3ForCausalLM"),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
@@ -103,11 +102,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
     "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", EXPERTS),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", is_interleaved=True),
-    "starcoder2": Architecture(
-        "starcoder2", "Starcoder2ForCausalLM", {"attention.layer_norm_epsilon": "norm_epsilon"}
-    ),
+    "starcoder2": Architecture("starcoder2", "Starcoder2ForCausalLM", {"attention.layer_norm_epsilon": "norm_epsilon"}),
 }
 """Families that run, by the name that their files have for them."""
+WITH_OR_WITHOUT_BIAS: Final = {"granite", "llama", "qwen3", "qwen3moe", "smollm3"}
 MIXTRAL: Final = Architecture("mixtral", "MixtralForCausalLM", LOCAL_EXPERTS, is_interleaved=True)
 """What a `llama` file with experts is."""
 
@@ -172,7 +170,7 @@ def config_of(header: GgufHeader, name: str, vector: Callable[[str], Sequence[fl
     config["dtype"] = _dtype(header)
     config |= _token_ids(header)
     if architecture.model_type != "gpt2":
-        config |= _heads(given) | _biases(header) | _rope(header, given, family, name, vector)
+        config |= _heads(given) | _biases(header, family) | _rope(header, given, family, name, vector)
     if not config.get("sliding_window", 1):
         config["sliding_window"] = None
     return config | _special(family, config, given)
@@ -203,8 +201,7 @@ def _dtype(header: GgufHeader) -> str:
 
 def _token_ids(header: GgufHeader) -> dict[str, Any]:
     named = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    ids = {field_name: header.number(f"tokenizer.ggml.{key}_token_id") for field_name, key in named.items()}
-    return {field_name: token for field_name, token in ids.items() if token is not None}
+    return {field_name: header.number(f"tokenizer.ggml.{key}_token_id") for field_name, key in named.items()}
 
 
 def _heads(given: Mapping[str, Value]) -> dict[str, Any]:
@@ -220,8 +217,10 @@ def _heads(given: Mapping[str, Value]) -> dict[str, Any]:
     return found
 
 
-def _biases(header: GgufHeader) -> dict[str, Any]:
-    """Biases that a family has or has not."""
+def _biases(header: GgufHeader, family: str) -> dict[str, Any]:
+    """Biases that a family has or has not, as its model has them."""
+    if family not in WITH_OR_WITHOUT_BIAS:
+        return {}
     flags = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
     return {flag: True for flag, tensor in flags.items() if tensor in header.tensors}
 
@@ -293,5 +292,9 @@ def _special(family: str, config: Mapping[str, Any], given: Mapping[str, Value])
         case "starcoder2":
             return {"use_bias": True}
         case "gpt-oss" if "attention.sliding_window" in given:
-            return {"layer_types": [("sliding", "full")[index % 2] + "_attention" for index in range(config["num_hidden_layers"])]}
+            return {
+                "layer_types": [
+                    ("sliding", "full")[index % 2] + "_attention" for index in range(config["num_hidden_layers"])
+                ]
+            }
     return {}

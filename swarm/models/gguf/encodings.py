@@ -1,4 +1,4 @@
-"""The types that GGUF stores values in: bytes of a block, and a block's values. Rows are whole blocks, so any row decodes.
+"""The types that GGUF stores values in: bytes of a block, and a block's values. A row is whole blocks.
 
 transformers decodes most of them; here are those that it lacks. All give the very values of the `gguf` library.
 """

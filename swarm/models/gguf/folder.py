@@ -1,4 +1,4 @@
-"""A GGUF model as a folder of transformers': config, tokenizer, and links to its files, made once and kept in the cache.
+"""A GGUF model as a folder of transformers': config, tokenizer and links to its files, made once, kept in the cache.
 
     CACHE/gguf/KEY/NAME/   config.json, tokenizer.json, … , gguf.json (where each tensor lies), FILE.gguf ─▶ the file
 

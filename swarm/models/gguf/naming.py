@@ -1,6 +1,6 @@
 """Which GGUF files a user means: a file, a folder with one model, a model of the hub with a file or its quantisation.
 
-    FILE.gguf    FOLDER    OWNER/MODEL:FILE.gguf    OWNER/MODEL:Q4_K_M
+FILE.gguf    FOLDER    OWNER/MODEL:FILE.gguf    OWNER/MODEL:Q4_K_M
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MAX_PARTS: Final = 4096
 
 _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _HUB_PART: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<part>[\w./-]+)")
-_TAG: Final = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d|TQ\d|MXFP4|NVFP4|BF16|F16|F32)(?:_[A-Z0-9]+)*)$", re.IGNORECASE)
+_TAG: Final = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q\d|TQ\d|MXFP4|NVFP4|BF16|F16|F32)(?:_[A-Z0-9]+)*)$", re.IGNORECASE
+)
 _SAFE: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w.+-]*(?:/[A-Za-z0-9_][\w.+-]*){0,3}")
 
 

@@ -45,7 +45,10 @@ ENDS: Final = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
     "<EOT>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>", "<|end_of_role|>",
 }  # fmt: skip
-"""Control tokens that end a text or a turn, whether or not the metadata name them. Source: llama.cpp, `llama-vocab.cpp`."""
+"""Control tokens that end a text or a turn, whether or not the metadata name them.
+
+Source: llama.cpp, `llama-vocab.cpp`.
+"""
 
 SPECIAL: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -63,7 +66,7 @@ def write_tokenizer(header: GgufHeader, name: str, folder: Path) -> None:
     tokens = _texts(header, "tokens", name)
     try:
         backend = _backend(header, name)
-        fast = PreTrainedTokenizerFast(tokenizer_object=backend, **_settings(header, tokens))
+        fast: Any = PreTrainedTokenizerFast(tokenizer_object=backend, **_settings(header, tokens))
     except UnsupportedModel:
         raise
     except Exception as error:  # what transformers and tokenizers raise on a damaged vocabulary may be anything
@@ -107,10 +110,8 @@ def _backend(header: GgufHeader, name: str) -> Tokenizer:
     if kind not in GGUF_TOKENIZER_TYPES:
         known = ", ".join(sorted(GGUF_TOKENIZER_TYPES))
         raise UnsupportedModel(f"{name}: its tokenizer is of kind {kind!r}, which is not read; read are {known}")
-    own = GGUF_TOKENIZER_MAPPING["tokenizer"]
-    vocabulary = {
-        title: header.metadata[f"tokenizer.{key}"] for key, title in own.items() if f"tokenizer.{key}" in header.metadata
-    }
+    keys = {f"tokenizer.{key}": title for key, title in GGUF_TOKENIZER_MAPPING["tokenizer"].items()}
+    vocabulary = {title: header.metadata[key] for key, title in keys.items() if key in header.metadata}
     known_splits = {*GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2, *DIGIT_BY_DIGIT, *AS_LLAMA3, *AS_QWEN2, *UNSPLIT}
     if kind == BYTE_LEVEL and split not in known_splits:
         known = ", ".join(sorted(known_splits - UNSPLIT))

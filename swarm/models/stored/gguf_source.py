@@ -21,14 +21,14 @@ from swarm.models.stored.gguf_matrix import GgufMatrix
 from swarm.models.stored.source import StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from transformers import PreTrainedConfig
 
     from swarm.models.gguf.container import TensorPlace
 
-FUSED: Final = re.compile(r"(?P<layer>.*\.layers\.(?P<index>\d+)\.).*experts\.gate_up_proj(?P<bias>_bias)?")
+FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*experts\.gate_up_proj(?P<bias>_bias)?")
 """Gate and up of all experts in one tensor, which GGUF holds in two."""
 QUERIES_KEYS: Final = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
 UNREAD: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -75,9 +75,7 @@ class GgufSource:
     @property
     def files(self) -> Mapping[str, tuple[str, ...]]:
         """As `WeightSource.files`."""
-        return {
-            name: tuple(dict.fromkeys(self.table.places[one][0] for one in parts)) for name, parts in self.stored.items()
-        }
+        return {name: tuple({self.table.places[one][0]: None for one in parts}) for name, parts in self.stored.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
         """As `WeightSource.read`."""
@@ -97,7 +95,9 @@ class GgufSource:
         try:
             mapped = numpy.memmap(path, dtype=numpy.uint8, mode="r")
         except (OSError, ValueError) as error:
-            raise UnsupportedModel(f"{self.model}: {path.resolve()} cannot be read ({error}); fetch it again") from error
+            raise UnsupportedModel(
+                f"{self.model}: {path.resolve()} cannot be read ({error}); fetch it again"
+            ) from error
         if len(mapped) != size:
             found = f"{len(mapped)} bytes instead of {size}"
             raise UnsupportedModel(f"{self.model}: {path.resolve()} has {found}; fetch it again")
@@ -107,9 +107,7 @@ class GgufSource:
         self, name: str, opened: Mapping[str, numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]]
     ) -> torch.Tensor | StoredTensor:
         parts = [self._part(one, opened) for one in self.stored[name]]
-        if len(parts) > 1:
-            return self._fused(parts)
-        return parts[0]
+        return parts[0] if len(parts) == 1 else self._fused(*parts)
 
     def _part(
         self, name: str, opened: Mapping[str, numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]]
@@ -118,7 +116,7 @@ class GgufSource:
         file, place = self.table.places[name]
         raw = torch.from_numpy(numpy.array(opened[file][place.start : place.start + place.size_bytes]))
         rows = self._order(name, place)
-        is_transposed = self.architecture.is_transposed and len(place.shape) == 2 and name.startswith("blk.")
+        is_transposed = self._is_transposed(name, place)
         if place.encoding.dtype is None and len(place.shape) > 1:
             blocks = raw.view(place.rows, place.encoding.row_bytes(place.columns))
             matrix = GgufMatrix(blocks if rows is None else blocks[rows], place.encoding)
@@ -129,7 +127,13 @@ class GgufSource:
         if name.endswith("ffn_gate_inp_shexp.weight"):
             plain = plain.view(1, -1)
         plain = plain if rows is None else plain[rows]
-        return plain.T.contiguous() if is_transposed else plain
+        return plain.transpose(-1, -2).contiguous() if is_transposed else plain
+
+    def _is_transposed(self, name: str, place: TensorPlace) -> bool:
+        """Whether the class has a tensor the other way round; gate and up are turned when they are one."""
+        if self.architecture.mixes_experts:
+            return name.endswith("ffn_down_exps.weight")
+        return self.architecture.is_transposed and len(place.shape) == 2 and name.startswith("blk.")
 
     def _plain(self, raw: torch.Tensor, place: TensorPlace) -> torch.Tensor:
         if place.encoding.dtype is not None:
@@ -147,16 +151,20 @@ class GgufSource:
             raise UnsupportedModel(f"{self.model}: {name} has {len(rows)} rows, not as many for each of {heads} heads")
         return rows.view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
-    def _fused(self, parts: list[torch.Tensor | StoredTensor]) -> torch.Tensor | StoredTensor:
-        """Gate and up of every expert, one below the other."""
-        gate, up = parts
+    def _fused(self, gate: torch.Tensor | StoredTensor, up: torch.Tensor | StoredTensor) -> torch.Tensor | StoredTensor:
+        """Gate and up of all experts in one: for each expert one below the other, or mixed row by row."""
+        mixes = self.architecture.mixes_experts
         if isinstance(gate, StoredTensor) and isinstance(up, StoredTensor) and gate.matrix.joins(up.matrix):
             experts, rows, columns = gate.shape
-            both = gate.matrix.join([up.matrix])
-            order = torch.arange(2 * experts * rows).view(2, experts, rows).transpose(0, 1).reshape(-1)
-            return StoredTensor(both.select(order), (experts, 2 * rows, columns))
-        plain = [one.decode() if isinstance(one, StoredTensor) else one for one in parts]
-        return torch.cat(plain, dim=1)
+            numbers = torch.arange(2 * experts * rows).view(2, experts, rows)
+            order = numbers.permute(1, 2, 0) if mixes else numbers.transpose(0, 1)
+            both = gate.matrix.join([up.matrix]).select(order.reshape(-1))
+            return StoredTensor(both, (experts, 2 * rows, columns), mixes)
+        plain = [one.decode() if isinstance(one, StoredTensor) else one for one in (gate, up)]
+        if not mixes:
+            return torch.cat(plain, dim=1)
+        mixed = torch.stack(plain, dim=2).flatten(1, 2)  # [experts, 2 rows, …]
+        return mixed.transpose(1, 2).contiguous() if mixed.ndim == 3 else mixed
 
 
 def _stored_names(config: PreTrainedConfig, table: TensorTable) -> dict[str, tuple[str, ...]]:
@@ -171,7 +179,8 @@ def _stored_names(config: PreTrainedConfig, table: TensorTable) -> dict[str, tup
     found: dict[str, tuple[str, ...]] = {}
     for ours in model.state_dict():
         if fused := FUSED.fullmatch(ours):
-            parts = tuple(f"blk.{fused['index']}.ffn_{kind}_exps.weight" for kind in ("gate", "up"))
+            kind = "bias" if fused["bias"] else "weight"
+            parts = tuple(f"blk.{fused['index']}.ffn_{half}_exps.{kind}" for half in ("gate", "up"))
         else:
             parts = (_stored_name(ours, names.get_name),)
         if all(part in table.places for part in parts):
@@ -179,14 +188,12 @@ def _stored_names(config: PreTrainedConfig, table: TensorTable) -> dict[str, tup
     return found
 
 
-def _stored_name(ours: str, lookup: object) -> str:
+def _stored_name(ours: str, lookup: Callable[[str], str | None]) -> str:
     """llama.cpp's name for a tensor of the class."""
-    assert callable(lookup)
     stem, _, kind = ours.rpartition(".")
     if kind in ("weight", "bias"):
-        name = lookup(stem)
-        if stem == "lm_head" and name is None:
-            name = "output"
+        name = lookup(stem) or ("output" if stem == "lm_head" else None)
         return f"{name}.{kind}"
-    name = lookup(ours)
-    return f"{name}.weight"
+    if kind.endswith("_bias"):
+        return f"{lookup(ours.removesuffix('_bias'))}.bias"
+    return f"{lookup(ours)}.weight"
