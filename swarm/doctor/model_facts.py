@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from swarm.errors import SwarmError
+
 CPU_GROWTH: Final = 2
 """A CPU computes in fp32: twice the bytes of a checkpoint of 16-bit weights."""
 
@@ -49,3 +51,17 @@ def facts_of_folder(folder: Path, missing_bytes: int | None = 0, total_bytes: in
     except (OSError, ValueError, AttributeError):
         layers = None
     return ModelFacts(total_bytes, missing_bytes, layers if isinstance(layers, int) and layers > 0 else None)
+
+
+def facts_of_file(file: Path) -> ModelFacts:
+    """What a GGUF file on this machine says; nothing where it cannot be read."""
+    from swarm.models.gguf.container import read_header
+    from swarm.models.gguf.naming import local_files
+
+    try:
+        files = local_files(file) or [file]
+        header = read_header(files[0])
+        total = sum(one.stat().st_size for one in files)
+    except (SwarmError, OSError):
+        return ModelFacts()
+    return ModelFacts(total, 0, header.number(f"{header.text('general.architecture')}.block_count"))
