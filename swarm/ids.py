@@ -61,7 +61,7 @@ class ModelIdentity:
         """Whether a user means this model.
 
         Args:
-            query: its name, the last part of it, a folder or file so named, or at least 6 characters of the fingerprint.
+            query: its name, the last part of it, a folder or file so named, or 6 or more characters of the fingerprint.
         """
         differ = _is_hub_id(query) and _is_hub_id(self.name) and query != self.name
         by_name = not differ and model_name(without_ending(PurePath(query).name)) == PurePath(self.name).name

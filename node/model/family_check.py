@@ -87,6 +87,7 @@ def check_conformance(config: PreTrainedConfig, load: Load) -> None:
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     """The same config at toy size; the layers keep their kinds."""
     values = copy.deepcopy(config.get_text_config().to_dict())
+    values.pop("quantization_config", None)
     aliases = type(config.get_text_config()).attribute_map
     for name, small in _SMALL.items():
         name = aliases.get(name, name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from swarm.errors import UnsupportedModel
+from swarm.models.stored.quantised import quantisation_of, refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -67,9 +68,11 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A copy of the language model's own config; the whole model's config decides whether its head is tied."""
+    """A copy of the language model's own config, not quantised; the whole model's decides whether its head is tied."""
     text = copy.deepcopy(config.get_text_config())
     text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
+    if hasattr(text, "quantization_config"):
+        del text.quantization_config  # its tensors are decoded before the class sees them
     return text
 
 
@@ -106,9 +109,5 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
         return "its tokens also see those that follow them"
     if getattr(text, "attn_temperature_tuning", False) and not all(text.no_rope_layers):  # 0 where there is no RoPE
         return "its attention cools with a row's place in the forward, not with its position"
-    for part in (config, text):
-        quantisation = getattr(part, "quantization_config", None)
-        if quantisation is not None:
-            method = dict(quantisation).get("quant_method", "unknown method")
-            return f"the checkpoint is quantised ({method}), which is not handled"
-    return None
+    quantisation = quantisation_of(config)
+    return None if quantisation is None else refusal(quantisation)

@@ -73,6 +73,12 @@ class GgufSource:
         return cls(folder, model, text_config(config), architecture, table, stored)
 
     @property
+    def encoding(self) -> str:
+        """As `WeightSource.encoding`: files mix types, and the fingerprint says which file it is."""
+        is_plain = all(place.encoding.dtype is not None for _, place in self.table.places.values())
+        return "" if is_plain else "gguf"
+
+    @property
     def files(self) -> Mapping[str, tuple[str, ...]]:
         """As `WeightSource.files`."""
         return {name: tuple({self.table.places[one][0]: None for one in parts}) for name, parts in self.stored.items()}

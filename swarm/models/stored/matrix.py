@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -63,3 +64,79 @@ class StoredMatrix(ABC):
     def size_bytes(self) -> int:
         """What the parts take."""
         return sum(part.numel() * part.itemsize for part in self.parts().values())
+
+
+@dataclass(frozen=True, eq=False)
+class PartedMatrix(StoredMatrix):
+    """A matrix whose fields are its parts and what they mean. A row lies in `codes`, at least.
+
+    What several rows share lies in tables. A row's entry in `place` says where in them. A selection keeps tables whole.
+
+    Attributes:
+        rows: as of `StoredMatrix`.
+        columns: as of `StoredMatrix`.
+        encoding: as of `StoredMatrix`.
+        codes: of an integer type, [rows, …].
+    """
+
+    TABLES: ClassVar[tuple[str, ...]] = ()
+    """Fields that lie in no order of rows."""
+
+    rows: int
+    columns: int
+    encoding: str
+    codes: torch.Tensor
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """As `StoredMatrix.parts`."""
+        every = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in every if isinstance(value, torch.Tensor)}
+
+    def with_parts(self, parts: Mapping[str, torch.Tensor]) -> Self:
+        """As `StoredMatrix.with_parts`."""
+        changed: dict[str, Any] = {"rows": len(parts["codes"]), **parts}
+        return replace(self, **changed)
+
+    def select(self, rows: torch.Tensor) -> Self:
+        """As `StoredMatrix.select`."""
+        parts = self.parts()
+        chosen = {
+            name: part if name in self.TABLES else part.index_select(0, rows.to(part.device))
+            for name, part in parts.items()
+        }
+        return self.with_parts(chosen)
+
+    def joins(self, other: StoredMatrix) -> bool:
+        """As `StoredMatrix.joins`: what its parts mean must be the same too."""
+        return super().joins(other) and isinstance(other, PartedMatrix) and self._meaning() == other._meaning()
+
+    def join(self, below: Sequence[StoredMatrix]) -> Self:
+        """As `StoredMatrix.join`: tables lie one below the other, and places move with them."""
+        every = [dict(self.parts()), *(dict(one.parts()) for one in below)]
+        before = 0
+        for parts in every:
+            if "place" in parts:
+                parts["place"] = parts["place"] + before
+                before += len(parts[self.TABLES[0]]) * self.places_per_entry
+        return self.with_parts({name: torch.cat([parts[name] for parts in every]) for name in every[0]})
+
+    @property
+    def places_per_entry(self) -> int:
+        """How far a place moves on when a table grows by one entry."""
+        return 1
+
+    def _meaning(self) -> tuple[object, ...]:
+        own = (getattr(self, field.name) for field in fields(self) if field.name != "rows")
+        return tuple(value for value in own if not isinstance(value, torch.Tensor))
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The float32 values that these have in another floating type."""
+    return values if dtype is torch.float32 else values.to(dtype).float()
+
+
+def bits_of(values: torch.Tensor) -> torch.Tensor:
+    """A floating tensor's bits as integers, so that nothing rounds them; integers as they are."""
+    if not values.is_floating_point():
+        return values
+    return values.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.itemsize])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from swarm.models.gguf.folder import POINTER
 from swarm.models.pretrained import weight_map
 from swarm.models.stored.gguf_source import GgufSource
+from swarm.models.stored.quantised import QuantisedSource, quantisation_of
 from swarm.models.stored.source import SafetensorsSource
 
 if TYPE_CHECKING:
@@ -33,4 +34,6 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
     """
     if (folder / POINTER).exists():
         return GgufSource.of(folder, config, model)
-    return SafetensorsSource.of(folder, model, weight_map(folder, hub, model))
+    plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model))
+    quantisation = quantisation_of(config)
+    return plain if quantisation is None else QuantisedSource.of(plain, quantisation, model)

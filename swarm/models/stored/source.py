@@ -55,6 +55,13 @@ class WeightSource(Protocol):
     """Tensors of a checkpoint, under the names that transformers' class expects of a checkpoint."""
 
     @property
+    def encoding(self) -> str:
+        """What a numeric class calls the whole checkpoint's format: `[a-z][a-z0-9_]*`, at most 32 characters.
+
+        The same for every span. Empty where tensors are as they are.
+        """
+
+    @property
     def files(self) -> Mapping[str, tuple[str, ...]]:
         """The files that hold each tensor, by the tensor's name; a packed tensor may lie in several."""
 
@@ -82,6 +89,7 @@ class SafetensorsSource:
     folder: Path
     model: str
     files: Mapping[str, tuple[str, ...]]
+    encoding: str = ""
 
     @classmethod
     def of(cls, folder: Path, model: str, weight_map: Mapping[str, str]) -> SafetensorsSource:

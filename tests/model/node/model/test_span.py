@@ -226,7 +226,7 @@ def test_a_span_beyond_the_model_is_refused() -> None:
         ("gemma3n_text", {}, "share KV"),
         ("falcon", {}, "FalconForCausalLM does not use AttentionInterface"),
         ("gpt_neox_japanese", {}, "does not use AttentionInterface"),
-        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantised .awq."),
+        ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quantised .hqq.*these are: fp8"),
         ("t5", {}, "encoder|no causal language model"),
         ("musicgen", {}, "several text models"),
         ("llama", {"is_causal": False}, "see those that follow"),

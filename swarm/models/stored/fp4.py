@@ -1,0 +1,78 @@
+"""FP4 weights (E2M1), two to a byte, with a scale for a few columns: MXFP4 and NVFP4.
+
+Values, in float32 and then rounded to `result`:
+
+    mxfp4   number × 2^(scale - 127)                    gpt-oss and compressed-tensors; exact in bfloat16
+    nvfp4   number × (scale / overall), to bfloat16     compressed-tensors
+    nvfp4   number × (scale × overall)                  ModelOpt
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import torch
+
+from swarm.models.stored.eight_bits import scale_values
+from swarm.models.stored.matrix import PartedMatrix, rounded
+
+NUMBERS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Fp4Matrix(PartedMatrix):
+    """A matrix in FP4.
+
+    Attributes:
+        rows: as of `StoredMatrix`.
+        columns: as of `StoredMatrix`.
+        encoding: `mxfp4` or `nvfp4`.
+        codes: uint8 [rows, columns / 2], an even column in a byte's low half.
+        scales: uint8 [rows, columns / group], bits of scales.
+        overall: int32 [rows], a float32 for the whole matrix; None where there is none.
+        group: columns that share a scale.
+        scale_type: what a scale is; uint8 is a power of two.
+        divides: whether scales are divided by `overall`, and not multiplied.
+        result: the type to which values are rounded.
+    """
+
+    scales: torch.Tensor
+    overall: torch.Tensor | None
+    group: int
+    scale_type: torch.dtype
+    divides: bool
+    result: torch.dtype
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        """As `StoredMatrix.decode`."""
+        values = pairs_of(NUMBERS, self.codes[start:end], high_first=False)
+        scales = scale_values(self.scales[start:end], self.scale_type)
+        if self.overall is not None:
+            overall = self.overall[start:end].view(torch.float32)[:, None]
+            scales = scales / overall if self.divides else scales * overall
+        values.view(len(values), -1, self.group).mul_(scales[..., None])
+        return rounded(values, self.result)
+
+
+def pairs_of(numbers: tuple[float, ...], codes: torch.Tensor, *, high_first: bool) -> torch.Tensor:
+    """What bytes [n, columns / 2] of two codes each mean: float32 [n, columns].
+
+    Args:
+        numbers: of the 16 codes.
+        codes: uint8.
+        high_first: whether a byte's high half is the first column.
+    """
+    found = _pair_table(numbers, high_first, codes.device).index_select(0, codes.reshape(-1).int())
+    return found.view(torch.float32).view(len(codes), -1)
+
+
+@cache
+def _pair_table(numbers: tuple[float, ...], high_first: bool, device: torch.device) -> torch.Tensor:
+    """int64 [256]: the bits of two float32 for each byte, so that one look-up gives both."""
+    with torch.inference_mode(mode=False):
+        byte = torch.arange(256)
+        low, high = (torch.tensor(numbers)[half] for half in (byte & 15, byte >> 4))
+        pair = torch.stack((high, low) if high_first else (low, high), -1)
+        return pair.contiguous().view(torch.int64).flatten().to(device)

@@ -1,0 +1,212 @@
+"""Checkpoints in a quantised format, as a source of plain names: which of its tensors make one of the model's.
+
+A format is found in the config's `quantization_config`. Which modules are quantised, with how many bits and in what
+groups, is found from the tensors themselves: lists of exceptions in a config name modules of classes that are not here.
+What only quantised activations need is left out. Activations are never quantised here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from swarm.errors import UnsupportedModel
+from swarm.models.pretrained import first_line
+from swarm.models.stored.combine import awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
+from swarm.models.stored.source import StoredTensor, WeightSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+Parts = Mapping[str, torch.Tensor]
+"""The tensors that make one, by the part of their names that the format adds."""
+Combine = Callable[[Parts, Mapping[str, Any]], torch.Tensor | StoredTensor]
+"""Makes one tensor of its parts, as the format's config says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A quantised format.
+
+    Attributes:
+        combine: makes one tensor of its parts.
+        parts: the end that a quantised tensor's name has in the plain model, and the ends of the names that make it.
+            The first of these is there in every quantised module.
+        left_out: ends of names that are not needed.
+    """
+
+    combine: Combine
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
+    left_out: tuple[str, ...] = ()
+
+
+_ACTIVATIONS = (
+    ".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".input_g_idx",
+    ".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point", ".output_scale",
+)  # fmt: skip
+_WORDS = ((".weight", (".qweight", ".qzeros", ".scales", ".g_idx")),)
+_PACKED = (".weight_packed", ".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx")
+_STATE = (".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map")
+_KINDS = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
+FORMATS: Final[Mapping[str, Format]] = {
+    "fp8": Format(
+        fp8,
+        (("", ("_scale_inv", "")), (".weight", (".weight_scale", ".weight"))),
+        (*_ACTIVATIONS, "_activation_scale", "_activation_scale_inv"),
+    ),
+    "mxfp4": Format(mxfp4, (("", ("_blocks", "_scales")),)),
+    "compressed-tensors": Format(
+        compressed,
+        (
+            (".weight", (*_PACKED, ".weight_global_scale")),
+            (".weight", (".weight_scale", ".weight", ".weight_zero_point", ".weight_g_idx")),
+        ),
+        _ACTIVATIONS,
+    ),
+    "modelopt": Format(modelopt, ((".weight", (".weight_scale", ".weight", ".weight_scale_2")),), _ACTIVATIONS),
+    "gptq": Format(gptq, _WORDS),
+    "awq": Format(awq, _WORDS),
+    "bitsandbytes": Format(
+        bitsandbytes,
+        ((".weight", (".weight.absmax", ".weight", *_STATE, *_KINDS)), (".weight", (".SCB", ".weight"))),
+        (".weight_format",),
+    ),
+}
+"""What is handled, by `quant_method`."""
+MAX_NAME = 32
+"""Characters of a format's name in a numeric class."""
+
+
+def quantisation_of(config: PreTrainedConfig) -> Mapping[str, Any] | None:
+    """A config's `quantization_config`, the text model's first; None where nothing is quantised."""
+    for part in (config.get_text_config(), config):
+        found = getattr(part, "quantization_config", None)
+        if found is not None:
+            return dict(found if isinstance(found, Mapping) else found.to_dict())
+    return None
+
+
+def refusal(quantisation: Mapping[str, Any]) -> str | None:
+    """Why a quantised checkpoint cannot be read; None where it can."""
+    method = str(quantisation.get("quant_method", "unknown method"))
+    which = f"the checkpoint is quantised ({method}), which is not handled"
+    if method not in FORMATS:
+        return f"{which}; these are: {', '.join(FORMATS)}, GGUF"
+    kind = str(quantisation.get("version" if method == "awq" else "checkpoint_format", "")).lower()
+    handled = {"awq": ("", "gemm"), "gptq": ("", "gptq", "gptq_v2")}.get(method)
+    if handled is not None and kind not in handled:
+        return f"the checkpoint is quantised ({method}) in the form {kind}, which is not handled; {handled[1]} is"
+    bits = quantisation.get("bits", quantisation.get("w_bit", 4))
+    if method in ("awq", "gptq") and bits not in {"awq": (4,), "gptq": (4, 8)}[method]:
+        return f"the checkpoint is quantised ({method}) in {bits} bits, which is not handled; 4 bits are"
+    if quantisation.get("transform_config"):
+        return f"the checkpoint is quantised ({method}) with transforms of activations, which are not handled"
+    if (quantisation.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        return f"the checkpoint is quantised ({method}) and sparse, which is not handled"
+    return None
+
+
+def format_name(quantisation: Mapping[str, Any]) -> str:
+    """What a numeric class calls the format of a whole checkpoint: as the encodings of its matrices."""
+    method = quantisation["quant_method"]
+    if method == "bitsandbytes":
+        if quantisation.get("load_in_8bit"):
+            return "bnb8"
+        return "nf4" if quantisation.get("bnb_4bit_quant_type", "fp4") == "nf4" else "bnbfp4"
+    if method in ("gptq", "awq"):
+        return f"{method}{quantisation.get('bits', 4)}"
+    if method == "modelopt":
+        return "nvfp4" if "FP4" in str(quantisation.get("quant_algo", "FP8")).upper() else "fp8"
+    if method != "compressed-tensors":
+        return str(method)
+    groups = (quantisation.get("config_groups") or {}).values()
+    return "_".join(sorted({_name_of(group) for group in groups}))[:MAX_NAME] or "ct"
+
+
+def _name_of(group: Mapping[str, Any]) -> str:
+    weights = group.get("weights") or {}
+    bits = int(weights.get("num_bits", 8))
+    if weights.get("type", "int") != "float":
+        return f"ct{bits}"
+    return "fp8" if bits == 8 else "nvfp4" if weights.get("group_size") == 16 else "mxfp4"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedSource:
+    """The plain tensors of a quantised checkpoint.
+
+    Attributes:
+        base: of its tensors as they are.
+        model: its name, for messages.
+        config: its `quantization_config`.
+        parts: what makes each quantised tensor, by the tensor's name: names of `base`, by the ends of their names.
+        files: as of `WeightSource`.
+    """
+
+    base: WeightSource
+    model: str
+    config: Mapping[str, Any]
+    parts: Mapping[str, Mapping[str, str]]
+    files: Mapping[str, tuple[str, ...]]
+
+    @property
+    def encoding(self) -> str:
+        """As of `WeightSource`."""
+        return format_name(self.config)
+
+    @classmethod
+    def of(cls, base: WeightSource, config: Mapping[str, Any], model: str) -> QuantisedSource:
+        """Group the names of a source as the config's format says."""
+        form = FORMATS[config["quant_method"]]
+        parts = _grouped(base.files, form)
+        taken = {name for names in parts.values() for name in names.values()}
+        left = [name for name in base.files if name not in taken and not name.endswith(form.left_out)]
+        files = {name: base.files[name] for name in left}
+        for name, own in parts.items():
+            files[name] = tuple(sorted({file for part in own.values() for file in base.files[part]}))
+        return cls(base, model, config, parts, files)
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
+        """As `WeightSource.read`."""
+        asked = list(names)
+        wanted = {one for name in asked for one in self.parts.get(name, {"": name}).values()}
+        read = self.base.read(wanted)
+        found: dict[str, torch.Tensor | StoredTensor] = {}
+        for name in asked:
+            own = self.parts.get(name)
+            found[name] = read[name] if own is None else self._combined(name, own, read)
+        return found
+
+    def stored_bytes(self, name: str) -> int | None:
+        """As `WeightSource.stored_bytes`: what its parts take in the file."""
+        sizes = [self.base.stored_bytes(part) for part in self.parts.get(name, {}).values()]
+        return None if not sizes or None in sizes else sum(size or 0 for size in sizes)
+
+    def _combined(
+        self, name: str, own: Mapping[str, str], read: dict[str, torch.Tensor | StoredTensor]
+    ) -> torch.Tensor | StoredTensor:
+        method = self.config["quant_method"]
+        tensors = {end: tensor for end, one in own.items() if isinstance(tensor := read.pop(one), torch.Tensor)}
+        try:
+            return FORMATS[method].combine(tensors, self.config)
+        except (ValueError, KeyError, RuntimeError, IndexError) as error:
+            raise UnsupportedModel(
+                f"{self.model}: {name} is not what {method} means ({first_line(error)}); fetch it again, or choose "
+                "another version of the model"
+            ) from error
+
+
+def _grouped(names: Iterable[str], form: Format) -> dict[str, dict[str, str]]:
+    """The names that make each quantised tensor, by the ends of theirs."""
+    there = set(names)
+    found: dict[str, dict[str, str]] = {}
+    for plain, ends in form.parts:
+        for name in there:
+            root = name.removesuffix(ends[0])
+            if root == name or (ends[0] == ".weight_scale" and f"{root}.weight_packed" in there):
+                continue
+            found[root + plain] = {end: root + end for end in ends if root + end in there}
+    return found
