@@ -21,8 +21,9 @@ os.environ[MARK] = uuid.uuid4().hex
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start some 200 programs: each would compile all modules
 sys.dont_write_bytecode = False
 HOME = tempfile.TemporaryDirectory(prefix="canopy-home-")
-"""Where programs keep identities, swarms, histories and what they give, in place of the user's folders."""
+"""Where programs keep identities, swarms, histories, digests and what they give, in place of the user's folders."""
 os.environ.update(
+    XDG_CACHE_HOME=f"{HOME.name}/cache",
     XDG_CONFIG_HOME=f"{HOME.name}/config",
     XDG_DATA_HOME=f"{HOME.name}/data",
     XDG_STATE_HOME=f"{HOME.name}/state",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +77,7 @@ class TinyGguf:
         model: whose values are those that the file decodes to, in float32.
         choose: types of matrices.
         fields: more metadata: method of the writer, and its argument.
+        more: tensors that the class does not have.
         seed: of blocks that are drawn.
     """
 
@@ -85,6 +85,7 @@ class TinyGguf:
     model: PreTrainedModel
     choose: Choose = mixed
     fields: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, torch.Tensor] = field(default_factory=dict)
     seed: int = 0
 
     @classmethod
@@ -95,14 +96,15 @@ class TinyGguf:
             if hasattr(config, name):
                 setattr(config, name, value)
         torch.manual_seed(0)
-        model = cast("Any", AutoModelForCausalLM).from_config(config, attn_implementation="eager").eval().float()
+        made: Any = cast("Any", AutoModelForCausalLM).from_config(config, attn_implementation="eager")
+        model: PreTrainedModel = made.eval().float()
         for weight in model.parameters():
             weight.data += torch.randn(weight.shape) * 0.05
         return cls(family, model, choose)
 
     def write(self, path: Path, parts: int = 1) -> Path:
         """Write the file; with several parts, the first of them is returned."""
-        tensors = self._encoded()
+        tensors = self._encoded() | {name: (value.numpy(), Kind.F32) for name, value in self.more.items()}
         names = (
             [path]
             if parts == 1
@@ -157,7 +159,7 @@ class TinyGguf:
     def _names(self, state: Mapping[str, torch.Tensor]) -> list[tuple[str, tuple[str, ...]]]:
         number = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == self.family)
         names = gguf.get_tensor_name_map(number, self.model.config.num_hidden_layers)
-        found = []
+        found: list[tuple[str, tuple[str, ...]]] = []
         for ours in state:
             if ours == "lm_head.weight" and self.model.config.tie_word_embeddings:
                 continue
@@ -266,8 +268,3 @@ def add_tokenizer(writer: gguf.GGUFWriter, split: str = "gpt-2") -> None:
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(False)
     writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
-
-
-def as_served(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy to compute the reference with."""
-    return copy.deepcopy(model).eval()

@@ -17,7 +17,7 @@ from swarm.errors import UnsupportedModel
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from swarm.models.gguf.container import GgufHeader, TensorPlace, Value
+    from swarm.models.gguf.container import GgufHeader, MetadataValue, TensorPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +176,12 @@ def config_of(header: GgufHeader, name: str, vector: Callable[[str], Sequence[fl
     return config | _special(family, config, given)
 
 
-def _own_fields(header: GgufHeader, family: str) -> dict[str, Value]:
+def _own_fields(header: GgufHeader, family: str) -> dict[str, MetadataValue]:
     prefix = f"{family}."
     return {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
 
 
-def _short(value: Value) -> Value:
+def _short(value: MetadataValue) -> MetadataValue:
     """A float32 as its shortest decimal: what the converter read, and the same in float32."""
     return float(str(numpy.float32(value))) if isinstance(value, float) else value
 
@@ -204,7 +204,7 @@ def _token_ids(header: GgufHeader) -> dict[str, Any]:
     return {field_name: header.number(f"tokenizer.ggml.{key}_token_id") for field_name, key in named.items()}
 
 
-def _heads(given: Mapping[str, Value]) -> dict[str, Any]:
+def _heads(given: Mapping[str, MetadataValue]) -> dict[str, Any]:
     """Width of a head and how much of it turns."""
     width, heads = given["embedding_length"], given["attention.head_count"]
     assert isinstance(width, int)
@@ -227,7 +227,7 @@ def _biases(header: GgufHeader, family: str) -> dict[str, Any]:
 
 def _rope(
     header: GgufHeader,
-    given: Mapping[str, Value],
+    given: Mapping[str, MetadataValue],
     family: str,
     name: str,
     vector: Callable[[str], Sequence[float]],
@@ -255,7 +255,7 @@ def _rope(
     return {"rope_scaling": yarn | ({"truncate": False} if family == "gpt-oss" else {})}
 
 
-def _llama3(factors: Sequence[float], given: Mapping[str, Value], name: str) -> dict[str, Any]:
+def _llama3(factors: Sequence[float], given: Mapping[str, MetadataValue], name: str) -> dict[str, Any]:
     """The few numbers that the divisors of Llama 3's frequencies were made of."""
     base = given.get("rope.freq_base", 10_000.0)
     assert isinstance(base, int | float)
@@ -280,7 +280,7 @@ def _llama3_divisor(frequency: float, factor: float, low: float = 1.0, high: flo
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def _special(family: str, config: Mapping[str, Any], given: Mapping[str, Value]) -> dict[str, Any]:
+def _special(family: str, config: Mapping[str, Any], given: Mapping[str, MetadataValue]) -> dict[str, Any]:
     """What llama.cpp's code knows of a family, and its files do not say."""
     match family:
         case "gemma2" | "gemma3":

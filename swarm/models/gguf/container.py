@@ -40,7 +40,7 @@ SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"
 STRING: Final = 8
 ARRAY: Final = 9
 
-Value = bool | int | float | str | list["Value"]
+MetadataValue = bool | int | float | str | list["MetadataValue"]
 """A value of the metadata."""
 
 
@@ -90,7 +90,7 @@ class GgufHeader:
         size_bytes: of the header itself.
     """
 
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, MetadataValue]
     tensors: Mapping[str, TensorPlace]
     size_bytes: int
 
@@ -137,13 +137,11 @@ def parse_header(data: bytes | bytearray | mmap.mmap, file_bytes: int, name: str
         UnsupportedModel: this is no GGUF file, is damaged, or of a version that is not read.
     """
     reader = _Reader(data, name)
-    version = _version(reader)
+    _check_version(reader)
     num_tensors, num_fields = reader.number("Q"), reader.number("Q")
-    if version not in VERSIONS:
-        raise UnsupportedModel(f"{name}: GGUF version {version}; versions 2 and 3 are read: convert it again")
     if num_tensors > MAX_TENSORS or num_fields > MAX_FIELDS:
         raise reader.damaged(f"it names {num_tensors} tensors and {num_fields} fields")
-    metadata: dict[str, Value] = {}
+    metadata: dict[str, MetadataValue] = {}
     for _ in range(num_fields):
         key = reader.text(MAX_NAME_BYTES)
         metadata[key] = reader.value(reader.number("I"))
@@ -157,14 +155,15 @@ def parse_header(data: bytes | bytearray | mmap.mmap, file_bytes: int, name: str
     return GgufHeader(metadata, {tensor.name: tensor for tensor in tensors}, start)
 
 
-def _version(reader: _Reader) -> int:
+def _check_version(reader: _Reader) -> None:
     magic = reader.take(4)
     if magic != MAGIC:
         raise UnsupportedModel(f"{reader.name}: no GGUF file: it begins with {bytes(magic)!r}; fetch it again")
     version = reader.number("I")
     if version & 0xFFFF == 0:
         raise UnsupportedModel(f"{reader.name}: a big-endian GGUF file; fetch the one for little-endian machines")
-    return version
+    if version not in VERSIONS:
+        raise UnsupportedModel(f"{reader.name}: GGUF version {version}; versions 2 and 3 are read: convert it again")
 
 
 def _tensor_row(reader: _Reader) -> tuple[str, tuple[int, ...], Encoding, int]:
@@ -225,7 +224,7 @@ class _Reader:
         except UnicodeDecodeError:
             raise self.damaged("a text in its header is no UTF-8") from None
 
-    def value(self, kind: int) -> Value:
+    def value(self, kind: int) -> MetadataValue:
         if kind == STRING:
             return self.text()
         if kind != ARRAY:
@@ -235,7 +234,7 @@ class _Reader:
             raise self.damaged(f"a list of {count} values in its header")
         return [self.text() for _ in range(count)] if kind == STRING else self._numbers(kind, count)
 
-    def _numbers(self, kind: int, count: int) -> list[Value]:
+    def _numbers(self, kind: int, count: int) -> list[MetadataValue]:
         form = SCALARS.get(kind)
         if form is None:
             raise self.damaged(f"a value of type {kind} in its header")

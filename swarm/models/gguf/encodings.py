@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy
 import torch
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def _by_library(encoding: Encoding, blocks: torch.Tensor) -> torch.Tensor:
         return values
     from gguf import GGMLQuantizationType, quants
 
-    decoded = quants.dequantize(blocks.cpu().numpy(), GGMLQuantizationType(encoding.kind))
+    with numpy.errstate(all="ignore"):
+        decoded = quants.dequantize(blocks.cpu().numpy(), GGMLQuantizationType(encoding.kind))
     return torch.from_numpy(decoded).to(blocks.device)
 
 

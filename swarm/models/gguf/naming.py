@@ -44,6 +44,8 @@ def local_files(model: Path) -> list[Path] | None:
     if model.suffix.lower() != SUFFIX:
         return None
     if not model.exists():
+        if split_hub_name(str(model)) is not None:
+            return None
         raise UnknownModel(f"{model}: no such file")
     return [model.parent / name for name in whole_set(model.name, {one.name for one in model.parent.iterdir()})]
 
@@ -131,7 +133,9 @@ def _tag_of(name: str) -> str:
 
 
 def _ends_with(stem: str, part: str) -> bool:
-    return re.search(rf"(?:^|[-._]){re.escape(part)}$", stem, re.IGNORECASE) is not None
+    """Whether a part is the last word of a name; a quantisation may follow a `_`, though it has such itself."""
+    before = "-._" if _TAG.fullmatch(part) else "-."
+    return re.search(rf"(?:^|[{before}]){re.escape(part)}$", stem, re.IGNORECASE) is not None
 
 
 def _first_files(names: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-    from swarm.models.gguf.container import GgufHeader, Value
+    from swarm.models.gguf.container import GgufHeader, MetadataValue
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ def write_tokenizer(header: GgufHeader, name: str, folder: Path) -> None:
     tokens = _texts(header, "tokens", name)
     try:
         backend = _backend(header, name)
-        fast: Any = PreTrainedTokenizerFast(tokenizer_object=backend, **_settings(header, tokens))
+        make: Any = PreTrainedTokenizerFast
+        fast = make(tokenizer_object=backend, **_settings(header, tokens))
     except UnsupportedModel:
         raise
     except Exception as error:  # what transformers and tokenizers raise on a damaged vocabulary may be anything
@@ -87,7 +88,7 @@ def end_ids(header: GgufHeader, tokens: list[str]) -> list[int]:
     return list(dict.fromkeys([*(one for one in named if one is not None), *usual]))
 
 
-def _ends(token: str, kind: Value) -> bool:
+def _ends(token: str, kind: MetadataValue) -> bool:
     return kind == CONTROL and token in ENDS
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from swarm.errors import UnsupportedModel
-from swarm.models.families import causal_lm_class, text_config
 from swarm.models.gguf.config import ARCHITECTURES, MIXTRAL, Architecture
 from swarm.models.gguf.folder import TensorTable
 from swarm.models.stored.gguf_matrix import GgufMatrix
@@ -42,7 +42,7 @@ class GgufSource:
     Attributes:
         folder: as `swarm.models.gguf.folder` makes it.
         model: its name, for messages.
-        config: the text model's own.
+        config: of the model, which is a language model alone.
         architecture: how its family is written.
         table: where its tensors lie.
         stored: llama.cpp's names of what a tensor is made of, by its name in the class.
@@ -70,7 +70,7 @@ class GgufSource:
         if strange := sorted(table.places.keys() - known - set(UNREAD)):
             reason = f"{len(strange)} tensors that {architecture.model_class} does not have, such as {strange[0]}"
             raise UnsupportedModel(f"{model}: its file has {reason}; use the safetensors")
-        return cls(folder, model, text_config(config), architecture, table, stored)
+        return cls(folder, model, config, architecture, table, stored)
 
     @property
     def encoding(self) -> str:
@@ -177,11 +177,11 @@ def _stored_names(config: PreTrainedConfig, table: TensorTable) -> dict[str, tup
     """What each tensor of the class is made of; a tied head is not there."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    text = text_config(config)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
-        model = causal_lm_class(config)(text)
+        model = model_class(config)
     number = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == table.family)
-    names = get_tensor_name_map(number, text.num_hidden_layers)
+    names = get_tensor_name_map(number, config.num_hidden_layers)
     found: dict[str, tuple[str, ...]] = {}
     for ours in model.state_dict():
         if fused := FUSED.fullmatch(ours):
