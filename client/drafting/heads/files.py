@@ -8,13 +8,15 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from client.drafting.heads.modules import EMBEDDING, OUTPUT, Head, HeadConfig, make_head
 from swarm.errors import UnsupportedModel
 from swarm.models.hub import find_model
-from swarm.models.pretrained import unreadable_weights, weight_map
+from swarm.models.pretrained import read_config
+from swarm.models.stored.opening import open_source
+from swarm.models.stored.source import StoredTensor, decoded
 
 logger = logging.getLogger(__name__)
 
@@ -93,22 +95,13 @@ def load_tensors(model: str | Path, names: Collection[str], revision: str | None
     if not names:
         return {}
     folder, hub = find_model(model, revision)
-    file_of = weight_map(folder, hub, str(model))
-    found: dict[str, torch.Tensor] = {}
-    size = 0
-    for file in sorted({file_of[name] for name in names if name in file_of}):
-        if hub is not None:
-            hub.fetch([file])
-        try:
-            with safe_open(folder / file, framework="pt") as opened:
-                for name in (name for name in names if file_of.get(name) == file):
-                    tensor: torch.Tensor = opened.get_tensor(name)
-                    size += tensor.numel() * tensor.itemsize
-                    found[name] = tensor.float()
-        except (OSError, SafetensorError) as error:
-            raise unreadable_weights(str(model), folder / file, error) from error
+    source = open_source(folder, hub, read_config(folder, str(model)), str(model))
     for name in names:
-        if name not in found:
+        if name not in source.files:
             raise UnsupportedModel(f"{model}: its checkpoint has no tensor {name!r}, which the head borrows")
-    logger.info("%s: %d of its tensors read, %d bytes", model, len(found), size)
-    return found
+    if hub is not None:
+        hub.fetch(sorted({file for name in names for file in source.files[name]}))
+    read = source.read(names)
+    size = sum(one.matrix.size_bytes if isinstance(one, StoredTensor) else one.nbytes for one in read.values())
+    logger.info("%s: %d of its tensors read, %d bytes", model, len(read), size)
+    return {name: one.float() for name, one in decoded(read, torch.float32).items()}
