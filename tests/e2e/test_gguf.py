@@ -32,7 +32,7 @@ def test_nodes_serve_a_file_and_a_client_writes_its_text(tmp_path: Path, capfd: 
     ids = torch.tensor([tokenizer(PROMPT).input_ids])
     model: Any = made.model
     written = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=1, pad_token_id=0)[0]
-    expected = tokenizer.decode(written[ids.shape[1] :], skip_special_tokens=True)
+    expected = str(tokenizer.decode(written[ids.shape[1] :], skip_special_tokens=True))
     with ExitStack() as stack:
         join = ""
         for layers in ("0-1", "1-3"):

@@ -20,7 +20,7 @@ def drawn(encoding: Encoding, rows: int, blocks: int) -> numpy.ndarray[tuple[int
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=lambda one: one.name)
-def test_a_type_decodes_to_the_librarys_very_bits(encoding: Encoding) -> None:
+def test_a_type_decodes_to_the_very_bits_of_the_library(encoding: Encoding) -> None:
     kind = gguf.GGMLQuantizationType(encoding.kind)
     assert kind.name.lower() == encoding.name
     assert gguf.GGML_QUANT_SIZES[kind] == (encoding.block, encoding.block_bytes)
