@@ -24,6 +24,7 @@ from node.membership.joining import Joiner
 from node.model.checkpoint import Checkpoint
 from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, pick_device, pick_dtype
 from node.model.span import ModelLayout, dissect
+from node.model.stored_sizes import format_of
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, LayersError, RegistryError, TooSlow
@@ -50,6 +51,7 @@ class ServingPlan:
         compute: device, type, and the name of the weights' format.
         kind: the numeric class, and why it.
         count: how many layers, and why so many.
+        form: how weights are held.
         speed: what layers take here; None where it was not measured.
     """
 
@@ -59,14 +61,9 @@ class ServingPlan:
     compute: Compute
     kind: ClassChoice
     count: LayerCount
+    form: WeightFormat
     speed: LayerSpeed | None = None
     ghosts: frozenset[PeerId] = frozenset()
-
-    @property
-    def form(self) -> WeightFormat:
-        """How weights are held."""
-        device, dtype, weights = self.compute
-        return WeightFormat.of(weights, dtype, device)
 
     @property
     def joiner(self) -> Joiner:
@@ -88,12 +85,13 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     records = tuple(record for record in listed if record.peer not in gone)
     own = await asyncio.to_thread(compute_of, checkpoint, config)
     able = await asyncio.to_thread(_able, checkpoint, config, own)
-    classes = _classes(config, able)
+    classes = _classes(config, able, checkpoint.source.encoding)
     kind = choose_class(records, list(classes))
     compute, has_kernels = classes[kind.numeric_class]
     device, dtype, weights = compute
     order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights, no_graphs=not has_kernels)
-    plan = ServingPlan(order, layout, records, compute, kind, LayerCount(0, ""), ghosts=gone)
+    form = await asyncio.to_thread(format_of, checkpoint, layout, weights, dtype, device)
+    plan = ServingPlan(order, layout, records, compute, kind, LayerCount(0, ""), form, ghosts=gone)
     if not config.is_auto:
         return plan
     return await asyncio.to_thread(_count, plan)
@@ -123,14 +121,18 @@ def _judged(plan: ServingPlan, fits: int, speed: LayerSpeed) -> LayerCount:
 
 
 def _benchmark(plan: ServingPlan) -> LayerSpeed:
-    """Measure synthetic layers, which run the plain path: where kernels will run, memory alone decides how many."""
+    """Measure synthetic layers, which run the plain path and are not quantised.
+
+    Where kernels will run, or weights stay as a quantised checkpoint has them, memory alone decides how many.
+    """
     if plan.order.threads is not None:
         torch.set_num_threads(plan.order.threads)
     speed = benchmark(plan.layout, plan.form, plan.compute[0])
     kind = NumericClass.parse(plan.kind.numeric_class)
-    if kind is None or not kind.kernels:
+    if kind is None or not (kind.kernels or kind.stored):
         return speed
-    return replace(speed, is_measured=False, how=f"{speed.how}, by the plain path")
+    how = "by the plain path" if kind.kernels else "which are not quantised"
+    return replace(speed, is_measured=False, how=f"{speed.how}, {how}")
 
 
 async def _records(resources: NodeResources) -> tuple[NodeRecord, ...]:
@@ -171,17 +173,19 @@ def _able(checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, 
     return list(dict.fromkeys(able))
 
 
-def _classes(config: ServeConfig, able: Sequence[Compute]) -> dict[str, tuple[Compute, bool]]:
+def _classes(config: ServeConfig, able: Sequence[Compute], stored: str) -> dict[str, tuple[Compute, bool]]:
     """The classes in which this machine can compute: by what, and whether with kernels; its own choice first.
 
-    A card can also do without kernels, for a swarm that does. A class is what the loaded layers will have, unless they
-    turn out to run another path.
+    `stored` is the checkpoint's own format of weights. A card can also do without kernels, for a swarm that does. A
+    class is what the loaded layers will have, unless they turn out to run another path.
     """
     classes: dict[str, tuple[Compute, bool]] = {}
     for wants_kernels in (False,) if config.no_graphs else (True, False):
         for device, dtype, weights in able:
-            bits = WeightFormat.of(weights, dtype, device).bits
-            kind = expected_class(device, dtype, bits, has_kernels=wants_kernels and not config.offload)
+            form = WeightFormat.of(weights, dtype, device, stored)
+            kind = expected_class(
+                device, dtype, form.bits, form.stored, has_kernels=wants_kernels and not config.offload
+            )
             classes.setdefault(str(kind), ((device, dtype, weights), wants_kernels))
     return classes
 

@@ -64,7 +64,9 @@ class ServingSummary:
 
     def _computes(self) -> str:
         device, dtype, weights = self.plan.compute
-        form = f"{str(dtype).removeprefix('torch.')}{f' with {weights} weights' if self.plan.form.bits else ''}"
+        held = self.plan.form
+        how = f" with {weights} weights" if held.bits else f" with weights in {held.stored}" if held.stored else ""
+        form = f"{str(dtype).removeprefix('torch.')}{how}"
         tokens = self.plan.order.kv_tokens
         room = f"for {tokens:,} tokens, as you asked" if tokens is not None else _ROOM
         return f"computes: on {device} in {form}, {self.plan.kind.why}; KV {room}"

@@ -18,6 +18,7 @@ from node.model.checkpoint import Checkpoint, check_disk, check_memory
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
+from node.model.stored_sizes import format_of
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.inference.devices import default_device, free_bytes, open_device, refused_dtype
 from swarm.inference.weights.format import WeightFormat
@@ -72,13 +73,13 @@ def load(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device, dtype = compute_of(checkpoint, config)
-    form = WeightFormat.of(config.weights, dtype, device)
+    layout = dissect(checkpoint.config)
+    form = format_of(checkpoint, layout, config.weights, dtype, device)
     if config.offload or config.no_graphs:
         form = replace(form, with_kernels=False)  # streamed layers run the plain path, and their class says so
-    layout = dissect(checkpoint.config)
     span = Span.parse(config.layers).within(layout.num_layers)
     held = held or {}
-    weights = f" with {config.weights} weights" if form.bits else ""
+    weights = f" with {config.weights} weights" if form.bits else f" with weights in {form.stored}" * bool(form.stored)
     say(f"{span.describe(layout.num_layers)} as {str(dtype).removeprefix('torch.')}{weights} on {device}")
     if config.offload:
         return _load_offloaded(checkpoint, config, (layout, span, form, device), say)
@@ -87,12 +88,24 @@ def load(
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
     with _working(say, f"loading {needs_bytes / 2**20:,.0f} MiB of weights"):
-        if form.product_bits:
+        if form.product_bits or form.stored:
             model = load_packed(checkpoint, span, form, device, held)
         else:
             model = load_span(checkpoint, span, dtype, device, held)
     say(f"loaded {model.weight_bytes / 2**20:.1f} MiB of weights in {time.perf_counter() - started:.1f} s")
+    if form.stored:
+        say(held_as_stored(model))
     return model
+
+
+def held_as_stored(model: SpanModel) -> str:
+    """What a user is told of a span whose weights are held as a quantised checkpoint has them."""
+    packed = sum(one.numel() * one.itemsize for one in model.model.parameters() if not one.is_floating_point())
+    others = model.weight_bytes - packed
+    return (
+        f"{model.stored_as} as published: {packed / 2**20:,.1f} MiB of weights, expanded block by block; "
+        f"{others / 2**20:,.1f} MiB are not quantised, and are held in {str(model.dtype).removeprefix('torch.')}"
+    )
 
 
 def _load_offloaded(
@@ -264,4 +277,4 @@ def _layer_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
 
 def _unpacked_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
     """What the largest layer takes before it is packed, while the others lie there packed."""
-    return _layer_bytes(layout, span, WeightFormat(form.dtype)) if form.bits else 0
+    return _layer_bytes(layout, span, WeightFormat(form.dtype)) if form.bits or form.stored else 0

@@ -182,7 +182,7 @@ def load_offloaded(
         ends.callback(streamer.close)
         model = OffloadedSpan(frame, span, layers, streamer)
         model.ends = ends.pop_all()
-        model.weight_bits = form.bits
+        model.weight_bits, model.stored_as = form.bits, form.stored
         return model
 
 

@@ -1,6 +1,8 @@
 """Spans whose weights are held in fewer bits than the compute type: read, rounded and packed layer after layer.
 
-No more than one layer is there unpacked, so the peak is the packed span and that layer.
+Weights of a quantised checkpoint may stay as they are stored: a layer is filled with their decoded values, and then
+each matrix that consists of stored rows is held as these (`swarm.inference.weights.stored_rows`). No more than one
+layer is there unpacked, so the peak is the packed span and that layer.
 """
 
 from __future__ import annotations
@@ -9,18 +11,29 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 
-from node.model.span import ModelLayout, SpanModel, check_family, dissect, read_span
+from node.model.span import ModelLayout, SpanModel, check_family, dissect, fill_span, read_tensors
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
-from swarm.inference.packed_layers import PackedEmbedding, pack_embedding, pack_head, pack_layer
+from swarm.inference.packed_layers import (
+    PackedEmbedding,
+    hold_embedding,
+    hold_linear,
+    hold_stored,
+    pack_embedding,
+    pack_head,
+    pack_layer,
+    tied_head,
+)
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
+from swarm.inference.weights.stored_rows import DecodedMatrix, StoredRows
 from swarm.layers import Span
+from swarm.models.stored.source import StoredTensor, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-    from torch import nn
     from transformers import PreTrainedModel
 
     from node.model.checkpoint import Checkpoint
@@ -60,7 +73,7 @@ def load_packed(
     for name in held.keys() - set(names.values()):
         model.set_submodule(name, held[name])
     loaded = SpanModel(model, span)
-    loaded.weight_bits = form.bits
+    loaded.weight_bits, loaded.stored_as = form.bits, form.stored
     return loaded
 
 
@@ -81,12 +94,55 @@ def read_packed_ends(
         place: the device, and the names of what is left out.
     """
     device, left_out = place
-    model: Any = read_span(checkpoint, layout, span, form.dtype, left_out)
-    model = model.to(device)
+    model, stored = _read(checkpoint, layout, span, form, left_out)
     there = [name for name in layout.modules(span) if name not in left_out]
+    if stored is not None:
+        _hold_ends(model, layout, stored, there)
+    model = model.to(device)
     _pack_ends(model, layout, form, there)
     _let_go_of_files(model)
     return cast("PreTrainedModel", model)
+
+
+def _read(
+    checkpoint: Checkpoint, layout: ModelLayout, span: Span, form: WeightFormat, left_out: Container[str]
+) -> tuple[Any, StoredRows | None]:
+    """A span filled with a checkpoint's values, and the rows that it holds packed, if these are to stay so."""
+    read = read_tensors(checkpoint, layout, span, left_out)
+    tensors = decoded(read, form.dtype)
+    model: Any = fill_span(layout, span, tensors, form.dtype, left_out)
+    if not form.stored:
+        return model, None
+    packed = (
+        DecodedMatrix(one.matrix, _rows_of(one, tensors[name]))
+        for name, one in read.items()
+        if isinstance(one, StoredTensor)
+    )
+    return model, StoredRows(packed)
+
+
+def _rows_of(stored: StoredTensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A decoded tensor as the stored matrix has it, [rows, columns]."""
+    turned = tensor.transpose(-1, -2) if stored.is_transposed else tensor
+    return turned.reshape(stored.matrix.rows, stored.matrix.columns)
+
+
+def _hold_ends(model: Any, layout: ModelLayout, stored: StoredRows, there: list[str]) -> None:  # noqa: ANN401 - any class
+    """Hold the embedding and the head in place as the checkpoint has them, those of them that it has packed."""
+    embedding, head = layout.front[0], layout.tail[-1]
+    own_head: Any = model.get_submodule(head) if head in there else None
+    if embedding in there:
+        own: Any = model.get_submodule(embedding)
+        is_tied = own_head is not None and own_head.weight is own.weight
+        held = hold_embedding(own, stored)
+        if held is not None:
+            model.set_submodule(embedding, held)
+            if is_tied:
+                model.set_submodule(head, tied_head(own_head, held))
+        if is_tied:
+            return
+    if isinstance(own_head, nn.Linear) and (held_head := hold_linear(own_head, stored)) is not None:
+        model.set_submodule(head, held_head)
 
 
 def _pack_ends(model: nn.Module, layout: ModelLayout, form: WeightFormat, there: list[str]) -> None:
@@ -113,11 +169,15 @@ def read_packed_layer(
 ) -> nn.Module:
     """One decoder layer, read and packed."""
     span = Span(index, index + 1)
-    alone: Any = read_span(checkpoint, layout, span, form.dtype, [*layout.front, *layout.tail])
+    alone, stored = _read(checkpoint, layout, span, form, [*layout.front, *layout.tail])
+    name = f"{layout.layers}.{index}"
+    if stored is not None:
+        hold_stored(alone.get_submodule(name), stored)
     alone = alone.to(device)
-    layer: nn.Module = alone.get_submodule(f"{layout.layers}.{index}")
+    layer: nn.Module = alone.get_submodule(name)
     if form.product_bits:  # a new RaggedModel runs one row
         pack_layer(layer, lambda: RaggedModel(alone, span), form.product_bits, with_kernels=form.with_kernels)
+    if form.product_bits or form.stored:
         _let_go_of_files(layer)
     return layer
 

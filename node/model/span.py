@@ -26,6 +26,7 @@ from swarm.inference.ragged_batch import PassThroughLayer, RaggedModel, find_lay
 from swarm.inference.tree_attention import use_canopy
 from swarm.models.families import TESTED, causal_lm_class, text_config
 from swarm.models.pretrained import first_line
+from swarm.models.stored.source import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import Matrix, WeightFormat
     from swarm.layers import Span
+    from swarm.models.stored.source import StoredTensor
 
 SYNTHETIC = 0.01
 """The value of every synthetic weight: an ordinary number, neither tiny nor large, so that it computes as others do."""
@@ -124,6 +126,9 @@ class ModelLayout:
 
     def bytes_of(self, name: str, form: WeightFormat) -> int:
         """What a module's weights take in a format."""
+        if name in form.stored_sizes:
+            weights, size_bytes = form.stored_sizes[name]
+            return form.size_bytes(max(0, self.weights[name] - weights), ()) + size_bytes
         if name not in self.matrices:
             return form.size_bytes(self.weights[name], ())
         if name.startswith(f"{self.layers}."):
@@ -154,6 +159,13 @@ class ModelLayout:
         if owner is None:
             return span.end == self.num_layers and self.tail[-1] not in held
         return owner in self.modules(span) and owner not in held
+
+    def owner(self, tensor: str) -> str:
+        """The name of the layer or of the other module that a tensor of the checkpoint belongs to, as for `holds`."""
+        layer = re.search(rf"(?:^|\.){self.layers.rpartition('.')[2]}\.(\d+)\.", tensor)
+        if layer is not None:
+            return f"{self.layers}.{int(layer[1])}"
+        return next((name for name in (*self.front, *self.tail) if self._names(tensor, name)), self.tail[-1])
 
     def _names(self, tensor: str, module: str) -> bool:
         inner = module.removeprefix(f"{self.model_class.base_model_prefix}.")
@@ -283,9 +295,14 @@ def read_span(
     checkpoint: Checkpoint, layout: ModelLayout, span: Span, dtype: torch.dtype, held: Container[str] = ()
 ) -> PreTrainedModel:
     """As `fill_span`, with a checkpoint's tensors."""
-    names = [name for name in checkpoint.weight_map if layout.holds(name, span, held)]
-    tensors = checkpoint.tensors(names, dtype)
-    return fill_span(layout, span, tensors, dtype, held)
+    return fill_span(layout, span, decoded(read_tensors(checkpoint, layout, span, held), dtype), dtype, held)
+
+
+def read_tensors(
+    checkpoint: Checkpoint, layout: ModelLayout, span: Span, held: Container[str] = ()
+) -> dict[str, torch.Tensor | StoredTensor]:
+    """The tensors of a span, as they are stored, and of none of the modules held already."""
+    return checkpoint.read(name for name in checkpoint.weight_map if layout.holds(name, span, held))
 
 
 def fill_span(

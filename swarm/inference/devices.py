@@ -25,7 +25,7 @@ MPS_BF16: Final = (14, 0)
 
 
 def numeric_class_of(
-    device: torch.device, dtype: torch.dtype, weight_bits: int = 0, kernel_version: int = 0
+    device: torch.device, dtype: torch.dtype, weight_bits: int = 0, kernel_version: int = 0, stored: str = ""
 ) -> NumericClass:
     """The class of what computes there.
 
@@ -34,6 +34,7 @@ def numeric_class_of(
         dtype: compute type.
         weight_bits: of a weight where weights are not of the compute type; 0 where they are.
         kernel_version: of the kernels that every forward runs; 0 on the plain path, whose class names no architecture.
+        stored: format of weights that are held as a quantised checkpoint has them; empty where none are.
     """
     return NumericClass(
         kind_of(device),
@@ -41,11 +42,12 @@ def numeric_class_of(
         arch_of(device) if kernel_version else "",
         kernel_version,
         weight_bits,
+        stored=stored,
     )
 
 
 def expected_class(
-    device: torch.device, dtype: torch.dtype, weight_bits: int = 0, *, has_kernels: bool = True
+    device: torch.device, dtype: torch.dtype, weight_bits: int = 0, stored: str = "", *, has_kernels: bool = True
 ) -> NumericClass:
     """The class that a model will have there once it is loaded, unless it turns out to run another path.
 
@@ -53,10 +55,12 @@ def expected_class(
         device: that will compute.
         dtype: compute type.
         weight_bits: as in `numeric_class_of`.
+        stored: as in `numeric_class_of`; such weights run the plain path.
         has_kernels: whether kernels are wanted; they are used where the device can run them.
     """
+    has_kernels = has_kernels and not stored
     kernels = KERNEL_VERSION if has_kernels and device.type == "cuda" and kernel_support(device).kernels else 0
-    return numeric_class_of(device, dtype, weight_bits, kernels)
+    return numeric_class_of(device, dtype, weight_bits, kernels, stored)
 
 
 def default_device() -> torch.device:

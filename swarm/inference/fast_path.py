@@ -146,6 +146,8 @@ def _run_alone(model: RaggedModel, sub: Span) -> None:
 
 def _refusal(model: RaggedModel, *, forced: bool) -> str:
     """Why a model must run by the plain path; empty if it need not."""
+    if model.stored_as:
+        return f"weights are held in {model.stored_as} as published; --weights bf16, int8 or int4 run the kernels"
     support = kernel_support(model.device, interpreted=forced)
     return "" if support.kernels else support.reason
 

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from swarm.inference.weights.experts import expert_matrices, is_experts, pack_experts
+from swarm.inference.weights.experts import expert_matrices, hold_experts, is_experts, pack_experts
 from swarm.inference.weights.format import Matrix, is_packed
 from swarm.inference.weights.packed_weight import PackedWeight, kernels_take, pack_weight
+from swarm.inference.weights.stored_rows import StoredRows
+from swarm.inference.weights.stored_weight import StoredWeight
 
 MIN_ROWS: Final = 16
 """A linear layer with fewer outputs stays as it is: it decides much, as routers do, and takes little."""
@@ -149,6 +151,44 @@ def pack_layer(layer: nn.Module, run: Callable[[], object], bits: int, *, with_k
             pack_experts(module, bits, with_kernels=with_kernels)
 
 
+def hold_stored(layer: nn.Module, stored: StoredRows) -> None:
+    """Hold those weights of a decoder layer as a checkpoint has them that it has; all others stay, on their device.
+
+    Args:
+        layer: loaded, with the checkpoint's decoded values in the compute type.
+        stored: the rows that the checkpoint holds for it.
+    """
+    for name, part in list(layer.named_modules()):
+        if is_experts(part):
+            hold_experts(part, stored)
+        elif _is_linear(part) and (held := hold_linear(part, stored)) is not None:
+            layer.set_submodule(name, held)
+
+
+def hold_linear(linear: nn.Module, stored: StoredRows) -> PackedLinear | None:
+    """A linear layer whose matrix is held as a checkpoint has it; None where the checkpoint has it not."""
+    matrix, own = _matrix(linear), cast("Any", linear)
+    pieces = stored.find(matrix.contiguous())
+    if pieces is None:
+        return None
+    bias = None if own.bias is None else own.bias.data
+    return PackedLinear(SharedProduct(StoredWeight(pieces, matrix.dtype), bias, [len(matrix)]))
+
+
+def hold_embedding(embedding: nn.Module, stored: StoredRows) -> PackedEmbedding | None:
+    """An embedding whose matrix is held as a checkpoint has it; None where the checkpoint has it not."""
+    if not isinstance(embedding, nn.Embedding):
+        return None
+    pieces = stored.find(embedding.weight.data)
+    return None if pieces is None else PackedEmbedding(embedding, StoredWeight(pieces, embedding.weight.dtype))
+
+
+def tied_head(head: nn.Linear, embedding: PackedEmbedding) -> PackedLinear:
+    """A head that multiplies with the embedding's matrix."""
+    bias = None if head.bias is None else head.bias.data
+    return PackedLinear(SharedProduct(embedding.packed, bias, [head.out_features]))
+
+
 def pack_embedding(embedding: nn.Module, bits: int, *, with_kernels: bool) -> PackedEmbedding | None:
     """A packed embedding in place of one of the compute type; None where its width does not fit the format."""
     if not isinstance(embedding, nn.Embedding) or not is_packed(embedding.embedding_dim, bits):
@@ -172,8 +212,7 @@ def pack_head(
     if not isinstance(head, nn.Linear) or not own_bits:
         return None
     if tied is not None:
-        bias = None if head.bias is None else head.bias.data
-        return PackedLinear(SharedProduct(tied.packed, bias, [head.out_features]))
+        return tied_head(head, tied)
     return _pack_linear([head], own_bits, with_kernels=with_kernels)[0]
 
 

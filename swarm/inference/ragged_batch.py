@@ -151,6 +151,7 @@ class RaggedModel:
         attention: each layer's attention module, as in `layout`.
         static: the fast path, where there is one (`swarm.inference.fast_path.use_static`).
         weight_bits: of a weight where weights are not of `dtype`: 16, 8 or 4; 0 where they are.
+        stored_as: format of weights that are held as a quantised checkpoint has them; empty where none are.
         kernel_version: of the kernels that all its forwards run (`swarm.kernels.support.KERNEL_VERSION`); 0 on the
             plain path.
         path: how its forwards run, in words for people: `plain`, `kernels` or `graphs + kernels`.
@@ -180,6 +181,7 @@ class RaggedModel:
         self._pass_through = [PassThroughLayer(layer) for layer in layers]
         self._arranged: tuple[int, int] | None = None  # the layers `[start, end)` that are in place
         self.weight_bits = 0
+        self.stored_as = ""
         self.kernel_version = 0
         self.static: StaticPath | None = None
         self.path = PLAIN_PATH
@@ -189,7 +191,7 @@ class RaggedModel:
     @property
     def numeric_class(self) -> str:
         """What changes the last bits of a result (`swarm.protocol.numeric_class`)."""
-        return str(numeric_class_of(self.device, self.dtype, self.weight_bits, self.kernel_version))
+        return str(numeric_class_of(self.device, self.dtype, self.weight_bits, self.kernel_version, self.stored_as))
 
     @property
     def layers(self) -> Sequence[nn.Module]:

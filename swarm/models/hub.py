@@ -30,6 +30,7 @@ from swarm.models.gguf.container import GgufHeader, ShortHeader, parse_header, r
 from swarm.models.gguf.folder import GgufFile, local_folder, model_folder
 from swarm.models.gguf.naming import SUFFIX, hub_files, hub_name, is_safe, local_files, split_hub_name
 from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
+from swarm.models.tensor_header import TensorHeader
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -113,13 +114,20 @@ class Hub:
             HubError: it cannot be fetched.
             UnsupportedModel: it is no safetensors file.
         """
+        return list(self.tensor_headers(file))
+
+    def tensor_headers(self, file: str) -> dict[str, TensorHeader]:
+        """Types and shapes of these tensors; raises as `tensor_names`."""
         try:
             header = HfApi().parse_safetensors_file_metadata(self.repo, file, revision=self.commit)
         except SafetensorsParsingError:
             raise UnsupportedModel(f"{self.repo}: {file} cannot be read; the file on the hub is damaged") from None
         except FETCH_ERRORS as error:
             raise explain(error, self.repo, file) from error
-        return list(header.tensors)
+        return {
+            name: TensorHeader(str(one.dtype), tuple(one.shape), one.data_offsets[1] - one.data_offsets[0])
+            for name, one in header.tensors.items()
+        }
 
     def read_bytes(self, name: str, start: int, count: int) -> bytes:
         """Some bytes of a file that stays on the hub; fewer where it ends before.

@@ -3,6 +3,8 @@
     cpu-float32                    cuda-bfloat16                  cuda-sm90-bfloat16-k1+w4
     device kind, compute type      the same, on the plain path    architecture, kernels of version 1, weights in 4 bits
 
+    cpu-float32+mxfp4              weights as the checkpoint holds them, expanded in the product
+
 Machines of one class can replace each other in the middle of a text; a chain never mixes classes.
 """
 
@@ -17,7 +19,8 @@ LOSSY_ROWS: Final = "int8"
 """What a client that chose the lossy codec adds to its route's class."""
 _FORM = re.compile(
     r"(?P<device>[a-z][a-z0-9_]*)(?:-(?P<arch>(?:sm|gfx)[0-9a-z_]+))?-(?P<dtype>b?float[0-9]+)"
-    r"(?:-k(?P<kernels>[1-9][0-9]{0,3}))?(?:\+w(?P<weights>16|8|4))?(?P<rows>\+int8)?"
+    r"(?:-k(?P<kernels>[1-9][0-9]{0,3}))?(?:\+w(?P<weights>16|8|4)|\+(?!int8|w[0-9])(?P<stored>[a-z][a-z0-9_]{1,31}))?"
+    r"(?P<rows>\+int8)?"
 )
 
 
@@ -32,6 +35,8 @@ class NumericClass:
         kernels: version of the kernels that make a row's bits independent of the rows beside it; 0 on the plain path.
         weights: bits of a weight where they are not of the compute type: 16, 8 or 4; 0 where they are.
         lossy_rows: whether rows travel in the int8 codec.
+        stored: format of weights that are held as a quantised checkpoint has them, such as `mxfp4`; empty where none
+            are. Weights that were rounded on load have `weights` instead: a published int4 and ours are two classes.
     """
 
     device: str
@@ -40,6 +45,7 @@ class NumericClass:
     kernels: int = 0
     weights: int = 0
     lossy_rows: bool = False
+    stored: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -54,11 +60,13 @@ class NumericClass:
             int(found["kernels"] or 0),
             int(found["weights"] or 0),
             found["rows"] is not None,
+            found["stored"] or "",
         )
 
     def __str__(self) -> str:
         arch, kernels = f"-{self.arch}" if self.arch else "", f"-k{self.kernels}" if self.kernels else ""
-        weights, rows = f"+w{self.weights}" if self.weights else "", "+int8" if self.lossy_rows else ""
+        weights = f"+w{self.weights}" if self.weights else f"+{self.stored}" if self.stored else ""
+        rows = "+int8" if self.lossy_rows else ""
         return f"{self.device}{arch}-{self.dtype}{kernels}{weights}{rows}"
 
     @property

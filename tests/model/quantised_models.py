@@ -12,6 +12,7 @@ by transformers' own dequantisers.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
-
-from tests.model.tiny_models import tiny_model
 
 Tensors = dict[str, torch.Tensor]
 SHARDS = 3
@@ -250,11 +249,21 @@ def mxfp4() -> Written:
     return Written({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, write, read, "")
 
 
-def save_quantised(family: str, form: Written, folder: Path, changes: dict[str, Any] | None = None) -> QuantisedModel:
-    """Save a tiny model of a family in a format, in shards that each hold parts of many tensors."""
-    model = tiny_model(family, changes=changes)
+def save_quantised(model: PreTrainedModel | Path, form: Written, folder: Path) -> QuantisedModel:
+    """Save a model in a format, in shards that each hold parts of many tensors.
+
+    Args:
+        model: in memory, or the folder of one in a single file, whose small files are kept.
+        form: the format.
+        folder: made here; the values that it means are saved beside it.
+    """
     plain = folder.parent / f"{folder.name}-plain"
-    model.save_pretrained(plain)
+    if isinstance(model, Path):
+        shutil.copytree(model, plain)
+        shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    else:
+        model.save_pretrained(plain)
+        folder.mkdir()
     tensors = load_file(plain / "model.safetensors")
     stored: Tensors = {}
     packed_bytes = 0
@@ -290,7 +299,6 @@ def _is_quantised(name: str, tensor: torch.Tensor, form: Written) -> bool:
 
 
 def _save(tensors: Tensors, folder: Path) -> None:
-    folder.mkdir()
     names = sorted(tensors)
     where = {name: f"model-{place % SHARDS + 1:05}-of-{SHARDS:05}.safetensors" for place, name in enumerate(names)}
     for file in set(where.values()):

@@ -7,7 +7,7 @@ Hugging Face's experts hold 3-D tensors and dispatch their forward by name (`Exp
 from __future__ import annotations
 
 import copy
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ from torch import nn
 from swarm.inference.quantisation import group_of, quantise
 from swarm.inference.weights.format import Matrix, is_packed
 from swarm.inference.weights.packed_weight import RestoredWeight, kernels_take
+from swarm.inference.weights.stored_rows import StoredRows
+from swarm.inference.weights.stored_weight import StoredWeight
 
 NAME: Final = "canopy"
 TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj")
@@ -30,15 +32,19 @@ class PackedExperts(nn.Module):
         columns: inputs of a product.
     """
 
-    def __init__(self, weight: torch.Tensor, bits: int, *, with_kernels: bool) -> None:
-        """Pack [experts, rows, columns] of the compute type."""
+    def __init__(self, held: RestoredWeight | StoredWeight | _KernelExperts, shape: torch.Size) -> None:
+        """Hold matrices of the shape [experts, rows, columns], one below the other."""
         super().__init__()
-        self.experts, self.rows, self.columns = weight.shape
-        self._held: RestoredWeight | _KernelExperts
-        if with_kernels and kernels_take(self.rows, self.columns, bits, weight.dtype):
-            self._held = _KernelExperts(weight, bits)
-        else:
-            self._held = RestoredWeight(weight.reshape(-1, self.columns), bits)
+        self.experts, self.rows, self.columns = shape
+        self._held = held
+
+    @classmethod
+    def pack(cls, weight: torch.Tensor, bits: int, *, with_kernels: bool) -> Self:
+        """Pack [experts, rows, columns] of the compute type."""
+        _, rows, columns = weight.shape
+        if with_kernels and kernels_take(rows, columns, bits, weight.dtype):
+            return cls(_KernelExperts(weight, bits), weight.shape)
+        return cls(RestoredWeight(weight.reshape(-1, columns), bits), weight.shape)
 
     def product(self, x: torch.Tensor, chosen: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply each row with its experts' matrices.
@@ -127,8 +133,6 @@ def expert_matrices(module: nn.Module) -> list[Matrix]:
 
 def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool) -> None:
     """Pack the tensors of an experts module, and make it run as `forward` says."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
     own: Any = module
     found = {name: own.get_parameter(name) for name, _ in _shapes(module)}
     if not found:
@@ -140,7 +144,29 @@ def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool) -> None:
     for name, weight in found.items():
         plain = weight.data.transpose(1, 2) if own.is_transposed else weight.data
         delattr(module, name)
-        setattr(module, name, PackedExperts(plain, bits, with_kernels=with_kernels))
+        setattr(module, name, PackedExperts.pack(plain, bits, with_kernels=with_kernels))
+    _run_as_packed(module)
+
+
+def hold_experts(module: nn.Module, stored: StoredRows) -> None:
+    """Hold the tensors of an experts module as a checkpoint has them, if it has all of them; else all stay."""
+    own: Any = module
+    found = {name: own.get_parameter(name).data for name, _ in _shapes(module)}
+    plain = {name: weight.transpose(1, 2) if own.is_transposed else weight for name, weight in found.items()}
+    held = {name: stored.find(weight.reshape(-1, weight.shape[2])) for name, weight in plain.items()}
+    if not held or any(pieces is None for pieces in held.values()):
+        return
+    for name, pieces in held.items():
+        assert pieces is not None
+        delattr(module, name)
+        setattr(module, name, PackedExperts(StoredWeight(pieces, found[name].dtype), plain[name].shape))
+    _run_as_packed(module)
+
+
+def _run_as_packed(module: nn.Module) -> None:
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    own: Any = module
     ALL_EXPERTS_FUNCTIONS.register(NAME, forward)
     own.config = copy.copy(own.config)  # its own: experts elsewhere may not be packed
     own.config._experts_implementation = NAME

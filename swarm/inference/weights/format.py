@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Self
 
 import torch
@@ -22,6 +22,8 @@ TORCH_GROUPS: Final = (32, 64, 128)
 TORCH_ROWS: Final = 16
 """What torch's own int4 product on a CPU takes: these groups, and a multiple of so many rows."""
 
+StoredSize = tuple[int, int]
+"""How many weights a module holds as a quantised checkpoint has them, and their bytes."""
 Matrix = tuple[int, int]
 """Rows and columns of a weight; experts lie one below the other."""
 
@@ -35,19 +37,29 @@ class WeightFormat:
         bits: of a packed weight: 4 and 8 with scales, 16 is bfloat16; 0 where none is packed.
         on_cpu: whether a CPU holds them.
         with_kernels: whether products are those of `swarm.kernels`, which want weights in words of 16 bits.
+        stored: format in which a quantised checkpoint's weights are held as they are; empty where none are.
+        stored_sizes: weights that are held so, and their bytes, by the name of the module; where they are known.
     """
 
     dtype: torch.dtype
     bits: int = 0
     on_cpu: bool = True
     with_kernels: bool = False
+    stored: str = ""
+    stored_sizes: Mapping[str, StoredSize] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: WeightsName, dtype: torch.dtype, device: torch.device) -> Self:
-        """The format of a name on the command line."""
+    def of(cls, name: WeightsName, dtype: torch.dtype, device: torch.device, stored: str = "") -> Self:
+        """The format of a name on the command line; `stored` is the checkpoint's own, which auto keeps."""
+        if stored and name == "auto":
+            return cls(dtype, 0, device.type == "cpu", with_kernels=False, stored=stored)
         bits = BITS[name]
         bits = 0 if bits == dtype.itemsize * 8 else bits  # a weight of float16 takes no more
         return cls(dtype, bits, device.type == "cpu", kernel_support(device).kernels)
+
+    def with_stored_sizes(self, sizes: Mapping[str, StoredSize]) -> Self:
+        """The same format, knowing what modules take as they are stored."""
+        return replace(self, stored_sizes=sizes)
 
     @property
     def product_bits(self) -> int:

@@ -18,7 +18,7 @@ from swarm.errors import UnsupportedModel
 from swarm.models.gguf.config import ARCHITECTURES, MIXTRAL, Architecture
 from swarm.models.gguf.folder import TensorTable
 from swarm.models.stored.gguf_matrix import GgufMatrix
-from swarm.models.stored.source import StoredTensor
+from swarm.models.stored.source import StoredSize, StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -89,12 +89,12 @@ class GgufSource:
         opened = {file: self._map(file) for name in asked for file in self.files[name]}
         return {name: self._tensor(name, opened) for name in asked}
 
-    def stored_bytes(self, name: str) -> int | None:
-        """As `WeightSource.stored_bytes`."""
+    def stored_size(self, name: str) -> StoredSize | None:
+        """As `WeightSource.stored_size`: the table has it, and no file is opened."""
         places = [self.table.places[one][1] for one in self.stored[name]]
-        if all(place.encoding.dtype is not None for place in places):
+        if any(place.encoding.dtype is not None for place in places):
             return None
-        return sum(place.size_bytes for place in places)
+        return sum(place.rows * place.columns for place in places), sum(place.size_bytes for place in places)
 
     def _map(self, file: str) -> numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]:
         path, size = self.folder / file, self.table.sizes[file]

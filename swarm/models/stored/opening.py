@@ -34,6 +34,6 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
     """
     if (folder / POINTER).exists():
         return GgufSource.of(folder, config, model)
-    plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model))
+    plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model), hub)
     quantisation = quantisation_of(config)
     return plain if quantisation is None else QuantisedSource.of(plain, quantisation, model)

@@ -16,10 +16,12 @@ import torch
 from swarm.errors import UnsupportedModel
 from swarm.models.pretrained import first_line
 from swarm.models.stored.combine import awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
-from swarm.models.stored.source import StoredTensor, WeightSource
+from swarm.models.stored.source import SafetensorsSource, StoredSize, StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from swarm.models.tensor_header import TensorHeader
 
 Parts = Mapping[str, torch.Tensor]
 """The tensors that make one, by the part of their names that the format adds."""
@@ -146,7 +148,7 @@ class QuantisedSource:
         files: as of `WeightSource`.
     """
 
-    base: WeightSource
+    base: SafetensorsSource
     model: str
     config: Mapping[str, Any]
     parts: Mapping[str, Mapping[str, str]]
@@ -158,7 +160,7 @@ class QuantisedSource:
         return format_name(self.config)
 
     @classmethod
-    def of(cls, base: WeightSource, config: Mapping[str, Any], model: str) -> QuantisedSource:
+    def of(cls, base: SafetensorsSource, config: Mapping[str, Any], model: str) -> QuantisedSource:
         """Group the names of a source as the config's format says."""
         form = FORMATS[config["quant_method"]]
         parts = _grouped(base.files, form)
@@ -180,10 +182,34 @@ class QuantisedSource:
             found[name] = read[name] if own is None else self._combined(name, own, read)
         return found
 
-    def stored_bytes(self, name: str) -> int | None:
-        """As `WeightSource.stored_bytes`: what its parts take in the file."""
-        sizes = [self.base.stored_bytes(part) for part in self.parts.get(name, {}).values()]
-        return None if not sizes or None in sizes else sum(size or 0 for size in sizes)
+    def stored_size(self, name: str) -> StoredSize | None:
+        """As `WeightSource.stored_size`: what its parts take in the file."""
+        headers = {end: self.base.header(part) for end, part in self.parts.get(name, {}).items()}
+        if not headers or None in headers.values():
+            return None
+        known = {end: header for end, header in headers.items() if header is not None}
+        weights = self._weights_in(known)
+        return None if weights is None else (weights, sum(header.size_bytes for header in known.values()))
+
+    def _weights_in(self, parts: Mapping[str, TensorHeader]) -> int | None:
+        """How many weights these parts hold; None where they are not packed."""
+        for end, header in parts.items():
+            match end:
+                case "_blocks":
+                    return 2 * header.count
+                case ".qweight":
+                    return 32 * header.count // int(self.config.get("bits", 4))
+                case ".weight_packed" if header.kind == "U8":
+                    return 2 * header.count
+                case ".weight_packed":
+                    return 32 * header.count // _packed_bits(self.config)
+                case ".weight" | "" if any(other.startswith(".weight.quant_state") for other in parts):
+                    return 2 * header.size_bytes
+                case ".weight" | "" if header.kind == "U8":
+                    return 2 * header.count
+                case ".weight" | "":
+                    return header.count if header.kind.startswith(("F8", "I8")) else None
+        return None
 
     def _combined(
         self, name: str, own: Mapping[str, str], read: dict[str, torch.Tensor | StoredTensor]
@@ -197,6 +223,13 @@ class QuantisedSource:
                 f"{self.model}: {name} is not what {method} means ({first_line(error)}); fetch it again, or choose "
                 "another version of the model"
             ) from error
+
+
+def _packed_bits(config: Mapping[str, Any]) -> int:
+    """Of integers in words: the most that a group of the config has."""
+    groups = (config.get("config_groups") or {}).values()
+    every = [(group.get("weights") or {}) for group in groups]
+    return max((int(one.get("num_bits", 4)) for one in every if one.get("type", "int") != "float"), default=4)
 
 
 def _grouped(names: Iterable[str], form: Format) -> dict[str, dict[str, str]]:

@@ -7,18 +7,21 @@ QuantisedSource     over another source: what a quantised format holds in severa
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from swarm.errors import SwarmError
 from swarm.models.pretrained import TEXT_PART, unreadable_weights
+from swarm.models.tensor_header import TensorHeader, tensor_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from swarm.models.hub import Hub
     from swarm.models.stored.matrix import StoredMatrix
 
 PIECE: Final = 1 << 22
@@ -51,6 +54,10 @@ class StoredTensor:
         return shaped.transpose(-1, -2).contiguous() if self.is_transposed else shaped
 
 
+StoredSize = tuple[int, int]
+"""How many weights a packed tensor has, and the bytes that they take."""
+
+
 class WeightSource(Protocol):
     """Tensors of a checkpoint, under the names that transformers' class expects of a checkpoint."""
 
@@ -72,8 +79,8 @@ class WeightSource(Protocol):
             UnsupportedModel: a file is damaged, or holds what its format does not allow.
         """
 
-    def stored_bytes(self, name: str) -> int | None:
-        """What a packed tensor takes in memory as it is stored; None where it is not packed, or not known yet."""
+    def stored_size(self, name: str) -> StoredSize | None:
+        """How large a packed tensor is as it is stored; None where it is not packed, or where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +91,36 @@ class SafetensorsSource:
         folder: where the files are, or come to be.
         model: its name, for messages.
         files: the file that holds each tensor.
+        hub: where headers are read of files that are not in the folder; None for a folder of the user's.
+        encoding: as of `WeightSource`: none.
+        headers: what was read of them, by file.
     """
 
     folder: Path
     model: str
     files: Mapping[str, tuple[str, ...]]
+    hub: Hub | None = None
     encoding: str = ""
+    headers: dict[str, Mapping[str, TensorHeader]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: Path, model: str, weight_map: Mapping[str, str]) -> SafetensorsSource:
+    def of(cls, folder: Path, model: str, weight_map: Mapping[str, str], hub: Hub | None = None) -> SafetensorsSource:
         """A source of the files that an index names."""
-        return cls(folder, model, {name: (file,) for name, file in _text_only(weight_map).items()})
+        return cls(folder, model, {name: (file,) for name, file in _text_only(weight_map).items()}, hub)
+
+    def header(self, name: str) -> TensorHeader | None:
+        """Type and shape of a tensor, from the header of its file; None where that cannot be read now."""
+        file = self.files[name][0]
+        if file not in self.headers:
+            try:
+                read = tensor_headers(self.folder / file) if (self.folder / file).exists() else self._remote(file)
+            except (OSError, ValueError, SwarmError):
+                read = {}
+            self.headers[file] = {_text_name(one): header for one, header in read.items()}
+        return self.headers[file].get(name)
+
+    def _remote(self, file: str) -> Mapping[str, TensorHeader]:
+        return {} if self.hub is None else self.hub.tensor_headers(file)
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
         """As `WeightSource.read`."""
@@ -109,8 +135,8 @@ class SafetensorsSource:
                 raise unreadable_weights(self.model, self.folder / file, error) from error
         return found
 
-    def stored_bytes(self, name: str) -> int | None:
-        """As `WeightSource.stored_bytes`: nothing is packed."""
+    def stored_size(self, name: str) -> StoredSize | None:
+        """As `WeightSource.stored_size`: nothing is packed."""
         return None
 
 

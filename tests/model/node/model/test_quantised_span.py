@@ -1,15 +1,29 @@
-"""Spans of quantised checkpoints: what the format's own library reads is what the span computes with."""
+"""Spans of quantised checkpoints: what the format's own library reads is what the span computes with, still packed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from node.model.checkpoint import open_checkpoint
+from node.config import ServeConfig
+from node.model.checkpoint import Checkpoint, open_checkpoint
+from node.model.loading import load
+from node.model.offload import Offload, held_bytes, load_offloaded
+from node.model.packed_span import load_packed
+from node.model.span import SpanModel, dissect, load_span, shared_parts
+from node.model.stored_sizes import format_of
+from swarm.inference.fast_path import use_static
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import load_whole
+from swarm.inference.weights.format import WeightFormat
+from swarm.inference.weights.stored_weight import StoredWeight
+from swarm.layers import Span
 from swarm.models.stored.source import StoredTensor
 from tests.model.quantised_models import (
     QuantisedModel,
@@ -22,6 +36,11 @@ from tests.model.quantised_models import (
     mxfp4,
     save_quantised,
 )
+from tests.model.tiny_models import LAYERS, SPANS, chain, reference, run_chain, tiny_model
+
+CPU = torch.device("cpu")
+WHOLE = Span(0, LAYERS)
+IDS = torch.arange(11) * 7 % 120 + 3
 
 _GROUPS: Final[dict[str, Any]] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 _BYTES: Final[dict[str, Any]] = {"num_bits": 8, "symmetric": True}
@@ -33,20 +52,23 @@ FORMS: Final[dict[str, tuple[str, str, Callable[[], Written]]]] = {
     "gptq": ("gptq4", "llama", gptq),
     "gptq-act-order": ("gptq4", "llama", lambda: gptq(act_order=True)),
     "gptq-v2-8": ("gptq8", "llama", lambda: gptq(bits=8, version="gptq_v2")),
-    "awq": ("awq4", "llama", awq),
+    "awq": ("awq4", "phi3", awq),
     "ct4": ("ct4", "qwen3_moe", lambda: compressed({**_GROUPS, "symmetric": True})),
     "ct4-zeros": ("ct4", "llama", lambda: compressed({**_GROUPS, "symmetric": False})),
     "ct8-packed": ("ct8", "llama", lambda: compressed({**_BYTES, "type": "int", "strategy": "channel"})),
     "ct8": ("ct8", "llama", lambda: compressed({**_BYTES, "type": "int", "strategy": "channel"}, both=True)),
     "ct-fp8": ("fp8", "llama", lambda: compressed({**_BYTES, "type": "float", "strategy": "channel"})),
-    "nvfp4": ("nvfp4", "llama", lambda: compressed({**_FP4, "strategy": "tensor_group", "group_size": 16})),
+    "nvfp4": ("nvfp4", "mixtral", lambda: compressed({**_FP4, "strategy": "tensor_group", "group_size": 16})),
     "ct-mxfp4": ("mxfp4", "llama", lambda: compressed({**_FP4, "strategy": "group", "group_size": 32})),
-    "nf4": ("nf4", "llama", lambda: bitsandbytes("nf4")),
+    "nf4": ("nf4", "qwen3", lambda: bitsandbytes("nf4")),
     "nf4-nested": ("nf4", "llama", lambda: bitsandbytes("nf4", nested=True)),
     "bnb-fp4": ("bnbfp4", "llama", lambda: bitsandbytes("fp4")),
     "bnb-int8": ("bnb8", "llama", lambda: bitsandbytes("int8")),
 }
 """What the class calls it, a family whose checkpoints have it, and its library."""
+FEW: Final = ("fp8-blocks", "mxfp4", "nvfp4", "gptq-act-order", "nf4-nested")
+"""One of each way in which parts lie in memory."""
+WIDE: Final = {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 1}
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +79,24 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Quantised
     def take(name: str) -> QuantisedModel:
         if name not in made:
             _, family, form = FORMS[name]
-            made[name] = save_quantised(family, form(), tmp_path_factory.mktemp("models") / name)
+            made[name] = save_quantised(tiny_model(family), form(), tmp_path_factory.mktemp("models") / name)
         return made[name]
 
     return take
+
+
+def form_of(checkpoint: Checkpoint) -> WeightFormat:
+    """Weights as the checkpoint has them, in float32 on the CPU."""
+    return format_of(checkpoint, dissect(checkpoint.config), "auto", torch.float32, CPU)
+
+
+def logits_of(models: Sequence[SpanModel]) -> torch.Tensor:
+    kv_caches = [[KvCache(model.layout, 32)] for model in models]
+    return models[-1].logits(run_chain(list(models), kv_caches, [chain(kv_caches[0][0], IDS)]))
+
+
+def packed_bytes(model: SpanModel) -> int:
+    return sum(one.numel() * one.itemsize for one in model.model.parameters() if not one.is_floating_point())
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -68,16 +104,105 @@ def test_values_are_those_that_the_library_reads(name: str, saved: Callable[[str
     model = saved(name)
     checkpoint = open_checkpoint(model.folder)
     read = checkpoint.read(checkpoint.weight_map)
-    meant = _plain(model)
+    meant = load_file(Path(f"{model.folder}-plain") / "model.safetensors")
     assert read.keys() == meant.keys()
     stored = {one: tensor for one, tensor in read.items() if isinstance(tensor, StoredTensor)}
-    assert len(stored) >= 6 * 2
+    assert len(stored) >= LAYERS * 2
     assert {tensor.matrix.encoding for tensor in stored.values()} == {FORMS[name][0]} == {checkpoint.source.encoding}
     for one, tensor in checkpoint.tensors(checkpoint.weight_map).items():
         assert torch.equal(tensor.float(), meant[one]), one
 
 
-def _plain(model: QuantisedModel) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
+@pytest.mark.parametrize("name", FORMS)
+def test_three_spans_are_the_model_that_the_library_reads_and_stay_packed(
+    name: str, saved: Callable[[str], QuantisedModel]
+) -> None:
+    model = saved(name)
+    checkpoint = open_checkpoint(model.folder)
+    form = form_of(checkpoint)
+    spans = [load_packed(checkpoint, span, form, CPU) for span in SPANS]
+    for span in spans:
+        quantised = [one for one in span.model.modules() if isinstance(one, StoredWeight)]
+        assert len(quantised) == sum(len(own) for own in _matrices(checkpoint, span.span).values()), "one is not packed"
+        assert span.numeric_class == f"cpu-float32+{FORMS[name][0]}"
+    whole = load_packed(checkpoint, WHOLE, form, CPU)
+    logits = logits_of(spans)
+    assert torch.equal(logits, logits_of([whole]))
+    assert (logits - reference(model.meant, IDS)).abs().max() <= 1e-5
 
-    return load_file(Path(f"{model.folder}-plain") / "model.safetensors")
+
+def _matrices(checkpoint: Checkpoint, span: Span) -> dict[str, set[str]]:
+    """The parameters of a span that quantised tensors go to, by layer: experts of a layer are one or two."""
+    layout = dissect(checkpoint.config)
+    found: dict[str, set[str]] = {}
+    for name in cast("Any", checkpoint.source).parts:
+        if layout.holds(name, span):
+            root = name.replace(".weight", "")
+            if ".experts." in root:
+                up = "down" if any(one in root for one in ("down", "w2")) else "up"
+                root = f"{root.partition('.experts.')[0]}.experts.{up}"
+            found.setdefault(layout.owner(name), set()).add(root)
+    return found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_memory_is_that_of_the_file(name: str, tmp_path: Path) -> None:
+    family = {"deepseek_v3": "llama", "phi3": "llama"}.get(FORMS[name][1], FORMS[name][1])
+    model = save_quantised(tiny_model(family, changes=WIDE), FORMS[name][2](), tmp_path / "model")
+    checkpoint = open_checkpoint(model.folder)
+    span = load_packed(checkpoint, Span(0, 1), form_of(checkpoint), CPU)
+    assert packed_bytes(span) <= 1.05 * model.packed_bytes
+    counted = dissect(checkpoint.config).bytes_in(Span(0, 1), form_of(checkpoint))
+    assert abs(span.weight_bytes - counted) <= 0.05 * counted
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_streamed_and_moved_layers_stay_as_they_are(name: str, saved: Callable[[str], QuantisedModel]) -> None:
+    checkpoint = open_checkpoint(saved(name).folder)
+    form, layout = form_of(checkpoint), dissect(checkpoint.config)
+    resident = load_packed(checkpoint, WHOLE, form, CPU)
+    wanted = logits_of([resident])
+    with closing(load_offloaded(checkpoint, WHOLE, form, CPU, Offload())) as streamed:
+        for _ in range(2):
+            assert torch.equal(logits_of([streamed]), wanted)
+        assert streamed.numeric_class == resident.numeric_class
+        assert streamed.stored_bytes <= 1.06 * held_bytes(layout, WHOLE, form)[1] + 64 * 200
+    first = load_packed(checkpoint, Span(0, 4), form, CPU)
+    moved = load_packed(checkpoint, WHOLE, form, CPU, shared_parts(first, layout, WHOLE))
+    assert torch.equal(logits_of([moved]), wanted)
+
+
+@pytest.mark.parametrize("name", ["ct4", "mxfp4"])
+def test_rounding_on_load_starts_from_the_values_that_it_means(
+    name: str, saved: Callable[[str], QuantisedModel]
+) -> None:
+    model = saved(name)
+    form = WeightFormat(torch.float32, 4)
+    ours = load_packed(open_checkpoint(model.folder), WHOLE, form, CPU)
+    plain = load_packed(open_checkpoint(Path(f"{model.folder}-plain")), WHOLE, form, CPU)
+    assert ours.numeric_class == "cpu-float32+w4"
+    assert all(
+        torch.equal(one, other) for one, other in zip(ours.model.parameters(), plain.model.parameters(), strict=True)
+    )
+
+
+def test_a_draft_and_a_plain_span_are_decoded(saved: Callable[[str], QuantisedModel]) -> None:
+    model = saved("gptq")
+    wanted = reference(model.meant, IDS)
+    for whole in (
+        load_whole(model.folder, torch.float32),
+        load_span(open_checkpoint(model.folder), WHOLE, torch.float32),
+    ):
+        assert (logits_of([cast("SpanModel", whole)]) - wanted).abs().max() <= 1e-5
+
+
+def test_a_node_says_what_it_holds(saved: Callable[[str], QuantisedModel]) -> None:
+    said: list[str] = []
+    checkpoint = open_checkpoint(saved("mxfp4").folder)
+    model = load(checkpoint, ServeConfig(layers="0-6", device="cpu", dtype="float32"), said.append)
+    assert said[0] == "layers 0…5 of 6 as float32 with weights in mxfp4 on cpu"
+    assert said[-1].startswith("mxfp4 as published: 0.3 MiB of weights, expanded block by block; ")
+    use_static(model, forced=True)
+    assert "--weights bf16, int8 or int4 run the kernels" in model.path_reason
+    rounded = load(checkpoint, ServeConfig(layers="0-6", device="cpu", weights="int8"), said.append)
+    assert rounded.numeric_class == "cpu-float32+w8"

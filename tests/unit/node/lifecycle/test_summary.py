@@ -14,6 +14,7 @@ from node.lifecycle.summary import ServingSummary
 from node.membership.choice import ClassChoice, LayerCount
 from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
+from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
 from tests.sample_records import MODEL, sample_record
 
@@ -25,6 +26,7 @@ PLAN = ServingPlan(
     compute=(torch.device("cpu"), torch.float32, "auto"),
     kind=ClassChoice("cpu-float32", "its own choice, as nobody serves the model yet"),
     count=LayerCount(4, "as many as its memory holds"),
+    form=WeightFormat(torch.float32),
     speed=SPEED,
 )
 FIRST = ServingSummary(MODEL, "swarm/demo/demo", (), PLAN, Span(0, 4), "at 192.0.2.7:31338, by its own port")

@@ -13,6 +13,10 @@ EVERY = [
     for device, dtype, (arch, kernels), weights, lossy in product(
         ("cpu", "cuda", "rocm", "mps"), ("float32", "bfloat16"), (("", 0), ("sm90", 1)), (0, 16, 8, 4), (False, True)
     )
+] + [
+    NumericClass("cuda", "bfloat16", lossy_rows=lossy, stored=form)
+    for form in ("q4_k", "ct4")
+    for lossy in (False, True)
 ]
 
 
@@ -32,6 +36,9 @@ def test_what_is_written_is_read(one: NumericClass) -> None:
         ("cuda-sm90-bfloat16-k1+w4", True),
         ("cuda-sm90-bfloat16-k1+w4+int8", False),
         ("rocm-bfloat16", False),
+        ("cpu-float32+mxfp4", True),
+        ("cpu-float32+mxfp4+int8", False),
+        ("cuda-bfloat16+mxfp4", False),
     ],
 )
 def test_which_classes_promise_the_same_text(text: str, *, reproducible: bool) -> None:
@@ -41,7 +48,23 @@ def test_which_classes_promise_the_same_text(text: str, *, reproducible: bool) -
 
 
 @pytest.mark.parametrize(
-    "text", ["", "cpu", "cuda-sm90", "cpu-float32+w3", "cpu-float32-k0", "cpu-float32+x", "-float32"]
+    "text",
+    [
+        "",
+        "cpu",
+        "cuda-sm90",
+        "cpu-float32+w3",
+        "cpu-float32-k0",
+        "cpu-float32+x",
+        "-float32",
+        "cpu-float32+w4+ct4",
+        "cpu-float32+Q4",
+    ],
 )
 def test_what_no_version_writes_is_not_read(text: str) -> None:
     assert NumericClass.parse(text) is None
+
+
+def test_a_name_of_any_length_is_not_read() -> None:
+    assert NumericClass.parse(f"cpu-float32+{'q' * 32}") is not None
+    assert NumericClass.parse(f"cpu-float32+{'q' * 33}") is None
