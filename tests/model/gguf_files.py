@@ -140,7 +140,7 @@ class TinyGguf:
             for title, piece in zip(parts, split, strict=True):
                 stored = self._stored(title, piece)
                 kind = Kind.F32
-                if stored.ndim > 1 and title.endswith("weight") and "gate_inp" not in title:
+                if stored.ndim > 1 and title.endswith("weight") and not re.search("gate_inp|position", title):
                     kind, number = self.choose(title, number), number + 1
                 found[title], values = encode(stored, kind, random)
                 decoded.append(self._restored(title, values, piece.shape))

@@ -12,16 +12,21 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import modeling_gguf_pytorch_utils as by_transformers
 
 from node.model.checkpoint import open_checkpoint
-from node.model.span import SpanModel, dissect, load_span
+from node.model.packed_span import load_packed
+from node.model.span import SpanModel, dissect
+from node.model.stored_sizes import format_of
 from swarm.errors import UnsupportedModel
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole
 from swarm.layers import Span
+from swarm.models.gguf.folder import TensorTable
+from swarm.models.stored.gguf_source import GgufSource
 from swarm.models.stored.source import StoredTensor
 from swarm.models.whole_model import load_causal_lm
 from tests.model.gguf_files import PUBLISHED, VOCAB, TinyGguf
 from tests.model.tiny_models import chain, reference, run_chain
 
+CPU = torch.device("cpu")
 SPANS = (Span(0, 1), Span(1, 2), Span(2, 3))
 IDS = torch.arange(12) * 7 % VOCAB
 GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 64}
@@ -53,8 +58,10 @@ def tiny(name: str) -> TinyGguf:
 
 
 def spans_of(path: Path) -> list[SpanModel]:
+    """As a node loads them: packed weights stay as they are in the file."""
     checkpoint = open_checkpoint(path)
-    return [load_span(checkpoint, span, torch.float32) for span in SPANS]
+    form = format_of(checkpoint, dissect(checkpoint.config), "auto", torch.float32, CPU)
+    return [load_packed(checkpoint, span, form, CPU) for span in SPANS]
 
 
 def logits_of(spans: list[SpanModel], ids: torch.Tensor = IDS) -> torch.Tensor:
@@ -67,7 +74,27 @@ def test_three_spans_of_a_family_are_the_whole_model(name: str, tmp_path: Path) 
     made = tiny(name)
     path = made.write(tmp_path / f"{name}.gguf")
     own = reference(made.model, IDS)
-    assert (logits_of(spans_of(path)) - own).abs().max() <= 1e-5
+    spans = spans_of(path)
+    assert (logits_of(spans) - own).abs().max() <= 1e-5
+    assert {span.stored_as for span in spans} == {"gguf"}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "qwen3moe", "gpt-oss"])
+def test_memory_is_the_files_own(name: str, tmp_path: Path) -> None:
+    made = tiny(name)
+    made.choose = lambda title, _: Kind.Q6_K if title.startswith(("token", "output.")) else Kind.Q4_K
+    path = made.write(tmp_path / f"{name}.gguf")
+    checkpoint = open_checkpoint(path)
+    layout = dissect(checkpoint.config)
+    form = format_of(checkpoint, layout, "auto", torch.float32, CPU)
+    assert isinstance(checkpoint.source, GgufSource)
+    for span, model in zip(SPANS, spans_of(path), strict=True):
+        held = [one for one in checkpoint.weight_map if layout.holds(one, span)]
+        places = TensorTable.read(checkpoint.folder).places
+        in_file = sum(places[part][1].size_bytes for one in held for part in checkpoint.source.stored[one])
+        assert in_file < 0.35 * 4 * layout.weights_in(span), "packed"
+        assert model.weight_bytes <= 1.05 * in_file
+        assert abs(layout.bytes_in(span, form) - model.weight_bytes) <= 0.05 * in_file, "known before it is loaded"
 
 
 @pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
