@@ -186,7 +186,8 @@ def _explain(said: Invite, choice: SwarmChoice, console: Console) -> None:
     if said.broker is not None and choice.mqtt != said.broker:
         lines.append("the broker's password is not in it (--with-password)")
     if choice.model is not None and Path(choice.model).is_absolute():
-        lines.append(f"{said.model} is a folder here: whoever joins needs a copy, and names it as MODEL")
+        kind = "file" if Path(choice.model).is_file() else "folder"
+        lines.append(f"{said.model} is a {kind} here: whoever joins needs a copy, and names it as MODEL")
     if all(_farness(peer) == _HERE for peer in said.peers):
         lines.append("its peers listen on this machine only: nobody elsewhere can join with it")
     lines += ["on another machine, in place of MODEL or after --join:", "  node serve INVITE", "  client chat INVITE"]
