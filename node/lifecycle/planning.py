@@ -173,7 +173,7 @@ def _able(checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, 
     return list(dict.fromkeys(able))
 
 
-def _classes(config: ServeConfig, able: Sequence[Compute], stored: str) -> dict[str, tuple[Compute, bool]]:
+def _classes(config: ServeConfig, able: Sequence[Compute], stored: str = "") -> dict[str, tuple[Compute, bool]]:
     """The classes in which this machine can compute: by what, and whether with kernels; its own choice first.
 
     `stored` is the checkpoint's own format of weights. A card can also do without kernels, for a swarm that does. A

@@ -104,7 +104,7 @@ def held_as_stored(model: SpanModel) -> str:
     others = model.weight_bytes - packed
     return (
         f"{model.stored_as} as published: {packed / 2**20:,.1f} MiB of weights, expanded block by block; "
-        f"{others / 2**20:,.1f} MiB are not quantised, and are held in {str(model.dtype).removeprefix('torch.')}"
+        f"{others / 2**20:,.1f} MiB are held in {str(model.dtype).removeprefix('torch.')}"
     )
 
 

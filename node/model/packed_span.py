@@ -1,8 +1,9 @@
 """Spans whose weights are held in fewer bits than the compute type: read, rounded and packed layer after layer.
 
 Weights of a quantised checkpoint may stay as they are stored: a layer is filled with their decoded values, and then
-each matrix that consists of stored rows is held as these (`swarm.inference.weights.stored_rows`). No more than one
-layer is there unpacked, so the peak is the packed span and that layer.
+each matrix that consists of stored rows is held as these (`swarm.inference.weights.stored_rows`). What such a
+checkpoint leaves in 16 bits stays so where the compute type has 32. No more than one layer is there unpacked, so the
+peak is the packed span and that layer.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from swarm.inference.packed_layers import (
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.weights.stored_rows import DecodedMatrix, StoredRows
 from swarm.layers import Span
+from swarm.models.stored.half import TYPES, as_half
 from swarm.models.stored.source import StoredTensor, decoded
 
 if TYPE_CHECKING:
@@ -109,13 +111,18 @@ def _read(
 ) -> tuple[Any, StoredRows | None]:
     """A span filled with a checkpoint's values, and the rows that it holds packed, if these are to stay so."""
     read = read_tensors(checkpoint, layout, span, left_out)
+    if form.stored and form.dtype is torch.float32:
+        read = {
+            name: as_half(one) if isinstance(one, torch.Tensor) and one.dtype in TYPES and one.ndim > 1 else one
+            for name, one in read.items()
+        }
     tensors = decoded(read, form.dtype)
     model: Any = fill_span(layout, span, tensors, form.dtype, left_out)
     if not form.stored:
         return model, None
     packed = (
         DecodedMatrix(one.matrix, _rows_of(one, tensors[name]))
-        for name, one in read.items()
+        for name, one in sorted(read.items())
         if isinstance(one, StoredTensor)
     )
     return model, StoredRows(packed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swarm.inference.weights.format import StoredSize, WeightFormat, WeightsName
+from swarm.inference.weights.format import WeightFormat, WeightsName
+from swarm.models.stored.source import StoredSize
 
 if TYPE_CHECKING:
     import torch

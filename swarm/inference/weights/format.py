@@ -10,6 +10,7 @@ import torch
 
 from swarm.inference.quantisation import group_of
 from swarm.kernels.support import kernel_support
+from swarm.models.stored.source import StoredSize
 
 WeightsName = Literal["auto", "bf16", "int8", "int4"]
 BITS: Final[dict[WeightsName, int]] = {"auto": 0, "bf16": 16, "int8": 8, "int4": 4}
@@ -22,8 +23,6 @@ TORCH_GROUPS: Final = (32, 64, 128)
 TORCH_ROWS: Final = 16
 """What torch's own int4 product on a CPU takes: these groups, and a multiple of so many rows."""
 
-StoredSize = tuple[int, int]
-"""How many weights a module holds as a quantised checkpoint has them, and their bytes."""
 Matrix = tuple[int, int]
 """Rows and columns of a weight; experts lie one below the other."""
 

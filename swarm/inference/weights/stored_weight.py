@@ -32,7 +32,7 @@ class StoredWeight(PackedWeight):
         """Hold copies of the pieces' parts: those that were read may lie in a mapped file."""
         self.edges = (0, *accumulate(piece.rows for piece in pieces))
         super().__init__(self.edges[-1], pieces[0].columns, 0, dtype)
-        self._parts = nn.ModuleList(_Parts(piece) for piece in pieces)
+        self._parts = nn.ModuleList(_HeldMatrix(piece) for piece in pieces)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """As `PackedWeight.product`."""
@@ -49,7 +49,7 @@ class StoredWeight(PackedWeight):
         """As `PackedWeight.take`."""
         out = torch.empty(len(ids), self.columns, dtype=self.dtype, device=ids.device)
         for parts, start, end in zip(self._parts, self.edges, self.edges[1:], strict=False):
-            assert isinstance(parts, _Parts)
+            assert isinstance(parts, _HeldMatrix)
             (places,) = torch.where((ids >= start) & (ids < end))
             if len(places):
                 out[places] = parts.matrix().select(ids[places] - start).decode(0, len(places)).to(self.dtype)
@@ -63,7 +63,7 @@ class StoredWeight(PackedWeight):
         """Rows `[start, end)` in the compute type, some at a time, with where they begin and end."""
         at_once = max(MIN_BLOCK_ROWS, BLOCK // self.columns)
         for parts, piece_start, piece_end in zip(self._parts, self.edges, self.edges[1:], strict=False):
-            assert isinstance(parts, _Parts)
+            assert isinstance(parts, _HeldMatrix)
             low, high = max(start, piece_start), min(end, piece_end)
             if low >= high:
                 continue
@@ -73,7 +73,7 @@ class StoredWeight(PackedWeight):
                 yield first, last, matrix.decode(first - piece_start, last - piece_start).to(self.dtype)
 
 
-class _Parts(nn.Module):
+class _HeldMatrix(nn.Module):
     """A matrix's parts as parameters."""
 
     def __init__(self, matrix: StoredMatrix) -> None:

@@ -21,6 +21,7 @@ from swarm.models.stored.matrix import PartedMatrix, bits_of
 from swarm.models.stored.source import StoredTensor
 
 Parts = Mapping[str, torch.Tensor]
+"""The tensors that make one, by the ends of their names that the format adds."""
 Config = Mapping[str, Any]
 INT8_FACTOR = 7.874015718698502e-3
 """1 / 127, as bitsandbytes writes it."""

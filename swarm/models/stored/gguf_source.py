@@ -75,8 +75,8 @@ class GgufSource:
     @property
     def encoding(self) -> str:
         """As `WeightSource.encoding`: files mix types, and the fingerprint says which file it is."""
-        is_plain = all(place.encoding.dtype is not None for _, place in self.table.places.values())
-        return "" if is_plain else "gguf"
+        is_packed = any(place.encoding.dtype is None for _, place in self.table.places.values())
+        return "gguf" if is_packed else ""
 
     @property
     def files(self) -> Mapping[str, tuple[str, ...]]:
@@ -92,7 +92,7 @@ class GgufSource:
     def stored_size(self, name: str) -> StoredSize | None:
         """As `WeightSource.stored_size`: the table has it, and no file is opened."""
         places = [self.table.places[one][1] for one in self.stored[name]]
-        if any(place.encoding.dtype is not None for place in places):
+        if not all(len(place.shape) > 1 and self._stays(place) for place in places):
             return None
         return sum(place.rows * place.columns for place in places), sum(place.size_bytes for place in places)
 
@@ -123,7 +123,7 @@ class GgufSource:
         raw = torch.from_numpy(numpy.array(opened[file][place.start : place.start + place.size_bytes]))
         rows = self._order(name, place)
         is_transposed = self._is_transposed(name, place)
-        if place.encoding.dtype is None and len(place.shape) > 1:
+        if len(place.shape) > 1 and self._stays(place):
             blocks = raw.view(place.rows, place.encoding.row_bytes(place.columns))
             matrix = GgufMatrix(blocks if rows is None else blocks[rows], place.encoding)
             return StoredTensor(matrix, place.shape, is_transposed)
@@ -134,6 +134,10 @@ class GgufSource:
             plain = plain.view(1, -1)
         plain = plain if rows is None else plain[rows]
         return plain.transpose(-1, -2).contiguous() if is_transposed else plain
+
+    def _stays(self, place: TensorPlace) -> bool:
+        """Whether values are held as they are stored: what a packed file leaves in 16 bits stays in 16 bits."""
+        return place.encoding.dtype is None or (place.encoding.dtype != torch.float32 and bool(self.encoding))
 
     def _is_transposed(self, name: str, place: TensorPlace) -> bool:
         """Whether the class has a tensor the other way round; gate and up are turned when they are one."""

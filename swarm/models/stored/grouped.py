@@ -107,6 +107,9 @@ class GroupedMatrix(PartedMatrix):
         if self.order is None or self.place is None:
             grouped = values.view(len(values), scales.shape[1], -1)
             grouped.sub_(self.zero if zeros is None else zeros[..., None]).mul_(scales[..., None])
+        elif len(self.order) == 1:
+            values.sub_(self.zero if zeros is None else zeros.index_select(1, self.order[0]))
+            values.mul_(scales.index_select(1, self.order[0]))
         else:
             groups = self.order.index_select(0, self.place[start:end]).long()
             values.sub_(self.zero if zeros is None else zeros.gather(1, groups)).mul_(scales.gather(1, groups))

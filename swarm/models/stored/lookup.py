@@ -64,7 +64,7 @@ class LookupMatrix(PartedMatrix):
         scales = self.scales[start:end]
         if self.place is None or self.nested is None or self.offset is None:
             return scales.view(torch.float32)
-        numbers = torch.tensor(self.nested_numbers, device=scales.device)
+        numbers = torch.tensor(self.nested_numbers, dtype=torch.float32, device=scales.device)
         found = numbers.index_select(0, scales.reshape(-1).int()).view(scales.shape)
         which = (self.place[start:end, None] + torch.arange(scales.shape[1], device=scales.device)) // self.nested_block
         found.mul_(self.nested.view(torch.float32).index_select(0, which.reshape(-1).int()).view(scales.shape))

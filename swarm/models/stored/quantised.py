@@ -15,7 +15,7 @@ import torch
 
 from swarm.errors import UnsupportedModel
 from swarm.models.pretrained import first_line
-from swarm.models.stored.combine import awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
+from swarm.models.stored.combine import Parts, awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
 from swarm.models.stored.source import SafetensorsSource, StoredSize, StoredTensor
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from swarm.models.tensor_header import TensorHeader
 
-Parts = Mapping[str, torch.Tensor]
-"""The tensors that make one, by the part of their names that the format adds."""
 Combine = Callable[[Parts, Mapping[str, Any]], torch.Tensor | StoredTensor]
 """Makes one tensor of its parts, as the format's config says."""
 
@@ -183,9 +181,13 @@ class QuantisedSource:
         return found
 
     def stored_size(self, name: str) -> StoredSize | None:
-        """As `WeightSource.stored_size`: what its parts take in the file."""
-        headers = {end: self.base.header(part) for end, part in self.parts.get(name, {}).items()}
-        if not headers or None in headers.values():
+        """As `WeightSource.stored_size`: what its parts take in the file; matrices of 16 bits stay so too."""
+        if name not in self.parts:
+            plain = self.base.header(name)
+            is_half = plain is not None and plain.kind in ("BF16", "F16") and len(plain.shape) > 1
+            return (plain.count, plain.size_bytes) if plain is not None and is_half else None
+        headers = {end: self.base.header(part) for end, part in self.parts[name].items()}
+        if None in headers.values():
             return None
         known = {end: header for end, header in headers.items() if header is not None}
         weights = self._weights_in(known)

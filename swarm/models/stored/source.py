@@ -55,7 +55,7 @@ class StoredTensor:
 
 
 StoredSize = tuple[int, int]
-"""How many weights a packed tensor has, and the bytes that they take."""
+"""How many weights are held as they are stored, and their bytes."""
 
 
 class WeightSource(Protocol):
@@ -80,7 +80,7 @@ class WeightSource(Protocol):
         """
 
     def stored_size(self, name: str) -> StoredSize | None:
-        """How large a packed tensor is as it is stored; None where it is not packed, or where that is not known."""
+        """How large a tensor is that is held as it is stored; None where it is not, or where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 
 from node.config import ServeConfig
 from node.model.checkpoint import Checkpoint, open_checkpoint
-from node.model.loading import load
+from node.model.loading import AUTO_SHARE, fitting_layers, load
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import SpanModel, dissect, load_span, shared_parts
 from node.model.stored_sizes import format_of
+from swarm.demo import TARGET
 from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole
@@ -154,6 +155,23 @@ def test_memory_is_that_of_the_file(name: str, tmp_path: Path) -> None:
     assert packed_bytes(span) <= 1.05 * model.packed_bytes
     counted = dissect(checkpoint.config).bytes_in(Span(0, 1), form_of(checkpoint))
     assert abs(span.weight_bytes - counted) <= 0.05 * counted
+
+
+def test_what_a_checkpoint_leaves_in_16_bits_stays_so(tmp_path: Path) -> None:
+    """Of the demo's model, whose embedding is bfloat16; it computes in float32."""
+    model = save_quantised(TARGET, gptq(group=64), tmp_path / "model")
+    checkpoint = open_checkpoint(model.folder)
+    form, layout = form_of(checkpoint), dissect(checkpoint.config)
+    files = sum(file.stat().st_size for file in model.folder.glob("*.safetensors"))
+    span = load_packed(checkpoint, Span(0, 12), form, CPU)
+    assert span.weight_bytes <= 1.05 * files
+    assert abs(span.weight_bytes - layout.bytes_in(Span(0, 12), form)) <= 0.05 * files
+    ids = torch.arange(9) * 31 % 4000
+    kv_cache = KvCache(span.layout, 16)
+    assert (span.logits(span.forward([chain(kv_cache, ids)])) - reference(model.meant, ids)).abs().max() <= 1e-4
+    tight = int(layout.bytes_in(Span(0, 12), form) / AUTO_SHARE * 2)
+    plain = format_of(open_checkpoint(TARGET), layout, "auto", torch.float32, CPU)
+    assert fitting_layers(layout, form, tight, 64) > fitting_layers(layout, plain, tight, 64)
 
 
 @pytest.mark.parametrize("name", FEW)
