@@ -30,7 +30,7 @@ INT8_FACTOR = 7.874015718698502e-3
 def fp8(parts: Parts, config: Config) -> StoredTensor | torch.Tensor:
     """DeepSeek's block scales, and those of rows or of a whole matrix; experts may be stacked."""
     weight = parts[".weight"] if ".weight" in parts else parts[""]
-    scales = next(tensor for end, tensor in parts.items() if end not in ("", ".weight"))
+    scales = [tensor for end, tensor in parts.items() if end not in ("", ".weight")][0]  # noqa: RUF015 - IndexError
     if weight.dtype in (torch.bfloat16, torch.float16, torch.float32):
         return weight  # a scale that came with a weight that is not quantised
     if weight.dtype not in TYPES:
@@ -124,7 +124,7 @@ def bitsandbytes(parts: Parts, _: Config) -> StoredTensor | torch.Tensor:
     if (magnitudes := parts.get(".SCB")) is not None:
         of_rows = magnitudes.float().reshape(-1, 1)
         return _whole(replace(GroupedMatrix.of("bnb8", weight.view(torch.int8), of_rows), factor=INT8_FACTOR))
-    end = next(end for end in parts if end.startswith(".weight.quant_state"))
+    (end,) = (end for end in parts if end.startswith(".weight.quant_state"))
     state = json.loads(bytes(parts[end].tolist()))
     shape, block = tuple(state["shape"]), int(state["blocksize"])
     rows, columns = shape
@@ -132,6 +132,12 @@ def bitsandbytes(parts: Parts, _: Config) -> StoredTensor | torch.Tensor:
         raise ValueError(f"a row of {columns} columns does not split into blocks of {block}")
     blocks = columns // block
     nested = parts.get(".weight.nested_absmax")
+    numbers, nested_block = parts[".weight.quant_map"].tolist(), int(state.get("nested_blocksize", 1))
+    nested_numbers = [] if nested is None else parts[".weight.nested_quant_map"].tolist()
+    if len(numbers) != 16:
+        raise ValueError(f"{len(numbers)} numbers for 16 codes")
+    if nested is not None and (len(nested_numbers) != 256 or len(nested) * nested_block < rows * blocks):
+        raise ValueError("the scales of its scales do not reach")
     scales = parts[".weight.absmax"].reshape(rows, blocks)
     matrix = LookupMatrix(
         rows=rows,
@@ -143,10 +149,10 @@ def bitsandbytes(parts: Parts, _: Config) -> StoredTensor | torch.Tensor:
         nested=None if nested is None else bits_of(nested.float()),
         offset=None if nested is None else _of_rows(torch.tensor(float(state["nested_offset"])), rows),
         block=block,
-        numbers=tuple(parts[".weight.quant_map"].tolist()),
-        nested_numbers=() if nested is None else tuple(parts[".weight.nested_quant_map"].tolist()),
-        nested_block=int(state.get("nested_blocksize", 1)),
-        result=getattr(torch, state["dtype"]),
+        numbers=tuple(numbers),
+        nested_numbers=tuple(nested_numbers),
+        nested_block=nested_block,
+        result={"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[state["dtype"]],
     )
     return StoredTensor(matrix, shape)
 

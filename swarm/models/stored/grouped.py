@@ -74,8 +74,12 @@ class GroupedMatrix(PartedMatrix):
         rows, columns = len(codes), codes.shape[1] * 8 // bits
         if scales.shape[0] != rows or (order is None and columns % scales.shape[1]):
             raise ValueError(f"scales {list(scales.shape)} do not fit {rows} rows of {columns} columns")
+        if isinstance(zeros, torch.Tensor) and zeros.shape != scales.shape:
+            raise ValueError(f"zeros {list(zeros.shape)} do not fit scales {list(scales.shape)}")
         if isinstance(zeros, torch.Tensor) and zeros.numel() and bool((zeros == zeros.flatten()[0]).all()):
             zeros = int(zeros.flatten()[0])  # of a format that is symmetric, and need not be held
+        if order is not None and len(order) != columns:
+            raise ValueError(f"an order of {len(order)} columns does not fit {columns}")
         if order is not None and not 0 <= int(order.min()) <= int(order.max()) < scales.shape[1]:
             raise ValueError("a column's group has no scale")
         return cls(

@@ -76,6 +76,8 @@ FORMATS: Final[Mapping[str, Format]] = {
     ),
 }
 """What is handled, by `quant_method`."""
+UNFIT = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError, ArithmeticError)
+"""What tensors raise that are not what their names say."""
 MAX_NAME = 32
 """Characters of a format's name in a numeric class."""
 
@@ -102,9 +104,12 @@ def refusal(quantisation: Mapping[str, Any]) -> str | None:
     bits = quantisation.get("bits", quantisation.get("w_bit", 4))
     if method in ("awq", "gptq") and bits not in {"awq": (4,), "gptq": (4, 8)}[method]:
         return f"the checkpoint is quantised ({method}) in {bits} bits, which is not handled; 4 bits are"
+    if not isinstance(quantisation.get("config_groups") or {}, Mapping):
+        return f"the checkpoint is quantised ({method}), and its config_groups cannot be read"
     if quantisation.get("transform_config"):
         return f"the checkpoint is quantised ({method}) with transforms of activations, which are not handled"
-    if (quantisation.get("sparsity_config") or {}).get("format", "dense") != "dense":
+    sparsity = quantisation.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
         return f"the checkpoint is quantised ({method}) and sparse, which is not handled"
     return None
 
@@ -122,13 +127,18 @@ def format_name(quantisation: Mapping[str, Any]) -> str:
         return "nvfp4" if "FP4" in str(quantisation.get("quant_algo", "FP8")).upper() else "fp8"
     if method != "compressed-tensors":
         return str(method)
-    groups = (quantisation.get("config_groups") or {}).values()
-    return "_".join(sorted({_name_of(group) for group in groups}))[:MAX_NAME] or "ct"
+    return "_".join(sorted({_name_of(weights) for weights in _groups(quantisation)}))[:MAX_NAME] or "ct"
 
 
-def _name_of(group: Mapping[str, Any]) -> str:
-    weights = group.get("weights") or {}
-    bits = int(weights.get("num_bits", 8))
+def _groups(quantisation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a compressed-tensors config says of weights, group by group; malformed ones are left out."""
+    groups = quantisation.get("config_groups")
+    every = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)] if groups else []
+    return [weights for weights in every if isinstance(weights, Mapping) and weights.get("num_bits") in range(1, 17)]
+
+
+def _name_of(weights: Mapping[str, Any]) -> str:
+    bits = weights["num_bits"]
     if weights.get("type", "int") != "float":
         return f"ct{bits}"
     return "fp8" if bits == 8 else "nvfp4" if weights.get("group_size") == 16 else "mxfp4"
@@ -220,7 +230,7 @@ class QuantisedSource:
         tensors = {end: tensor for end, one in own.items() if isinstance(tensor := read.pop(one), torch.Tensor)}
         try:
             return FORMATS[method].combine(tensors, self.config)
-        except (ValueError, KeyError, RuntimeError, IndexError) as error:
+        except UNFIT as error:
             raise UnsupportedModel(
                 f"{self.model}: {name} is not what {method} means ({first_line(error)}); fetch it again, or choose "
                 "another version of the model"
@@ -229,9 +239,7 @@ class QuantisedSource:
 
 def _packed_bits(config: Mapping[str, Any]) -> int:
     """Of integers in words: the most that a group of the config has."""
-    groups = (config.get("config_groups") or {}).values()
-    every = [(group.get("weights") or {}) for group in groups]
-    return max((int(one.get("num_bits", 4)) for one in every if one.get("type", "int") != "float"), default=4)
+    return max((one["num_bits"] for one in _groups(config) if one.get("type", "int") != "float"), default=4)
 
 
 def _grouped(names: Iterable[str], form: Format) -> dict[str, dict[str, str]]:
@@ -243,5 +251,7 @@ def _grouped(names: Iterable[str], form: Format) -> dict[str, dict[str, str]]:
             root = name.removesuffix(ends[0])
             if root == name or (ends[0] == ".weight_scale" and f"{root}.weight_packed" in there):
                 continue
+            if any(root + end not in there for end in ends if end in ("", ".weight")):
+                continue  # a name that only looks like a part
             found[root + plain] = {end: root + end for end in ends if root + end in there}
     return found

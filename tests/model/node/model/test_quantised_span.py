@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any, Final, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from node.config import ServeConfig
 from node.model.checkpoint import Checkpoint, open_checkpoint
@@ -19,12 +21,14 @@ from node.model.packed_span import load_packed
 from node.model.span import SpanModel, dissect, load_span, shared_parts
 from node.model.stored_sizes import format_of
 from swarm.demo import TARGET
+from swarm.errors import UnsupportedModel
 from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole
 from swarm.inference.weights.format import WeightFormat
 from swarm.inference.weights.stored_weight import StoredWeight
 from swarm.layers import Span
+from swarm.models.pretrained import INDEX
 from swarm.models.stored.source import StoredTensor
 from tests.model.quantised_models import (
     QuantisedModel,
@@ -172,6 +176,33 @@ def test_what_a_checkpoint_leaves_in_16_bits_stays_so(tmp_path: Path) -> None:
     tight = int(layout.bytes_in(Span(0, 12), form) / AUTO_SHARE * 2)
     plain = format_of(open_checkpoint(TARGET), layout, "auto", torch.float32, CPU)
     assert fitting_layers(layout, form, tight, 64) > fitting_layers(layout, plain, tight, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "made"),
+    [
+        ("fp8-blocks", ".q_a_proj.weight_scale_inv", torch.ones(99, 1)),
+        ("mxfp4", ".gate_up_proj_scales", torch.ones(1, 1, 1, dtype=torch.uint8)),
+        ("gptq-act-order", ".q_proj.g_idx", torch.full((64,), 99, dtype=torch.int32)),
+        ("gptq-act-order", ".q_proj.qzeros", torch.ones(1, 1, dtype=torch.int32)),
+        ("nvfp4", ".q_proj.weight_packed", torch.ones(3, 8, dtype=torch.uint8)),
+        ("nf4-nested", ".q_proj.weight.nested_absmax", torch.ones(0)),
+        ("nf4-nested", ".q_proj.weight.quant_state.bitsandbytes__nf4", torch.zeros(4, dtype=torch.uint8)),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_by_name(
+    name: str, end: str, made: torch.Tensor, saved: Callable[[str], QuantisedModel], tmp_path: Path
+) -> None:
+    model = saved(name)
+    folder = shutil.copytree(model.folder, tmp_path / "model")
+    index = json.loads((folder / INDEX).read_text())["weight_map"]
+    (part,) = (one for one in index if ".layers.2." in one and one.endswith(end))
+    save_file(load_file(folder / index[part]) | {part: made}, folder / index[part])
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(UnsupportedModel, match=rf"^{folder}: model\.layers\.2\..* is not what \S+ means \(") as caught:
+        load_packed(checkpoint, Span(2, 3), form_of(checkpoint), CPU)
+    assert "\n" not in str(caught.value)
+    load_packed(checkpoint, Span(3, 4), form_of(checkpoint), CPU)
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -25,12 +25,15 @@ from client.target import load_target
 from node.model.checkpoint import Checkpoint, check_disk, open_checkpoint
 from node.model.loading import progress_lines
 from node.model.span import dissect, load_span
+from node.model.stored_sizes import stored_sizes
 from swarm.demo import TARGET
 from swarm.errors import HubError, NotEnoughSpace, UnsupportedModel
 from swarm.inference.ragged_batch import load_whole
 from swarm.layers import Span
 from swarm.models.hub import find_model
 from tests.fake_hub import COMMIT, MODEL, FakeHub, Repo
+from tests.model.quantised_models import gptq, save_quantised
+from tests.model.tiny_models import tiny_model
 
 TOKEN = "hf_secretsecretsecret"
 SMALL = {"config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json"}
@@ -102,6 +105,19 @@ def test_of_a_single_file_only_the_header_is_read(hub: FakeHub) -> None:
     assert hub.ranges("model.safetensors") == ["bytes=0-100000"]
     load_span(checkpoint, Span(2, 4), torch.float32)
     assert hub.ranges("model.safetensors") == ["bytes=0-100000", None]
+
+
+def test_sizes_of_a_quantised_model_come_from_few_headers(hub: FakeHub, tmp_path: Path) -> None:
+    model = save_quantised(tiny_model("llama"), gptq(), tmp_path / "model")
+    hub.repos[MODEL].files |= Repo.of(model.folder).files
+    here, there = open_checkpoint(model.folder), open_checkpoint(MODEL)
+    layout = dissect(there.config)
+    assert stored_sizes(there, layout) == stored_sizes(here, layout)
+    asked = {request.path for request in hub.requests if request.path.endswith(".safetensors")}
+    assert all(hub.ranges(Path(path).name)[0] is not None for path in asked), "no file is read whole"
+    assert len(stored_sizes(there, layout)) == 6
+    hub.repos[MODEL].statuses |= dict.fromkeys((Path(path).name for path in asked), 500)
+    assert stored_sizes(open_checkpoint(MODEL), layout) == {}, "they are not known, and nothing fails"
 
 
 def test_a_hub_that_says_no_digests_serves_through_huggingface_hub(hub: FakeHub) -> None:
