@@ -1,8 +1,7 @@
-"""A GGUF file as a user has it: nodes serve it, a client writes the text that Hugging Face's class writes."""
+"""A GGUF file as a user has it: a node serves it, a client writes the text that Hugging Face's class writes."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_nodes_serve_a_file_and_a_client_writes_its_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_node_serves_a_file_and_a_client_writes_its_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     made = TinyGguf.of("qwen3", "qwen3")
     path = made.write(tmp_path / "Tiny-Q4_K_M.gguf")
     tokenizer = load_target(path).tokenizer
@@ -33,20 +32,16 @@ def test_nodes_serve_a_file_and_a_client_writes_its_text(tmp_path: Path, capfd: 
     model: Any = made.model
     written = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=1, pad_token_id=0)[0]
     expected = str(tokenizer.decode(written[ids.shape[1] :], skip_special_tokens=True))
-    with ExitStack() as stack:
-        join = ""
-        for layers in ("0-1", "1-3"):
-            arguments = serve(path, layers, join, tmp_path)
-            if not join:
-                arguments = [one for one in arguments if one not in ("--join", "")]
-            node = stack.enter_context(program(arguments, tmp_path / f"{layers}.log"))
-            node.wait_for(r"serving at \S+")
-            join = join or node.wait_for(r"/ip4/127\.0\.0\.1/tcp/\S+")
-        assert "Tiny-Q4_K_M" in node.log.read_text()
+    arguments = [one for one in serve(path, "0-3", "", tmp_path) if one not in ("--join", "")]
+    with program(arguments, tmp_path / "node.log") as node:
+        node.wait_for(r"serving at \S+")
+        join = node.wait_for(r"/ip4/127\.0\.0\.1/tcp/\S+")
         options = Options(temperature=0.0, max_new_tokens=TOKENS)
         command = Generate(model=str(path), prompt=PROMPT, join=(join,), options=options)
         capfd.readouterr()
         assert client.cli.run(command) == 0
         shown = capfd.readouterr().out
+        said = node.log.read_text()
+    assert "layers 0…2 of 3 as float32 with weights in gguf on cpu" in said
     assert len(expected) > TOKENS // 2
     assert shown.rstrip("\n").removeprefix(PROMPT) == expected.rstrip("\n")
