@@ -94,8 +94,8 @@ class ServeConfig:
     dtype: Dtype = "auto"
     """Compute type; auto is the swarm's, else float32 on a CPU and the checkpoint's own on a GPU."""
     weights: Weights = "auto"
-    """What weights are held in: auto is the compute type; bf16 halves what float32 takes; int8 and int4 take about a
-    half and a quarter of bf16 and change texts. A chain is of one format."""
+    """What weights are held in: auto is as a quantised checkpoint has them, else the compute type; bf16 halves what
+    float32 takes; int8 and int4 take about a half and a quarter of bf16 and change texts. A chain is of one format."""
     threads: Count | None = None
     """CPU threads for computing; give each of several nodes on one machine its share (default: all cores)."""
     kv_tokens: Count | None = None

@@ -276,5 +276,10 @@ def _layer_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
 
 
 def _unpacked_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
-    """What the largest layer takes before it is packed, while the others lie there packed."""
-    return _layer_bytes(layout, span, WeightFormat(form.dtype)) if form.bits or form.stored else 0
+    """What the largest layer takes before it is packed, while the others lie there packed.
+
+    Decoded weights of a quantised checkpoint lie there twice: as they were decoded, and as the class joins them.
+    """
+    if not form.bits and not form.stored:
+        return 0
+    return _layer_bytes(layout, span, WeightFormat(form.dtype)) * (2 if form.stored else 1)

@@ -1,13 +1,14 @@
 """A weight as a checkpoint holds it, and products with it: blocks of rows are decoded, and then torch's own product.
 
 Parameters of a module may be moved, streamed and counted, so a matrix's parts are parameters, and the matrix is made
-anew around them for every product. Blocks depend on the weight's shape alone, as everywhere (`packed_weight`).
+anew around them for every product. Blocks depend on the weight's shape and the kind of device alone, so machines of one
+numeric class add up in the same order.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from swarm.models.stored.matrix import StoredMatrix
+
+
+GPU_BLOCK: Final = 1 << 23
+"""Weights that a GPU decodes at a time: a step is a kernel each, and small ones would wait for Python."""
 
 
 class StoredWeight(PackedWeight):
@@ -61,7 +66,8 @@ class StoredWeight(PackedWeight):
 
     def _blocks(self, start: int, end: int) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Rows `[start, end)` in the compute type, some at a time, with where they begin and end."""
-        at_once = max(MIN_BLOCK_ROWS, BLOCK // self.columns)
+        on_cpu = next(self.parameters()).device.type == "cpu"
+        at_once = max(MIN_BLOCK_ROWS, (BLOCK if on_cpu else GPU_BLOCK) // self.columns)
         for parts, piece_start, piece_end in zip(self._parts, self.edges, self.edges[1:], strict=False):
             assert isinstance(parts, _HeldMatrix)
             low, high = max(start, piece_start), min(end, piece_end)

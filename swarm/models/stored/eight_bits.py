@@ -12,7 +12,7 @@ from typing import ClassVar, Final, Self
 
 import torch
 
-from swarm.models.stored.matrix import PartedMatrix, bits_of, rounded
+from swarm.models.stored.matrix import PartedMatrix, bits_of, look_up, rounded
 
 TYPES: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 POWERS_OF_TWO: Final = (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8))
@@ -95,7 +95,7 @@ class Fp8Matrix(PartedMatrix):
     def decode(self, start: int, end: int) -> torch.Tensor:
         """As `StoredMatrix.decode`."""
         codes = self.codes[start:end]
-        values = numbers(self.code_type, codes.device).index_select(0, codes.reshape(-1).int()).view(codes.shape)
+        values = look_up(numbers(self.code_type, codes.device), codes)
         scales = scale_values(self.scales.index_select(0, self.place[start:end]), self.scale_type)
         if self.columns % scales.shape[1] == 0 and self.columns // scales.shape[1] == self.width:
             values.view(len(values), -1, self.width).mul_(scales[..., None])
@@ -107,7 +107,7 @@ class Fp8Matrix(PartedMatrix):
 def scale_values(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Scales' float32 values of their bits."""
     if dtype.itemsize == 1:
-        return numbers(dtype, bits.device).index_select(0, bits.reshape(-1).int()).view(bits.shape)
+        return look_up(numbers(dtype, bits.device), bits)
     return bits.view(dtype).float()
 
 
@@ -122,4 +122,4 @@ def numbers(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 def _block(size: int, blocks: int, known: int) -> int:
     """How long a block is: as long as is known if so many fit, else as evenly as it goes."""
-    return known if -(-size // known) == blocks else -(-size // blocks)
+    return min(size, known) if -(-size // known) == blocks else -(-size // blocks)

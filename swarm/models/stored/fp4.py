@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from swarm.models.stored.eight_bits import scale_values
-from swarm.models.stored.matrix import PartedMatrix, rounded
+from swarm.models.stored.matrix import PartedMatrix, look_up, rounded
 
 NUMBERS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
@@ -64,8 +64,7 @@ def pairs_of(numbers: tuple[float, ...], codes: torch.Tensor, *, high_first: boo
         codes: uint8.
         high_first: whether a byte's high half is the first column.
     """
-    found = _pair_table(numbers, high_first, codes.device).index_select(0, codes.reshape(-1).int())
-    return found.view(torch.float32).view(len(codes), -1)
+    return look_up(_pair_table(numbers, high_first, codes.device), codes).view(torch.float32)
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from swarm.models.stored.fp4 import pairs_of
-from swarm.models.stored.matrix import PartedMatrix, rounded
+from swarm.models.stored.matrix import PartedMatrix, look_up, rounded
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class LookupMatrix(PartedMatrix):
         if self.place is None or self.nested is None or self.offset is None:
             return scales.view(torch.float32)
         numbers = torch.tensor(self.nested_numbers, dtype=torch.float32, device=scales.device)
-        found = numbers.index_select(0, scales.reshape(-1).int()).view(scales.shape)
+        found = look_up(numbers, scales)
         which = (self.place[start:end, None] + torch.arange(scales.shape[1], device=scales.device)) // self.nested_block
         found.mul_(self.nested.view(torch.float32).index_select(0, which.reshape(-1).int()).view(scales.shape))
         return found.add_(self.offset[start:end].view(torch.float32)[:, None])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+TAKE_FROM_THREADS: Final = 4
+"""With so many threads, the way that all of them share is the faster one."""
 
 
 class StoredMatrix(ABC):
@@ -128,6 +132,16 @@ class PartedMatrix(StoredMatrix):
     def _meaning(self) -> tuple[object, ...]:
         own = (getattr(self, field.name) for field in fields(self) if field.name != "rows")
         return tuple(value for value in own if not isinstance(value, torch.Tensor))
+
+
+def look_up(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """The entries [n] of a table for codes of any shape, uint8: what `table[codes]` gives, several times as fast.
+
+    On a CPU torch reads a table of one dimension fastest by one thread (0.2 to 0.5 ns a code), and `take` by all.
+    """
+    if codes.device.type == "cpu" and torch.get_num_threads() < TAKE_FROM_THREADS:
+        return table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
+    return torch.take(table, codes.long())
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, cast
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from node.config import ServeConfig
 from node.model.checkpoint import Checkpoint, open_checkpoint
 from node.model.loading import AUTO_SHARE, fitting_layers, load
+from node.model.malloc_trim import trim_heap
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import SpanModel, dissect, load_span, shared_parts
@@ -27,9 +31,11 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole
 from swarm.inference.weights.format import WeightFormat
 from swarm.inference.weights.stored_weight import StoredWeight
+from swarm.kernels.support import kind_of
 from swarm.layers import Span
 from swarm.models.pretrained import INDEX
 from swarm.models.stored.source import StoredTensor
+from tests.devices import DEVICE
 from tests.model.quantised_models import (
     QuantisedModel,
     Written,
@@ -97,7 +103,7 @@ def form_of(checkpoint: Checkpoint) -> WeightFormat:
 
 def logits_of(models: Sequence[SpanModel]) -> torch.Tensor:
     kv_caches = [[KvCache(model.layout, 32)] for model in models]
-    return models[-1].logits(run_chain(list(models), kv_caches, [chain(kv_caches[0][0], IDS)]))
+    return models[-1].logits(run_chain(list(models), kv_caches, [chain(kv_caches[0][0], IDS)])).cpu()
 
 
 def packed_bytes(model: SpanModel) -> int:
@@ -125,12 +131,13 @@ def test_three_spans_are_the_model_that_the_library_reads_and_stay_packed(
     model = saved(name)
     checkpoint = open_checkpoint(model.folder)
     form = form_of(checkpoint)
-    spans = [load_packed(checkpoint, span, form, CPU) for span in SPANS]
+    device = torch.device(DEVICE)
+    spans = [load_packed(checkpoint, span, form, device) for span in SPANS]
     for span in spans:
         quantised = [one for one in span.model.modules() if isinstance(one, StoredWeight)]
         assert len(quantised) == sum(len(own) for own in _matrices(checkpoint, span.span).values()), "one is not packed"
-        assert span.numeric_class == f"cpu-float32+{FORMS[name][0]}"
-    whole = load_packed(checkpoint, WHOLE, form, CPU)
+        assert span.numeric_class == f"{kind_of(device)}-float32+{FORMS[name][0]}"
+    whole = load_packed(checkpoint, WHOLE, form, device)
     logits = logits_of(spans)
     assert torch.equal(logits, logits_of([whole]))
     assert (logits - reference(model.meant, IDS)).abs().max() <= 1e-5
@@ -176,6 +183,27 @@ def test_what_a_checkpoint_leaves_in_16_bits_stays_so(tmp_path: Path) -> None:
     tight = int(layout.bytes_in(Span(0, 12), form) / AUTO_SHARE * 2)
     plain = format_of(open_checkpoint(TARGET), layout, "auto", torch.float32, CPU)
     assert fitting_layers(layout, form, tight, 64) > fitting_layers(layout, plain, tight, 64)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_loading_holds_the_files_bytes_and_one_layer(tmp_path: Path) -> None:
+    """By the system's own count of the process's pages, mapped files included."""
+    large = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 1}
+    model = save_quantised(tiny_model("llama", changes=large), fp8(block=(64, 64)), tmp_path / "model")
+    files = sum(file.stat().st_size for file in model.folder.glob("*.safetensors"))
+    checkpoint, said = open_checkpoint(model.folder), [""]
+    order = ServeConfig(layers="0-1", device="cpu", dtype="float32")
+    load(checkpoint, order, said.append)  # what is made once is made now
+    before = held_bytes_of_process()
+    span = load(checkpoint, order, said.append)
+    assert span.weight_bytes <= 1.05 * files
+    assert held_bytes_of_process() - before <= 1.15 * files
+
+
+def held_bytes_of_process() -> int:
+    gc.collect()
+    trim_heap()
+    return int(psutil.Process().memory_info().rss)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from node.telemetry.outbox import Outbox
 from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot
 from swarm.discovery.node_record import NodeState
 from swarm.inference import devices
+from swarm.inference.weights.format import BITS
 from swarm.kernels.support import KernelSupport
 from swarm.layers import Span
 from swarm.telemetry.messages import Stamp
@@ -65,7 +66,9 @@ def test_a_cpu_runs_one_way_of_which_nothing_is_said() -> None:
     assert (host.path_words, said) == ("", [])
 
 
-@pytest.mark.parametrize(("kind", "is_judged"), [(CARD, False), (PLAIN, True), ("cpu-float32+w4", True)])
+@pytest.mark.parametrize(
+    ("kind", "is_judged"), [(CARD, False), (PLAIN, True), ("cpu-float32+w4", True), ("cpu-float32+mxfp4", False)]
+)
 def test_the_plain_paths_speed_judges_no_card_that_will_run_kernels(
     kind: str, monkeypatch: pytest.MonkeyPatch, *, is_judged: bool
 ) -> None:
@@ -75,7 +78,7 @@ def test_the_plain_paths_speed_judges_no_card_that_will_run_kernels(
     plan = cast("ServingPlan", SimpleNamespace(kind=ClassChoice(kind, ""), **about))
     found = _benchmark(plan)
     assert found.is_measured is is_judged
-    assert ("by the plain path" in found.how) is not is_judged
+    assert ("by the plain path" in found.how or "not quantised" in found.how) is not is_judged
 
 
 def test_a_card_can_do_without_kernels_where_the_swarm_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +92,16 @@ def test_a_card_can_do_without_kernels_where_the_swarm_does(monkeypatch: pytest.
     assert next(iter(found)) == CARD, "its own choice"
     for plain in (replace(config, offload=True), replace(config, no_graphs=True)):
         assert list(_classes(plain, [card, cpu])) == [PLAIN, "cpu-float32"]
+
+
+def test_a_quantised_checkpoint_stays_as_it_is_or_is_rounded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "kernel_support", lambda _: KernelSupport(kernels=True, compiled=True))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    able: list[Compute] = [(torch.device("cuda"), torch.bfloat16, weights) for weights in BITS]
+    found = _classes(ServeConfig(layers="auto"), able, "mxfp4")
+    assert list(found)[:2] == [f"{PLAIN}+mxfp4", CARD], "its own choice runs the plain path"
+    assert {f"{CARD}+w8", f"{CARD}+w4", f"{PLAIN}+w4"} < found.keys()
+    assert [compute[2] for compute, _ in found.values()].count("auto") == 1
 
 
 def test_the_path_is_published_without_its_reason() -> None:

@@ -123,6 +123,24 @@ def test_rows_that_differ_beside_the_columns_of_their_keys_are_told_apart() -> N
     assert torch.equal(StoredWeight(pieces, torch.float32).restored(), values.flip(0))
 
 
+@pytest.mark.parametrize("make", MATRICES.values(), ids=MATRICES)
+def test_many_threads_read_the_same_values(
+    make: Callable[[int], PartedMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = make(1).decode(0, ROWS)
+    taken: list[torch.Tensor] = []
+    take = torch.take
+
+    def noted(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        taken.append(codes)
+        return take(table, codes)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "take", noted)
+    assert torch.equal(make(1).decode(0, ROWS), values)
+    assert bool(taken) == (make is not ordered_matrix), "which has no table"
+
+
 def test_matrices_of_two_formats_lie_one_below_the_other() -> None:
     matrices = [fp8_matrix(1), nested_matrix(2), fp8_matrix(3)]
     values = torch.cat([matrix.decode(0, ROWS) for matrix in matrices])
