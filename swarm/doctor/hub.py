@@ -148,7 +148,7 @@ def _ask_for_file(repo: str, part: str) -> HubAnswer:
     except SwarmError as error:
         return HubAnswer(None, error)
     total = sum(sizes[name] for name in files) or None
-    return HubAnswer(ModelFacts(total, total))
+    return HubAnswer(ModelFacts(total, total, growth=1))
 
 
 def _cached(model: str) -> Path | None:

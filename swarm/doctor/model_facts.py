@@ -21,18 +21,20 @@ class ModelFacts:
         total_bytes: of its weights; None if unknown.
         missing_bytes: of them, to be downloaded yet; None if unknown.
         num_layers: None if unknown.
+        growth: how many times as much the weights take in a CPU's memory.
     """
 
     total_bytes: int | None = None
     missing_bytes: int | None = None
     num_layers: int | None = None
+    growth: int = CPU_GROWTH
 
     @property
     def layer_bytes(self) -> int | None:
         """About what a layer takes in a CPU's memory, embeddings shared out among all; None if unknown."""
         if not self.total_bytes or not self.num_layers:
             return None
-        return CPU_GROWTH * self.total_bytes // self.num_layers
+        return self.growth * self.total_bytes // self.num_layers
 
 
 def facts_of_folder(folder: Path, missing_bytes: int | None = 0, total_bytes: int | None = None) -> ModelFacts:
@@ -64,4 +66,5 @@ def facts_of_file(file: Path) -> ModelFacts:
         total = sum(one.stat().st_size for one in files)
     except (SwarmError, OSError):
         return ModelFacts()
-    return ModelFacts(total, 0, header.number(f"{header.text('general.architecture')}.block_count"))
+    layers = header.number(f"{header.text('general.architecture')}.block_count")
+    return ModelFacts(total, 0, layers, growth=1)  # packed weights stay packed

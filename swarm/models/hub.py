@@ -207,13 +207,19 @@ def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hu
         raise UnknownModel(f"{model}: no such folder")
     repo, part = split_hub_name(str(model)) or (str(model), "")
     hub = _open(repo, revision, f"*{SUFFIX}" if part else CONFIG)
-    if part or (CONFIG not in hub.files and any(name.endswith(SUFFIX) for name in hub.files)):
+    if part or _has_gguf_alone(hub):
         return _gguf_of(hub, part)
     small = [name for name in hub.files if "/" not in name and any(fnmatch(name, kind) for kind in SMALL_FILES)]
     if hub.failure is None and CONFIG not in small:
         raise UnsupportedModel(f"{model}: has no {CONFIG}, so it is no model of transformers; choose another one")
     hub.fetch(sorted(small, key=lambda name: name == CONFIG))  # last: with it, the others are there too
     return hub.folder, hub
+
+
+def _has_gguf_alone(hub: Hub) -> bool:
+    """Whether a model of the hub has no weights of transformers', though it may have a config."""
+    kinds = {Path(name).suffix for name in hub.files}
+    return SUFFIX in kinds and ".safetensors" not in kinds
 
 
 def _gguf_of(hub: Hub, part: str) -> tuple[Path, Hub]:

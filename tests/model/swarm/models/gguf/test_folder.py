@@ -45,7 +45,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gguf_hub(hub: FakeHub, tiny: Path) -> FakeHub:
-    hub.repos[REPO] = Repo({"README.md": b"#", tiny.name: tiny.read_bytes(), "Tiny-F16.gguf": b"GGUF of no use"})
+    hub.repos[REPO] = Repo(
+        {"README.md": b"#", "config.json": b"{}", tiny.name: tiny.read_bytes(), "Tiny-F16.gguf": b"GGUF of no use"}
+    )
     return hub
 
 
