@@ -155,7 +155,8 @@ def config_of(header: GgufHeader, name: str, vector: Callable[[str], Sequence[fl
     family, architecture = header.text("general.architecture"), architecture_of(header, name)
     given = {key: _short(value) for key, value in _own_fields(header, family).items()}
     for key in REQUIRED:
-        if not isinstance(given.get(key), int):
+        value = given.get(key)
+        if not isinstance(value, int) or value < 1:
             raise UnsupportedModel(f"{name}: its metadata has no {family}.{key}; convert it again")
     names = COMMON | dict(architecture.fields)
     config: dict[str, Any] = {"model_type": architecture.model_type, "architectures": [architecture.model_class]}
@@ -165,6 +166,8 @@ def config_of(header: GgufHeader, name: str, vector: Callable[[str], Sequence[fl
                 raise UnsupportedModel(f"{name}: {family}.{key} differs from layer to layer, which no class here has")
             config[field_name] = given[key]
     embedding = _embedding(header, name)
+    if embedding.columns != given["embedding_length"] or not 0 < int(str(given["block_count"])) <= len(header.tensors):
+        raise UnsupportedModel(f"{name}: damaged: its metadata do not fit its {len(header.tensors)} tensors")
     config["vocab_size"] = embedding.rows
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
     config["dtype"] = _dtype(header)

@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from swarm.errors import UnsupportedModel
 from swarm.models.gguf.config import ARCHITECTURES, MIXTRAL, Architecture
 from swarm.models.gguf.folder import TensorTable
+from swarm.models.pretrained import first_line
 from swarm.models.stored.gguf_matrix import GgufMatrix
 from swarm.models.stored.source import StoredSize, StoredTensor
 
@@ -65,7 +66,7 @@ class GgufSource:
         table = TensorTable.read(folder)
         is_mixtral = config.model_type == MIXTRAL.model_type
         architecture = MIXTRAL if is_mixtral else ARCHITECTURES[table.family]
-        stored = _stored_names(config, table)
+        stored = _stored_names(model, config, table)
         known = {name for names in stored.values() for name in names}
         if strange := sorted(table.places.keys() - known - set(UNREAD)):
             reason = f"{len(strange)} tensors that {architecture.model_class} does not have, such as {strange[0]}"
@@ -177,13 +178,17 @@ class GgufSource:
         return mixed.transpose(1, 2).contiguous() if mixed.ndim == 3 else mixed
 
 
-def _stored_names(config: PreTrainedConfig, table: TensorTable) -> dict[str, tuple[str, ...]]:
+def _stored_names(title: str, config: PreTrainedConfig, table: TensorTable) -> dict[str, tuple[str, ...]]:
     """What each tensor of the class is made of; a tied head is not there."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    with torch.device("meta"):
-        model = model_class(config)
+    try:
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        with torch.device("meta"):
+            model = model_class(config)
+    except Exception as error:  # a class may raise anything on numbers that no model has
+        reason = f"damaged: {config.model_type} cannot be made of its metadata ({first_line(error)})"
+        raise UnsupportedModel(f"{title}: {reason}") from error
     number = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == table.family)
     names = get_tensor_name_map(number, config.num_hidden_layers)
     found: dict[str, tuple[str, ...]] = {}

@@ -161,6 +161,16 @@ def test_a_tensor_that_the_class_lacks_is_named(tmp_path: Path) -> None:
         open_checkpoint(made.write(tmp_path / "strange.gguf"))
 
 
+@pytest.mark.parametrize("method", ["add_head_count", "add_head_count_kv"])
+def test_metadata_that_no_class_can_have_are_one_line(method: str, tmp_path: Path) -> None:
+    made = tiny("llama")
+    made.fields = {method: 0}
+    path = made.write(tmp_path / "zero.gguf")
+    with pytest.raises(UnsupportedModel) as caught:
+        logits_of(spans_of(path))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_whole_model_and_its_draft_read_the_same_file(tmp_path: Path) -> None:
     made = tiny("qwen3")
     path = made.write(tmp_path / "draft.gguf")

@@ -56,13 +56,13 @@ def header_with(**fields: Any) -> GgufHeader:  # noqa: ANN401
     base: dict[str, Any] = {
         "general.architecture": "llama",
         "llama.context_length": 131_072,
-        "llama.block_count": 2,
+        "llama.block_count": 1,
         "llama.embedding_length": 2048,
         "llama.feed_forward_length": 8192,
         "llama.attention.head_count": 32,
         "llama.rope.freq_base": 500_000.0,
     }
-    metadata = {name: value for name, value in base.items() if name not in fields}
+    metadata = dict(base)
     metadata |= {name.replace("__", "."): value for name, value in fields.items()}
     names = ["token_embd.weight", *(["rope_freqs.weight"] if "freqs" in metadata else [])]
     places = {name: TensorPlace(name, (320, 2048), ENCODINGS[0], 0) for name in names}
@@ -244,6 +244,9 @@ def test_metadata_become_a_config(fields: dict[str, Any], expected: dict[str, An
     [
         ({"llama__attention__head_count_kv": [4, 8]}, "llama.attention.head_count_kv differs from layer to layer"),
         ({"llama__rope__scaling__type": "odd"}, "llama.rope.scaling is 'odd', which is not read"),
+        ({"llama__block_count": 1 << 30}, "damaged: its metadata do not fit its 1 tensors"),
+        ({"llama__embedding_length": 64}, "damaged: its metadata do not fit its 1 tensors"),
+        ({"llama__block_count": "1"}, "its metadata has no llama.block_count"),
     ],
 )
 def test_metadata_of_no_class_are_refused(fields: dict[str, Any], said: str) -> None:
