@@ -88,7 +88,9 @@ def test_memory_is_the_files_own(name: str, tmp_path: Path) -> None:
     layout = dissect(checkpoint.config)
     form = format_of(checkpoint, layout, "auto", torch.float32, CPU)
     assert isinstance(checkpoint.source, GgufSource)
-    for span, model in zip(SPANS, spans_of(path), strict=True):
+    spans = spans_of(path)
+    assert (logits_of(spans) - reference(made.model, IDS)).abs().max() <= 1e-5
+    for span, model in zip(SPANS, spans, strict=True):
         held = [one for one in checkpoint.weight_map if layout.holds(one, span)]
         places = TensorTable.read(checkpoint.folder).places
         in_file = sum(places[part][1].size_bytes for one in held for part in checkpoint.source.stored[one])
