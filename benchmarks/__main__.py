@@ -18,7 +18,7 @@ from swarm.runtime.console import make_console
 
 PROGRAMS: Final = {
     "control": ("cells", "changes", "cold", "first_texts", "pipe", "replay", "uneven", "wide_rows"),
-    "drafting": ("boost", "calibration", "codec", "drafters", "near_ties", "quantised", "vocabularies"),
+    "drafting": ("boost", "calibration", "codec", "drafters", "near_ties", "published", "quantised", "vocabularies"),
     "emulation": ("homes", "network", "pairs", "paths"),
     "models": ("families",),
     "operations": ("api_load", "api_overhead", "health_load", "page_load", "page_server", "relay_cost", "telemetry"),

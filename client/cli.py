@@ -327,7 +327,7 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
     """
     model = command.model
     if model is None:
-        raise ConfigError("which model? name a hub id or folder, use an invite, or set CANOPY_MODEL")
+        raise ConfigError("which model? name a hub id, folder or GGUF file, use an invite, or set CANOPY_MODEL")
     return model, _connect_options(command)
 
 

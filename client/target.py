@@ -104,7 +104,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
     text = config.get_text_config()
     known = known_identity(folder, hub=hub)
     return Target(
-        name=name if hub is None else hub.repo,
+        name=name if hub is None else hub.name,
         config_digest=config_digest,
         tokenizer_digest=tokenizer_digest,
         tokenizer=tokenizer,

@@ -70,7 +70,7 @@ class ServeConfig:
     layers: Layers = "auto"
     """Half-open range: 0-20 is layers 0…19; "auto" serves what the swarm needs most, and moves when that changes."""
     model: Annotated[Model | None, tyro.conf.Positional] = None
-    """Hub id or folder, or an invite (default: the invite's, CANOPY_MODEL, else the only model of the joined swarm)."""
+    """Hub id, folder or GGUF file, or an invite (default: the invite's, CANOPY_MODEL, else the swarm's only model)."""
     join: Annotated[tuple[Peer, ...], tyro.conf.UseAppendAction] = ()
     """Multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm joined
     last; if there is none, a new one begins)."""

@@ -12,7 +12,8 @@ from typing import Final, NewType, Self
 
 MAX_MODEL_NAME: Final = 96
 """Characters of a model's name, at most."""
-_MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_./-]*")
+_MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_./-]*(?::[A-Za-z0-9_.-]+)?")
+_FILE_ENDING: Final = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 
 PeerId = NewType("PeerId", str)
 """Base58 libp2p peer id: the hash of the machine's public key."""
@@ -66,10 +67,10 @@ class ModelIdentity:
         """Whether a user means this model.
 
         Args:
-            query: its name, the last part of it, a folder so named, or at least 6 characters of the fingerprint.
+            query: its name, the last part of it, a folder or file so named, or 6 or more characters of the fingerprint.
         """
         differ = _is_hub_id(query) and _is_hub_id(self.name) and query != self.name
-        by_name = not differ and model_name(PurePath(query).name) == PurePath(self.name).name
+        by_name = not differ and model_name(without_ending(PurePath(query).name)) == PurePath(self.name).name
         return by_name or (len(query) >= 6 and self.fingerprint.startswith(query))
 
 
@@ -91,7 +92,8 @@ def json_digest(content: Mapping[str, object]) -> str:
 def is_model_name(name: str) -> bool:
     """Whether a model may be called so: letters, digits, `_`, `.`, `/`, `-`; it begins with a letter or a digit.
 
-    Such a name is one word of a command line, and no option of it; with `..` it could be a path to somewhere else.
+    One `:` may stand between a hub id and which of its files is meant. Such a name is one word of a command line, and
+    no option of it; with `..` it could be a path to somewhere else.
     """
     return len(name) <= MAX_MODEL_NAME and _MODEL_NAME.fullmatch(name) is not None
 
@@ -102,6 +104,14 @@ def model_name(name: str) -> str:
         return name
     legal = re.sub(r"\.\.+|[^A-Za-z0-9_./-]", "-", name)[:MAX_MODEL_NAME]
     return legal if is_model_name(legal) else f"model{legal}"[:MAX_MODEL_NAME]
+
+
+def without_ending(file: str) -> str:
+    """What a model in a file is called: without `.gguf`, and without the number of a part."""
+    for match in _FILE_ENDING.finditer(file):
+        if match.end() == len(file):
+            return file[: match.start()]
+    return file
 
 
 def _is_hub_id(name: str) -> bool:

@@ -27,7 +27,7 @@ API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>.+
 COMMITS = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/commits/(?P<revision>.+)")
 RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 DATE = "2026-01-01T00:00:00.000Z"
-LARGE = (".safetensors", ".bin")
+LARGE = (".safetensors", ".bin", ".gguf")
 
 
 @dataclass

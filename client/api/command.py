@@ -24,6 +24,7 @@ from swarm.discovery.dht.addresses import OPEN_SWARM
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError, RouteError
+from swarm.ids import without_ending
 from swarm.metrics.connections import ConnectionLimits
 from swarm.metrics.http import make_server
 from swarm.routing.served import ServedModels
@@ -168,7 +169,8 @@ def swarm_source(model: str | None, options: ConnectOptions) -> SwarmSource:
     join = tuple(options.get("peers", ()))
     if model is None:
         return SwarmSource("", partial(_only_model, options), join)
-    name = Path(model).resolve().name if Path(model).is_dir() else model
+    path = Path(model)
+    name = without_ending(path.resolve().name if path.is_dir() else path.name) if path.exists() else model
     return SwarmSource(name, partial(_connect, model, options), join)
 
 

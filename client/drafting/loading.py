@@ -269,6 +269,6 @@ def _head(
     head = load_head(name, config, *of).to(device if has_float64(device) else "cpu")
     folder, hub = find_model(name)
     digest = hashlib.sha256(json.dumps(config.to_json(), sort_keys=True).encode()).hexdigest()
-    identity = DraftIdentity(folder.name if hub is None else hub.repo, digest, config.tokenizer)
+    identity = DraftIdentity(folder.name if hub is None else hub.name, digest, config.tokenizer)
     kind = ReDrafterSource if config.canopy_head == "redrafter" else DgfSource
     return DraftComponent(lambda ranker: kind(head, ranker), identity, len(target.tokenizer))

@@ -41,15 +41,15 @@ class ConnectionOptions:
     """Which model, in which swarm.
 
     Attributes:
-        model: hub id or folder of the target, of which only config and tokenizer are read, or an invite (default:
-            the invite's, CANOPY_MODEL, else the one used last).
+        model: hub id, folder or GGUF file of the target, of which only config and tokenizer are read, or an invite
+            (default: the invite's, CANOPY_MODEL, else the one used last).
         join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm
             joined last).
         lan: without either: whether a swarm that machines of the local network announce is joined; ask asks once, at
             a terminal.
-        draft: hub id or folder of a draft model, best with the same tokenizer, or of a head trained for this target
-            (also an EAGLE head), or mtp: the layer that comes with the target's checkpoint; may be repeated, and then
-            they work together on one tree (default: none).
+        draft: hub id, folder or GGUF file of a draft model, best with the same tokenizer, or of a head trained for this
+            target (also an EAGLE head), or mtp: the layer that comes with the target's checkpoint; may be repeated, and
+            then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1, xpu, mps (default: a GPU, or the CPU).
         revision: branch, tag or commit of a hub model (default: its main branch).
         fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it (default: what is served).

@@ -91,13 +91,13 @@ def _of(config: ServeConfig, one: dataclasses.Field[Any]) -> Iterator[str]:
 
 
 def _settled(config: ServeConfig) -> ServeConfig:
-    """The same wherever it is started: paths are absolute, a model's folder too."""
+    """The same wherever it is started: paths are absolute, a model's folder or file too."""
     paths: dict[str, Any] = {
         one.name: value.expanduser().absolute()
         for one in dataclasses.fields(config)
         if isinstance(value := getattr(config, one.name), Path)
     }
     model = config.model
-    if model is not None and Path(model).expanduser().is_dir():
+    if model is not None and Path(model).expanduser().exists():
         model = str(Path(model).expanduser().absolute())
     return replace(config, model=model, **paths)

@@ -102,7 +102,7 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
     folder, hub = find_model(model, revision)
     config = read_config(folder, str(model))
     source = open_source(folder, hub, config, str(model))
-    return Checkpoint(folder.name if hub is None else hub.repo, folder, config, source, hub)
+    return Checkpoint(folder.name if hub is None else hub.name, folder, config, source, hub)
 
 
 def open_named(name: str, config: ServeConfig) -> Checkpoint:

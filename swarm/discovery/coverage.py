@@ -12,7 +12,7 @@ from swarm.discovery.node_record import NodeRecord, NodeState, Reach
 from swarm.ids import ModelIdentity
 from swarm.layers import Span, missing_layers
 
-_NAME: Final = re.compile(r"[A-Za-z0-9./_][A-Za-z0-9./_-]{0,255}")
+_NAME: Final = re.compile(r"[A-Za-z0-9./_][A-Za-z0-9./:_-]{0,255}")
 """What a hub id or a path is made of: no option, nothing that a shell reads, nothing that looks like something else."""
 _SPAN: Final = re.compile(r"[0-9]{1,6}-[0-9]{1,6}|auto")
 

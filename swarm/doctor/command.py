@@ -189,7 +189,7 @@ def _named_hosts(options: Doctor) -> dict[str, str]:
     hosts = {f"--join {number}": host for number, (host, _) in enumerate(_join_hosts(options), 1)}
     if broker := _broker_host(options):
         hosts["the broker"] = broker
-    if options.model is None or not Path(options.model).expanduser().is_dir():
+    if options.model is None or not Path(options.model).expanduser().exists():
         hosts[THE_HUB] = HUB[0]
     return hosts
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from swarm.doctor.diagnosis import Diagnosis, hint, ok, trouble
-from swarm.doctor.model_facts import ModelFacts, facts_of_folder
+from swarm.doctor.model_facts import ModelFacts, facts_of_file, facts_of_folder
 from swarm.doctor.processes import on_thread
 from swarm.errors import HubError, SwarmError, UnknownModel
 
@@ -51,7 +51,7 @@ class HubCheck:
     async def look(self) -> Sequence[Diagnosis]:
         """Offline variables, then the hub."""
         if _is_folder(self.model):
-            return [ok("folder", "not needed: the model is a folder")]
+            return [ok("folder", "not needed: the model is on this machine")]
         answer = await self.answer()
         offline = [name for name in OFFLINE_VARIABLES if self.environment.get(name, "").upper() in _TRUE]
         if offline:
@@ -87,7 +87,7 @@ class HubCheck:
 
 
 def _is_folder(model: str | None) -> bool:
-    return model is not None and Path(model).expanduser().is_dir()
+    return model is not None and Path(model).expanduser().exists()
 
 
 async def ask_hub(model: str | None) -> HubAnswer:
@@ -103,10 +103,13 @@ def _ask(model: str | None) -> HubAnswer:
     from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported where mypy does not look
 
+    from swarm.models.gguf.naming import split_hub_name
     from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
 
-    if model is not None and (folder := Path(model).expanduser()).is_dir():
-        return HubAnswer(facts_of_folder(folder), is_cached=True)
+    if model is not None and (folder := Path(model).expanduser()).exists():
+        return HubAnswer(facts_of_folder(folder) if folder.is_dir() else facts_of_file(folder), is_cached=True)
+    if model is not None and (named := split_hub_name(model)) is not None:
+        return _ask_for_file(*named)
     cached = None if model is None else _cached(model)
     known = None if cached is None else facts_of_folder(cached, None)
     try:
@@ -126,6 +129,26 @@ def _ask(model: str | None) -> HubAnswer:
     total = sum(sizes.values()) or None
     facts = ModelFacts(total, missing) if cached is None else facts_of_folder(cached, missing, total)
     return HubAnswer(facts, is_cached=cached is not None)
+
+
+def _ask_for_file(repo: str, part: str) -> HubAnswer:
+    """The same for one of the GGUF models of a hub model."""
+    from huggingface_hub import HfApi
+
+    from swarm.models.gguf.naming import hub_files
+    from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
+
+    try:
+        check_token()
+        info = HfApi().model_info(repo, timeout=ANSWER_S, files_metadata=True)
+        sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+        files = hub_files(repo, part, sizes)
+    except FETCH_ERRORS as error:
+        return HubAnswer(None, explain(error, repo))
+    except SwarmError as error:
+        return HubAnswer(None, error)
+    total = sum(sizes[name] for name in files) or None
+    return HubAnswer(ModelFacts(total, total, growth=1))
 
 
 def _cached(model: str) -> Path | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from swarm.errors import SwarmError
+
 CPU_GROWTH: Final = 2
 """A CPU computes in fp32: twice the bytes of a checkpoint of 16-bit weights."""
 
@@ -19,18 +21,20 @@ class ModelFacts:
         total_bytes: of its weights; None if unknown.
         missing_bytes: of them, to be downloaded yet; None if unknown.
         num_layers: None if unknown.
+        growth: how many times as much the weights take in a CPU's memory.
     """
 
     total_bytes: int | None = None
     missing_bytes: int | None = None
     num_layers: int | None = None
+    growth: int = CPU_GROWTH
 
     @property
     def layer_bytes(self) -> int | None:
         """About what a layer takes in a CPU's memory, embeddings shared out among all; None if unknown."""
         if not self.total_bytes or not self.num_layers:
             return None
-        return CPU_GROWTH * self.total_bytes // self.num_layers
+        return self.growth * self.total_bytes // self.num_layers
 
 
 def facts_of_folder(folder: Path, missing_bytes: int | None = 0, total_bytes: int | None = None) -> ModelFacts:
@@ -49,3 +53,18 @@ def facts_of_folder(folder: Path, missing_bytes: int | None = 0, total_bytes: in
     except (OSError, ValueError, AttributeError):
         layers = None
     return ModelFacts(total_bytes, missing_bytes, layers if isinstance(layers, int) and layers > 0 else None)
+
+
+def facts_of_file(file: Path) -> ModelFacts:
+    """What a GGUF file on this machine says; nothing where it cannot be read."""
+    from swarm.models.gguf.container import read_header
+    from swarm.models.gguf.naming import local_files
+
+    try:
+        files = local_files(file) or [file]
+        header = read_header(files[0])
+        total = sum(one.stat().st_size for one in files)
+    except (SwarmError, OSError):
+        return ModelFacts()
+    layers = header.number(f"{header.text('general.architecture')}.block_count")
+    return ModelFacts(total, 0, layers, growth=1)  # packed weights stay packed

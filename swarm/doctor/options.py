@@ -22,7 +22,7 @@ class Doctor:
             joined last).
         mqtt: MQTT broker for telemetry, as for `node serve` (default: CANOPY_MQTT, else none is tried).
         mqtt_ca: file of certificates to trust for an mqtts:// broker (default: the system's).
-        model: hub id or folder of the model to be served (default: CANOPY_MODEL, else none is looked for).
+        model: hub id, folder or GGUF file of the model to be served (default: CANOPY_MODEL, else none is looked for).
         port: TCP port on which a node would listen; may be repeated (default: any free one).
         json: print one JSON object instead of lines.
         verbose: print also what is well.

@@ -24,7 +24,7 @@ from swarm.discovery.dht.addresses import Membership, check_join_address
 from swarm.discovery.dialable import is_public
 from swarm.discovery.identity import Identity, default_identity_path
 from swarm.errors import ConfigError
-from swarm.ids import is_model_name
+from swarm.ids import is_model_name, without_ending
 from swarm.joining.invite import MAX_DAYS, Invite, inviter_name, open_invite, seal_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
 from swarm.joining.resolve import SwarmChoice, SwarmFinder, SwarmRequest
@@ -163,10 +163,10 @@ def _known_fingerprint(choice: SwarmChoice, memory: SwarmMemory) -> str | None:
 
 
 def _named(model: str | None) -> str | None:
-    """A model as others call it: a folder by its name alone."""
+    """A model as others call it: a folder or a file by its name alone."""
     if model is None:
         return None
-    name = PurePath(model).name if Path(model).is_absolute() else model
+    name = without_ending(PurePath(model).name) if Path(model).is_absolute() else model
     return name if is_model_name(name) else None
 
 
@@ -186,7 +186,8 @@ def _explain(said: Invite, choice: SwarmChoice, console: Console) -> None:
     if said.broker is not None and choice.mqtt != said.broker:
         lines.append("the broker's password is not in it (--with-password)")
     if choice.model is not None and Path(choice.model).is_absolute():
-        lines.append(f"{said.model} is a folder here: whoever joins needs a copy, and names it as MODEL")
+        kind = "file" if Path(choice.model).is_file() else "folder"
+        lines.append(f"{said.model} is a {kind} here: whoever joins needs a copy, and names it as MODEL")
     if all(_farness(peer) == _HERE for peer in said.peers):
         lines.append("its peers listen on this machine only: nobody elsewhere can join with it")
     lines += ["on another machine, in place of MODEL or after --join:", "  node serve INVITE", "  client chat INVITE"]

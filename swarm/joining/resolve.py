@@ -315,4 +315,6 @@ def _is_near(address: str) -> bool:
 def _lasting(model: str) -> str:
     """A model's name that means the same in every folder."""
     path = Path(model).expanduser()
+    if path.is_file():
+        return str(path.absolute())  # a link keeps its name, which says what the file is
     return str(path.resolve()) if path.is_dir() else model

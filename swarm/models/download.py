@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class SnapshotFile:
 
     @property
     def _cache(self) -> Path:
-        return self.snapshot_path.parents[2]
+        return next(path.parent for path in self.snapshot_path.parents if path.name == "snapshots")
 
     def bytes_here(self) -> int:
         """How many bytes of it need no download."""
@@ -126,6 +127,6 @@ def _link(target: SnapshotFile) -> None:
         return
     target.snapshot_path.unlink(missing_ok=True)
     try:
-        target.snapshot_path.symlink_to(Path("..", "..", "blobs", target.digest))
+        target.snapshot_path.symlink_to(os.path.relpath(target.blob, target.snapshot_path.parent))
     except OSError:  # a file system without links: the cache's rules put the file into the snapshot itself
         target.blob.replace(target.snapshot_path)

@@ -1,4 +1,4 @@
-"""A model's files, in a folder or from one commit of the hub. Fetches safetensors and small text files, nothing else.
+"""A model's files, here or from one commit of the hub. Fetches safetensors, GGUF and small text files, nothing else.
 
     find_model ──▶ config, index and tokenizer are in a folder ──▶ Hub.fetch puts chosen weight files beside them
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,17 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import SafetensorsParsingError
 from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported where mypy does not look
+    build_hf_headers,
+    get_session,
+    hf_raise_for_status,
+)
 
 from swarm.errors import HubError, SwarmError, UnknownModel, UnsupportedModel
 from swarm.models.download import DamagedFile, SnapshotFile, download
+from swarm.models.gguf.container import GgufHeader, ShortHeader, parse_header, read_header
+from swarm.models.gguf.folder import GgufFile, local_folder, model_folder
+from swarm.models.gguf.naming import SUFFIX, hub_files, hub_name, is_safe, local_files, split_hub_name
 from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
 from swarm.models.tensor_header import TensorHeader
 
@@ -38,6 +46,8 @@ SMALL_FILES = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 """Files of a hub model that are fetched first: config, index, tokenizer."""
 CONFIG = "config.json"
 WEIGHTS = "*.safetensors"
+FIRST_BYTES = 1 << 20
+"""Of a GGUF file's beginning, which are fetched to read its header; four times as many while it goes on."""
 ANSWER_TIMEOUT_S = 10
 DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -68,6 +78,7 @@ class Hub:
         folder: of the commit's snapshot in the cache.
         files: what the hub lists, by name; empty when the hub did not answer.
         failure: why it did not answer, else None.
+        part: which of its GGUF models is meant; empty for a model of transformers.
     """
 
     repo: str
@@ -75,6 +86,12 @@ class Hub:
     folder: Path
     files: Mapping[str, HubFile] = field(default_factory=dict)
     failure: Exception | None = None
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the model is called in a swarm: whoever gives this name finds it."""
+        return f"{self.repo}:{self.part}" if self.part else self.repo
 
     def missing_bytes(self, names: Iterable[str]) -> int:
         """How many bytes of these files are not on this machine yet."""
@@ -133,9 +150,32 @@ class Hub:
         digest = about.etag or ""
         return HubFile(about.size or 0, digest if DIGEST.fullmatch(digest) else "")
 
+    def read_bytes(self, name: str, start: int, count: int) -> bytes:
+        """Some bytes of a file that stays on the hub; fewer where it ends before.
+
+        Raises:
+            HubError: they cannot be fetched.
+        """
+        url, wanted = hf_hub_url(self.repo, name, revision=self.commit), f"bytes={start}-{start + count - 1}"
+        headers = build_hf_headers() | {"Range": wanted, "Accept-Encoding": "identity"}
+        taken = bytearray()
+        try:
+            with get_session().stream("GET", url, headers=headers, timeout=ANSWER_TIMEOUT_S) as response:
+                hf_raise_for_status(response)
+                if response.status_code != 206 and start:
+                    raise ValueError("no range")
+                for piece in response.iter_bytes():
+                    taken += piece
+                    if len(taken) >= count:
+                        break
+        except FETCH_ERRORS as error:
+            raise explain(error, self.repo, name) from error
+        return bytes(taken[:count])
+
     def _listed(self, name: str) -> HubFile:
-        if "/" in name or "\\" in name or not any(fnmatch(name, kind) for kind in (*SMALL_FILES, WEIGHTS)):
-            raise UnsupportedModel(f"{self.repo}: {name!r} is not fetched; only safetensors are read")
+        is_plain = "/" not in name and "\\" not in name and any(fnmatch(name, kind) for kind in (*SMALL_FILES, WEIGHTS))
+        if not is_plain and not (name.endswith(SUFFIX) and is_safe(name)):
+            raise UnsupportedModel(f"{self.repo}: {name!r} is not fetched; only safetensors and GGUF are read")
         if name in self.files:
             return self.files[name]
         if self.failure is not None:
@@ -164,10 +204,11 @@ def _report_total(report: Progress, name: str, before: int, total: int, here: in
 def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hub | None]:
     """Find a model's small files, and fetch them if it is on the hub.
 
-    Files that are in the cache already serve when the hub cannot be reached or refuses.
+    Files that are in the cache already serve when the hub cannot be reached or refuses. Of a GGUF model they are made
+    of the file's header, which is all that is fetched.
 
     Args:
-        model: a folder, or a hub id.
+        model: a folder, a GGUF file, a hub id, or a hub id, a colon and a GGUF file's name or quantisation.
         revision: branch, tag or commit on the hub; None for its default branch.
 
     Returns:
@@ -179,11 +220,16 @@ def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hu
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
     folder = Path(model).expanduser()
+    if (files := local_files(folder)) is not None:
+        return local_folder(files), None
     if folder.is_dir():
         return folder, None
     if str(model).startswith((".", "/", "~")):
         raise UnknownModel(f"{model}: no such folder")
-    hub = _open(str(model), revision)
+    repo, part = split_hub_name(str(model)) or (str(model), "")
+    hub = _open(repo, revision, f"*{SUFFIX}" if part else CONFIG)
+    if part or _has_gguf_alone(hub):
+        return _gguf_of(hub, part)
     small = [name for name in hub.files if "/" not in name and any(fnmatch(name, kind) for kind in SMALL_FILES)]
     if hub.failure is None and CONFIG not in small:
         raise UnsupportedModel(f"{model}: has no {CONFIG}, so it is no model of transformers; choose another one")
@@ -191,7 +237,47 @@ def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hu
     return hub.folder, hub
 
 
-def _open(repo: str, revision: str | None) -> Hub:
+def _has_gguf_alone(hub: Hub) -> bool:
+    """Whether a model of the hub has no weights of transformers', though it may have a config."""
+    kinds = {Path(name).suffix for name in hub.files}
+    return SUFFIX in kinds and ".safetensors" not in kinds
+
+
+def _gguf_of(hub: Hub, part: str) -> tuple[Path, Hub]:
+    """The folder of one of the GGUF models of the hub."""
+    here = {str(path.relative_to(hub.folder)) for path in hub.folder.rglob(f"*{SUFFIX}")}
+    present = {name for name in (*hub.files, *here) if is_safe(name)}
+    names = hub_files(hub.repo, part, present)
+    called = hub_name(hub.repo, names[0], present)
+    sizes = {name: hub.files[name].size_bytes if name in hub.files else None for name in names}
+    key = [hub.repo, hub.commit, sizes]
+    folder = model_folder(called, key, lambda: [_gguf_file(hub, name) for name in names])
+    return folder, replace(hub, part=called.partition(":")[2])
+
+
+def _gguf_file(hub: Hub, name: str) -> GgufFile:
+    path = hub.folder / name
+    if path.exists():
+        return GgufFile(name, path, path.stat().st_size, read_header(path), partial(hub.read_bytes, name))
+    size = hub.files[name].size_bytes
+    return GgufFile(name, path, size, _fetched_header(hub, name, size), partial(hub.read_bytes, name))
+
+
+def _fetched_header(hub: Hub, name: str, size: int) -> GgufHeader:
+    """The header of a file that stays on the hub."""
+    data = bytearray()
+    while len(data) < size:
+        wanted = min(size, max(FIRST_BYTES, 4 * len(data))) - len(data)
+        data += (piece := hub.read_bytes(name, len(data), wanted))
+        try:
+            return parse_header(data, size, f"{hub.repo}: {name}")
+        except ShortHeader:
+            if len(piece) < wanted:
+                break
+    raise UnsupportedModel(f"{hub.repo}: {name}: cut off: it ends within its header; choose another file")
+
+
+def _open(repo: str, revision: str | None, needed: str = CONFIG) -> Hub:
     check_token()
     try:
         info = HfApi().model_info(repo, revision=revision, timeout=ANSWER_TIMEOUT_S, files_metadata=True)
@@ -203,7 +289,7 @@ def _open(repo: str, revision: str | None) -> Hub:
         hub = Hub(repo, commit, cache / "snapshots" / commit, files)
         _remember(cache, revision or constants.DEFAULT_REVISION, commit)
     except FETCH_ERRORS as error:
-        return _cached(repo, revision, error)
+        return _cached(repo, revision, error, needed)
     return hub
 
 
@@ -220,17 +306,17 @@ def _remember(cache: Path, revision: str, commit: str) -> None:
         (cache / "refs" / revision).write_text(commit)
 
 
-def _cached(repo: str, revision: str | None, failure: Exception) -> Hub:
-    """The commit as it lies in the cache.
+def _cached(repo: str, revision: str | None, failure: Exception, needed: str) -> Hub:
+    """The commit as it lies in the cache, where it has files of this pattern.
 
     Raises:
         SwarmError: it does not; the error is the hub's failure, explained.
     """
     error: SwarmError = explain(failure, repo, "" if revision is None else f"revision {revision}")
     try:
-        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[CONFIG]))
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[needed]))
     except (OSError, ValueError):
         raise error from failure
-    if not (folder / CONFIG).exists():
+    if not any(path.exists() for path in folder.rglob(needed)):
         raise error from failure
     return Hub(repo, folder.name, folder, failure=failure)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from swarm.errors import UnknownModel, UnsupportedModel
+from swarm.models.gguf.folder import POINTER, TensorTable
 from swarm.models.hub_errors import explain
 from swarm.models.unindexed import check_names, choose_files, merge_headers
 
@@ -91,9 +92,11 @@ def weight_files(folder: Path, hub: Hub | None, model: str) -> list[str]:
 
     Raises:
         UnknownModel: a shard is missing.
-        UnsupportedModel: they are no safetensors, or it is not clear which files are meant.
+        UnsupportedModel: they are neither safetensors nor GGUF, or it is not clear which files are meant.
         HubError: there is no index, and the hub does not say which files there are.
     """
+    if (folder / POINTER).exists():
+        return sorted(TensorTable.read(folder).sizes)
     present = {path.name for path in folder.iterdir()} | set(hub.files if hub else ())
     if SINGLE in present:
         return [SINGLE]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from client.drafting.heads.modules import EMBEDDING, OUTPUT, Head, HeadConfig, make_head
 from swarm.errors import UnsupportedModel
-from swarm.models.hub import find_model
-from swarm.models.pretrained import TEXT_PART, unreadable_weights, weight_map
+from swarm.models.hub import Hub, find_model
+from swarm.models.pretrained import read_config
+from swarm.models.stored.opening import open_source
+from swarm.models.stored.source import StoredTensor, WeightSource, decoded
 
 logger = logging.getLogger(__name__)
 
@@ -96,29 +97,29 @@ def load_tensors(model: str | Path, names: Collection[str], revision: str | None
         UnsupportedModel: the checkpoint has no such tensor.
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
-    return {name: tensor.float() for name, tensor in read_tensors(model, names, revision).items()}
+    return {name: one.float() for name, one in read_tensors(model, names, revision, torch.float32).items()}
 
 
-def stored_names(model: str | Path, revision: str | None = None) -> dict[str, str]:
-    """The tensors of a checkpoint: from their names, as the model's class calls them, to those that are stored.
-
-    A multimodal checkpoint's prefix of its language model is left out.
+def stored_names(model: str | Path, revision: str | None = None) -> Collection[str]:
+    """The tensors of a checkpoint as the model's class calls them, whatever they are stored in.
 
     Raises:
-        UnsupportedModel: the weights are no safetensors, or cannot be read.
+        UnsupportedModel: the weights are of no format that is read.
         HubError: the hub refuses, or cannot be reached.
     """
-    folder, hub = find_model(model, revision)
-    return {re.sub(TEXT_PART, "", name): name for name in weight_map(folder, hub, str(model))}
+    return _source(model, revision)[0].files.keys()
 
 
-def read_tensors(model: str | Path, names: Collection[str], revision: str | None = None) -> dict[str, torch.Tensor]:
-    """Some tensors of a checkpoint as they are stored; no other is read, and on the hub only the files that hold them.
+def read_tensors(
+    model: str | Path, names: Collection[str], revision: str | None = None, packed: torch.dtype = torch.bfloat16
+) -> dict[str, torch.Tensor]:
+    """Some tensors of a checkpoint; no other is read, and on the hub only the files that hold them.
 
     Args:
-        model: folder or hub id.
+        model: folder, GGUF file or hub id.
         names: as the model's class calls them.
         revision: on the hub.
+        packed: type to which those are decoded that are stored in fewer bits; all others keep their own.
 
     Raises:
         UnsupportedModel: the checkpoint has no such tensor.
@@ -126,22 +127,18 @@ def read_tensors(model: str | Path, names: Collection[str], revision: str | None
     """
     if not names:
         return {}
-    folder, hub = find_model(model, revision)
-    file_of, stored = weight_map(folder, hub, str(model)), stored_names(model, revision)
-    wanted = {name: stored[name] for name in names if name in stored}
-    found: dict[str, torch.Tensor] = {}
-    for file in sorted({file_of[there] for there in wanted.values()}):
-        if hub is not None:
-            hub.fetch([file])
-        try:
-            with safe_open(folder / file, framework="pt") as opened:
-                for name in (name for name, there in wanted.items() if file_of[there] == file):
-                    found[name] = opened.get_tensor(wanted[name])
-        except (OSError, SafetensorError) as error:
-            raise unreadable_weights(str(model), folder / file, error) from error
+    source, hub = _source(model, revision)
     for name in names:
-        if name not in found:
+        if name not in source.files:
             raise UnsupportedModel(f"{model}: its checkpoint has no tensor {name!r}, which the head borrows")
-    size = sum(tensor.numel() * tensor.itemsize for tensor in found.values())
-    logger.info("%s: %d of its tensors read, %d bytes", model, len(found), size)
-    return found
+    if hub is not None:
+        hub.fetch(sorted({file for name in names for file in source.files[name]}))
+    read = source.read(names)
+    size = sum(one.matrix.size_bytes if isinstance(one, StoredTensor) else one.nbytes for one in read.values())
+    logger.info("%s: %d of its tensors read, %d bytes", model, len(read), size)
+    return decoded(read, packed)
+
+
+def _source(model: str | Path, revision: str | None) -> tuple[WeightSource, Hub | None]:
+    folder, hub = find_model(model, revision)
+    return open_source(folder, hub, read_config(folder, str(model)), str(model)), hub

@@ -60,17 +60,15 @@ class MtpTensors:
     Attributes:
         roles: from what a tensor is to its name.
         layer: from tensors of the decoder layer, as they are called within it, to their names.
-        scales: names of what weights in 8-bit floats are multiplied by.
     """
 
     roles: dict[str, str] = field(default_factory=dict)
     layer: dict[str, str] = field(default_factory=dict)
-    scales: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> set[str]:
         """All of them."""
-        return {*self.roles.values(), *self.layer.values(), *self.scales}
+        return {*self.roles.values(), *self.layer.values()}
 
 
 def find_mtp(names: Iterable[str], num_layers: int) -> MtpTensors | None:
@@ -89,9 +87,7 @@ def find_mtp(names: Iterable[str], num_layers: int) -> MtpTensors | None:
             found.roles[ROLES[own]] = name
         elif re.match(r"layers\.[1-9]", own):  # of several layers the first
             continue
-        elif own.endswith(SCALE):
-            found.scales.add(name)
-        else:
+        elif not own.endswith(SCALE):
             found.layer[own.removeprefix("layers.0.")] = name
     return found if found.roles.keys() >= NEEDED and found.layer else None
 
@@ -160,7 +156,7 @@ def load_mtp(model: str | Path, revision: str | None, device: torch.device, dtyp
     if names.norm is None:
         raise UnsupportedModel(f"{model}: has no final norm of its own, which its MTP layer needs")
     shared = {names.embedding, names.output, names.norm}
-    tensors = _expanded(read_tensors(model, found.names | shared, revision), text)
+    tensors = read_tensors(model, found.names | shared, revision)
     ends = {name: tensors[name] for name in (names.embedding, names.output)}
     ends[names.norm] = tensors[found.roles["norm"]]
     if device.type == "cpu" and 4 * sum(tensor.numel() for tensor in tensors.values()) > MAX_FLOAT32_BYTES:
@@ -196,25 +192,3 @@ def mtp_config(text: PreTrainedConfig, found: MtpTensors) -> PreTrainedConfig:
         del own.quantization_config
     found_config: PreTrainedConfig = own
     return found_config
-
-
-def _expanded(tensors: dict[str, torch.Tensor], text: PreTrainedConfig) -> dict[str, torch.Tensor]:
-    """Weights in 8-bit floats times their scales, one per block, where a checkpoint has them so.
-
-    Raises:
-        UnsupportedModel: another format.
-    """
-    settings = dict(getattr(text, "quantization_config", None) or {})
-    block = settings.get("weight_block_size") or (128, 128)
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if name.endswith(SCALE):
-            continue
-        scale = tensors.get(name + SCALE)
-        if scale is not None:
-            whole = scale.float().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-            tensor = (tensor.float() * whole[: tensor.shape[0], : tensor.shape[1]]).bfloat16()
-        elif not tensor.is_floating_point() or tensor.itemsize == 1:
-            raise UnsupportedModel(f"{text.model_type}: its MTP layer is quantised ({name}, {tensor.dtype})")
-        found[name] = tensor
-    return found

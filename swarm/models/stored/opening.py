@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swarm.models.gguf.folder import POINTER
 from swarm.models.pretrained import weight_map
+from swarm.models.stored.gguf_source import GgufSource
 from swarm.models.stored.quantised import QuantisedSource, quantisation_of
 from swarm.models.stored.source import SafetensorsSource
 
@@ -30,6 +32,8 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
         UnsupportedModel: there are no weights that Canopy reads.
         HubError: a header cannot be fetched.
     """
+    if (folder / POINTER).exists():
+        return GgufSource.of(folder, config, model)
     plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model), hub)
     quantisation = quantisation_of(config)
     return plain if quantisation is None else QuantisedSource.of(plain, quantisation, model)

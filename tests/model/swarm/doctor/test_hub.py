@@ -9,7 +9,8 @@ import pytest
 from huggingface_hub import constants, hf_hub_download
 
 from swarm.doctor.hub import HubCheck, ask_hub, hub_cache
-from tests.fake_hub import MODEL, FakeHub
+from tests.fake_hub import MODEL, FakeHub, Repo
+from tests.model.gguf_files import TinyGguf
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble
 
 
@@ -40,6 +41,22 @@ async def test_a_models_size_is_known_before_it_is_here(hub: FakeHub) -> None:
     assert facts is not None
     assert facts.missing_bytes == 0
     assert hub_cache().is_dir()
+
+
+async def test_a_gguf_model_that_can_be_had(hub: FakeHub, tmp_path: Path) -> None:
+    here = TinyGguf.of("llama", "llama").write(tmp_path / "Tiny-Q8_0.gguf")
+    size = here.stat().st_size
+    hub.repos["org/gguf"] = Repo({here.name: here.read_bytes()})
+    await assert_ok(check(str(here)), "folder")
+    facts = (await ask_hub(str(here))).facts
+    assert facts is not None
+    assert (facts.total_bytes, facts.num_layers, facts.layer_bytes) == (size, 3, size // 3)
+    await assert_ok(check("org/gguf:Q8_0"), "hub")
+    facts = (await ask_hub("org/gguf:Q8_0")).facts
+    assert facts is not None
+    assert (facts.total_bytes, facts.missing_bytes) == (size, size)
+    await assert_trouble(check("org/gguf:Q2_K"), "no-model", "no file 'Q2_K'; it has org/gguf:Q8_0", "check how")
+    assert hub.fetched() == set(), "nothing is downloaded"
 
 
 async def test_a_hub_that_variables_forbid(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

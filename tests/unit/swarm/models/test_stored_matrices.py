@@ -13,9 +13,11 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from swarm.inference.weights.stored_rows import DecodedMatrix, StoredRows
 from swarm.inference.weights.stored_weight import StoredWeight
+from swarm.models.gguf.encodings import ENCODINGS
 from swarm.models.stored.combine import fp8, modelopt
 from swarm.models.stored.eight_bits import Fp8Matrix
 from swarm.models.stored.fp4 import NUMBERS
+from swarm.models.stored.gguf_matrix import GgufMatrix
 from swarm.models.stored.grouped import GroupedMatrix
 from swarm.models.stored.lookup import LookupMatrix
 from swarm.models.stored.matrix import PartedMatrix
@@ -108,6 +110,18 @@ def test_rows_are_found_wherever_a_class_puts_them(make: Callable[[int], PartedM
     off = values[0].clone()
     off[5, 1::2] += 1  # beside the columns that keys are made of
     assert stored.find(off) is None
+
+
+def test_rows_that_differ_beside_the_columns_of_their_keys_are_told_apart() -> None:
+    """As those of a vocabulary's tokens that were never trained, which are zeros but for a few columns."""
+    own = torch.zeros(6, 256, dtype=torch.bfloat16)
+    own[:, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 2.0])
+    own[2, 1] = own[4, 3] = 3.0
+    matrix = GgufMatrix(own.view(torch.uint8), ENCODINGS[30])
+    values = matrix.decode(0, 6)
+    pieces = StoredRows([DecodedMatrix(matrix, values)]).find(values.flip(0))
+    assert pieces is not None
+    assert torch.equal(StoredWeight(pieces, torch.float32).restored(), values.flip(0))
 
 
 @pytest.mark.parametrize("make", MATRICES.values(), ids=MATRICES)

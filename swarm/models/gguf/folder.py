@@ -1,0 +1,235 @@
+"""A GGUF model as a folder of transformers': config, tokenizer and links to its files, made once, kept in the cache.
+
+    CACHE/gguf/KEY/NAME/   config.json, tokenizer.json, … , gguf.json (where each tensor lies), FILE.gguf ─▶ the file
+
+So whatever reads a model's folder reads a GGUF model's. A folder appears whole or not at all; the oldest ones go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from swarm.errors import ConfigError, UnsupportedModel
+from swarm.ids import model_name
+from swarm.models.gguf.config import config_of
+from swarm.models.gguf.container import GgufHeader, TensorPlace, read_header
+from swarm.models.gguf.encodings import ENCODINGS
+from swarm.models.gguf.naming import stem_of
+from swarm.models.gguf.tokenizer import write_tokenizer
+from swarm.runtime.cache_folder import cache_folder
+from swarm.runtime.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+POINTER: Final = "gguf.json"
+"""Names the files of a model and where each tensor lies in them."""
+FORMAT: Final = 1
+"""Of these folders; another one is made anew."""
+MAX_FOLDERS: Final = 16
+MAX_VECTOR: Final = 4096
+"""Values of a small tensor that belongs to the config, at most."""
+
+ReadBytes = Callable[[int, int], bytes]
+"""Reads so many bytes of a file, from a place in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A file of a model.
+
+    Attributes:
+        name: in the model's folder.
+        target: where the file is, or comes to be.
+        size_bytes: of the whole file.
+        header: what it begins with.
+        read: reads some of its bytes.
+    """
+
+    name: str
+    target: Path
+    size_bytes: int
+    header: GgufHeader
+    read: ReadBytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTable:
+    """Where the tensors of a model lie.
+
+    Attributes:
+        family: the model's architecture, as the file has it.
+        sizes: bytes of each file, by its name in the model's folder.
+        places: file and place of each tensor, by llama.cpp's names.
+    """
+
+    family: str
+    sizes: Mapping[str, int]
+    places: Mapping[str, tuple[str, TensorPlace]]
+
+    @classmethod
+    def of(cls, family: str, files: Sequence[GgufFile]) -> TensorTable:
+        """The table of some files.
+
+        Raises:
+            UnsupportedModel: two files have one tensor.
+        """
+        places: dict[str, tuple[str, TensorPlace]] = {}
+        for file in files:
+            if twice := sorted(places.keys() & file.header.tensors.keys()):
+                raise UnsupportedModel(f"{file.target}: {twice[0]} lies in two of the model's files; fetch them again")
+            places |= {name: (file.name, place) for name, place in file.header.tensors.items()}
+        return cls(family, {file.name: file.size_bytes for file in files}, places)
+
+    @classmethod
+    def read(cls, folder: Path) -> TensorTable:
+        """The table that a folder was made with."""
+        content = json.loads((folder / POINTER).read_text(encoding="utf-8"))
+        places = {
+            name: (file, TensorPlace(name, tuple(shape), ENCODINGS[kind], start))
+            for name, file, shape, kind, start in content["tensors"]
+        }
+        return cls(content["family"], content["files"], places)
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder."""
+        rows = [
+            [name, file, list(place.shape), place.encoding.kind, place.start]
+            for name, (file, place) in self.places.items()
+        ]
+        content = {"family": self.family, "files": dict(self.sizes), "tensors": rows}
+        (folder / POINTER).write_text(json.dumps(content), encoding="utf-8")
+
+
+def local_folder(files: Sequence[Path]) -> Path:
+    """The folder of a model whose files are on this machine.
+
+    Raises:
+        UnknownModel: a file cannot be read.
+        UnsupportedModel: they are no model that runs, or damaged.
+        ConfigError: the cache cannot be written.
+    """
+    name = model_name(stem_of(files[0].name))
+    stamps = [[str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+
+    def opened() -> list[GgufFile]:
+        return [
+            GgufFile(file.name, file.absolute(), file.stat().st_size, read_header(file), _reader_of(file))
+            for file in files
+        ]
+
+    return model_folder(name, stamps, opened)
+
+
+def model_folder(name: str, key: object, files: Callable[[], Sequence[GgufFile]]) -> Path:
+    """The folder of a model, made if it is not there.
+
+    Args:
+        name: of the model.
+        key: what tells this model from others, as JSON.
+        files: opens its files, the first one first.
+
+    Raises:
+        UnsupportedModel: they are no model that runs, or damaged.
+        ConfigError: the cache cannot be written.
+    """
+    import transformers  # here, because it takes a second to import
+
+    stamp = json.dumps([FORMAT, VERSION, transformers.__version__, name, key], sort_keys=True)
+    root = cache_folder() / "gguf"
+    place = root / hashlib.sha256(stamp.encode()).hexdigest()[:32]
+    folder = place / Path(name).name
+    try:
+        if (folder / POINTER).exists():
+            os.utime(place)
+            return folder
+        root.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
+        try:
+            (draft / folder.name).mkdir()
+            _fill(draft / folder.name, name, files())
+            _put(draft, place)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        _forget_old(root)
+    except OSError as error:
+        raise ConfigError(f"{root}: cannot be written ({error.strerror or error}); set XDG_CACHE_HOME") from error
+    return folder
+
+
+def merged(files: Sequence[GgufFile], name: str) -> GgufHeader:
+    """One header with the metadata of the first file and the tensors of all.
+
+    Raises:
+        UnsupportedModel: the files are not the parts of one model.
+    """
+    for index, file in enumerate(files):
+        number, count = file.header.number("split.no") or 0, file.header.number("split.count") or 1
+        if (number, count) != (index, len(files)) and count > 1:
+            raise UnsupportedModel(
+                f"{file.target}: part {number + 1} of {count}, by its own word, and {index + 1} of {len(files)} by its "
+                "name; give all parts their names back"
+            )
+    table = TensorTable.of("", files)
+    header = files[0].header
+    places = {title: place for title, (_, place) in table.places.items()}
+    total = header.number("split.tensors.count")
+    if total is not None and len(files) > 1 and total != len(places):
+        raise UnsupportedModel(f"{name}: its parts have {len(places)} tensors instead of {total}; fetch them again")
+    return GgufHeader(header.metadata, places, header.size_bytes)
+
+
+def _fill(folder: Path, name: str, files: Sequence[GgufFile]) -> None:
+    header = merged(files, name)
+    owner = {title: file for file in files for title in file.header.tensors}
+
+    def vector(title: str) -> Sequence[float]:
+        place = header.tensors.get(title)
+        if place is None or place.encoding.name != "f32" or place.size_bytes > 4 * MAX_VECTOR:
+            raise UnsupportedModel(f"{name}: {title} is missing, or of a form that is not read; convert it again")
+        return struct.unpack(f"<{place.size_bytes // 4}f", owner[title].read(place.start, place.size_bytes))
+
+    config: dict[str, Any] = config_of(header, name, vector)
+    write_tokenizer(header, name, folder)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    TensorTable.of(header.text("general.architecture"), files).write(folder)
+    for file in files:
+        (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file.name).symlink_to(file.target)
+
+
+def _put(draft: Path, place: Path) -> None:
+    try:
+        draft.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise  # else another program was faster
+
+
+def _forget_old(root: Path) -> None:
+    """Remove the folders that were opened longest ago."""
+    made = sorted(_places(root), key=lambda place: place.stat().st_mtime, reverse=True)
+    for place in made[MAX_FOLDERS:]:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _places(root: Path) -> Iterator[Path]:
+    return (path for path in root.iterdir() if not path.name.startswith("."))
+
+
+def _reader_of(file: Path) -> ReadBytes:
+    def read(start: int, count: int) -> bytes:
+        with file.open("rb") as opened:
+            opened.seek(start)
+            return opened.read(count)
+
+    return read

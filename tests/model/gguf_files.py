@@ -1,0 +1,270 @@
+"""Small GGUF files, written by the format's own library as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+import gguf
+import numpy
+import torch
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.model.tiny_models import tiny_config
+from tests.property.tiny_tokenizers import byte_level
+
+VOCAB: Final = 320
+SIZES: Final = {
+    "vocab_size": VOCAB,
+    "num_hidden_layers": 3,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "head_dim": 64,
+    "moe_intermediate_size": 256,
+}
+"""As small as blocks of 256 values allow."""
+
+PUBLISHED: Final = (
+    Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K,
+    Kind.IQ4_NL, Kind.IQ4_XS, Kind.BF16, Kind.F16,
+)  # fmt: skip
+SCALES_AT: Final = {
+    Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.IQ4_NL: (0,),
+    Kind.IQ4_XS: (0,),
+}  # fmt: skip
+"""Where a block has its float16 scales, of the types that the library only decodes."""
+SMALL: Final = {Kind.Q2_K: 1e-3, Kind.Q3_K: 4e-4, Kind.IQ4_NL: 4e-4, Kind.IQ4_XS: 2e-5}
+INTERLEAVED: Final = {"llama", "granite", "smollm3"}
+PLUS_ONE: Final = {"gemma", "gemma2", "gemma3", "nemotron"}
+WINDOWED: Final = {"cohere2", "gemma2", "gemma3", "gpt-oss", "phi3"}
+METHODS: Final = {
+    "attn_logit_softcapping": "add_attn_logit_softcapping",
+    "final_logit_softcapping": "add_final_logit_softcapping",
+    "attention_multiplier": "add_attention_scale",
+    "embedding_multiplier": "add_embedding_scale",
+    "residual_multiplier": "add_residual_scale",
+    "logits_scaling": "add_logit_scale",
+    "logit_scale": "add_logit_scale",
+    "num_experts": "add_expert_count",
+    "num_local_experts": "add_expert_count",
+    "num_experts_per_tok": "add_expert_used_count",
+    "moe_intermediate_size": "add_expert_feed_forward_length",
+    "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
+}
+"""The writer's method for a value of the config."""
+
+Choose = Callable[[str, int], Kind]
+"""Picks the type of the matrix of this name, and with this number among all matrices."""
+
+
+def mixed(_: str, number: int) -> Kind:
+    """Every published type, one after the other."""
+    return PUBLISHED[number % len(PUBLISHED)]
+
+
+@dataclass
+class TinyGguf:
+    """What a GGUF file was made of.
+
+    Attributes:
+        family: the architecture, as the file has it.
+        model: whose values are those that the file decodes to, in float32.
+        choose: types of matrices.
+        fields: more metadata: method of the writer, and its argument.
+        more: tensors that the class does not have.
+        seed: of blocks that are drawn.
+    """
+
+    family: str
+    model: PreTrainedModel
+    choose: Choose = mixed
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    seed: int = 0
+
+    @classmethod
+    def of(cls, family: str, model_type: str, choose: Choose = mixed, **changes: Any) -> TinyGguf:  # noqa: ANN401
+        """A tiny random model of a family."""
+        config = tiny_config(model_type, SIZES)
+        for name, value in {**SIZES, **changes}.items():
+            if hasattr(config, name):
+                setattr(config, name, value)
+        torch.manual_seed(0)
+        made: Any = cast("Any", AutoModelForCausalLM).from_config(config, attn_implementation="eager")
+        model: PreTrainedModel = made.eval().float()
+        for weight in model.parameters():
+            weight.data += torch.randn(weight.shape) * 0.05
+        return cls(family, model, choose)
+
+    def write(self, path: Path, parts: int = 1) -> Path:
+        """Write the file; with several parts, the first of them is returned."""
+        tensors = self._encoded() | {name: (value.numpy(), Kind.F32) for name, value in self.more.items()}
+        names = (
+            [path]
+            if parts == 1
+            else [path.with_name(f"{path.stem}-{part + 1:05}-of-{parts:05}.gguf") for part in range(parts)]
+        )
+        for part, name in enumerate(names):
+            writer = gguf.GGUFWriter(name, self.family)
+            if part == 0:
+                self._metadata(writer)
+                add_tokenizer(writer)
+            if parts > 1:
+                writer.add_uint16("split.no", part)
+                writer.add_uint16("split.count", parts)
+                writer.add_int32("split.tensors.count", len(tensors))
+            for index, (title, (values, kind)) in enumerate(tensors.items()):
+                if index * parts // len(tensors) == part:
+                    writer.add_tensor(title, values, raw_dtype=kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+        return names[0]
+
+    def _encoded(self) -> dict[str, tuple[NDArray[Any], Kind]]:
+        """Tensors as the file has them; the model gets the values that they decode to."""
+        found: dict[str, tuple[NDArray[Any], Kind]] = {}
+        random = numpy.random.default_rng(self.seed)
+        state, number = self.model.state_dict(), 0
+        for ours, parts in self._names(state):
+            pieces = state[ours].float().numpy()
+            split = self._halves(pieces) if len(parts) > 1 else [pieces]
+            decoded = []
+            for title, piece in zip(parts, split, strict=True):
+                stored = self._stored(title, piece)
+                kind = Kind.F32
+                if stored.ndim > 1 and title.endswith("weight") and not re.search("gate_inp|position", title):
+                    kind, number = self.choose(title, number), number + 1
+                found[title], values = encode(stored, kind, random)
+                decoded.append(self._restored(title, values, piece.shape))
+            if len(parts) > 1:
+                for half, values in zip(self._halves(pieces), decoded, strict=True):
+                    half[:] = values  # views of `pieces`
+            state[ours].copy_(torch.from_numpy(pieces if len(parts) > 1 else decoded[0]))
+        return found
+
+    def _halves(self, both: NDArray[Any]) -> list[NDArray[Any]]:
+        """Gate and up of all experts, as views."""
+        if self.family == "gpt-oss":
+            return [both[..., 0::2], both[..., 1::2]]
+        return numpy.split(both, 2, axis=1)
+
+    def _names(self, state: Mapping[str, torch.Tensor]) -> list[tuple[str, tuple[str, ...]]]:
+        number = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == self.family)
+        names = gguf.get_tensor_name_map(number, self.model.config.num_hidden_layers)
+        found: list[tuple[str, tuple[str, ...]]] = []
+        for ours in state:
+            if ours == "lm_head.weight" and self.model.config.tie_word_embeddings:
+                continue
+            if "experts.gate_up_proj" in ours:
+                layer, kind = ours.split(".")[2], "bias" if ours.endswith("bias") else "weight"
+                found.append((ours, (f"blk.{layer}.ffn_gate_exps.{kind}", f"blk.{layer}.ffn_up_exps.{kind}")))
+                continue
+            stem, kind = re.fullmatch(r"(.*?)(?:[._](weight|bias))?", ours).groups()  # type: ignore[union-attr]
+            kind = kind or "weight"
+            title = "output" if stem == "lm_head" else names.get_name(stem)
+            assert title is not None, ours
+            found.append((ours, (f"{title}.{kind}",)))
+        return found
+
+    def _stored(self, title: str, values: NDArray[Any]) -> NDArray[Any]:
+        """A tensor as the converter writes it."""
+        config = self.model.config
+        if self.family in PLUS_ONE and title.endswith("norm.weight"):
+            return values + 1
+        if self.family == "gpt2" and title.startswith("blk.") and values.ndim == 2:
+            return numpy.ascontiguousarray(values.T)
+        if self.family == "gpt-oss" and title.endswith("exps.weight"):
+            return numpy.ascontiguousarray(values.swapaxes(1, 2))
+        if title.endswith("ffn_gate_inp_shexp.weight"):
+            return values.reshape(-1)
+        heads = {"attn_q": config.num_attention_heads, "attn_k": getattr(config, "num_key_value_heads", None)}
+        count = heads.get(title.split(".")[2]) if self.family in INTERLEAVED and title.startswith("blk.") else None
+        if count:
+            shape = (count, 2, values.shape[0] // count // 2, *values.shape[1:])
+            return numpy.ascontiguousarray(values.reshape(shape).swapaxes(1, 2).reshape(values.shape))
+        return values
+
+    def _restored(self, title: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """What `_stored` did, undone by trying it on numbered rows."""
+        numbered = self._stored(title, numpy.arange(numpy.prod(shape), dtype=numpy.float64).reshape(shape))
+        if self.family in PLUS_ONE and title.endswith("norm.weight"):
+            return values - 1
+        back = numpy.empty(int(numpy.prod(shape)), dtype=numpy.float32)
+        back[numbered.astype(numpy.int64).reshape(-1)] = values.reshape(-1)
+        return back.reshape(shape)
+
+    def _metadata(self, writer: gguf.GGUFWriter) -> None:
+        config: Any = self.model.config
+        rope = getattr(config, "rope_parameters", None) or {}
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_feed_forward_length(4 * config.hidden_size if self.family == "gpt2" else config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        if kv_heads := getattr(config, "num_key_value_heads", None):
+            writer.add_head_count_kv(kv_heads)
+        for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
+            if eps := getattr(config, name, None):
+                (writer.add_layer_norm_rms_eps if name == "rms_norm_eps" else writer.add_layer_norm_eps)(eps)
+        if head := getattr(config, "head_dim", None):
+            writer.add_key_length(head)
+            writer.add_value_length(head)
+            writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1)))
+        theta = rope.get("rope_theta") or rope.get("full_attention", {}).get("rope_theta")
+        if theta:
+            writer.add_rope_freq_base(theta)
+        if getattr(config, "sliding_window", None) and self.family in WINDOWED:
+            writer.add_sliding_window(config.sliding_window)
+        for name, method in METHODS.items():
+            if (value := config.to_dict().get(name)) is not None:
+                getattr(writer, method)(value)
+        for title, value in self.fields.items():
+            getattr(writer, title)(value)
+
+
+def encode(
+    values: NDArray[Any], kind: Kind, random: numpy.random.Generator
+) -> tuple[tuple[NDArray[Any], Kind], NDArray[Any]]:
+    """Values in a type, and what they decode to; blocks are drawn where the library only decodes the type."""
+    if kind == Kind.F32:
+        return (values.astype(numpy.float32), kind), values.astype(numpy.float32)
+    if kind == Kind.F16:
+        return (values.astype(numpy.float16), kind), values.astype(numpy.float16).astype(numpy.float32)
+    if kind in SCALES_AT:
+        stored = drawn_blocks(values.shape, kind, random)
+    else:
+        stored = gguf.quants.quantize(values.astype(numpy.float32), kind)
+    return (stored, kind), gguf.quants.dequantize(stored, kind)
+
+
+def drawn_blocks(shape: Sequence[int], kind: Kind, random: numpy.random.Generator) -> NDArray[numpy.uint8]:
+    """Random blocks whose scales make weights of an ordinary size."""
+    size, count = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // size, count), dtype=numpy.uint8)
+    for at in SCALES_AT[kind]:
+        scale = random.uniform(0.2, 1, blocks.shape[:-1]) * SMALL.get(kind, 5e-5)
+        blocks[..., at : at + 2] = scale.astype(numpy.float16)[..., None].view(numpy.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, split: str = "gpt-2") -> None:
+    """A small byte-level vocabulary."""
+    trained = json.loads(byte_level().to_str())["model"]
+    tokens = sorted(trained["vocab"], key=trained["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(split)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in ("<s>", "</s>") else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in trained["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
