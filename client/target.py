@@ -101,7 +101,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UnsupportedModel(f"{model}: needs a fast tokenizer (tokenizer.json)")
     text = config.get_text_config()
-    known = known_identity(folder, commit=None if hub is None else hub.commit)
+    known = known_identity(folder, hub=hub)
     return Target(
         name=name if hub is None else hub.name,
         config_digest=config_digest,
@@ -177,7 +177,7 @@ def _tell_others(target: Target, taken: ModelIdentity, same: Sequence[ModelIdent
     """One line where the choice is not the only one that there is, or not the model that lies here."""
     if target.fingerprint not in (None, taken.fingerprint):
         logger.warning(
-            "%s: the swarm serves it as %s, here it is %s: other weights, or another commit of them",
+            "%s: the swarm serves it as %s, here it is %s: other weights",
             *(target.name, taken.fingerprint[:12], str(target.fingerprint)[:12]),
         )
     elif len(same) > 1 and target.fingerprint is None:

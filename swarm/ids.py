@@ -33,7 +33,7 @@ class ModelIdentity:
         name: the hub id, or a folder's name: what others give to serve the same model.
         fingerprint: hex digest over the three digests and the number of layers below (`fingerprint_of`).
         config_digest: hex SHA-256 of config.json without its volatile fields.
-        weights_digest: hex SHA-256 of the weights' index, or of samples of a single file.
+        weights_digest: hex SHA-256 over sizes and contents of all weight files (`swarm.protocol.manifest`).
         tokenizer_digest: hex SHA-256 of the tokenizer's files and special tokens.
         num_layers: decoder layers of the whole model.
     """
@@ -56,6 +56,12 @@ class ModelIdentity:
         """Whether its fingerprint is that of its parts: a fingerprint stands for one config and one depth only."""
         parts = (self.config_digest, self.weights_digest, self.tokenizer_digest)
         return self.fingerprint == fingerprint_of(*parts, self.num_layers)
+
+    def unlike(self, other: ModelIdentity) -> str:
+        """In what two models differ: `weights`, or `config and tokenizer`; empty where in nothing."""
+        parts = ("config", "weights", "tokenizer")
+        differ = [part for part in parts if getattr(self, f"{part}_digest") != getattr(other, f"{part}_digest")]
+        return " and ".join([*filter(None, [", ".join(differ[:-1])]), *differ[-1:]])
 
     def is_called(self, query: str) -> bool:
         """Whether a user means this model.

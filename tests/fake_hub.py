@@ -24,7 +24,9 @@ from huggingface_hub import close_session, constants
 MODEL = "org/tiny"
 COMMIT = "c0ffee" + "0" * 34
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>.+))?")
+COMMITS = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/commits/(?P<revision>.+)")
 RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+DATE = "2026-01-01T00:00:00.000Z"
 LARGE = (".safetensors", ".bin", ".gguf")
 
 
@@ -33,7 +35,7 @@ class Repo:
     """A model on the hub.
 
     Attributes:
-        files: the content of every file, by name.
+        files: the content of every file of the main branch, by name.
         token: the access token that may read the model; None: everybody may.
         gated: everybody sees the model, but only the token reads its files.
         revisions: branches and commits that exist.
@@ -42,6 +44,8 @@ class Repo:
         stall_after: bytes of a file's answer after which nothing more comes until `FakeHub.released` is set; "" stands
             for the list of files.
         lists_digests: whether the list of files has sizes and digests.
+        older: the files of its earlier commits, by commit, the newest first.
+        pulled: the files of commits that a pull request added, which the main branch does not have.
     """
 
     files: dict[str, bytes]
@@ -52,6 +56,21 @@ class Repo:
     cut_after: dict[str, int] = field(default_factory=dict)
     stall_after: dict[str, int] = field(default_factory=dict)
     lists_digests: bool = True
+    older: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    pulled: dict[str, dict[str, bytes]] = field(default_factory=dict)
+
+    def at(self, revision: str | None) -> dict[str, bytes]:
+        """The files of a revision."""
+        return (self.older | self.pulled).get(revision or "main", self.files)
+
+    def commit_of(self, revision: str | None) -> str:
+        """The commit that a revision stands for."""
+        return revision if revision is not None and revision in self.older | self.pulled else COMMIT
+
+    @property
+    def history(self) -> list[str]:
+        """The commits of the main branch, the newest first."""
+        return [COMMIT, *self.older]
 
     @classmethod
     def of(cls, folder: Path) -> Repo:
@@ -138,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = cast("_Server", self.server).name
         path = unquote(urlsplit(self.path).path)
         token = self.headers.get("Authorization")
-        match = API.fullmatch(path) or RESOLVE.fullmatch(path)
+        match = COMMITS.fullmatch(path) or API.fullmatch(path) or RESOLVE.fullmatch(path)
         if match is not None:  # huggingface_hub also asks for a list of programs that it is part of
             self.hub.requests.append(HubRequest(self.command, path, self.headers.get("Range"), token, name))
         repo = None if match is None else self.hub.repos.get(match["repo"])
@@ -147,11 +166,14 @@ class _Handler(BaseHTTPRequestHandler):
         if refusal is not None:
             status, code = refusal
             self._send(status, b"", {"X-Error-Code": code} if code else {})
+        elif repo is not None and COMMITS.fullmatch(path):
+            history = [{"id": one, "authors": [], "date": DATE, "title": "", "message": ""} for one in repo.history]
+            self._send(200, json.dumps(history).encode(), {})
         elif repo is not None and "file" not in asked:
-            listing = json.dumps(self._listing(asked["repo"], repo)).encode()
+            listing = json.dumps(self._listing(asked["repo"], repo, asked["revision"])).encode()
             self._send(200, listing, {}, stall=repo.stall_after.pop("", None))
         elif repo is not None:
-            self._send_file(repo, asked["file"], name)
+            self._send_file(repo, asked, name)
         else:
             self._send(404, b"", {})
 
@@ -170,13 +192,14 @@ class _Handler(BaseHTTPRequestHandler):
                 return (401, "") if token is None else (404, "RepoNotFound")
             if "file" in asked:
                 return (401 if token is None else 403), "GatedRepo"
-        if asked["revision"] not in (None, *repo.revisions):
+        if asked["revision"] not in (None, *repo.revisions, *repo.older, *repo.pulled):
             return 404, "RevisionNotFound"
-        return (404, "EntryNotFound") if "file" in asked and asked["file"] not in repo.files else None
+        files = repo.at(asked["revision"])
+        return (404, "EntryNotFound") if "file" in asked and asked["file"] not in files else None
 
-    def _listing(self, name: str | None, repo: Repo) -> dict[str, object]:
+    def _listing(self, name: str | None, repo: Repo, revision: str | None) -> dict[str, object]:
         siblings = []
-        for file, content in repo.files.items():
+        for file, content in repo.at(revision).items():
             entry: dict[str, object] = {"rfilename": file}
             if repo.lists_digests:
                 entry |= {"size": len(content), "blobId": _blob_id(content)}
@@ -184,16 +207,18 @@ class _Handler(BaseHTTPRequestHandler):
                     sha256 = hashlib.sha256(content).hexdigest()
                     entry["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 130}
             siblings.append(entry)
-        return {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "gated": repo.gated, "tags": []}
+        about = {"sha": repo.commit_of(revision), "private": False, "gated": repo.gated, "tags": []}
+        return {"id": name, "siblings": siblings, **about}
 
-    def _send_file(self, repo: Repo, file: str, server: str) -> None:
-        content = repo.files[file]
+    def _send_file(self, repo: Repo, path: dict[str, str], server: str) -> None:
+        file, commit = path["file"], repo.commit_of(path["revision"])
+        content = repo.at(commit)[file]
         if file.endswith(LARGE) and server == "hub":
             linked = {"X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
-            where = {"Location": f"{self.hub.files_url}{self.path}", "X-Repo-Commit": COMMIT}
+            where = {"Location": f"{self.hub.files_url}{self.path}", "X-Repo-Commit": commit}
             self._send(302, b"", where | linked)
             return
-        headers = {"ETag": f'"{_blob_id(content)}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{_blob_id(content)}"', "X-Repo-Commit": commit}
         status = 200
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             start, end = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1)

@@ -36,6 +36,13 @@ class TerminalSay:
 
     def fetching(self, file: str, here: int, total: int) -> None:
         """Draw how much of a download is here, in bytes; called from any thread, one at a time."""
+        self._draw(f"fetching {file[-MAX_NAME:]}", here, total)
+
+    def reading(self, file: str, read: int, total: int) -> None:
+        """Draw how much was read of the weights, in bytes; called from any thread, one at a time."""
+        self._draw(f"reading {file[-MAX_NAME:]} once", read, total)
+
+    def _draw(self, what: str, here: int, total: int) -> None:
         if self._bar is None:
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -47,9 +54,8 @@ class TerminalSay:
                 transient=True,
                 auto_refresh=False,
             )
-            self._task = self._bar.add_task("fetching", total=max(total, 1))
+            self._task = self._bar.add_task(what, total=max(total, 1))
             self._bar.start()
-        what = f"fetching {file[-MAX_NAME:]}"
         self._bar.update(self._task, completed=here, total=max(total, 1), description=what, refresh=True)
         if here >= total:
             self.close()

@@ -18,6 +18,7 @@ from node.telemetry.outbox import Outbox
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
 from swarm.ids import ModelIdentity
+from swarm.protocol.manifest import Manifest
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
@@ -41,6 +42,8 @@ class NodeResources:
     """With which it answers until it ends, whichever layers it serves; None with `--insecure`."""
     identity: ModelIdentity
     """Of the model."""
+    manifest: Manifest
+    """Of its weights."""
     left_behind: NodeRecord | None
     """The record of an earlier run of this machine that has not expired yet."""
     checkpoint: Checkpoint

@@ -176,7 +176,8 @@ class SpanHost:
         sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)
         computing = resources.scope.spawn(engine.run())
         digest = b"" if resources.certificate is None else resources.certificate.digest
-        server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
+        service = NodeService(registry.identity, sessions, digest, resources.manifest)
+        server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         network = config.membership.network
         measure = partial(measure_delays, insecure=config.insecure, ways=resources.ways, network=network)

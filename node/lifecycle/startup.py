@@ -23,14 +23,13 @@ from node.config import ServeConfig
 from node.lifecycle.announcer import Announcer
 from node.lifecycle.arrival import REMEMBER_S, Arrival, Arrived, BoundServer
 from node.lifecycle.connection_guard import keep_connections_bounded
+from node.lifecycle.model_finder import ModelFinder
 from node.lifecycle.planning import ServingPlan, make_plan
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
 from node.lifecycle.summary import ServingSummary
 from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.model_mismatch import check_invited_model, check_same_model, swarms_model
 from node.membership.rebalance import Rebalance
-from node.model.checkpoint import Checkpoint, open_named
 from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, pick_device
 from node.reach.hello import HelloOnly
@@ -45,13 +44,8 @@ from node.telemetry.report import NodeDescription, NodeReport
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.node_record import NodeState
 from swarm.discovery.registry import Registry
-from swarm.errors import UnknownModel
-from swarm.ids import ModelIdentity
 from swarm.joining.lan import announced, keep_announced
 from swarm.layers import Span
-from swarm.models.fingerprint import model_identity
-from swarm.routing.latency import measure_delays
-from swarm.routing.served import ServedModels
 from swarm.runtime.tasks import unending
 from swarm.telemetry.messages import EventKind
 from swarm.transport.certificate import ServerCertificate
@@ -135,7 +129,7 @@ class StartUp:
         """Find the model, and open what all spans need."""
         config, stack, registry = self._config, self._stack, arrived.registry
         network = config.membership.network
-        checkpoint, identity = await self._find_model(registry)
+        found = await ModelFinder(config, self._say, registry).find()
         counters = NodeCounters()
         ways = None
         if bound.certificate is not None:
@@ -147,9 +141,10 @@ class StartUp:
             whereabouts=arrived.whereabouts,
             port=bound.port,
             certificate=bound.certificate,
-            identity=identity,
+            identity=found.identity,
+            manifest=found.manifest,
             left_behind=arrived.left_behind,
-            checkpoint=checkpoint,
+            checkpoint=found.checkpoint,
             rebalance=Rebalance(random.Random()),
             counters=counters,
             uplink=Uplink(counters.sent, config.max_mbit),
@@ -159,29 +154,6 @@ class StartUp:
             ways=ways,
             scope=arrived.scope,
         )
-
-    async def _find_model(self, registry: Registry) -> tuple[Checkpoint, ModelIdentity]:
-        """The model asked for, or the joined swarm's only one."""
-        config = self._config
-        if config.model is None and not config.join:
-            raise UnknownModel(
-                "no swarm was named or found: say which MODEL one is to begin with here, or join one with --join (an "
-                "address that its machines print)"
-            )
-        known = await registry.models() if config.join else []
-        network = config.membership.network
-        served = ServedModels(registry, partial(measure_delays, insecure=config.insecure, network=network))
-        name = config.model or await swarms_model(served, known)
-        checkpoint = await asyncio.to_thread(open_named, name, config)
-        commit = checkpoint.hub.commit if checkpoint.hub else None
-        identity = await asyncio.to_thread(model_identity, checkpoint.folder, checkpoint.name, commit)
-        note = check_same_model(identity, known, must_match=config.model is None)
-        if note is not None:
-            self._say(note)
-        check_invited_model(identity, config.fingerprint)
-        if config.membership.note_model is not None:
-            config.membership.note_model(identity.fingerprint)
-        return checkpoint, identity
 
     async def _serve(self, starting: Starting) -> RunningNode:
         """Choose layers, load and serve them, and list the node."""

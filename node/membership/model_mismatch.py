@@ -6,10 +6,14 @@ In a file of its own so that it is tested without a node.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from swarm.errors import ModelMismatch, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.routing.served import ServedModels
+
+FILES_NAMED: Final = 3
+"""Files that a line names."""
 
 
 async def swarms_model(served: ServedModels, known: Sequence[ModelIdentity]) -> str:
@@ -27,22 +31,26 @@ async def swarms_model(served: ServedModels, known: Sequence[ModelIdentity]) -> 
     raise UnknownModel(f"say which MODEL to serve; models in this swarm: {listed}")
 
 
-def check_same_model(own: ModelIdentity, known: Sequence[ModelIdentity], *, must_match: bool) -> str | None:
-    """A line for the user when models of the same name differ from this node's; None when there is nothing to report.
+def describe_mismatch(own: ModelIdentity, theirs: ModelIdentity, files: Sequence[str] = (), why: str = "") -> str:
+    """A line about two models of one name.
 
-    Raises:
-        ModelMismatch: they differ, and this node asked for the swarm's own.
+    Args:
+        own: what lies here.
+        theirs: what the swarm has.
+        files: weight files of the swarm's model that are not here, or not with these contents.
+        why: why this machine does not take the swarm's, where that can be said.
     """
-    same_name = [model for model in known if model.name == own.name]
-    if not same_name or any(model.fingerprint == own.fingerprint for model in same_name):
-        return None
-    line = (
-        f"{own.name} here is {own.fingerprint[:12]}, in the swarm it is "
-        f"{', '.join(sorted(model.fingerprint[:12] for model in same_name))}: other weights, config or tokenizer"
-    )
-    if must_match:
-        raise ModelMismatch(line)
-    return f"note: {line}; a chain never mixes them"
+    differ = own.unlike(theirs) or "number of layers"
+    named = f" ({name_files(files)})" if files else ""
+    reason = f"; {why}" if why else ""
+    prints = f"{own.name} here is {own.fingerprint[:12]}, in the swarm it is {theirs.fingerprint[:12]}"
+    return f"{prints}: they differ in {differ}{named}{reason}"
+
+
+def name_files(names: Sequence[str]) -> str:
+    """The first files by name, and how many more there are."""
+    more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
+    return ", ".join(names[:FILES_NAMED]) + more
 
 
 def check_invited_model(identity: ModelIdentity, fingerprint: str | None) -> None:

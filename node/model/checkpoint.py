@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,8 @@ class Checkpoint:
     """Of its tensors."""
     hub: Hub | None = None
     """Whence files are downloaded; None for a folder of the user's."""
+    prove: Callable[[Iterable[str]], None] | None = None
+    """Refuses files that are not this model's, before tensors are read; None: files are taken as they are."""
 
     @property
     def weight_map(self) -> Mapping[str, tuple[str, ...]]:
@@ -59,6 +61,7 @@ class Checkpoint:
             UnknownModel: a file is neither here nor to be had.
             HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
             NotEnoughSpace: the disk is full.
+            ModelMismatch: a file is not this model's.
         """
         files = self.files(tensors)
         if self.hub is not None:
@@ -66,6 +69,8 @@ class Checkpoint:
         for file in files:
             if not (self.folder / file).exists():
                 raise UnknownModel(f"{self.folder}: {file} is missing, which holds some of these layers")
+        if self.prove is not None:
+            self.prove(files)
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
         """Read some tensors as they are stored, fetching their files first.

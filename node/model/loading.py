@@ -34,6 +34,10 @@ OFFLOAD_KINDS: Final = ("cpu", "cuda")
 """Devices to which weights can be streamed."""
 MAX_DEFAULT_KV_TOKENS = 262_144
 PROGRESS_LINES = 20
+READING_LINES, BAR_STEPS = 10, 400
+"""How often it is said, or drawn, how much of the weights was read."""
+READ_SILENTLY_BYTES = 256 << 20
+"""Weights that are read for their digests without a word: a second or two."""
 KV_SHARE = 0.5
 """Fraction of the memory that is free after loading which KV may take."""
 
@@ -51,6 +55,9 @@ class ShowsProgress(Protocol):
 
     def fetching(self, file: str, here: int, total: int) -> None:
         """A download goes on: so many of all bytes are here."""
+
+    def reading(self, file: str, read: int, total: int) -> None:
+        """Files are read: so many of all bytes were."""
 
     def working(self, what: str) -> AbstractContextManager[None]:
         """Something goes on until the context is left."""
@@ -189,6 +196,26 @@ def progress_lines(say: Say) -> Progress:
         if now != last:
             last = now
             say(f"fetching {file}: {here / 2**20:,.0f} of {total / 2**20:,.0f} MiB are here")
+
+    return report
+
+
+def reading_lines(say: Say) -> Progress:
+    """Report that weight files are read to know them by their contents: nothing where that takes a moment only."""
+    steps = BAR_STEPS if isinstance(say, ShowsProgress) else READING_LINES
+    last = -1
+
+    def report(file: str, read: int, total: int) -> None:
+        nonlocal last
+        now = steps * read // max(1, total)
+        if total < READ_SILENTLY_BYTES or now == last:
+            return
+        last = now
+        if isinstance(say, ShowsProgress):
+            say.reading(file, read, total)
+        else:
+            read_gib, total_gib = read / 2**30, total / 2**30
+            say(f"reading the weights once, to know them by their contents: {read_gib:,.1f} of {total_gib:,.1f} GiB")
 
     return report
 

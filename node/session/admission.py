@@ -29,6 +29,7 @@ from swarm.runtime.quota import (
 WAITING: Final = "streams without a session"
 SESSIONS: Final = "sessions"
 CALLS: Final = "calls"
+MANIFESTS: Final = "lists of weight files"
 OPENED: Final = "new streams"
 FIRST: Final = "first streams"
 INSISTED: Final = "refusals"
@@ -41,6 +42,7 @@ LIMITS: Final = QuotaLimits(
     holdings={WAITING: HoldingLimit(per_key=64, total=2_048), SESSIONS: HoldingLimit(per_key=16, total=1_024)},
     rates={
         CALLS: RateLimit(per_key=100, burst=200, total=4_000, total_burst=8_000),
+        MANIFESTS: RateLimit(per_key=0.2, burst=16, total=4, total_burst=64),
         OPENED: RateLimit(per_key=20, burst=256, total=150, total_burst=1_024),
         FIRST: RateLimit(per_key=0.1, burst=8, total=1e6, total_burst=1e6),
         INSISTED: RateLimit(per_key=2, burst=64, total=1e6, total_burst=1e6),
@@ -116,6 +118,16 @@ class Admission:
         if not self.quota.spend(CALLS, address):
             self.insisted(address)
             raise OverQuota(CALLS)
+
+    def check_manifest(self, address: str) -> None:
+        """Let this address have the list of weight files, which is large.
+
+        Raises:
+            SwarmError: it, or all together, ask for it too often.
+        """
+        if not self.quota.spend(MANIFESTS, address):
+            self.insisted(address)
+            raise OverQuota(MANIFESTS)
 
     @contextmanager
     def stream(self, address: str) -> Iterator[Waiting]:

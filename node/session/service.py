@@ -31,6 +31,7 @@ from swarm.ids import SessionId
 from swarm.protocol.faults import fault_of
 from swarm.protocol.hold import Held
 from swarm.protocol.limits import OPENING_HEAD_BYTES
+from swarm.protocol.manifest import Manifest
 from swarm.protocol.messages import (
     Attach,
     Close,
@@ -86,16 +87,18 @@ StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, StreamOrigin], Awaita
 
 
 class NodeService:
-    """Hello, Info, Link and Replies of one node."""
+    """Hello, Info, Manifest, Link and Replies of one node."""
 
-    def __init__(self, identity: Identity, sessions: SessionTable, digest: bytes) -> None:
+    def __init__(self, identity: Identity, sessions: SessionTable, digest: bytes, manifest: Manifest) -> None:
         """Answer for a node.
 
         Args:
             identity: the node's.
             sessions: that run on it.
             digest: SHA-256 of its certificate; empty in an insecure swarm.
+            manifest: of the weights of its model.
         """
+        self._manifest = wire.encode_manifest(manifest)
         self._identity = identity
         self._sessions = sessions
         self._digest = digest
@@ -108,6 +111,7 @@ class NodeService:
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             wire.HELLO: grpc.unary_unary_rpc_method_handler(self._unary(self.hello)),
             wire.INFO: grpc.unary_unary_rpc_method_handler(self._unary(self.info)),
+            wire.MANIFEST: grpc.unary_unary_rpc_method_handler(self._unary(self.manifest)),
             wire.LINK: grpc.stream_stream_rpc_method_handler(self._streamed(self.link)),
             wire.HOLD: grpc.unary_unary_rpc_method_handler(self._unary(self.hold)),
             wire.REPLIES: grpc.stream_stream_rpc_method_handler(self._streamed(self.replies)),
@@ -161,6 +165,13 @@ class NodeService:
     async def info(self, request: bytes, context: RpcContext) -> bytes:
         """What this node serves and has done."""
         return wire.encode_info(self._sessions.info())
+
+    async def manifest(self, request: bytes, context: RpcContext) -> bytes:
+        """All weight files of the model; the answer is large, so it waits for its turn like rows."""
+        self._admission.check_manifest(address_key(context.peer()))
+        await self._sessions.uplink.turn(len(self._manifest))
+        self._sessions.uplink.sent(len(self._manifest))
+        return self._manifest
 
     async def hold(self, request: bytes, context: RpcContext) -> bytes:
         """Keep a session whose upstream is lost while its chain is repaired (R9); only its client may ask."""

@@ -1,20 +1,22 @@
 """Which model exactly: digests of config, weights and tokenizer, and the fingerprint over them (docs/design/index.md).
 
-A client has no weights: it computes config and tokenizer digests alone and opens no weight file.
+Each digest is of contents, so equal files are one model wherever they come from, and other files of a folder or of a
+hub's repository say nothing. A client has no weights: it computes config and tokenizer digests alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import UnknownModel
+from swarm.errors import UnknownModel, UnsupportedModel
 from swarm.ids import ModelIdentity, json_digest, model_name
-from swarm.models.gguf.folder import POINTER
-from swarm.models.pretrained import INDEX, SINGLE, read_config
+from swarm.models.hub import Hub
+from swarm.models.manifests import WeightSource, find_manifest, known_weights
+from swarm.models.pretrained import read_config
+from swarm.protocol.manifest import Manifest
 
 CONFIG = "config.json"
 VOLATILE = frozenset({"transformers_version", "_name_or_path"})
@@ -24,42 +26,47 @@ TOKENIZER_FIELDS = ("bos_token", "eos_token", "unk_token", "pad_token", "add_bos
 TOKENIZER = "tokenizer.json"
 OLDER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt")
 
-SAMPLED_BLOCKS = 64
-"""Blocks of a single weight file that its digest reads, evenly spread, because hashing a whole file takes too long."""
-BLOCK_BYTES = 4096
-HEADER_LIMIT_BYTES = 100 << 20
-"""The largest header that the safetensors format allows."""
 
-
-def model_identity(folder: Path, name: str | None = None, commit: str | None = None) -> ModelIdentity:
-    """Identify a model whose small files, and weights unless they have an index, lie in `folder`.
+def model_identity(folder: Path, name: str | None = None, manifest: Manifest | None = None) -> ModelIdentity:
+    """Identify a model whose small files lie in a folder.
 
     Args:
-        folder: holds config.json, the tokenizer, and the weights' index or single file.
+        folder: holds config.json and the tokenizer.
         name: the hub id; the folder's name when None.
-        commit: the hub's commit, where the model comes from there.
+        manifest: of its weights; None reads all of them, which then have to be in the folder.
 
     Raises:
         UnknownModel: a file is missing or not what it should be.
+        UnsupportedModel: there are no weights that can be read.
     """
     name, config_digest, tokenizer_digest = client_identity(folder, name)
-    weights_digest = json_digest({"weights": _weights(folder, commit), "commit": commit})
-    return ModelIdentity.of(name, config_digest, weights_digest, tokenizer_digest, _num_layers(folder))
+    num_layers = _num_layers(folder)
+    if manifest is None:
+        known = known_weights(WeightSource.of(folder, None, str(folder)))
+        manifest = known.manifest
+        if manifest is None:
+            raise UnknownModel(f"{folder}: {known.missing[0]} is missing")
+    return ModelIdentity.of(name, config_digest, manifest.digest, tokenizer_digest, num_layers)
 
 
-def known_identity(folder: Path, name: str | None = None, commit: str | None = None) -> ModelIdentity | None:
+def known_identity(folder: Path, name: str | None = None, hub: Hub | None = None) -> ModelIdentity | None:
     """The same for a client, which opens no weight file: None where only the weights themselves could tell.
 
+    The hub's listing tells, a cache that is complete, or a node that has read the same files on this machine.
+
     Args:
-        folder: holds config.json, the tokenizer, and maybe the weights' index.
+        folder: holds config.json, the tokenizer, and maybe weights.
         name: the hub id; the folder's name when None.
-        commit: the hub's commit, where the model comes from there.
+        hub: the commit, where the model comes from there.
 
     Raises:
-        UnknownModel: a file is missing or not what it should be.
+        UnknownModel: a small file is missing or not what it should be.
     """
-    is_told = commit is not None or (folder / INDEX).exists()
-    return model_identity(folder, name, commit) if is_told else None
+    try:
+        manifest = find_manifest(WeightSource.of(folder, hub, str(folder)), reads=False).manifest
+    except (UnsupportedModel, UnknownModel):  # no weights are here at all, or they vanish meanwhile
+        manifest = None
+    return None if manifest is None else model_identity(folder, name, manifest)
 
 
 def client_identity(folder: Path, name: str | None = None) -> tuple[str, str, str]:
@@ -85,46 +92,6 @@ def _tokenizer_digest(folder: Path) -> str:
     special = {field: settings[field] for field in TOKENIZER_FIELDS if settings.get(field) is not None}
     files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in present}
     return json_digest({"files": files, "special": special})
-
-
-def _weights(folder: Path, commit: str | None) -> object:
-    """What the digest of the weights covers: the index's map, or nothing where a commit fixes them, or samples."""
-    if (folder / POINTER).exists():
-        files = sorted(_read_json(folder / POINTER)["files"])
-        return {name: None if commit else _samples(folder / name, (folder / name).stat().st_size) for name in files}
-    if (folder / INDEX).exists():
-        return _read_json(folder / INDEX).get("weight_map")
-    if commit is not None:
-        return None
-    single = folder / SINGLE
-    if not single.exists():
-        raise UnknownModel(f"{folder}: neither {INDEX} nor {SINGLE}")
-    size = single.stat().st_size
-    return {"header": _header(single), "size": size, "samples": _samples(single, size)}
-
-
-def _header(file: Path) -> dict[str, Any]:
-    with file.open("rb") as opened:
-        prefix = opened.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else HEADER_LIMIT_BYTES + 1
-        if length > HEADER_LIMIT_BYTES:
-            raise UnknownModel(f"{file}: not a safetensors file")
-        try:
-            header: dict[str, Any] = json.loads(opened.read(length))
-        except (ValueError, RecursionError) as error:
-            raise UnknownModel(f"{file}: not a safetensors file") from error
-    return header
-
-
-def _samples(file: Path, size: int) -> str:
-    """Hash of evenly spread blocks of a file, its last block included."""
-    digest = hashlib.sha256()
-    last = max(0, size - BLOCK_BYTES)
-    with file.open("rb") as opened:
-        for block in range(SAMPLED_BLOCKS):
-            opened.seek(last * block // (SAMPLED_BLOCKS - 1))
-            digest.update(opened.read(BLOCK_BYTES))
-    return digest.hexdigest()
 
 
 def _num_layers(folder: Path) -> int:

@@ -15,7 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+)
 from huggingface_hub.errors import SafetensorsParsingError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported where mypy does not look
@@ -150,6 +157,20 @@ class Hub:
         except FETCH_ERRORS as error:
             raise explain(error, self.repo, name) from error
         return bytes(taken[:count])
+
+    def head(self, name: str) -> HubFile:
+        """Size and digest of a file that the hub lists without them.
+
+        Raises:
+            HubError: the hub refuses or cannot be reached.
+        """
+        try:
+            url = hf_hub_url(self.repo, name, revision=self.commit)
+            about = get_hf_file_metadata(url, timeout=ANSWER_TIMEOUT_S)
+        except FETCH_ERRORS as error:
+            raise explain(error, self.repo, name) from error
+        digest = about.etag or ""
+        return HubFile(about.size or 0, digest if DIGEST.fullmatch(digest) else "")
 
     def _listed(self, name: str) -> HubFile:
         is_plain = "/" not in name and "\\" not in name and any(fnmatch(name, kind) for kind in (*SMALL_FILES, WEIGHTS))

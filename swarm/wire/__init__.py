@@ -25,12 +25,15 @@ from swarm.wire.encoding import (
     encode_replies_up,
     encode_upstream,
 )
+from swarm.wire.manifests import decode_manifest, encode_manifest
 
 SERVICE = "swarm.wire.v1.Node"
 HELLO = f"/{SERVICE}/Hello"
 """Unary, raw bytes both ways: `swarm.discovery.address_proof` defines them."""
 INFO = f"/{SERVICE}/Info"
 """Unary: the request is empty bytes, the answer is for `decode_info`."""
+MANIFEST = f"/{SERVICE}/Manifest"
+"""Unary: the request is empty bytes, the answer is for `decode_manifest`."""
 LINK = f"/{SERVICE}/Link"
 """Stream of parts down, stream of `decode_upstream` back."""
 REPLIES = f"/{SERVICE}/Replies"
@@ -43,6 +46,7 @@ __all__ = [
     "HOLD",
     "INFO",
     "LINK",
+    "MANIFEST",
     "PART_BYTES",
     "REPLIES",
     "SERVICE",
@@ -51,6 +55,7 @@ __all__ = [
     "decode_held",
     "decode_hold",
     "decode_info",
+    "decode_manifest",
     "decode_part",
     "decode_replies_up",
     "decode_upstream",
@@ -58,6 +63,7 @@ __all__ = [
     "encode_held",
     "encode_hold",
     "encode_info",
+    "encode_manifest",
     "encode_part",
     "encode_replies_up",
     "encode_upstream",

@@ -121,7 +121,7 @@ class KillableNodes:
         assert certificate is not None
         object.__setattr__(resources, "certificate", certificate)
         server, _ = bind("127.0.0.1", resources.port, certificate)
-        service = NodeService(node.registry.identity, node.sessions, certificate.digest)
+        service = NodeService(node.registry.identity, node.sessions, certificate.digest, resources.manifest)
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         node.running.host.service = replace(service_of(node), server=server)

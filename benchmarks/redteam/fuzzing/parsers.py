@@ -29,6 +29,7 @@ from swarm.layers import Span
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.hold import Hold
+from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -169,6 +170,7 @@ def all_subjects() -> list[Subject]:
         Subject(
             "hold", [wire.encode_hold(Hold(SessionId(bytes(16)), 3, 9.0))], mutate_wire, wire.decode_hold, protocol
         ),
+        Subject("manifest", [wire.encode_manifest(MANIFEST)], mutate_wire, wire.decode_manifest, protocol),
         Subject("record", [record], mutate_packed, lambda data: open_sealed(data, NOW_S), protocol),
         Subject("signed record", [_body(record)], mutate_packed, lambda data: _open_signed(who, data), protocol),
         Subject("pointer", [pointer], mutate_packed, lambda data: open_pointer(data, NOW_S), protocol),
@@ -181,6 +183,7 @@ def all_subjects() -> list[Subject]:
 
 
 NOW_S = 1_800_000_000.0
+MANIFEST = Manifest.of([WeightFile(f"model-{shard}.safetensors", shard, "ab" * 32) for shard in range(3)], "c" * 40)
 UPSTREAM = (
     Attached(3, 5),
     Ready(1, Credits(64, 4, 16)),

@@ -1566,7 +1566,9 @@ class InfoReply(_message.Message):
     config_digest: _builtins.str
     """Digest of config.json."""
     weights_digest: _builtins.str
-    """Digest of the weights."""
+    """Digest of the weights: SHA-256 over the canonical JSON of {"files": [[sha256, size_bytes] …]}, sorted, of the
+    manifest's files.
+    """
     tokenizer_digest: _builtins.str
     """Digest of the tokenizer."""
     num_layers: _builtins.int
@@ -1619,6 +1621,83 @@ class InfoReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InfoReply: _TypeAlias = InfoReply  # noqa: Y015
+
+@_typing.final
+class ManifestRequest(_message.Message):
+    """Asks for the manifest of the model that the node serves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ManifestRequest: _TypeAlias = ManifestRequest  # noqa: Y015
+
+@_typing.final
+class ManifestReply(_message.Message):
+    """All weight files of the model, whichever of them this node has; together at most 1 MiB. Whoever asked computes the
+    weights' digest over them, and believes nothing else.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    commit: _builtins.str
+    """The hub's commit that the node has them from, 40 or 64 hex digits; empty: none. A hint."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightFile]:
+        """1 … 4,096, by rising names."""
+
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[Global___WeightFile] | None = ...,
+        commit: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ManifestReply: _TypeAlias = ManifestReply  # noqa: Y015
+
+@_typing.final
+class WeightFile(_message.Message):
+    """One file of weights, in whatever format."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """In its folder or repository; printable, 1 … 255 characters. No path is made of it."""
+    size_bytes: _builtins.int
+    """Of the whole file, at most 2^50."""
+    sha256: _builtins.bytes
+    """Of its bytes: 32 bytes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightFile: _TypeAlias = WeightFile  # noqa: Y015
 
 @_typing.final
 class Counters(_message.Message):

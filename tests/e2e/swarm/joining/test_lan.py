@@ -22,8 +22,8 @@ serving at 203.0.113.11:…
 <!-- run: ben, stays -->
 ```console
 $ cd swarm/demo && node serve --lan yes --num-layers 6
-joins a swarm that serves demo-target (e55d8c3e77a3) at 203.0.113.11, found in the local network
-model: demo-target (12 layers, fingerprint e55d8c3e77a3), the one that this swarm serves
+joins a swarm that serves demo-target (eda0bef3c78a) at 203.0.113.11, found in the local network
+model: demo-target (12 layers, fingerprint eda0bef3c78a), the one that this swarm serves
 layers: the swarm needs layers 6…11 of 12 most, for nobody holds them; 6: as you asked
 serving at 203.0.113.12:…
 ```

@@ -8,7 +8,7 @@ import threading
 from rich.console import Console
 
 from node.lifecycle.progress import TerminalSay
-from node.model.loading import ShowsProgress, progress_lines
+from node.model.loading import READ_SILENTLY_BYTES, ShowsProgress, progress_lines, reading_lines
 
 
 def terminal() -> tuple[Console, io.StringIO]:
@@ -57,3 +57,19 @@ def test_elsewhere_there_are_few_plain_lines() -> None:
         report("model.safetensors", here, 1_000)
     assert 20 <= len(lines) <= 22
     assert lines[-1].startswith("fetching model.safetensors")
+
+
+def test_reading_weights_is_told_where_it_takes_long() -> None:
+    lines: list[str] = []
+    for total in (READ_SILENTLY_BYTES - 1, 4 << 30):
+        report = reading_lines(lines.append)
+        for read in range(0, total + 1, 1 << 20):
+            report("model.safetensors", read, total)
+    assert len(lines) == 11
+    assert lines[-1] == "reading the weights once, to know them by their contents: 4.0 of 4.0 GiB"
+    console, written = terminal()
+    with TerminalSay(console) as say:
+        report = reading_lines(say)
+        for read in (1 << 30, 4 << 30):
+            report("model.safetensors", read, 4 << 30)
+    assert "reading model.safetensors once" in written.getvalue()

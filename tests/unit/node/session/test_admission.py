@@ -12,6 +12,7 @@ from node.session.admission import (
     CARRIED,
     DECODED,
     LIMITS,
+    MANIFESTS,
     OPENED,
     SESSIONS,
     WAITING,
@@ -160,3 +161,17 @@ def test_a_flood_of_refusals_is_a_line_a_minute(
         clock.now = number * 0.01
         admission.refused(FAR, OverQuota(CALLS))
     assert caplog.messages == [f"refused what {FAR} sent: too many calls at once"]
+
+
+def test_lists_of_weight_files_are_asked_for_now_and_then(admission: Admission, clock: Clock) -> None:
+    for _ in range(16):
+        admission.check_manifest(FAR)
+    with pytest.raises(OverQuota, match=MANIFESTS):
+        admission.check_manifest(FAR)
+    clock.now += 5.0
+    admission.check_manifest(FAR)
+    for number in range(200):  # a crowd
+        with suppress(OverQuota):
+            admission.check_manifest(f"9.9.{number}.1")
+    with pytest.raises(OverQuota, match=MANIFESTS):
+        admission.check_manifest("9.9.250.1")

@@ -15,10 +15,12 @@ from node.session.service import NodeService, TimedWriter
 from swarm.discovery.identity import Identity
 from swarm.errors import Busy
 from swarm.ids import SessionId
+from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.protocol.messages import Attach, Fault
 from swarm.transport.uplink import Uplink
 
 FAR = "9.9.9.9"
+MANIFEST = Manifest.of([WeightFile("model.safetensors", 9, "ab" * 32)])
 
 
 class Unread:
@@ -69,7 +71,7 @@ class Refused:
 def test_a_flood_of_refusals_costs_few_signatures(index: int) -> None:
     """Only those that somebody passes on are signed, and of these one address is worth a few."""
     identity = Identity.ephemeral()
-    service, stream = NodeService(identity, cast("Any", Sessions()), b""), Refused()
+    service, stream = NodeService(identity, cast("Any", Sessions()), b"", MANIFEST), Refused()
     attach = cast("Any", SimpleNamespace(index=index, generation=3, session=SessionId(bytes(32))))
     for _ in range(1_000):
         service._refuse(cast("Any", stream), Busy(identity.peer_id, "0-4", "is full"), cast(Attach, attach), FAR)
