@@ -24,7 +24,7 @@ def test_a_file_is_the_same_model_on_the_hub_here_and_for_a_client(
     kinds = {"Q8_0": Kind.Q8_0, "Q4_0": Kind.Q4_0}
     files = {name: tmp_path / f"Tiny-{name}.gguf" for name in kinds}
     for name, kind in kinds.items():
-        TinyGguf.of("llama", "llama", lambda *_, kind=kind: kind).write(files[name])  # type: ignore[misc]
+        TinyGguf.of("llama", "llama", lambda *_, kind=kind: kind).write(files[name])
     hub.repos[REPO] = Repo({file.name: file.read_bytes() for file in files.values()})
     prints = set()
     for name, file in files.items():
