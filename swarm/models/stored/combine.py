@@ -28,11 +28,14 @@ INT8_FACTOR = 7.874015718698502e-3
 
 
 def fp8(parts: Parts, config: Config) -> StoredTensor | torch.Tensor:
-    """DeepSeek's block scales, and those of rows or of a whole matrix; experts may be stacked."""
+    """DeepSeek's block scales, and those of rows or of a whole matrix; experts may be stacked, or FP4 in bytes."""
     weight = parts[".weight"] if ".weight" in parts else parts[""]
     scales = [tensor for end, tensor in parts.items() if end not in ("", ".weight")][0]  # noqa: RUF015 - IndexError
     if weight.dtype in (torch.bfloat16, torch.float16, torch.float32):
         return weight  # a scale that came with a weight that is not quantised
+    if weight.dtype is torch.int8:
+        matrix = _fp4("mxfp4", weight.reshape(-1, weight.shape[-1]), scales.reshape(-1, scales.shape[-1]))
+        return StoredTensor(replace(matrix, result=torch.float32), (*weight.shape[:-1], 2 * weight.shape[-1]))
     if weight.dtype not in TYPES:
         raise ValueError(f"its type is {weight.dtype}")
     height, width = config.get("weight_block_size") or KNOWN

@@ -217,7 +217,9 @@ class QuantisedSource:
                     return 32 * header.count // _packed_bits(self.config)
                 case ".weight" | "" if any(other.startswith(".weight.quant_state") for other in parts):
                     return 2 * header.size_bytes
-                case ".weight" | "" if header.kind == "U8":
+                case ".weight" | "" if header.kind == "U8" or (
+                    header.kind == "I8" and self.config["quant_method"] == "fp8"
+                ):
                     return 2 * header.count
                 case ".weight" | "":
                     return header.count if header.kind.startswith(("F8", "I8")) else None

@@ -18,6 +18,7 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
+from swarm.models.stored.source import StoredTensor
 from tests.model.tiny_models import save_sharded, tiny_model
 
 ROWS = 5
@@ -55,14 +56,14 @@ def test_only_what_is_missing_is_read(
     kept = {index: id(model._owned[index]) for index in range(max(old[0], new[0]), min(old[1], new[1]))}
     held = shared_parts(model, layout, after)
     read: list[str] = []
-    tensors = Checkpoint.tensors
+    tensors = Checkpoint.read
 
-    def noted(self: Checkpoint, names: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    def noted(self: Checkpoint, names: Any) -> dict[str, torch.Tensor | StoredTensor]:  # noqa: ANN401
         found = tensors(self, names)
         read.extend(found)
         return found
 
-    monkeypatch.setattr(Checkpoint, "tensors", noted)
+    monkeypatch.setattr(Checkpoint, "read", noted)
     moved = load_span(checkpoint, after, torch.float32, held=held)
     wanted = {index for index in range(*new) if index not in kept}
     assert {

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from swarm.inference.weights.stored_rows import DecodedMatrix, StoredRows
 from swarm.inference.weights.stored_weight import StoredWeight
 from swarm.models.gguf.encodings import ENCODINGS
-from swarm.models.stored.combine import modelopt
+from swarm.models.stored.combine import fp8, modelopt
 from swarm.models.stored.eight_bits import Fp8Matrix
 from swarm.models.stored.fp4 import NUMBERS
 from swarm.models.stored.gguf_matrix import GgufMatrix
@@ -168,6 +169,16 @@ def test_scales_that_are_exponents_are_powers_of_two() -> None:
     matrix = Fp8Matrix.of(weight, exponents, torch.float32, (1, 32))
     powers = torch.tensor([[1.0, 8.0], [2.0**-7, 2.0**-127]]).repeat_interleave(32, 1)
     assert torch.equal(matrix.decode(0, 2), weight.float() * powers)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=["matrix", "experts"])
+def test_experts_of_an_fp8_checkpoint_may_be_fp4(shape: tuple[int, ...]) -> None:
+    """As transformers reads them: two codes a byte, and a power of two for each 32 columns."""
+    codes, exponents = numbers(*shape, 32, seed=7).view(torch.int8), numbers(*shape, 2, seed=8, most=8) + 124
+    made = fp8({"": codes, "_scale_inv": exponents}, {})
+    own: Any = Fp8Dequantize
+    assert isinstance(made, StoredTensor)
+    assert torch.equal(made.decode(), own(None)._dequantize_one(codes, exponents, torch.float32))
 
 
 def test_modelopts_second_scale_multiplies_the_first() -> None:
