@@ -25,6 +25,7 @@ from swarm.discovery.registry import Registry
 from swarm.errors import HubError, ModelMismatch, RegistryError, SwarmError, UnknownModel, UnsupportedModel
 from swarm.ids import ModelIdentity
 from swarm.models.fingerprint import client_identity, model_identity
+from swarm.models.hub import Hub
 from swarm.models.hub_errors import explain, hub_name
 from swarm.models.manifests import FileProof, KnownWeights, WeightFiles, find_manifest, remember, remembered_commits
 from swarm.models.revisions import fitting_commits
@@ -185,7 +186,7 @@ class ModelFinder:
         hub = found.checkpoint.hub
         if hub is not None:
             try:
-                revision = await asyncio.to_thread(self._revision_of, theirs, manifest, hub.repo)
+                revision = await asyncio.to_thread(self._revision_of, theirs, manifest, hub)
             except SwarmError as error:
                 why = str(error)
             else:
@@ -199,7 +200,7 @@ class ModelFinder:
         self._say(f"note: {line}; a chain never mixes them")
         return found
 
-    def _revision_of(self, theirs: ModelIdentity, manifest: Manifest | None, repo: str) -> FoundModel:
+    def _revision_of(self, theirs: ModelIdentity, manifest: Manifest | None, hub: Hub) -> FoundModel:
         """The commit of the hub model that is the swarm's.
 
         Raises:
@@ -210,9 +211,9 @@ class ModelFinder:
         named = f"; its machines name {manifest.commit[:12]}" if manifest.commit else ""
         if self._config.revision is not None:
             raise UnknownModel(f"you asked for revision {self._config.revision}{named}")
-        hints = [*filter(None, [manifest.commit]), *remembered_commits(repo)]
-        for commit in islice(fitting_commits(repo, manifest, hints), COMMITS_TRIED):
-            one = _at_commit(repo, commit, manifest)
+        hints = [*filter(None, [manifest.commit]), *remembered_commits(hub.name)]
+        for commit in islice(fitting_commits(hub.repo, manifest, hints), COMMITS_TRIED):
+            one = _at_commit(hub.name, commit, manifest)
             if one is not None and one.identity.fingerprint == theirs.fingerprint:
                 return one
         raise UnknownModel(f"no revision of the main branch has them{named}")
@@ -222,7 +223,7 @@ class ModelFinder:
         wanted, hub = self._config.fingerprint, found.checkpoint.hub
         if wanted is None or hub is None or found.identity.fingerprint.startswith(wanted):
             return found
-        return self._served_before(hub.repo) or found
+        return self._served_before(hub.name) or found
 
     def _served_before(self, repo: str) -> FoundModel | None:
         """A revision in the cache that is the swarm's, or has the fingerprint that is wanted."""

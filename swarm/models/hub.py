@@ -34,7 +34,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported wh
 from swarm.errors import HubError, SwarmError, UnknownModel, UnsupportedModel
 from swarm.models.download import DamagedFile, SnapshotFile, download
 from swarm.models.gguf.container import GgufHeader, ShortHeader, parse_header, read_header
-from swarm.models.gguf.folder import GgufFile, local_folder, model_folder
+from swarm.models.gguf.folder import GgufFile, local_folder, model_folder, remember, remembered
 from swarm.models.gguf.naming import SUFFIX, hub_files, hub_name, is_safe, local_files, split_hub_name
 from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
 from swarm.models.tensor_header import TensorHeader
@@ -227,9 +227,17 @@ def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hu
     if str(model).startswith((".", "/", "~")):
         raise UnknownModel(f"{model}: no such folder")
     repo, part = split_hub_name(str(model)) or (str(model), "")
-    hub = _open(repo, revision, f"*{SUFFIX}" if part else CONFIG)
+    asked = f"{model}@{revision or ''}"
+    try:
+        hub = _open(repo, revision, f"*{SUFFIX}" if part else CONFIG)
+    except SwarmError as error:
+        if (known := _gguf_seen(asked, repo, error)) is not None:
+            return known
+        raise
     if part or _has_gguf_alone(hub):
-        return _gguf_of(hub, part)
+        folder, hub = _gguf_of(hub, part)
+        remember(asked, folder, hub.commit, hub.part)
+        return folder, hub
     small = [name for name in hub.files if "/" not in name and any(fnmatch(name, kind) for kind in SMALL_FILES)]
     if hub.failure is None and CONFIG not in small:
         raise UnsupportedModel(f"{model}: has no {CONFIG}, so it is no model of transformers; choose another one")
@@ -253,6 +261,17 @@ def _gguf_of(hub: Hub, part: str) -> tuple[Path, Hub]:
     key = [hub.repo, hub.commit, sizes]
     folder = model_folder(called, key, lambda: [_gguf_file(hub, name) for name in names])
     return folder, replace(hub, part=called.partition(":")[2])
+
+
+def _gguf_seen(asked: str, repo: str, error: SwarmError) -> tuple[Path, Hub] | None:
+    """What a client made of a header once, where the hub does not answer and no file lies in its cache."""
+    known = remembered(asked)
+    if known is None:
+        return None
+    folder, commit, part = known
+    snapshot = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "snapshots" / commit
+    cause = error.__cause__
+    return folder, Hub(repo, commit, snapshot, failure=cause if isinstance(cause, Exception) else error, part=part)
 
 
 def _gguf_file(hub: Hub, name: str) -> GgufFile:

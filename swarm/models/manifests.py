@@ -74,7 +74,7 @@ class WeightFiles:
     @property
     def key(self) -> str:
         """Under which its manifest is remembered."""
-        return str(self.folder.resolve()) if self.hub is None else f"{self.hub.repo}@{self.hub.commit}"
+        return str(self.folder.resolve()) if self.hub is None else f"{self.hub.name}@{self.hub.commit}"
 
     @property
     def commit(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import struct
@@ -26,16 +27,20 @@ from swarm.models.gguf.encodings import ENCODINGS
 from swarm.models.gguf.naming import stem_of
 from swarm.models.gguf.tokenizer import write_tokenizer
 from swarm.runtime.cache_folder import cache_folder
+from swarm.runtime.files import replace_file
 from swarm.runtime.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
 
 POINTER: Final = "gguf.json"
 """Names the files of a model and where each tensor lies in them."""
 FORMAT: Final = 1
 """Of these folders; another one is made anew."""
 MAX_FOLDERS: Final = 16
+MAX_NOTES: Final = 64
 MAX_VECTOR: Final = 4096
 """Values of a small tensor that belongs to the config, at most."""
 
@@ -164,6 +169,31 @@ def model_folder(name: str, key: object, files: Callable[[], Sequence[GgufFile]]
     except OSError as error:
         raise ConfigError(f"{root}: cannot be written ({error.strerror or error}); set XDG_CACHE_HOME") from error
     return folder
+
+
+def remember(asked: str, folder: Path, commit: str, part: str) -> None:
+    """Note which folder a name on the hub led to, for when the hub cannot be reached; without a note there is none."""
+    names = cache_folder() / "gguf-names"
+    try:
+        names.mkdir(parents=True, exist_ok=True)
+        replace_file(_note(asked), json.dumps([str(folder), commit, part]).encode())
+        for old in sorted(names.iterdir(), key=lambda note: note.stat().st_mtime, reverse=True)[MAX_NOTES:]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s: the name %s is not kept (%s)", names, asked, error.strerror or error)
+
+
+def remembered(asked: str) -> tuple[Path, str, str] | None:
+    """The folder, commit and part that a name led to, if the folder is still there."""
+    try:
+        folder, commit, part = json.loads(_note(asked).read_bytes())
+    except (OSError, ValueError, TypeError):
+        return None
+    return (Path(folder), str(commit), str(part)) if (Path(folder) / POINTER).exists() else None
+
+
+def _note(asked: str) -> Path:
+    return cache_folder() / "gguf-names" / hashlib.sha256(asked.encode()).hexdigest()[:32]
 
 
 def merged(files: Sequence[GgufFile], name: str) -> GgufHeader:

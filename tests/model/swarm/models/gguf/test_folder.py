@@ -189,6 +189,18 @@ def test_without_the_hub_the_cache_serves(gguf_hub: FakeHub) -> None:
     load_span(again, Span(0, 1), torch.float32)
 
 
+def test_without_the_hub_a_client_has_the_header_that_it_fetched(gguf_hub: FakeHub) -> None:
+    target = load_target(f"{REPO}:Q8_0")
+    gguf_hub.status = 503
+    again = load_target(f"{REPO}:Q8_0")
+    assert (again.name, again.config_digest) == (target.name, target.config_digest)
+    checkpoint = open_checkpoint(f"{REPO}:Q8_0")
+    with pytest.raises(HubError, match=r"Tiny-Q8_0\.gguf: .*is in trouble \(HTTP 503\)"):
+        checkpoint.fetch(checkpoint.weight_map)
+    with pytest.raises(HubError, match="is in trouble"):
+        load_target(f"{REPO}:Q4_0")
+
+
 def test_llama_3s_rope_comes_back_from_its_frequencies() -> None:
     for factor in (8.0, 32.0):
         config: dict[str, Any] = {"rope_type": "llama3", "factor": factor, "rope_theta": 500_000.0}
