@@ -36,8 +36,6 @@ from swarm.runtime.library_logging import quiet_libraries
 
 LIMIT_S: Final = 60
 """A family that takes longer counts as refused."""
-COLUMNS: Final = 3
-"""Families in a line of the table."""
 _QWEN4: Final = {
     "indexer_n_heads": 16,
     "indexer_kv_heads": 1,

@@ -212,7 +212,7 @@ def conformance_error(config: PreTrainedConfig, load: Load) -> float:
         config: of the small model (`shrink`).
         load: makes a span of it.
     """
-    whole = _random_model(config)
+    whole = random_model(config)
     with tempfile.TemporaryDirectory() as folder:
         whole.save_pretrained(folder)
         checkpoint = open_checkpoint(Path(folder))
@@ -242,7 +242,7 @@ def _decoded(whole: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
+def random_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model with every weight random, norms too, so that a wrong one changes the logits."""
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"

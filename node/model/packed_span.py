@@ -5,6 +5,7 @@ No more than one layer is there unpacked, so the peak is the packed span and tha
 
 from __future__ import annotations
 
+import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import WeightFormat
+
+logger = logging.getLogger(__name__)
 
 NOTHING_HELD: Mapping[str, nn.Module] = MappingProxyType({})
 
@@ -117,11 +120,17 @@ def read_packed_layer(
     alone = alone.to(device)
     layer: nn.Module = alone.get_submodule(f"{layout.layers}.{index}")
     if form.product_bits:  # a new RaggedModel runs one row
-        pack_layer(
-            layer, lambda: RaggedModel(alone, span, examine=False), form.product_bits, with_kernels=form.with_kernels
-        )
+        pack_layer(layer, lambda: _run_alone(alone, span), form.product_bits, with_kernels=form.with_kernels)
         _let_go_of_files(layer)
     return layer
+
+
+def _run_alone(alone: PreTrainedModel, span: Span) -> None:
+    """Run a layer's row as far as it gets: one that needs more than a row is packed matrix by matrix."""
+    try:
+        RaggedModel(alone, span, examine=False)
+    except Exception as failure:  # noqa: BLE001 - a class may raise anything, and nothing depends on the result
+        logger.debug("layer %s does not run alone: %s", span, failure)
 
 
 def _let_go_of_files(module: nn.Module) -> None:

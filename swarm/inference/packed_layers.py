@@ -116,6 +116,11 @@ class PackedEmbedding(nn.Module):
         embedding.padding_idx = None  # matters for gradients alone, and would be looked for among the few rows
         self._own = embedding
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """What is packed: some classes ask where an embedding lies."""
+        return next(self.packed.parameters())
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids [...] to [..., embedding_dim]."""
         own: Any = self._own

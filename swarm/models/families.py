@@ -72,6 +72,11 @@ PLAIN_LAYERS = {"mlp", "moe"}
 OWN_STATES = "it keeps states by a way of its own, not in transformers' cache"
 SHARED_WEIGHTS = "its attention layers share weights and read the embedding again, so they cannot lie apart"
 REFUSED = {
+    "blt": "it works on patches of bytes, not on tokens",
+    "git": "its class knows no attention but kinds of its own",
+    "openai-gpt": "its class keeps no keys and values",
+    "qwen4_exp_text": "some of its layers read n-grams of the text, beside hidden rows",
+    "xlnet": "its class keeps hidden rows of the text before, not keys and values",
     "recurrent_gemma": OWN_STATES,
     "rwkv": OWN_STATES,
     "xlstm": OWN_STATES,

@@ -219,7 +219,7 @@ class LayeredModel:
     @torch.inference_mode()
     def _probe_ways(self, *, examine: bool) -> tuple[KvLayout, tuple[nn.Module, ...]]:
         """Probe with our attention function, or with the class's own where it takes no other."""
-        by = attention_by(self.config)
+        by, own = attention_by(self.config), self.config._attn_implementation
         failures: list[Exception] = []
         for way in (by,) if by is not AttentionBy.INTERFACE or keeps_states(self.config) else (by, AttentionBy.MASKED):
             if way is not AttentionBy.INTERFACE:
@@ -236,6 +236,7 @@ class LayeredModel:
                     failures.append(failure)
             for pass_through in self._pass_through:
                 pass_through.as_tuple = False
+        self.config._attn_implementation = own  # which layers have, whoever takes them over
         raise failures[0]
 
     def _probe_class(self, calls: ClassCalls) -> tuple[KvLayout, tuple[nn.Module, ...]]:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from node.model.family_check import TOLERANCE, conformance_error, shrink, spans_of
+import node.model.span
+from node.model.checkpoint import open_checkpoint
+from node.model.family_check import TOLERANCE, conformance_error, random_model, shrink, spans_of
+from node.model.packed_span import load_packed
 from node.model.span import dissect, load_tested
 from swarm.errors import LayersError
+from swarm.inference.kv_cache import KvCache
 from swarm.inference.layers.pass_through import as_hidden, as_rows
+from swarm.inference.ragged_batch import SessionRows
+from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span, SpanBorders
 from swarm.models.families import needs_ids, span_starts
+from tests.model.tiny_models import chain, reference
 
 SHARED_INDEX = {"indexer_types": ["full", "shared", "shared"] * 2, "num_hidden_layers": 6}
 SHARED_KV = {"num_hidden_layers": 10, "num_kv_shared_layers": 5}
@@ -101,3 +109,21 @@ def test_rows_of_any_form_come_back_as_they_were(shape: tuple[int, ...]) -> None
     assert rows.shape[:2] == (1, count)
     assert torch.equal(as_hidden(rows, hidden), hidden)
     assert torch.equal(rows[0, 0].sort().values, hidden.movedim(shape.index(count, 1), 0)[0].flatten().sort().values)
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "llama4_text"])
+def test_layers_that_need_more_than_rows_are_packed_too(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.model.span, "TESTED", {family})
+    whole = random_model(shrink(make_config(family)))
+    whole.save_pretrained(tmp_path)
+    checkpoint, ids, rows = open_checkpoint(tmp_path), torch.arange(12) * 7 % 100 + 3, None
+    form = WeightFormat.of("int8", torch.float32, torch.device("cpu"))
+    for span in spans_of(whole.config):
+        model = load_packed(checkpoint, span, form, torch.device("cpu"))
+        work = chain(KvCache(model.layout, len(ids)), ids)
+        rows = model.forward([SessionRows(work.kv_cache, work.node_ids, work.parents, work.positions, ids, rows)])
+    assert rows is not None
+    both = torch.stack([model.logits(rows).flatten(), reference(whole, ids).flatten()])
+    assert float(both.corrcoef()[0, 1]) > 0.97
