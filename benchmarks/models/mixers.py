@@ -10,6 +10,7 @@ as multiples of one row's.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -62,7 +63,7 @@ KINDS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 class Options:
     """Measure every kind."""
 
-    repeats: int = 5
+    repeats: int = 12
     """Runs of which the shortest counts."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
@@ -117,18 +118,15 @@ def measure(kind: str, repeats: int) -> MixerCost:
     span: Any = model  # a whole model has what is timed of a span
     chain_ms(model, 1)
 
-    def shortest(nodes: int) -> float:
-        return min(forward_ms(span, nodes, time.perf_counter) for _ in range(repeats))
-
+    best = dict.fromkeys((1, *TREES), math.inf)
+    chain = math.inf
+    for _ in range(repeats):  # sizes take turns, so that a slow moment of the machine does not fall on one of them
+        chain = min(chain, chain_ms(model, CHAIN))
+        for nodes in best:
+            best[nodes] = min(best[nodes], forward_ms(span, nodes, time.perf_counter))
     layout = model.layout
-    return MixerCost(
-        kind,
-        layout.bytes_per_token // LAYERS,
-        layout.state_bytes // LAYERS,
-        shortest(1),
-        min(chain_ms(model, CHAIN) for _ in range(repeats)),
-        {nodes: shortest(nodes) for nodes in TREES},
-    )
+    tree_ms = {nodes: best[nodes] for nodes in TREES}
+    return MixerCost(kind, layout.bytes_per_token // LAYERS, layout.state_bytes // LAYERS, best[1], chain, tree_ms)
 
 
 def make_sheet(costs: list[MixerCost], options: Options) -> Sheet:
