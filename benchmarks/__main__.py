@@ -20,7 +20,7 @@ PROGRAMS: Final = {
     "control": ("cells", "changes", "cold", "first_texts", "pipe", "replay", "uneven", "wide_rows"),
     "drafting": ("boost", "calibration", "codec", "drafters", "near_ties", "published", "quantised", "vocabularies"),
     "emulation": ("homes", "network", "pairs", "paths"),
-    "models": ("families",),
+    "models": ("families", "mixers"),
     "operations": ("api_load", "api_overhead", "health_load", "page_load", "page_server", "relay_cost", "telemetry"),
     "recovery": ("fault_tolerance", "faults", "fuzz", "hedging", "schedules", "soak"),
     "redteam": ("redteam",),

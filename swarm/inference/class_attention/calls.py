@@ -17,7 +17,7 @@ import torch
 
 from swarm.inference.class_attention.session_cache import BatchCache, ClassCache, ProbeCache, RowPiece, SequenceCache
 from swarm.inference.step_cache import cache_argument
-from swarm.models.families import AttentionBy
+from swarm.models.families import CHUNKED, AttentionBy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -175,13 +175,17 @@ class ClassCalls:
 
     def _mask(self, visible: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
         """What is added to scores, [1, 1, rows, slots]: 0 where a row sees a slot; one for each type of layer."""
-        distance = positions[-len(visible) :, None] - positions[None]
-        kinds = set(getattr(self.model.config, "layer_types", None) or ())
+        config, own, others = self.model.config, positions[-len(visible) :, None], positions[None]
+        kinds = set(getattr(config, "layer_types", None) or ())
         if not kinds:
             return self._added(visible)
-        window = getattr(self.model.config, "sliding_window", None)
-        near = visible if window is None else visible & (distance < window)
-        return {kind: self._added(near if kind == "sliding_attention" else visible) for kind in kinds}
+        window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+        within = dict.fromkeys(kinds, visible)
+        if window is not None:
+            within["sliding_attention"] = visible & (own - others < window)
+        if chunk is not None:
+            within[CHUNKED] = visible & (own // chunk == others // chunk)
+        return {kind: self._added(within[kind]) for kind in kinds}
 
     def _added(self, visible: torch.Tensor) -> torch.Tensor:
         added = torch.zeros(visible.shape, dtype=self.dtype).masked_fill(~visible, torch.finfo(self.dtype).min)

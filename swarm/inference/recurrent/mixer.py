@@ -16,6 +16,7 @@ from swarm.errors import UnsupportedModel
 from swarm.inference.kv_cache import LayerRows
 from swarm.inference.recurrent.mixer_cache import MixerCache
 from swarm.inference.recurrent.plan import make_plan
+from swarm.inference.recurrent.projections import Projections, ProjectionWatch
 from swarm.inference.states.session_states import MixerState, StatePart
 from swarm.inference.step_cache import StepCache
 from swarm.inference.tree_attention import NAME
@@ -48,6 +49,7 @@ class MixerFacts:
         shapes: of one row of each.
         returned: which of the tensors it returns are rows, by their order.
         in_sequences: whether a sequence may go on from a state.
+        projections: linear layers that run once for all rows.
     """
 
     state: MixerState
@@ -56,6 +58,7 @@ class MixerFacts:
     shapes: tuple[tuple[int, ...], ...]
     returned: tuple[int, ...]
     in_sequences: bool
+    projections: Projections
 
 
 class RecurrentMixer:
@@ -77,6 +80,7 @@ class RecurrentMixer:
         self.facts: MixerFacts | None = None
         self.in_sequences = False
         self._own: Callable[..., Any] = module.forward
+        self._module = module
         self._layer = layer
         self._name = name
 
@@ -105,19 +109,22 @@ class RecurrentMixer:
         inputs = [self._with_rows_again(plan, at, tensor) for at, tensor in enumerate(given)]
         keys = [part.key for part in facts.state.parts]
         before = self._bases(plan, keys)
+        has_one_call = len(plan.rounds) == 1 and len(plan.rounds[0].runs) == 1
+        ends = Projections() if has_one_call else facts.projections
+        projected = ends.project(inputs)
         collected = _Collected(plan.new_rows, facts.returned)
         for turn in plan.rounds:
             behind: list[list[torch.Tensor]] = []
             for run in turn.runs:
                 cache = MixerCache(_at(keys, before, run))
-                output = call.run(self._tensors(call, inputs, run), cache)
-                collected.add(output, run)
+                with ends.replaced(projected, run):
+                    collected.add(call.run(self._tensors(call, inputs, run), cache), run)
                 behind.append([cache.states[key] for key in keys])
             before = behind[0] if len(behind) == 1 else [torch.cat(states) for states in zip(*behind, strict=True)]
             for kept in turn.keeping:
                 chosen = [state.index_select(0, kept.places) for state in before]
                 kept.states.write(self._layer, self._name, kept.entries, chosen)
-        return collected.output
+        return collected.finished(ends.leaving)
 
     def _with_rows_again(self, plan: StepPlan, at: int, tensor: torch.Tensor) -> torch.Tensor:
         """New rows, and behind them those that are run again: [R + again, …]."""
@@ -158,12 +165,11 @@ class RecurrentMixer:
                 values = torch.randn(tensors[at].shape, generator=random)
                 tensors[at] = values.to(tensors[at].device, tensors[at].dtype)
 
-        returned = [
-            at
-            for at, tensor in enumerate(_tensors_in(call.run(tensors, MixerCache())))
-            if tensor.shape[:2] == (1, PROBE_ROWS)
-        ]
-
+        watch = ProjectionWatch(self._module)
+        with watch.watching():
+            output = _tensors_in(call.run(tensors, MixerCache()))
+        returned = [at for at, tensor in enumerate(output) if tensor.shape[:2] == (1, PROBE_ROWS)]
+        projections = watch.found([tensors[at] for at in given], [output[at] for at in returned])
         if not given or not returned:
             raise UnsupportedModel(f"layer {self._layer}: {self._name} is given no rows, or returns none")
 
@@ -197,9 +203,8 @@ class RecurrentMixer:
         rows = tuple(
             LayerRows(self._layer, f"{self._name}.{at}", tensors[at][0, 0].numel(), tensors[at].dtype) for at in given
         )
-        return MixerFacts(
-            MixerState(self._layer, self._name, parts), rows, given, shapes, tuple(returned), in_sequences
-        )
+        state = MixerState(self._layer, self._name, parts)
+        return MixerFacts(state, rows, given, shapes, tuple(returned), in_sequences, projections)
 
 
 def put_mixers(
@@ -286,29 +291,34 @@ class _Call:
 
 
 class _Collected:
-    """Puts the rows of several calls together in the order of the forward.
-
-    Attributes:
-        output: as one call's, with all rows [1, R, …]; tensors that are none of rows are left as one call gave them.
-    """
+    """Puts the rows of several calls together in the order of the forward."""
 
     def __init__(self, rows: int, returned: Sequence[int]) -> None:
-        self.output: Any = None
         self._rows = rows
         self._returned = returned
+        self._first: Any = None
         self._wholes: list[torch.Tensor] = []
 
     def add(self, output: Any, run: MixerRun) -> None:  # noqa: ANN401 - what a module returns
         """Take the new rows of one call."""
         tensors = _tensors_in(output)
-        if self.output is None:
+        if not self._wholes:
+            self._first = output
             self._wholes = [tensors[at].new_empty(1, self._rows, *tensors[at].shape[2:]) for at in self._returned]
-            wholes = dict(zip(self._returned, self._wholes, strict=True))
-            places = iter(range(len(tensors)))
-            self.output = _changed(output, lambda each: wholes.get(next(places), each))
         for whole, at in zip(self._wholes, self._returned, strict=True):
             rows = tensors[at].flatten(0, 1)
             whole[0].index_copy_(0, run.targets, rows if run.new is None else rows.index_select(0, run.new))
+
+    def finished(self, leaving: nn.Module | None) -> Any:  # noqa: ANN401
+        """As one call's result, with all rows [1, R, …]; tensors that are none of rows are left as one call gave them.
+
+        Args:
+            leaving: the linear layer that is still to run on them, if there is one.
+        """
+        rows = self._wholes if leaving is None else [leaving(whole) for whole in self._wholes]
+        wholes = dict(zip(self._returned, rows, strict=True))
+        places = iter(range(len(_tensors_in(self._first))))
+        return _changed(self._first, lambda each: wholes.get(next(places), each))
 
 
 def _at(keys: Sequence[StateKey], before: Sequence[torch.Tensor], run: MixerRun) -> dict[StateKey, torch.Tensor]:

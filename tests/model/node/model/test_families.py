@@ -10,9 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+import swarm.inference.class_attention.calls
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, dissect
 from swarm.ids import TreeNodeId
+from swarm.inference.class_attention.calls import MAX_CALL_BYTES
 from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import PLAIN_PATH, SessionRows
@@ -108,6 +110,25 @@ def test_trees_of_two_ragged_sessions_in_one_forward_give_what_each_path_gives_a
         for offset in range(len(PARENTS)):
             alone = reference(family.whole, torch.cat([prompt, ids[path_to(offset)]]))[-1]
             assert (got[offset] - alone).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["bloom", "deepseek_v32"])
+def test_rows_are_cut_where_keys_and_scores_would_take_too_much(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, counts = whole_model(make_tiny(name)), []
+    rows = []
+    for limit in (MAX_CALL_BYTES, 1_000):
+        monkeypatch.setattr(swarm.inference.class_attention.calls, "MAX_CALL_BYTES", limit)
+        forwards: list[int] = []
+        caches = [KvCache(model.layout, 32) for _ in range(2)]
+        hook = model.layers[0].register_forward_hook(lambda *_, ran=forwards: ran.append(1))
+        prompts = [random_ids(11, seed=4), random_ids(4, seed=5)]
+        model.forward([chain(cache, ids) for cache, ids in zip(caches, prompts, strict=True)])
+        trees = [tree(cache, random_ids(len(PARENTS), 6), len(ids)) for cache, ids in zip(caches, prompts, strict=True)]
+        rows.append(model.forward(trees))
+        hook.remove()
+        counts.append(len(forwards))
+    assert counts[0] < counts[1]
+    assert (rows[0] - rows[1]).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["llama4_text", "doge", "deepseek_v32"])

@@ -95,14 +95,14 @@ def test_a_commit_to_a_node_with_a_state_computes_nothing_again(
     model: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
-    made = swarm.inference.recurrent.plan._Layout.plan
+    made = swarm.inference.recurrent.plan._PlanWriter.plan
 
     def noted(self: object) -> object:
         plan = made(self)  # type: ignore[arg-type]
         ran.append(sum(len(run.rows) for turn in plan.rounds for run in turn.runs))
         return plan
 
-    monkeypatch.setattr(swarm.inference.recurrent.plan._Layout, "plan", noted)
+    monkeypatch.setattr(swarm.inference.recurrent.plan._PlanWriter, "plan", noted)
     kv_cache = KvCache(model.layout, 64)
     model.forward([chain(kv_cache, torch.arange(3, 23))])
     kv_cache.commit([TreeNodeId(node) for node in range(20)], [])
@@ -150,3 +150,31 @@ def test_a_whole_model_gives_the_last_nodes_logits_in_one_call(family: str) -> N
     assert (output.logits.cpu() - wanted).abs().max() <= 1e-5
     assert output.rows is not None
     assert len(output.rows) == 3
+
+
+def test_projections_at_a_mixers_ends_run_once_for_all_levels_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the class's own forward is back afterwards, also where a call failed."""
+    whole = recurrent_model("lfm2")
+    use_canopy(whole.config)
+    model = RaggedModel(whole.to(DEVICE), Span(0, 6))  # type: ignore[arg-type]
+    ran: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def counted(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        ran.append(id(weight))
+        return linear(rows, weight, bias)
+
+    kv_cache = KvCache(model.layout, 64)
+    model.forward([chain(kv_cache, torch.arange(3, 9))])
+    kv_cache.commit([TreeNodeId(node) for node in range(6)], [])
+    nodes = [TreeNodeId(6 + node) for node in range(4)]
+    tree = SessionRows(kv_cache, nodes, [None, nodes[0], nodes[0], nodes[2]], [6, 7, 7, 8], torch.arange(4) + 5)
+    ends = [part for name, part in model.layers[0].named_modules() if name in {"conv.in_proj", "conv.out_proj"}]
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    model.forward([tree])
+    assert [ran.count(id(part.weight)) for part in ends] == [1, 1]
+    kv_cache.truncate(6)
+    monkeypatch.setattr(torch.nn.functional, "conv1d", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.forward([tree])
+    assert not any("forward" in part.__dict__ for part in ends)
