@@ -124,7 +124,7 @@ class StepPlan:
 
 
 @dataclass(slots=True)
-class _Session:
+class _SessionWorks:
     """One session's works while the plan is made, parents first."""
 
     part: SessionRange
@@ -236,19 +236,19 @@ def make_plan(parts: Sequence[SessionRange], device: torch.device, *, in_sequenc
         states = part.kv_cache.states
         if states is None:
             raise LocalProtocolError("states", "this session has no room for states")
-        session = _Session(part, states)
+        session = _SessionWorks(part, states)
         session.gather()
         own = session.cut(number, in_sequences=in_sequences)
         session.keep(own)
         sessions.append(session)
         units += own
-    return _Layout(sessions, units, device).plan()
+    return _RoundLayout(sessions, units, device).plan()
 
 
-class _Layout:
+class _RoundLayout:
     """Turns units into indices."""
 
-    def __init__(self, sessions: Sequence[_Session], units: Sequence[Unit], device: torch.device) -> None:
+    def __init__(self, sessions: Sequence[_SessionWorks], units: Sequence[Unit], device: torch.device) -> None:
         self._sessions = sessions
         self._device = device
         self._rounds: list[list[Unit]] = [[] for _ in range(1 + max(unit.round for unit in units))]
