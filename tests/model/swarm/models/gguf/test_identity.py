@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Kind
 from client.target import load_target
 from node.model.checkpoint import open_checkpoint
 from swarm.models.fingerprint import model_identity
-from swarm.models.manifests import WeightSource, find_manifest, remembered_commits
+from swarm.models.manifests import WeightFiles, find_manifest, remembered_commits
 from tests.fake_hub import COMMIT, FakeHub, Repo
 from tests.model.gguf_files import TinyGguf
 
@@ -29,7 +29,7 @@ def test_a_file_is_the_same_model_on_the_hub_here_and_for_a_client(
     prints = set()
     for name, file in files.items():
         there, here = open_checkpoint(f"{REPO}:{name}"), open_checkpoint(file)
-        manifest = find_manifest(WeightSource.of(there.folder, there.hub, there.name)).manifest
+        manifest = find_manifest(WeightFiles.of(there.folder, there.hub, there.name)).manifest
         identity = model_identity(there.folder, there.name, manifest)
         assert identity.name == f"{REPO}:{name}"
         assert identity.fingerprint == model_identity(here.folder, here.name).fingerprint
