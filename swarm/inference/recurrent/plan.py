@@ -242,10 +242,10 @@ def make_plan(parts: Sequence[SessionRange], device: torch.device, *, in_sequenc
         session.keep(own)
         sessions.append(session)
         units += own
-    return _PlanWriter(sessions, units, device).plan()
+    return _RoundLayout(sessions, units, device).plan()
 
 
-class _PlanWriter:
+class _RoundLayout:
     """Turns units into indices."""
 
     def __init__(self, sessions: Sequence[_SessionWorks], units: Sequence[Unit], device: torch.device) -> None:

@@ -95,14 +95,14 @@ def test_a_commit_to_a_node_with_a_state_computes_nothing_again(
     model: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
-    made = swarm.inference.recurrent.plan._PlanWriter.plan
+    made = swarm.inference.recurrent.plan._RoundLayout.plan
 
     def noted(self: object) -> object:
         plan = made(self)  # type: ignore[arg-type]
         ran.append(sum(len(run.rows) for turn in plan.rounds for run in turn.runs))
         return plan
 
-    monkeypatch.setattr(swarm.inference.recurrent.plan._PlanWriter, "plan", noted)
+    monkeypatch.setattr(swarm.inference.recurrent.plan._RoundLayout, "plan", noted)
     kv_cache = KvCache(model.layout, 64)
     model.forward([chain(kv_cache, torch.arange(3, 23))])
     kv_cache.commit([TreeNodeId(node) for node in range(20)], [])
