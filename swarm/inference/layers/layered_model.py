@@ -50,6 +50,7 @@ class LayeredModel:
         attention: each layer's attention module, as in `layout`; none where the class attends itself.
         asks_length: whether layers ask their cache where their rows are.
         needs_ids: whether layers take what the tokens' ids give, wherever they are in the model.
+        borders: where the model can be cut.
     """
 
     def __init__(self, model: PreTrainedModel, span: Span, *, examine: bool) -> None:
@@ -79,17 +80,13 @@ class LayeredModel:
         self._class_calls: ClassCalls | None = None
         self.asks_length = False
         self.needs_ids = needs_ids(model.config)
+        self.borders = SpanBorders(span_starts(model.config), self.num_layers)
         self.layout, self.attention = self._probe_ways(examine=examine)
 
     @property
     def attends_itself(self) -> bool:
         """Whether attention is computed by the model's class, not by our function."""
         return self._class_calls is not None
-
-    @property
-    def borders(self) -> SpanBorders:
-        """Where the model can be cut."""
-        return SpanBorders(span_starts(self.config), self.num_layers)
 
     @property
     def layers(self) -> Sequence[nn.Module]:
