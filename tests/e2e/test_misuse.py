@@ -6,6 +6,7 @@ The commands run in this process where they can: a program takes seconds to star
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import socket
@@ -100,15 +101,15 @@ def generate(
     return client.cli.run(command)
 
 
-def draft_with_other_tokens(folder: Path) -> Path:
-    """The demo draft with two tokens exchanged in its tokenizer."""
+def draft_of_whole_words(folder: Path) -> Path:
+    """The demo draft with a tokenizer that writes words, not bytes."""
     other = folder / "other-draft"
     shutil.copytree(DRAFT, other)
     file = other / "tokenizer.json"
-    text = file.read_text()
-    swapped = text.replace('"Ġthe":', '"@@":').replace('"Ġof":', '"Ġthe":').replace('"@@":', '"Ġof":')
-    assert swapped != text
-    file.write_text(swapped)
+    content = json.loads(file.read_text())
+    words = {f"word{token_id}": token_id for token_id in range(len(content["model"]["vocab"]))}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "word0"}
+    file.write_text(json.dumps(content | {"model": model, "pre_tokenizer": {"type": "Whitespace"}, "decoder": None}))
     return other
 
 
@@ -204,8 +205,8 @@ def test_a_device_or_type_that_cannot_compute_is_one_line(
 
 
 def test_a_draft_that_cannot_be_used_is_one_line(peer: str, tmp_path: Path, refusal: Refusal) -> None:
-    other = draft_with_other_tokens(tmp_path)
-    for draft, says in (("/nowhere", "/nowhere"), (str(other), "token id")):
+    other = draft_of_whole_words(tmp_path)
+    for draft, says in (("/nowhere", "/nowhere"), (str(other), "no bytes in common")):
         assert says in refusal(generate(peer, draft=(draft,)))
 
 

@@ -95,14 +95,14 @@ def find_mtp(names: Iterable[str], num_layers: int) -> MtpTensors | None:
 def has_mtp(model: str | Path, revision: str | None = None) -> bool:
     """Whether a checkpoint whose index is here comes with an MTP layer; the hub is not asked."""
     folder = Path(model).expanduser()
-    index = folder / INDEX if folder.is_dir() else try_to_load_from_cache(str(model), INDEX, revision=revision)
-    if not isinstance(index, str | Path) or not Path(index).exists():
-        return False
     try:
+        index = folder / INDEX if folder.is_dir() else try_to_load_from_cache(str(model), INDEX, revision=revision)
+        if not isinstance(index, str | Path) or not Path(index).exists():
+            return False
         names = {re.sub(TEXT_PART, "", name) for name in json.loads(Path(index).read_bytes())["weight_map"]}
         layers = text_config(read_config(Path(index).parent, str(model))).num_hidden_layers
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SwarmError):
-        return False  # whoever needs the model is told what is wrong with it
+        return False  # a GGUF model, or one of which its loading says what is wrong
     return find_mtp(names, layers) is not None
 
 
@@ -157,6 +157,9 @@ def load_mtp(model: str | Path, revision: str | None, device: torch.device, dtyp
         raise UnsupportedModel(f"{model}: has no final norm of its own, which its MTP layer needs")
     shared = {names.embedding, names.output, names.norm}
     tensors = read_tensors(model, found.names | shared, revision)
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.itemsize == 1:  # packed, and its config does not say how
+            raise UnsupportedModel(f"{text.model_type}: its MTP layer is quantised ({name}, {tensor.dtype})")
     ends = {name: tensors[name] for name in (names.embedding, names.output)}
     ends[names.norm] = tensors[found.roles["norm"]]
     if device.type == "cpu" and 4 * sum(tensor.numel() for tensor in tensors.values()) > MAX_FLOAT32_BYTES:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from client import AsyncSwarm, Result
+from client.decode.sweep_trace import MAX_TRACED_NODES
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from tests.in_process_swarm import in_process_swarm
 
@@ -42,7 +43,8 @@ async def test_traces_rebuild_the_text(swarm: AsyncSwarm, nodes: int | None) -> 
     assert "".join(token["text"] for token in emitted) == text == result.text
     assert [sweep["number"] for sweep in sweeps] == list(range(1, len(result.stats.sweeps) + 1))
     for sweep, measured in zip(sweeps, result.stats.sweeps, strict=True):
-        assert sum(node["is_carried"] for node in sweep["nodes"]) == measured.nodes
+        carried = sum(node["is_carried"] for node in sweep["nodes"])
+        assert carried == measured.nodes or carried <= MAX_TRACED_NODES < measured.nodes
         assert sweep["total_ms"] == pytest.approx(measured.total_ms, abs=1e-3)
         assert [hop["name"] for hop in sweep["hops"]] == list(result.stats.hops)
         assert sweep["is_part"] == measured.is_part

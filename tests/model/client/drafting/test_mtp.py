@@ -242,11 +242,13 @@ def test_weights_in_eight_bit_floats_are_expanded_by_their_scales(published: Any
         index["weight_map"][f"{name}_scale_inv"] = "mtp.safetensors"
     save_file(tensors, folder / "mtp.safetensors", {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    plain = json.loads((folder / "config.json").read_text())
+    quantised = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(plain | {"quantization_config": quantised}))
     rounded = load_mtp(folder, None, CPU, torch.float32)
     ours, wanted = (alone(one, [3, 4, 5], ROWS[:2]) for one in (rounded, head))
     assert 0 < (ours - wanted).abs().max() < 0.1
-    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if "scale_inv" not in name}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(plain))
     with pytest.raises(UnsupportedModel, match=r"is quantised \(.*float8"):
         load_mtp(folder, None, CPU, torch.float32)
 

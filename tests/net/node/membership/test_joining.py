@@ -119,17 +119,17 @@ async def test_an_auto_node_fills_the_gap_moves_when_needed_and_reads_only_what_
     monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     network = MemoryNetwork()
     read: list[set[str]] = []
-    tensors = Checkpoint.tensors
+    as_stored = Checkpoint.read
 
     def counted(self: Checkpoint, names: Sequence[str]) -> object:
         read.append(set(names))
-        return tensors(self, read[-1])
+        return as_stored(self, read[-1])
 
     async with auto_node(network, "0-6") as fixed, auto_node(network, "auto", 8) as mover:
         assert span_of(mover, network) == Span(4, 12)
         async with auto_node(network, "4-12"):
             before = mover.registry
-            monkeypatch.setattr(Checkpoint, "tensors", counted)
+            monkeypatch.setattr(Checkpoint, "read", counted)
             await mover.move(Span(2, 10))
         assert mover.registry is before
         assert {layer_of(name) for name in read[0]} == {2, 3}
