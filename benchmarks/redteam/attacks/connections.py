@@ -306,6 +306,13 @@ async def info_flood(fight: Fight) -> None:
     await _calls(fight, wire.INFO, 300, lambda number: b"")
 
 
+@attack("manifest-flood", Kind.CONNECTIONS)
+async def manifest_flood(fight: Fight) -> None:
+    """300 questions a second for the list of a model's weight files, which may be long."""
+    await fight.go()
+    await _calls(fight, wire.MANIFEST, 300, lambda number: b"")
+
+
 @attack("hold-flood", Kind.CONNECTIONS)
 async def hold_flood(fight: Fight) -> None:
     """300 Holds a second for sessions that nobody has."""
