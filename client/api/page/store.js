@@ -78,7 +78,9 @@ export class Store {
     if (this.#database === null) return;
     const table = this.#table("readwrite");
     for (const old of over) table.delete(old.id);
-    await asked(table.put(bounded(conversation)));
+    const kept = table.put(bounded(conversation));
+    table.transaction.commit(); // now: the page may end before it hears that this was kept
+    await asked(kept);
     this.#tabs.postMessage({ id: conversation.id, isGone: false });
   }
 
