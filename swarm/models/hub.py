@@ -224,8 +224,9 @@ def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hu
         return local_folder(files), None
     if folder.is_dir():
         return folder, None
-    if str(model).startswith((".", "/", "~")):
-        raise UnknownModel(f"{model}: no such folder")
+    if folder.is_file() or str(model).startswith((".", "/", "~")):
+        reason = "is no GGUF file; name the folder that it is in" if folder.is_file() else "no such folder"
+        raise UnknownModel(f"{model}: {reason}")
     repo, part = split_hub_name(str(model)) or (str(model), "")
     asked = f"{model}@{revision or ''}"
     try:

@@ -217,6 +217,7 @@ def test_a_temperature_below_0_is_one_line(peer: str, refusal: Refusal) -> None:
 def test_an_unknown_model_is_one_line(peer: str, config: ServeConfig, tmp_path: Path, refusal: Refusal) -> None:
     nothing = tmp_path / "nothing"
     assert "no such folder" in refusal(generate(peer, nothing))
+    assert "is no GGUF file; name the folder" in refusal(generate(peer, DRAFT / "config.json"))
     assert "no such folder" in refusal(node.cli.serve(replace(config, model=str(nothing), join=(peer,))))
 
 
