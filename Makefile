@@ -20,7 +20,7 @@ demo: $(STAMP) ## a swarm on this machine: a text streams, a table compares; DEL
 	@$(BIN)/client demo
 
 LINT = $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/typos && $(BIN)/mypy
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0 --durations 25
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 --durations 25
 
 check test: export OMP_NUM_THREADS = 1
 check test: export PYTHONDONTWRITEBYTECODE =
