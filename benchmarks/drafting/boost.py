@@ -34,9 +34,9 @@ from client.drafting.sources.model import ModelSource
 from client.target import load_target
 from client.train.boost import BoostTraining
 from client.train.draft_model import DraftTraining
-from client.train.head import Schedule
 from client.train.labels import ModelLabels
 from client.train.samples import LocalSampler, SampleAmount, load_for_training, sampled_lines
+from client.train.steps import Schedule
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling

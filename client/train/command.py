@@ -24,10 +24,11 @@ from client.options import ConnectOptions
 from client.target import Target, load_target
 from client.train.boost import BoostTraining
 from client.train.draft_model import DraftTraining
-from client.train.head import HELD_OUT_LINES, HeadTraining, Schedule
+from client.train.head import HELD_OUT_LINES, HeadTraining
 from client.train.labels import LabelSource, ModelLabels
 from client.train.options import TrainDraft
 from client.train.samples import LocalSampler, SampleAmount, load_for_training, sampled_lines
+from client.train.steps import Schedule
 from client.train.swarm_labels import LabelFolder, label_bytes
 from client.train.swarm_samples import open_sampler
 from swarm.errors import ConfigError, HubError, UnknownModel, UnsupportedModel

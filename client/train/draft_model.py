@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from client.train.checkpoint import load_checkpoint, save_checkpoint
-from client.train.compute import batches, precision
-from client.train.head import HELD_OUT_LINES, SAVED_STEPS, HeadScore, Schedule
+from client.train.head import HELD_OUT_LINES, HeadScore
 from client.train.labels import LabelSource, TargetLogs
+from client.train.steps import Schedule, TrainingPlan, run_steps
 from swarm.errors import IncompatibleDraft
 
 
@@ -60,25 +59,10 @@ class DraftTraining:
         ours, theirs = self.draft.config.vocab_size, self.source.vocab_size
         if ours != theirs:
             raise IncompatibleDraft(f"the draft has {ours} tokens and the target {theirs}; start from another draft")
-        draft, source = self.draft.requires_grad_(True).train(), self.source
-        optimizer = torch.optim.AdamW(draft.parameters(), lr=self.schedule.rate, weight_decay=0.01, betas=(0.9, 0.98))
-        first = load_checkpoint(self.checkpoint, self.schedule, draft, optimizer)
-        entries = source.entries[:-HELD_OUT_LINES]
-        steps = range(first, self.schedule.steps)
-        sent = batches(lambda step: self.schedule.batch(step, entries), steps, source.device)
-        for step, chosen in zip(steps, sent, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = self.schedule.rate_at(step)
-            with precision(source.device):
-                loss = self._loss(self._compared(chosen))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-            optimizer.step()
-            report(step + 1, float(loss.detach()))
-            if (step + 1) % SAVED_STEPS == 0:
-                save_checkpoint(self.checkpoint, self.schedule, step + 1, draft, optimizer)
-        self.checkpoint.unlink(missing_ok=True)
+        draft: nn.Module = self.draft.requires_grad_(True).train()
+        source = self.source
+        plan = TrainingPlan(self.schedule, self.checkpoint, source.entries[:-HELD_OUT_LINES], source.device)
+        run_steps(draft, plan, lambda chosen: self._loss(self._compared(chosen)), report)
 
     @torch.no_grad()
     def score(self) -> HeadScore:

@@ -8,64 +8,23 @@ Source: ReDrafter (arXiv 2403.09919), section 3.4, and Dovetail (arXiv 2412.1893
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from client.drafting.heads.modules import Head
-from client.train.checkpoint import load_checkpoint, save_checkpoint
-from client.train.compute import batches, precision
 from client.train.labels import LabelSource, TargetLabels, TargetLogs
+from client.train.steps import Schedule, TrainingPlan, run_steps
 
 UNROLLED_TOKENS = 5
 """Tokens that a head guesses one after the other from one hidden row."""
 STEP_DECAY = 0.8
 """Weight of a guess against that of the one before."""
-WARM_UP_PART = 0.05
-"""Part of the steps in which the learning rate rises."""
-FINAL_RATE_PART = 0.03
-"""Learning rate of the last step, as a part of the highest one."""
-SAVED_STEPS = 50
-"""Steps between checkpoints."""
 HELD_OUT_LINES = 16
 """Lines that are not trained on; scores are measured on them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How long and how fast to train.
-
-    Attributes:
-        steps: in all.
-        lines: per step.
-        rate: the highest learning rate.
-        seed: of the lines' order.
-    """
-
-    steps: int
-    lines: int
-    rate: float
-    seed: int
-
-    def rate_at(self, step: int) -> float:
-        """The learning rate of a step: a warm-up, then a cosine."""
-        warm = max(1, round(WARM_UP_PART * self.steps))
-        if step < warm:
-            return self.rate * (step + 1) / warm
-        done = (step - warm) / max(1, self.steps - warm)
-        return self.rate * (FINAL_RATE_PART + (1 - FINAL_RATE_PART) * (1 + math.cos(math.pi * done)) / 2)
-
-    def batch(self, step: int, lines: torch.Tensor) -> torch.Tensor:
-        """The lines of a step: every epoch in an order of its own."""
-        per_epoch = max(1, len(lines) // self.lines)
-        epoch, place = divmod(step, per_epoch)
-        order = torch.randperm(len(lines), generator=torch.Generator().manual_seed((self.seed << 16) + epoch))
-        return lines[order[place * self.lines : (place + 1) * self.lines]].long()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +71,9 @@ class HeadTraining:
         Args:
             report: takes the steps done and the loss of the last one.
         """
-        head, source = self.head.train(), self.source
-        weights = [weight for weight in head.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(weights, lr=self.schedule.rate, weight_decay=0.01, betas=(0.9, 0.98))
-        entries = source.entries[:-HELD_OUT_LINES]
-        first = load_checkpoint(self.checkpoint, self.schedule, head, optimizer)
-        steps = range(first, self.schedule.steps)
-        sent = batches(lambda step: self.schedule.batch(step, entries), steps, source.device)
-        for step, chosen in zip(steps, sent, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = self.schedule.rate_at(step)
-            with precision(source.device):
-                loss = self._loss(source.labels(chosen))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(weights, 1.0)
-            optimizer.step()
-            report(step + 1, float(loss.detach()))
-            if (step + 1) % SAVED_STEPS == 0:
-                save_checkpoint(self.checkpoint, self.schedule, step + 1, head, optimizer)
-        self.checkpoint.unlink(missing_ok=True)
+        source = self.source
+        plan = TrainingPlan(self.schedule, self.checkpoint, source.entries[:-HELD_OUT_LINES], source.device)
+        run_steps(self.head.train(), plan, lambda chosen: self._loss(source.labels(chosen)), report)
 
     @torch.no_grad()
     def score(self) -> HeadScore:

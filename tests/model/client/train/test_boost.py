@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from client.train.boost import FOUND_WEIGHT, BoostTraining
 from client.train.command import check
 from client.train.draft_model import DraftTraining, is_agreed, log_probs
-from client.train.head import Schedule
 from client.train.labels import ModelLabels
 from client.train.options import TrainDraft
+from client.train.steps import Schedule
 from swarm.errors import ConfigError, IncompatibleDraft
 
 VOCAB_SIZE = 8

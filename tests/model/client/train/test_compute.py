@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import client.train.head
 import client.train.samples
+import client.train.steps
 from client.drafting.heads.modules import HeadConfig, make_head
 from client.target import load_target
 from client.train.compute import batches, mixed_precision, precision
-from client.train.head import HeadTraining, Schedule
+from client.train.head import HeadTraining
 from client.train.labels import ModelLabels
 from client.train.samples import LocalSampler, SampleAmount, load_for_training
+from client.train.steps import Schedule
 from swarm.demo import TARGET
 
 CPU = torch.device("cpu")
@@ -43,7 +44,7 @@ def test_mixed_precision_learns_what_float32_does(tmp_path: Path, monkeypatch: p
     weight = next(model.get_input_embeddings().parameters()).detach()
     losses: dict[bool, list[float]] = {False: [], True: []}
     for mixed, said in losses.items():
-        monkeypatch.setattr(client.train.head, "precision", mixed_precision if mixed else precision)
+        monkeypatch.setattr(client.train.steps, "precision", mixed_precision if mixed else precision)
         torch.manual_seed(3)
         config = HeadConfig("dgf", target.hidden_size, target.vocab_size, 1, target.tokenizer_digest, {})
         head = make_head(config)

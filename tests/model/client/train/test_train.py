@@ -17,8 +17,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import client.train.command
-import client.train.head
 import client.train.samples
+import client.train.steps
 from client.drafting.heads.files import load_head, read_head_config
 from client.drafting.heads.modules import HeadKind
 from client.drafting.loading import DraftOptions, load_drafter
@@ -26,10 +26,11 @@ from client.drafting.sources.redrafter import ReDrafterSource
 from client.target import load_target
 from client.train.checkpoint import save_checkpoint
 from client.train.command import check, train_draft
-from client.train.head import HELD_OUT_LINES, Schedule
+from client.train.head import HELD_OUT_LINES
 from client.train.labels import TargetLogs
 from client.train.options import TrainDraft
 from client.train.samples import SampleAmount, load_for_training
+from client.train.steps import Schedule
 from client.train.swarm_labels import LabelFolder
 from client.train.swarm_samples import LabelledLines
 from swarm.demo import DRAFT, TARGET
@@ -53,7 +54,7 @@ FEW = TrainDraft(
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.train.samples, "LINES", 20)
-    monkeypatch.setattr(client.train.head, "SAVED_STEPS", 1)
+    monkeypatch.setattr(client.train.steps, "SAVED_STEPS", 1)
 
 
 def trained(command: TrainDraft) -> str:
@@ -87,7 +88,7 @@ def test_an_interrupted_training_ends_as_an_undisturbed_one(tmp_path: Path, monk
             trained(cut)
     assert len(load_file(cut.out / "samples.safetensors")["lines"]) == 20, "one batch of two was sampled"
     with monkeypatch.context() as patch:
-        patch.setattr("client.train.head.save_checkpoint", interrupted)
+        patch.setattr("client.train.steps.save_checkpoint", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trained(cut)
     assert (cut.out / "training.pt").exists()

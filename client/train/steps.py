@@ -1,0 +1,107 @@
+"""The steps of a training, one after the other, from where an interrupted run left off. Knows no loss and no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from client.train.checkpoint import load_checkpoint, save_checkpoint
+from client.train.compute import batches, precision
+
+SAVED_STEPS = 50
+"""Steps between checkpoints."""
+WARM_UP_PART = 0.05
+"""Part of the steps in which the learning rate rises."""
+FINAL_RATE_PART = 0.03
+"""Learning rate of the last step, as a part of the highest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long and how fast to train.
+
+    Attributes:
+        steps: in all.
+        lines: per step.
+        rate: the highest learning rate.
+        seed: of the lines' order.
+    """
+
+    steps: int
+    lines: int
+    rate: float
+    seed: int
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step: a warm-up, then a cosine."""
+        warm = max(1, round(WARM_UP_PART * self.steps))
+        if step < warm:
+            return self.rate * (step + 1) / warm
+        done = (step - warm) / max(1, self.steps - warm)
+        return self.rate * (FINAL_RATE_PART + (1 - FINAL_RATE_PART) * (1 + math.cos(math.pi * done)) / 2)
+
+    def batch(self, step: int, lines: torch.Tensor) -> torch.Tensor:
+        """The lines of a step: every epoch in an order of its own."""
+        per_epoch = max(1, len(lines) // self.lines)
+        epoch, place = divmod(step, per_epoch)
+        order = torch.randperm(len(lines), generator=torch.Generator().manual_seed((self.seed << 16) + epoch))
+        return lines[order[place * self.lines : (place + 1) * self.lines]].long()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What a training goes through.
+
+    Attributes:
+        schedule: how long and how fast.
+        checkpoint: file of an interrupted training; gone when all steps are done.
+        entries: [n, ...] to train on.
+        device: where they are wanted.
+    """
+
+    schedule: Schedule
+    checkpoint: Path
+    entries: torch.Tensor
+    device: torch.device
+
+
+def run_steps(
+    model: nn.Module,
+    plan: TrainingPlan,
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    report: Callable[[int, float], None],
+) -> None:
+    """Train what of a model wants gradients, from the checkpoint of an interrupted run if there is one.
+
+    Args:
+        model: what learns.
+        plan: for how long, and on what.
+        loss_of: the loss of a step's entries.
+        report: takes the steps done and the loss of the last one.
+
+    Raises:
+        ConfigError: the checkpoint belongs to another training, or is none.
+    """
+    schedule, checkpoint = plan.schedule, plan.checkpoint
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=schedule.rate, weight_decay=0.01, betas=(0.9, 0.98))
+    steps = range(load_checkpoint(checkpoint, schedule, model, optimizer), schedule.steps)
+    sent = batches(lambda step: schedule.batch(step, plan.entries), steps, plan.device)
+    for step, chosen in zip(steps, sent, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.rate_at(step)
+        with precision(plan.device):
+            loss = loss_of(chosen)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        report(step + 1, float(loss.detach()))
+        if (step + 1) % SAVED_STEPS == 0:
+            save_checkpoint(checkpoint, schedule, step + 1, model, optimizer)
+    checkpoint.unlink(missing_ok=True)
