@@ -249,6 +249,8 @@ class CardBench:
             plain_ms = self._plain_ms[layers, session.context, rows] if weights == options.weights[0] else 0.0
             times_ms = plain_ms, wall_ms, card_ms, read / found.memory_bytes_per_s * 1e3
             found.sweeps.append(CardSweep(layers, weights, session.context, rows, *times_ms))
+            said = f"{session.context:,} tokens, {rows} rows: {wall_ms:.2f} ms, the card {card_ms:.2f}"
+            self._console.print(f"{said}, floor {times_ms[-1]:.2f}", highlight=False)
         found.differing[name] = sum(session.differing(max(options.rows)) for session in sessions)
         found.beside_ms[f"commit, {name}"] = median(session.commit_ms() for session in sessions * 5)
         if model.span.end == model.num_layers:

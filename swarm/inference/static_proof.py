@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -33,6 +33,8 @@ PARENTS = (None, 0, 0, 1, 1, 2, 3, None)
 """Each session's tree, by offset; None is the tip."""
 PATH = (0, 1, 3, 6)
 """The longest path of it."""
+DRAWN_IDS = 1_024
+"""Token ids among which the trial finds its own."""
 EXACT = 1e-5
 """Most that float32 may be off, as a fraction of the largest value."""
 ROUNDED = 0.02
@@ -75,6 +77,7 @@ class Trial:
     def __init__(self, model: RaggedModel, sub: Span) -> None:
         self._model = model
         self._sub = sub
+        self._ids = _distinct_ids(model) if sub.start == 0 else None
 
     def tree(
         self, forward: Forward, *, sessions: Sequence[int] = (0, 1), later: int = 0, other: bool = False
@@ -133,9 +136,9 @@ class Trial:
     def _inputs(self, count: int, seed: int, *, other: bool = False) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Token ids [count], or hidden rows [count, hidden_size] where the layers begin elsewhere."""
         model, source = self._model, torch.Generator().manual_seed(seed)
-        if self._sub.start == 0:
-            ids = torch.randint(model.vocab_size, (count,), generator=source)
-            return (ids + 1) % model.vocab_size if other else ids, None
+        if self._ids is not None:
+            places = torch.randint(len(self._ids), (count,), generator=source)
+            return self._ids[(places + other) % len(self._ids)], None
         rows = torch.randn(count, model.hidden_size, generator=source) * (-1 if other else 1)
         return None, rows.to(model.device, model.dtype)
 
@@ -182,6 +185,15 @@ def late_failure(static: StaticForward, model: RaggedModel, sub: Span, bucket: i
     if not torch.equal(replayed, trial.tree(partial(static.forward, sub=sub, at_least=bucket, eager=True))):
         return UNEQUAL_REPLAY
     return _staleness(static, trial, sub, replayed)
+
+
+def _distinct_ids(model: RaggedModel) -> torch.Tensor:
+    """Some token ids of different embeddings: behind a tokenizer's ids, a model may have rows that are all alike."""
+    drawn = torch.randint(model.vocab_size, (DRAWN_IDS,), generator=torch.Generator().manual_seed(0)).unique()
+    embedding = cast("Any", model.model).get_input_embeddings()
+    _, kinds = embedding(drawn.to(model.device)).float().cpu().unique(dim=0, return_inverse=True)
+    first = {int(kind): int(token) for kind, token in zip(kinds.flip(0), drawn.flip(0), strict=True)}
+    return torch.tensor(sorted(first.values()))
 
 
 def _error(made: torch.Tensor, plain: torch.Tensor, layers: int) -> str:
