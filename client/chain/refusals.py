@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from client.chain.suspicion import Suspicion, Verdicts, plain_error
+from client.chain.suspicion import OPENING_ROUTES, Suspicion, Verdicts, plain_error
 from swarm.errors import Busy, HopError, HopRefused, HopTimeout, RouteError, SwarmError, Unreachable
 
 ATTEMPTS = 3
@@ -51,7 +51,7 @@ class Refusals:
         self._last: dict[str, tuple[float, HopError]] = {}
         self._counts: Counter[tuple[str, str | None]] = Counter()
         self._suspicion = Suspicion()
-        self._verdicts = Verdicts()
+        self._verdicts = Verdicts(OPENING_ROUTES)
 
     @property
     def last(self) -> HopError | None:

@@ -9,8 +9,8 @@ events and carries out the steps; it decides nothing. In short:
   that were not lost just now are asked again; one that was silent is asked again at once.
 - Trouble may be of a link: the accused is gone around; where that cannot be, its accuser; where nothing tells which end
   is at fault, both, if others can take their places.
-- That the session itself cannot be is believed of two routes that share no machine, or of a machine that nobody can
-  replace: then the session ends with its words.
+- That the session itself cannot be is believed of two routes that share no machine (never that the model is another
+  one), or of a machine that nobody can replace: then the session ends with its words.
 - All other machines stay where they are (R2). The survivors are told to hold the session (R9).
 - A route that is not attached in time is tried again under the next generation (R7). A move is a repair from then on.
 - The session ends when no route stood for as long as the user waits.

@@ -12,7 +12,9 @@ and both ends carry it.
 - A machine that is reached through a relay may be gone because the relay is: others behind that relay are not taken in
   its place at first.
 - A machine that says that the session itself cannot be (`HopRefused`) is gone around like any other. It is believed
-  when two routes that share no machine said so, or when nobody else has its layers.
+  when routes that share no machine said so, two of a session that ran and `OPENING_ROUTES` of one that never opened, or
+  when nobody else has its layers. That the model is another one contradicts the machine's own record: routes add up to
+  nothing then.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from swarm.errors import HopError, HopMisbehaved, HopRefused, HopTimeout, SwarmError, Unreachable
+from swarm.errors import HopError, HopMisbehaved, HopRefused, HopTimeout, ModelMismatch, SwarmError, Unreachable
 
 SUSPECT_S = 30.0
 """How long a machine that was lost is avoided while others can take its place."""
@@ -28,6 +30,9 @@ MAX_DOUBLINGS = 5
 """How often that is doubled, at most: sixteen minutes."""
 VERDICT_S = 120.0
 """How long it is remembered that a machine said the session cannot be."""
+ROUTES, OPENING_ROUTES = 2, 8
+"""How many routes that share no machine must say that a session cannot be. Before it opens nobody is known and another
+try costs a round trip: a stranger would need as many machines, and all of them before the first honest one."""
 MAX_MARKS, MAX_VERDICTS, MAX_NAMES, MAX_RELAYS = 1_024, 64, 16, 64
 
 
@@ -165,16 +170,21 @@ class Suspicion:
 class Verdicts:
     """Which machines said of one session that it cannot be, and over which routes."""
 
-    def __init__(self) -> None:
+    def __init__(self, routes: int = ROUTES) -> None:
+        """Believe so many routes that share no machine."""
+        self._routes = routes
         self._said: list[tuple[float, frozenset[str], type[SwarmError]]] = []
 
     def add(self, error: HopRefused, route: Collection[str], now_s: float) -> bool:
-        """Note what was said over a route of these peers; whether another route without any of them said so too."""
+        """Note what was said over a route of these peers; whether enough routes that share no machine said so."""
         peers, kind = frozenset(route), type(error.cause)
         self._said = [one for one in self._said if now_s - one[0] < VERDICT_S][-MAX_VERDICTS:]
-        is_confirmed = any(kind is known and not peers & others for _, others, known in self._said)
+        heard, count = peers, 1
+        for _, others, known in self._said:
+            if known is kind and not heard & others:
+                heard, count = heard | others, count + 1
         self._said.append((now_s, peers, kind))
-        return is_confirmed
+        return count >= self._routes and kind is not ModelMismatch
 
     def heard_over(self, now_s: float) -> frozenset[str]:
         """Machines of all these routes, where there were several: one without them settles the question."""

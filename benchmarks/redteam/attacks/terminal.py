@@ -21,24 +21,29 @@ from swarm.protocol.messages import FaultKind
 
 ESCAPES = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\u202egnp\r\nclient: all is well"
 CLI_S = 40.0
+MAX_OUTPUT_BYTES = 1 << 20
 ESCAPE_TOKENS = (218, 63, 18, 29, 198)
 """Bytes of the demo's vocabulary that spell an escape which sets a terminal's title."""
 
 
 async def generate(fight: Fight, count: int) -> None:
-    """Run `client generate` over and over, whose output must have no control character but line ends."""
+    """Run `client generate` on a terminal, whose output must have no control character but line ends.
+
+    A pipe gets a model's text byte for byte, so a terminal is what a text must not command.
+    """
     await fight.started.wait()
     await asyncio.sleep(2.0)
     for _ in range(count):
         command = (sys.executable, "-m", "client.cli", "generate", str(TARGET), "--join", fight.ground.join)
         options = ("--prompt", "It was", "--max-new-tokens", "12", "--wait", "2")
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *command, *options, stdout=pipe, stderr=asyncio.subprocess.STDOUT
-        )
+        ours, theirs = os.openpty()
+        dumb = os.environ | {"TERM": "dumb", "NO_COLOR": "1"}  # so that no escape is the program's own
+        process = await asyncio.create_subprocess_exec(*command, *options, stdout=theirs, stderr=theirs, env=dumb)
+        os.close(theirs)
         try:
             async with asyncio.timeout(CLI_S):
-                out, _ = await process.communicate()
+                out = await asyncio.to_thread(_read_all, ours)
+                await process.wait()
         except TimeoutError:
             process.kill()
             fight.note("a command did not end in time")
@@ -50,6 +55,15 @@ async def generate(fight: Fight, count: int) -> None:
             fight.breach("a stranger writes lines of its own on a user's terminal")
         if "Traceback" in text:
             fight.breach("a user's command ends with a stack trace")
+
+
+def _read_all(terminal: int) -> bytes:
+    """What programs wrote on a terminal until the last one let go of it."""
+    out = b""
+    with suppress(OSError), open(terminal, "rb", buffering=0) as stream:
+        while len(out) < MAX_OUTPUT_BYTES and (part := stream.read(4_096)):
+            out += part
+    return out
 
 
 @attack("escapes-in-reasons", Kind.TERMINAL, lasts_s=25.0)

@@ -118,5 +118,7 @@ def test_what_one_machine_says_of_the_session_is_its_own_word(clock: Clock) -> N
     error = HopRefused("c", "0-4", full)
     assert refusals.add(error, "cb"), "b may be who makes them say so"
     assert refusals.avoided() == (frozenset("abc"), frozenset("ac"))
-    assert not refusals.add(HopRefused("d", "0-4", full), "de"), "nobody of these was in both"
+    for peer in "defghi":
+        assert refusals.add(HopRefused(peer, "0-4", full), peer), "a stranger may stand behind several"
+    assert not refusals.add(HopRefused("j", "0-4", full), "jk"), "nobody of these was in another route"
     assert refusals.final(error) is full

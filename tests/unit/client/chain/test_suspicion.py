@@ -112,6 +112,15 @@ def test_two_routes_that_share_nothing_are_believed() -> None:
     assert not verdicts.add(HopRefused("E", "0-4", ModelMismatch("other")), "EF", 1.0), "it says something else"
     assert verdicts.heard_over(2.0) == set("ABCEF")
     assert verdicts.add(refuses("D"), "DE", 2.0)
+    assert not verdicts.add(HopRefused("G", "0-4", ModelMismatch("other")), "G", 2.0), "its own record says otherwise"
+
+
+def test_many_routes_that_share_nothing_are_believed_where_many_are_asked_for() -> None:
+    verdicts = Verdicts(3)
+    for peer in "ABAB":
+        assert not verdicts.add(refuses(peer), peer, 0.0), "the same two again"
+    assert not verdicts.add(refuses("C"), "BC", 1.0)
+    assert verdicts.add(refuses("D"), "D", 1.0)
 
 
 def test_what_was_said_long_ago_is_forgotten() -> None:
