@@ -3,7 +3,8 @@
     [0, run)      entries of the layer's KV, from the target's own rows; entry j is token `base + 1 + j` of the text
     live nodes    tokens behind the newest row, and the tree: from the layer's own rows, gone with the next search
 
-Rows come with replies alone, so the layer's text begins where the first one came. Where one is missing it begins anew.
+The tail sends rows of a prompt's last tokens too, so the layer's text begins where those begin. Where a row is missing
+it begins anew: of a prompt whose beginning the session held already, or where a node sends none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from client.drafting.sources.head_state import MAX_TOKENS_BEHIND
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
+from swarm.protocol.limits import MAX_PROMPT_ROWS, PROMPT_ROWS_BYTES
 
 MAX_TEXT_BYTES = 256 << 20
 """Memory for rows, keys and values of one text."""
@@ -38,6 +40,7 @@ class LayerHeadSource(Source):
         head: the layer; several sources share it.
         ranker: from its logits to candidates.
         window_tokens: rows that are kept; where a text has more, the older half is dropped.
+        prompt_rows: of a prompt's last tokens, whose rows a tail sends in one go whatever it computes in.
     """
 
     wants_rows = True
@@ -49,6 +52,7 @@ class LayerHeadSource(Source):
         model = head.model
         per_token = model.layout.bytes_per_token + model.hidden_size * model.dtype.itemsize
         self.window_tokens = max(MIN_WINDOW_TOKENS, min(MAX_TEXT_BYTES // per_token, MAX_WINDOW_TOKENS))
+        self.prompt_rows = min(self.window_tokens, MAX_PROMPT_ROWS, PROMPT_ROWS_BYTES // (model.hidden_size * 4))
         self._buffer = torch.empty(0)  # [window_tokens, width], the target's own, taken with the first row
         self._kv_cache: KvCache | None = None
         self.forget()
