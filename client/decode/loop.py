@@ -176,7 +176,8 @@ class Generation:
         """Take the next reply, to a part of the prompt or to a sweep of an earlier generation."""
         answer = await self._chain.answer()
         self._walk.accept(answer.reply)
-        self._take_rows(answer.reply)
+        if answer.reply.sequence in self._window.sweeps:  # the text before may have been another one
+            self._take_rows(answer.reply)
         self._account(answer, 0)
 
     async def _is_prompt_done(self) -> bool:

@@ -96,7 +96,7 @@ class GenerationState:
             if isinstance(drafter, NoDrafter):
                 self.policy = FixedPolicy(0)
             if isinstance(drafter, TreeDrafter) and drafter.wants_rows:
-                self.observe, self.prompt_rows = drafter.observe, drafter.prompt_rows
+                self.observe, self.prompt_rows = drafter.observe, drafter.prompt_rows if self.nodes else 0
             self.drafter = drafter
             yield
 

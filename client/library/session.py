@@ -400,9 +400,8 @@ def _is_multistep(sampling: Sampling) -> bool:
 
 def _reply_rows_bytes(target: Target, route: Route) -> int:
     """What a reply's hidden rows may take: they travel in the lossless codec, whatever the one between hops."""
-    return (MAX_REPLY_ROWS + min(PREFILL_CHUNK, MAX_PROMPT_ROWS)) * _codec(route.numeric_class, "lossless").row_bytes(
-        target.hidden_size
-    )
+    rows = MAX_REPLY_ROWS + min(PREFILL_CHUNK, MAX_PROMPT_ROWS)
+    return rows * _codec(route.numeric_class, "lossless").row_bytes(target.hidden_size)
 
 
 def _codec(numeric_class: str, choice: CodecChoice) -> Codec:

@@ -184,13 +184,12 @@ class SweepRun:
 
     def keep(self, hidden: torch.Tensor, chosen: Sequence[int]) -> None:
         """Take hidden rows [len(chosen), hidden_size] of these nodes, for the next hop or, at the tail, for a head."""
-        sweep, appended = self.work.frame.sweep, self.work.applied.appended
+        want, picks_from = self.work.frame.sweep.want, self.work.frame.sweep.picks_from
         if not self.is_tail:
             self._hidden.append(hidden)
-        elif sweep.want is not None and (sweep.want.hidden_rows or sweep.want.prompt_rows):
-            want, picks_from = sweep.want, sweep.picks_from
-            for place, offset in enumerate(chosen):
-                node = appended[offset]
+        elif want is not None:
+            nodes = [self.work.applied.appended[offset] for offset in chosen]
+            for place, node in enumerate(nodes):
                 if want.hidden_rows if node >= picks_from else node >= picks_from - want.prompt_rows:
                     self._final[node] = hidden[place]
 

@@ -66,12 +66,16 @@ class LayerHeadSource(Source):
         self._ids: dict[int | None, TreeNodeId | None] = {}
 
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
-        """Keep rows that follow those so far; what the text has changed behind a common beginning is dropped."""
+        """Keep rows that follow those so far; what the text has changed behind a common beginning is dropped.
+
+        Rows from before the oldest one begin the text anew.
+        """
         model, text, start = self.head.model, tuple(sequence), len(sequence) - len(rows)
-        if rows.shape[1] != model.hidden_size or text == self._text[: len(text)]:
+        is_older = start < self._base
+        if rows.shape[1] != model.hidden_size or (text == self._text[: len(text)] and not is_older):
             return
         self._keep(text)
-        if self._count == 0 or start > self._base + self._count:
+        if self._count == 0 or is_older or start > self._base + self._count:
             self._base, self._count, self._run = start, 0, 0
         new = rows[self._base + self._count - start :][-self.window_tokens :]
         if self._count + len(new) > self.window_tokens:
