@@ -111,7 +111,7 @@ async def tokens_of(run: Any) -> tuple[int, ...]:  # noqa: ANN401 - what a sessi
 async def test_a_prompt_in_parts_brings_the_rows_of_its_last_tokens(
     rows: int, temperature: float, running: TwoTails, whole: RaggedModel
 ) -> None:
-    listener, options = Listener(), {"temperature": temperature, "seed": 7}
+    listener, options = Listener(), dict[str, Any](temperature=temperature, seed=7)
     tokens = await tokens_of(running.client._once(job_of(running.client, listener, IDS, rows, **options)))
     assert tokens == (await running.client.generate(IDS, max_new_tokens=NEW, **options)).tokens
     listener.check(whole, (*IDS, *tokens), max(0, len(IDS) - 1 - rows))

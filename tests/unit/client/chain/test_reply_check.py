@@ -91,9 +91,7 @@ def test_other_log_probabilities_are_refused(reply: Reply, sweep: Sweep, reason:
         check_reply(reply, sweep, state)
 
 
-PROMPT = Sweep(
-    1, 0, TreeNodeId(0), (1, 2, 3), (None, TreeNodeId(0), TreeNodeId(1)), TreeNodeId(3), want=Want(prompt_rows=2)
-)
+PROMPT = replace(SWEEP, picks_from=TreeNodeId(3), want=Want(prompt_rows=2))
 TWO_ROWS = Rows(Codec.FP32, 2, 4, bytes(32))
 
 

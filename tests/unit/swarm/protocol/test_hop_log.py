@@ -343,7 +343,6 @@ def test_a_new_tail_owes_no_picks_of_answered_or_forced_nodes() -> None:
 def test_a_new_tail_keeps_the_rows_that_unanswered_parts_of_a_prompt_ask_for() -> None:
     source, log = Source(), HopLog(LIMITS)
     source.make([(1, None), (2, 0)])
-    source.client.make([(3, None), (4, 2)], commit=1)
     parts = [replace(source.journal.snapshot().headers[0], picks_from=TreeNodeId(2), want=Want(prompt_rows=1))]
     parts.append(Sweep(2, 2, TreeNodeId(2), (3, 4), (None, TreeNodeId(2)), TreeNodeId(4), commit_to=TreeNodeId(1)))
     parts[1] = replace(parts[1], want=Want(prompt_rows=2))
