@@ -10,7 +10,7 @@ from swarm.protocol.messages import Reply, Sweep
 from swarm.protocol.session import SessionState
 
 MAX_ROWS = 64
-"""Hidden rows of a reply (P10)."""
+"""Hidden rows of a reply beside those of a prompt (P10)."""
 
 
 def check_reply(reply: Reply, sweep: Sweep, state: SessionState) -> None:
@@ -41,9 +41,17 @@ def check_reply(reply: Reply, sweep: Sweep, state: SessionState) -> None:
     _check_log_probs(reply, sweep, state.limits.vocab_size)
     if reply.rows is None:
         return
-    if sweep.want is None or not sweep.want.hidden_rows:
+    _check_rows(reply, sweep, state)
+
+
+def _check_rows(reply: Reply, sweep: Sweep, state: SessionState) -> None:
+    prompt = [node for node in reply.row_ids if node in sweep.prompt_nodes]
+    others = [node for node in reply.row_ids if node not in sweep.prompt_nodes]
+    if sweep.want is None or (not sweep.want.hidden_rows and (others or not prompt)):
         raise RemoteProtocolError("rows", "were not asked for")
-    if len(reply.row_ids) > MAX_ROWS or any(node >= state.next_id for node in reply.row_ids):
+    if any(first >= second for first, second in pairwise(prompt)):
+        raise RemoteProtocolError("rows", "are not in the order of their nodes")
+    if len(others) > MAX_ROWS or any(node >= state.next_id for node in others):
         raise RemoteProtocolError("rows", "are of nodes that were never sent")
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ from client.drafting.search.tree import DraftTree
 
 MAX_LESSONS = 64
 """Replies that are kept while the drafter has no time to learn from them."""
+
+MAX_LATE_ROWS = 64
+"""Replies whose hidden rows are kept meanwhile."""
 
 IsAwaited = Callable[[], Awaitable[bool]]
 """Whether the loop has nothing left to do but to wait for the draft."""
@@ -77,6 +81,8 @@ class DraftWorker:
     def __init__(self, state: GenerationState) -> None:
         self._state = state
         self._pending: PendingDraft | None = None
+        self._is_working = False
+        self._late_rows: deque[tuple[Sequence[int], torch.Tensor]] = deque(maxlen=MAX_LATE_ROWS)
 
     @property
     def is_busy(self) -> bool:
@@ -92,6 +98,18 @@ class DraftWorker:
                 temperature = self._state.sampling.temperature
                 self._state.policy.observe_draft(temperature, result.tree, pending.plan, result.took_ms)
         return False
+
+    def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
+        """Hand the hidden rows [n, width] of the last n tokens to the drafter, or keep them while its thread works."""
+        self._late_rows.append((sequence, rows))
+        if not self._is_working and not self.is_busy:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._late_rows:
+            sequence, rows = self._late_rows.popleft()
+            if self._state.observe is not None:
+                self._state.observe(sequence, rows)
 
     async def grow(self, request: DraftRequest, is_awaited: IsAwaited) -> DraftResult | None:
         """Grow a tree on the drafting thread. Legal while the worker is not busy.
@@ -110,8 +128,9 @@ class DraftWorker:
             tree = drafter.grow(sequence, request.nodes, request.depth, state.sampling, request.stop_rule)
             return DraftResult(tree, (clock() - started_s) * 1e3)
 
+        self._hand_over()
         future = asyncio.get_running_loop().run_in_executor(state.drafting, grown)
-        if not await _is_in_time(future, request.patience_ms, is_awaited):
+        if not await self._is_in_time(future, request.patience_ms, is_awaited):
             self._pending = PendingDraft(future, request.plan)
             return None
         with self._giving_up_without_memory():
@@ -134,7 +153,7 @@ class DraftWorker:
             if sweep.tree and (picks or others):
                 loop, drafter = asyncio.get_running_loop(), state.drafter
                 future = loop.run_in_executor(state.drafting, drafter.learn, sweep.tree, picks, others)
-                if not await _is_in_time(future, state.policy.patience_ms(sweep.route, 0)):
+                if not await self._is_in_time(future, state.policy.patience_ms(sweep.route, 0)):
                     self._pending = PendingDraft(future)
                     return
                 with self._giving_up_without_memory():
@@ -150,17 +169,19 @@ class DraftWorker:
             logger.warning("the draft ran out of memory, the text goes on without it: %s", reason)
             self._state.drafter, self._state.policy = NoDrafter(), FixedPolicy(0)
 
-
-async def _at_once() -> bool:
-    return True
-
-
-async def _is_in_time(
-    future: asyncio.Future[DraftResult] | asyncio.Future[None], patience_ms: float, is_awaited: IsAwaited = _at_once
-) -> bool:
-    """Wait for the drafting thread; False where `is_awaited` says so after any `patience_ms` of waiting."""
-    patience_s = None if patience_ms == math.inf else patience_ms / 1e3
-    while not (await asyncio.wait((future,), timeout=patience_s))[0]:
-        if await is_awaited():
-            return False
-    return True
+    async def _is_in_time(
+        self,
+        future: asyncio.Future[DraftResult] | asyncio.Future[None],
+        patience_ms: float,
+        is_awaited: IsAwaited | None = None,
+    ) -> bool:
+        """Wait for the drafting thread; False where `is_awaited` (None: at once) says so after `patience_ms`."""
+        patience_s = None if patience_ms == math.inf else patience_ms / 1e3
+        self._is_working = True
+        try:
+            while not (await asyncio.wait((future,), timeout=patience_s))[0]:
+                if is_awaited is None or await is_awaited():
+                    return False
+            return True
+        finally:
+            self._is_working = False

@@ -24,7 +24,7 @@ from client.decode.walk import Walk
 from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
 from swarm.ids import TreeNodeId
-from swarm.protocol.messages import Credits, Sweep
+from swarm.protocol.messages import Credits, Reply, Sweep
 
 MAX_EXTENSION_DRAFTS = 64
 """Times that the drafter is asked for one further sweep."""
@@ -129,8 +129,7 @@ class Generation:
         emitted, before = self._walk.accept(reply), len(state.text.tokens)
         pieces = [state.text.push([token]) for token in emitted]
         state.log_probs += self._walk.log_probs[: len(state.text.tokens) - before]
-        if state.observe is not None and reply.rows is not None and not self._worker.is_busy:
-            hand_over_rows(reply, self._walk, state.sequence, state.observe)
+        self._take_rows(reply)
         sweep = self._account(answer, len(emitted))
         if sweep is not None and not sweep.is_prompt:
             self._window.lessons.append((sweep, reply, self._walk.passed))
@@ -158,7 +157,8 @@ class Generation:
         while start < len(prompt) - 1:
             await self._await_replies(max_unanswered)
             end = min(start + min(state.chunk, walk.room), len(prompt) - 1)
-            foreign, sweep = self._foreign_in_flight, walk.prefill(prompt[start:end], last=False)
+            rows = min(max(0, end - (len(prompt) - 1 - state.prompt_rows)), end - start)
+            foreign, sweep = self._foreign_in_flight, walk.prefill(prompt[start:end], last=False, rows=rows)
             chain.send(sweep)
             now_s = state.clock()
             contention = window.contention(now_s, foreign)
@@ -176,6 +176,8 @@ class Generation:
         """Take the next reply, to a part of the prompt or to a sweep of an earlier generation."""
         answer = await self._chain.answer()
         self._walk.accept(answer.reply)
+        if answer.reply.sequence in self._window.sweeps:  # the text before may have been another one
+            self._take_rows(answer.reply)
         self._account(answer, 0)
 
     async def _is_prompt_done(self) -> bool:
@@ -324,6 +326,11 @@ class Generation:
 
     # Replies
 
+    def _take_rows(self, reply: Reply) -> None:
+        """Hand over what rows a reply brought, once its picks are accepted."""
+        if self.state.observe is not None and reply.rows is not None:
+            hand_over_rows(reply, self._walk, self.state.sequence, self._worker.observe)
+
     @property
     def _foreign_in_flight(self) -> int:
         """Sweeps of an earlier generation that are unanswered."""
@@ -336,7 +343,8 @@ class Generation:
         if sweep is None:
             return None
         measured = sweep.measured(answer, self._chain.first_link_ms, emitted)
-        if sweep.route == self._chain.route_key:  # a sweep that met a repair says nothing of a route
+        is_plain = not sweep.is_prompt or reply.rows is None  # rows on the last link are no part of the latency model
+        if is_plain and sweep.route == self._chain.route_key:  # a sweep that met a repair says nothing of a route
             state.policy.observe_sweep(sweep.route, measured)
         if not sweep.is_prompt:
             logger.debug("sweep %d: %d nodes, %d tokens", reply.sequence, sweep.nodes, emitted)

@@ -36,6 +36,7 @@ class GenerationState:
         resumed_tokens: tokens that were in `text` from the start.
         clock: in seconds.
         observe: takes the target's hidden rows; None asks for none.
+        prompt_rows: of how many of the prompt's last tokens too.
         lend: lends a drafter while the generation runs.
         kept_tokens: of the prompt, those that the session held already.
         prefill_sweeps: sweeps that carried a part of the prompt.
@@ -57,6 +58,7 @@ class GenerationState:
     resumed_tokens: int = 0
     clock: Callable[[], float] = time.perf_counter
     observe: Observe | None = None
+    prompt_rows: int = 0
     lend: Callable[[], AbstractContextManager[Drafter]] | None = None
     kept_tokens: int = 0
     prefill_sweeps: int = 0
@@ -94,7 +96,7 @@ class GenerationState:
             if isinstance(drafter, NoDrafter):
                 self.policy = FixedPolicy(0)
             if isinstance(drafter, TreeDrafter) and drafter.wants_rows:
-                self.observe = drafter.observe
+                self.observe, self.prompt_rows = drafter.observe, drafter.prompt_rows if self.nodes else 0
             self.drafter = drafter
             yield
 

@@ -92,13 +92,20 @@ class Walk:
         self._sampling, self._picks, self._log_probs = sampling, {}, {}
         return commit, kept
 
-    def prefill(self, chunk: Sequence[int], last: bool) -> Sweep:
-        """Make the sweep that appends forced tokens; only the last chunk asks for a pick, after its last node."""
+    def prefill(self, chunk: Sequence[int], last: bool, rows: int = 0) -> Sweep:
+        """Make the sweep that appends forced tokens; only the last chunk asks for a pick, after its last node.
+
+        Args:
+            chunk: the tokens.
+            last: whether no further one follows.
+            rows: of how many tokens, the last ones before that pick, the hidden rows are asked for.
+        """
         assert chunk, "a chunk has tokens"
         first = self.state.next_id
         # The sweep commits what is certain, so its first node hangs from the tip.
         chain: list[Parent] = [None, *(TreeNodeId(first + offset) for offset in range(len(chunk) - 1))]
-        sweep = self._sweep(tuple(chunk), tuple(chain), picks_from=first + len(chunk) - last)
+        want = Want(prompt_rows=rows) if rows else None
+        sweep = self._sweep(tuple(chunk), tuple(chain), picks_from=first + len(chunk) - last, want=want)
         self._certain, self._forced_until = TreeNodeId(first + len(chunk) - 1), sweep.picks_from
         return sweep
 
@@ -203,6 +210,7 @@ class Walk:
         parents: tuple[Parent, ...],
         picks_from: int,
         guesses: tuple[DraftDistribution, ...] = (),
+        want: Want | None = None,
     ) -> Sweep:
         truncate_to, commit_to = self._truncate_to, self._commit_to
         committed = len(self.state.committed) if truncate_to is None else truncate_to
@@ -220,7 +228,7 @@ class Walk:
             commit_to=commit_to,
             sampling=self._sampling,
             guesses=guesses,
-            want=self.want if picks_from < self.state.next_id + len(tokens) else None,
+            want=want or (self.want if picks_from < self.state.next_id + len(tokens) else None),
         )
         self._sampling = self._truncate_to = None
         self.state.apply(sweep)

@@ -93,6 +93,11 @@ class TreeDrafter:
         """Whether a source needs the target's hidden rows."""
         return any(source.wants_rows for source in self.sources)
 
+    @property
+    def prompt_rows(self) -> int:
+        """Of how many of a prompt's last tokens a source can use the rows."""
+        return max((source.prompt_rows for source in self.sources), default=0)
+
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
         """Take the target's hidden rows [n, width] of the last n tokens of `sequence`; not while a tree grows."""
         for source in self.sources:

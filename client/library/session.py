@@ -41,7 +41,7 @@ from swarm.errors import (
 from swarm.ids import ModelIdentity
 from swarm.inference.row_codec import LOSSLESS, decode_rows, lossless_codec
 from swarm.layers import Span, name_layers
-from swarm.protocol.limits import MAX_REPLY_ROWS
+from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_REPLY_ROWS
 from swarm.protocol.messages import Codec, Open, RouteHop, Rows, Sampling
 from swarm.protocol.numeric_class import NumericClass, promises_texts
 from swarm.protocol.session import Limits
@@ -400,7 +400,8 @@ def _is_multistep(sampling: Sampling) -> bool:
 
 def _reply_rows_bytes(target: Target, route: Route) -> int:
     """What a reply's hidden rows may take: they travel in the lossless codec, whatever the one between hops."""
-    return MAX_REPLY_ROWS * _codec(route.numeric_class, "lossless").row_bytes(target.hidden_size)
+    rows = MAX_REPLY_ROWS + min(PREFILL_CHUNK, MAX_PROMPT_ROWS)
+    return rows * _codec(route.numeric_class, "lossless").row_bytes(target.hidden_size)
 
 
 def _codec(numeric_class: str, choice: CodecChoice) -> Codec:

@@ -138,7 +138,7 @@ class SweepRun:
 
     @property
     def final(self) -> Mapping[TreeNodeId, torch.Tensor]:
-        """At the tail, the hidden row [hidden_size] of each node whose pick the client wants, if it wants rows."""
+        """At the tail, the hidden row [hidden_size] of each node that may answer a sweep that wants rows (P10)."""
         return self._final
 
     def take(self, count: int) -> SweepSlice:
@@ -184,12 +184,14 @@ class SweepRun:
 
     def keep(self, hidden: torch.Tensor, chosen: Sequence[int]) -> None:
         """Take hidden rows [len(chosen), hidden_size] of these nodes, for the next hop or, at the tail, for a head."""
-        want = self.work.frame.sweep.want
+        want, picks_from = self.work.frame.sweep.want, self.work.frame.sweep.picks_from
         if not self.is_tail:
             self._hidden.append(hidden)
-        elif want is not None and want.hidden_rows:
-            appended = self.work.applied.appended
-            self._final |= {appended[offset]: hidden[place] for place, offset in self.asked(chosen)}
+        elif want is not None:
+            nodes = [self.work.applied.appended[offset] for offset in chosen]
+            for place, node in enumerate(nodes):
+                if want.hidden_rows if node >= picks_from else node >= picks_from - want.prompt_rows:
+                    self._final[node] = hidden[place]
 
     def encode(self) -> None:
         """Make the rows that travel on; the last thing that a hop before the tail does."""

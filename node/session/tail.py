@@ -13,13 +13,14 @@ import torch
 
 from node.engine.sweep_run import Picking, SweepRun
 from node.session.accepted_path import AcceptedPath, requested_rows
+from node.session.prompt_rows import PromptRowsBudget
 from swarm.ids import TreeNodeId
 from swarm.inference.grammar import CompiledGrammar
 from swarm.inference.path_rules import PathRules
 from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import PickLogProbs
 from swarm.protocol.hop_log import HopLog
-from swarm.protocol.messages import HopTime, Reply, Sampling, Want
+from swarm.protocol.messages import HopTime, Reply, Sampling, Sweep, Want
 from swarm.protocol.pick_rules import Grammar
 
 CompileGrammar = Callable[[Grammar], Awaitable[CompiledGrammar]]
@@ -44,6 +45,7 @@ class Tail:
         self._accepted = AcceptedPath()
         self._replayed: list[SweepRun] = []
         self._rules: PathRules | None = None
+        self._prompt_rows = PromptRowsBudget()
 
     def picking(self) -> Picking:
         """How to pick after the nodes of the sweep that was handed out last."""
@@ -101,7 +103,8 @@ class Tail:
         if sweep.want is None:
             return reply
         reply = _with_log_probs(reply, sweep.want, run.log_probs)
-        return _with_rows(reply, requested_rows(sweep, self._accepted.walk(state, sweep)), run.final)
+        path = self._accepted.walk(state, sweep) if sweep.want.hidden_rows else ()
+        return self._with_rows(reply, sweep, path, run.final)
 
     def replayed(self, run: SweepRun) -> None:
         """A part of a snapshot was run."""
@@ -111,6 +114,7 @@ class Tail:
         """A snapshot replaces everything."""
         self._accepted.forget()
         self._replayed.clear()
+        self._prompt_rows = PromptRowsBudget()
 
     def replies(self, generation: int) -> list[Reply]:
         """The answers to all unanswered sweeps, after the last part of a snapshot."""
@@ -129,9 +133,24 @@ class Tail:
         if log.unanswered:
             path += self._accepted.walk(state, log.unanswered[-1])
         return [
-            _with_rows(_with_log_probs(reply, header.want, log_probs), requested_rows(header, path), final)
+            self._with_rows(_with_log_probs(reply, header.want, log_probs), header, path, final)
             for header, reply in zip(log.unanswered, replies, strict=True)
         ]
+
+    def _with_rows(
+        self, reply: Reply, sweep: Sweep, path: Sequence[TreeNodeId], final: Mapping[TreeNodeId, torch.Tensor]
+    ) -> Reply:
+        """The reply with rows [R, hidden_size] as they were computed, whatever the codec between hops."""
+        prompt = [node for node in map(TreeNodeId, sweep.prompt_nodes) if node in final]
+        if prompt:
+            row = final[prompt[-1]]
+            row_bytes = lossless_codec(row.dtype).row_bytes(len(row))
+            prompt = self._prompt_rows.grant(sweep.sequence, prompt, row_bytes, self._log.received.acked)
+        held = (*prompt, *(node for node in requested_rows(sweep, path) if node in final))
+        if not held:
+            return reply
+        rows = torch.stack([final[node] for node in held])
+        return replace(reply, row_ids=held, rows=encode_rows(rows, lossless_codec(rows.dtype)))
 
 
 def _with_log_probs(reply: Reply, want: Want | None, found: Mapping[TreeNodeId, PickLogProbs]) -> Reply:
@@ -141,12 +160,3 @@ def _with_log_probs(reply: Reply, want: Want | None, found: Mapping[TreeNodeId, 
     values = [found[node] for node, _ in reply.picks]
     top = tuple(best[: want.top_log_probs] for _, best in values) if want.top_log_probs else None
     return replace(reply, log_probs=tuple(value for value, _ in values), top_log_probs=top)
-
-
-def _with_rows(reply: Reply, requested: Sequence[TreeNodeId], final: Mapping[TreeNodeId, torch.Tensor]) -> Reply:
-    """The reply with rows [R, hidden_size] as they were computed, whatever the codec between hops."""
-    held = tuple(node for node in requested if node in final)
-    if not held:
-        return reply
-    rows = torch.stack([final[node] for node in held])
-    return replace(reply, row_ids=held, rows=encode_rows(rows, lossless_codec(rows.dtype)))

@@ -17,6 +17,7 @@ from itertools import accumulate
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import TreeNodeId
+from swarm.protocol.limits import MAX_PROMPT_ROWS
 from swarm.protocol.messages import Reply, Rows, Snapshot, Sweep, SweepFrame, Want
 from swarm.protocol.session import Applied, Limits, Parent, SessionState
 
@@ -215,7 +216,7 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
         if header.picks_from <= node < header.first_id + len(header.tokens)
     ]
     picks_from = min(unanswered, default=snapshot.next_id)
-    want = _union(header.want for header in snapshot.headers)
+    want = _union(snapshot.headers, picks_from)
     works: list[SweepWork] = []
     path: tuple[TreeNodeId, ...] = ()
     cuts = [*range(0, snapshot.committed, REPLAY_NODES), snapshot.committed]
@@ -246,15 +247,17 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
     return works
 
 
-def _union(wants: Iterable[Want | None]) -> Want | None:
-    """All that any of these asks for."""
-    found = [want for want in wants if want is not None]
+def _union(headers: Iterable[Sweep], picks_from: int) -> Want | None:
+    """All that any of these sweeps asks for; rows of prompts count back from the `picks_from` that the replay has."""
+    found = [(header.want, header.prompt_nodes) for header in headers if header.want is not None]
     if not found:
         return None
+    rows_from = min((nodes.start for _, nodes in found if nodes), default=picks_from)
     return Want(
-        log_probs=any(want.log_probs for want in found),
-        hidden_rows=any(want.hidden_rows for want in found),
-        top_log_probs=max(want.top_log_probs for want in found),
+        log_probs=any(want.log_probs for want, _ in found),
+        hidden_rows=any(want.hidden_rows for want, _ in found),
+        top_log_probs=max(want.top_log_probs for want, _ in found),
+        prompt_rows=min(max(0, picks_from - rows_from), MAX_PROMPT_ROWS),
     )
 
 

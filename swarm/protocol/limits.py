@@ -30,6 +30,10 @@ MAX_TEMPERATURE = 1e6
 """Of sampling: with it, every pick is noise."""
 MAX_REPLY_ROWS = 64
 """Hidden rows of a reply: the deepest ones of its path."""
+MAX_PROMPT_ROWS = 1_024
+"""Hidden rows of forced tokens for which one sweep may ask, the newest ones."""
+PROMPT_ROWS_BYTES = 8 << 20
+"""Of these rows in replies that a client did not acknowledge, per session: a tail sends no more."""
 MAX_HOLD_S = 3_600.0
 """For how long a client may ask a session to be held."""
 MAX_COUNT = 1 << 53

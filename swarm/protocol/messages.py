@@ -114,6 +114,12 @@ class Sweep:
     want: Want | None = None
     guesses: tuple[DraftDistribution, ...] = ()
 
+    @property
+    def prompt_nodes(self) -> range:
+        """Ids of the forced tokens whose hidden rows are asked for: the last ones before `picks_from` (P10)."""
+        count = 0 if self.want is None else self.want.prompt_rows
+        return range(max(self.first_id, self.picks_from - count), self.picks_from)
+
 
 @dataclass(frozen=True, slots=True)
 class SweepFrame:

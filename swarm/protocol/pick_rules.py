@@ -145,11 +145,13 @@ class Want:
         log_probs: the target's log-probability of each pick.
         hidden_rows: final hidden rows of the accepted path.
         top_log_probs: with `log_probs`: of so many of the target's likeliest tokens too.
+        prompt_rows: final hidden rows of so many of the sweep's last nodes before `picks_from`: forced tokens.
     """
 
     log_probs: bool = False
     hidden_rows: bool = False
     top_log_probs: int = 0
+    prompt_rows: int = 0
 
 
 def _grammar_problem(grammar: Grammar) -> tuple[str, str] | None:

@@ -20,6 +20,7 @@ from swarm.protocol.limits import (
     MAX_HOPS,
     MAX_LAYERS,
     MAX_NODES,
+    MAX_PROMPT_ROWS,
     MAX_RECORD_BYTES,
     MAX_SIGNATURE_BYTES,
     MAX_TEMPERATURE,
@@ -325,6 +326,7 @@ def _want(want: pb.Want) -> Want:
         log_probs=want.log_probs,
         hidden_rows=want.hidden_rows,
         top_log_probs=checks.number(want.top_log_probs, "want", MAX_TOP_LOG_PROBS + 1),
+        prompt_rows=checks.number(want.prompt_rows, "want", MAX_PROMPT_ROWS + 1),
     )
 
 

@@ -60,16 +60,17 @@ _QWEN_NAMES = {
 }
 
 
-def publish(family: str, folder: Path, *, is_able: bool = False) -> Path:
-    """Save a random tiny model with an MTP layer behind it.
+def publish(family: str, folder: Path, *, is_able: bool = False, mtp_layers: int = 1) -> Path:
+    """Save a random tiny model with MTP layers behind it.
 
     Args:
         family: of `PUBLISHED`.
         folder: for config, tokenizer, index and three files of weights: the layers', the ends' and the MTP layer's.
-        is_able: whether text depends on its last token above all, and the MTP layer knows how.
+        is_able: whether text depends on its last token above all, and the MTP layers know how.
+        mtp_layers: how many there are.
     """
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[family](**_BASE, **PUBLISHED[family])
+    config = CONFIG_MAPPING[family](**_BASE | {"num_hidden_layers": LAYERS + mtp_layers}, **PUBLISHED[family])
     model = cast("Any", AutoModelForCausalLM).from_config(config).float()
     noise = torch.Generator().manual_seed(1)
     for name, weight in model.named_parameters():
@@ -77,14 +78,16 @@ def publish(family: str, folder: Path, *, is_able: bool = False) -> Path:
         if is_able and name.endswith(("o_proj.weight", "down_proj", "down_proj.weight")):
             weight.data *= 0.05
     model.save_pretrained(folder)
-    tensors = _with_mtp(load_file(folder / "model.safetensors"), family, is_able=is_able)
+    tensors = load_file(folder / "model.safetensors")
+    for number in range(mtp_layers):
+        tensors = _with_mtp(tensors, family, number, is_able=is_able)
     (folder / "model.safetensors").unlink()
     files = {name: _file_of(name) for name in tensors}
     for file in set(files.values()):
         save_file({name: tensors[name] for name in tensors if files[name] == file}, folder / file, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     content: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    content["num_hidden_layers"] = LAYERS
+    content["num_hidden_layers"], content["num_nextn_predict_layers"] = LAYERS, mtp_layers
     if "layer_types" in content:
         content["layer_types"] = content["layer_types"][:LAYERS]
     (folder / "config.json").write_text(json.dumps(content))
@@ -93,13 +96,13 @@ def publish(family: str, folder: Path, *, is_able: bool = False) -> Path:
 
 
 def _file_of(name: str) -> str:
-    if f"layers.{LAYERS}." in name or "mtp" in name:
+    if "mtp" in name or any(f"layers.{LAYERS + number}." in name for number in range(8)):
         return "mtp.safetensors"
     return "layers.safetensors" if ".layers." in name else "ends.safetensors"
 
 
-def _with_mtp(tensors: dict[str, torch.Tensor], family: str, *, is_able: bool) -> dict[str, torch.Tensor]:
-    generator, layer = torch.Generator().manual_seed(7), f"model.layers.{LAYERS}."
+def _with_mtp(tensors: dict[str, torch.Tensor], family: str, number: int, *, is_able: bool) -> dict[str, torch.Tensor]:
+    generator, layer = torch.Generator().manual_seed(7 + number), f"model.layers.{LAYERS + number}."
     extra = {name: torch.randn(WIDTH, generator=generator) * 0.1 for name in ("enorm", "hnorm", "shared_head.norm")}
     extra["eh_proj"] = torch.randn(WIDTH, 2 * WIDTH, generator=generator) * 0.1
     if is_able:

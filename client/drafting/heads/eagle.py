@@ -125,8 +125,8 @@ class EagleHead(LayerHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As in `LayerHead`."""
         entering = F.linear(torch.cat([self.embed(tokens), rows], dim=1), self._fusion, self._bias)
-        hidden = self.model.forward([replace(work, rows=entering)])[-last:]
-        return self.model.logits(hidden), hidden
+        hidden = self.model.forward([replace(work, rows=entering)])
+        return self.model.logits(hidden[-last:]), hidden
 
 
 class JoinedNorm(nn.Module):
@@ -175,8 +175,8 @@ class ThirdEagleHead(LayerHead):
         """As in `LayerHead`; tokens that it does not know cannot be guessed."""
         self._joined.embedded = self.embed(tokens)[None]
         entering = self._joined.row_norm(rows) if self._joined.is_before else rows
-        hidden = self.model.forward([replace(work, rows=entering)])[-last:]
-        own = self.model.logits(hidden)
+        hidden = self.model.forward([replace(work, rows=entering)])
+        own = self.model.logits(hidden[-last:])
         logits = own.new_full((len(own), self.vocab_size), -torch.inf)
         return logits.index_copy(1, self._to_target, own[:, : len(self._to_target)]), hidden
 

@@ -52,6 +52,11 @@ class LayerHead:
         """Where it runs."""
         return self.model.device
 
+    @property
+    def layers(self) -> tuple[LayerHead, ...]:
+        """What drafts the levels of a tree, the first one first; the last one drafts all further levels."""
+        return (self,)
+
     def normed(self, rows: torch.Tensor) -> torch.Tensor:
         """The target's hidden rows [n, width] as the head was trained on them: behind the target's final norm."""
         found: torch.Tensor = self.final_norm(rows.to(self.device, self.model.dtype))
@@ -71,10 +76,10 @@ class LayerHead:
             work: the nodes, without rows.
             tokens: int64 [n], theirs.
             rows: [n, width], of the tokens before: normed ones of the target, or the head's own.
-            last: of how many nodes, the last ones, the output is asked for.
+            last: of how many nodes, the last ones, logits are asked for; 0 only where there are several layers.
 
         Returns:
-            Logits float32 [last, vocab_size], and the head's own rows [last, width].
+            Logits float32 [last, vocab_size], and the head's own rows [n, width].
         """
         raise NotImplementedError
 

@@ -1,7 +1,8 @@
-"""The layer for multi-token prediction (MTP) that comes with a checkpoint, as a draft head on the target's hidden rows.
+"""Layers for multi-token prediction (MTP) that come with a checkpoint, as a draft head on the target's hidden rows.
 
     entering = proj([norm_e(embedding); norm_h(row before)]); row = norm(layer(entering))
 
+Of several layers each one drafts a level of the tree, from the rows of the layer before.
 Sources: DeepSeek-V3 (arXiv 2412.19437), section 2.2; the rows that go in, and come back in, are those after a final
 norm, as in transformers' `MtpModel`.
 """
@@ -11,20 +12,21 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from client.drafting.heads.files import read_tensors, stored_names
 from client.drafting.heads.layer_head import PLACE, LayerHead, as_ragged, fill_layer, norm_with
-from client.drafting.heads.target_names import target_names
+from client.drafting.heads.target_names import TargetNames, target_names
 from swarm.errors import SwarmError, UnsupportedModel
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.models.families import text_config
@@ -33,6 +35,8 @@ from swarm.models.pretrained import INDEX, TEXT_PART, read_config
 
 MTP = "mtp"
 """What `--draft` calls it."""
+MAX_MTP_LAYERS = 8
+"""Of one checkpoint; further ones are left out."""
 MAX_FLOAT32_BYTES = 4 << 30
 """Of weights on a CPU, which computes faster in float32 but mostly has no more memory."""
 ROLES = {
@@ -55,7 +59,7 @@ NEEDED = {"token_norm", "row_norm", "proj", "norm"}
 
 @dataclass(frozen=True, slots=True)
 class MtpTensors:
-    """Where a checkpoint's first MTP layer is, by the names that the model's class would give.
+    """Where one MTP layer of a checkpoint is, by the names that the model's class would give.
 
     Attributes:
         roles: from what a tensor is to its name.
@@ -71,13 +75,14 @@ class MtpTensors:
         return {*self.roles.values(), *self.layer.values()}
 
 
-def find_mtp(names: Iterable[str], num_layers: int) -> MtpTensors | None:
-    """Find the first MTP layer among a checkpoint's tensors; None where it has none.
+def find_mtp(names: Iterable[str], num_layers: int, number: int = 0) -> MtpTensors | None:
+    """Find an MTP layer among a checkpoint's tensors, by its number; None where it has none.
 
-    Either `….layers.N.` behind the last of N layers (DeepSeek, GLM), or `mtp.` (Qwen).
+    Either `….layers.N.` and further ones behind the last of N layers (DeepSeek, GLM), or `mtp.`: there several layers
+    share all but `mtp.layers.` (Qwen).
     """
-    found = MtpTensors()
-    behind = re.compile(rf"(?:^|\.)(?:layers\.{num_layers}|mtp)\.(?P<own>.+)$")
+    found, own_layer = MtpTensors(), f"layers.{number}."
+    behind = re.compile(rf"(?:^|\.)(?:layers\.{num_layers + number}|mtp)\.(?P<own>.+)$")
     for name in names:
         match = behind.search(name)
         if match is None or match["own"] in SHARED:
@@ -85,10 +90,8 @@ def find_mtp(names: Iterable[str], num_layers: int) -> MtpTensors | None:
         own = match["own"]
         if own in ROLES:
             found.roles[ROLES[own]] = name
-        elif re.match(r"layers\.[1-9]", own):  # of several layers the first
-            continue
-        elif not own.endswith(SCALE):
-            found.layer[own.removeprefix("layers.0.")] = name
+        elif (own.startswith(own_layer) or not own.startswith("layers.")) and not own.endswith(SCALE):
+            found.layer[own.removeprefix(own_layer)] = name
     return found if found.roles.keys() >= NEEDED and found.layer else None
 
 
@@ -118,8 +121,19 @@ class MtpHead(LayerHead):
             proj: [width, 2 · width].
         """
         super().__init__(model, norms["final"], model.vocab_size)
+        self._deeper: tuple[MtpHead, ...] = ()
         self._norms = {role: norm.to(model.device, model.dtype) for role, norm in norms.items()}
         self._proj = proj.to(model.device, model.dtype)
+
+    @property
+    def layers(self) -> tuple[LayerHead, ...]:
+        """As in `LayerHead`."""
+        return (self, *self._deeper)
+
+    def followed_by(self, deeper: Sequence[MtpHead]) -> MtpHead:
+        """This one, whose deeper levels are drafted by further layers."""
+        self._deeper = tuple(deeper)
+        return self
 
     def run(
         self, work: SessionRows, tokens: torch.Tensor, rows: torch.Tensor, last: int
@@ -127,13 +141,13 @@ class MtpHead(LayerHead):
         """As in `LayerHead`."""
         parts = [self._norms["token_norm"](self.embed(tokens)), self._norms["row_norm"](rows)]
         entering = F.linear(torch.cat(parts, dim=1), self._proj)
-        hidden = self.model.forward([replace(work, rows=entering)])[-last:]
+        hidden = self.model.forward([replace(work, rows=entering)])
         own: torch.Tensor = self._norms["own"](hidden)
-        return self.model.logits(hidden), own
+        return self.model.logits(hidden[-last:]) if last else torch.empty(0), own
 
 
 def load_mtp(model: str | Path, revision: str | None, device: torch.device, dtype: torch.dtype) -> MtpHead:
-    """Load the MTP layer of a target's checkpoint: its tensors, embedding, output matrix and final norm; no other.
+    """Load the MTP layers of a target's checkpoint: their tensors, embedding, output matrix and final norm; no other.
 
     Args:
         model: the target, by folder or hub id.
@@ -147,28 +161,49 @@ def load_mtp(model: str | Path, revision: str | None, device: torch.device, dtyp
     """
     folder, _ = find_model(model, revision)
     config = read_config(folder, str(model))
-    text = text_config(config)
-    found = find_mtp(stored_names(model, revision), text.num_hidden_layers)
-    if found is None:
+    text, stored = text_config(config), stored_names(model, revision)
+    found = [find_mtp(stored, text.num_hidden_layers, number) for number in range(MAX_MTP_LAYERS)]
+    places = [place for place in takewhile(lambda place: place is not None, found) if place is not None]
+    if not places:
         raise UnsupportedModel(f"{model}: its checkpoint has no layer for multi-token prediction; draft with a model")
-    own = mtp_config(text, found)
+    configs = [mtp_config(text, place) for place in places]
     names = target_names(model, revision)
     if names.norm is None:
         raise UnsupportedModel(f"{model}: has no final norm of its own, which its MTP layer needs")
     shared = {names.embedding, names.output, names.norm}
-    tensors = read_tensors(model, found.names | shared, revision)
+    tensors = read_tensors(model, shared.union(*(place.names for place in places)), revision)
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.itemsize == 1:  # packed, and its config does not say how
             raise UnsupportedModel(f"{text.model_type}: its MTP layer is quantised ({name}, {tensor.dtype})")
-    ends = {name: tensors[name] for name in (names.embedding, names.output)}
-    ends[names.norm] = tensors[found.roles["norm"]]
     if device.type == "cpu" and 4 * sum(tensor.numel() for tensor in tensors.values()) > MAX_FLOAT32_BYTES:
         dtype = torch.bfloat16
-    filled = fill_layer(own, {name: tensors[there] for name, there in found.layer.items()}, ends, dtype)
-    norm = filled.get_submodule(names.norm.removesuffix(".weight"))
-    weights = {"token_norm": found.roles["token_norm"], "row_norm": found.roles["row_norm"], "final": names.norm}
+    filled = [_fill(*of, names, tensors, dtype) for of in zip(configs, places, strict=True)]
+    for deeper in filled[1:]:  # one embedding and one output matrix for all
+        deeper.set_input_embeddings(filled[0].get_input_embeddings())
+        cast("Any", deeper).set_output_embeddings(cast("Any", filled[0]).get_output_embeddings())
+    first, *others = [_head(one, place, names.norm, tensors, device) for one, place in zip(filled, places, strict=True)]
+    return first.followed_by(others)
+
+
+def _fill(
+    config: PreTrainedConfig,
+    place: MtpTensors,
+    names: TargetNames,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+) -> PreTrainedModel:
+    ends = {name: tensors[name] for name in (names.embedding, names.output)}
+    ends[str(names.norm)] = tensors[place.roles["norm"]]
+    return fill_layer(config, {name: tensors[there] for name, there in place.layer.items()}, ends, dtype)
+
+
+def _head(
+    filled: PreTrainedModel, place: MtpTensors, final: str, tensors: Mapping[str, torch.Tensor], device: torch.device
+) -> MtpHead:
+    norm = filled.get_submodule(final.removesuffix(".weight"))
+    weights = {"token_norm": place.roles["token_norm"], "row_norm": place.roles["row_norm"], "final": final}
     norms = {role: norm_with(norm, tensors[name]) for role, name in weights.items()}
-    return MtpHead(as_ragged(filled, device), {**norms, "own": norm}, tensors[found.roles["proj"]])
+    return MtpHead(as_ragged(filled, device), {**norms, "own": norm}, tensors[place.roles["proj"]])
 
 
 def mtp_config(text: PreTrainedConfig, found: MtpTensors) -> PreTrainedConfig:

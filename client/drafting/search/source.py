@@ -62,10 +62,12 @@ class Source:
 
     Attributes:
         wants_rows: whether it needs `observe`; the target then sends hidden rows along.
+        prompt_rows: of how many of a prompt's last tokens it can use the rows.
         weighs: whether its probabilities take the other sources' into account. Such sources are asked last.
     """
 
     wants_rows = False
+    prompt_rows = 0
     weighs = False
 
     def begin(self, search: Search) -> bool:

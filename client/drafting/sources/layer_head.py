@@ -1,14 +1,16 @@
 """A head that is one decoder layer as a source: it attends to the text as far as its hidden rows came, and to its tree.
 
-    [0, run)      entries of the layer's KV, from the target's own rows; entry j is token `base + 1 + j` of the text
-    live nodes    tokens behind the newest row, and the tree: from the layer's own rows, gone with the next search
+Tokens up to the one behind the newest row have entries from the target's own rows. Further ones, and the tree, go on
+from the layers' own rows (`client.drafting.sources.layer_entries`).
 
-Rows come with replies alone, so the layer's text begins where the first one came. Where one is missing it begins anew.
+The tail sends rows of a prompt's last tokens too, so the layer's text begins where those begin. Where a row is missing
+it begins anew: of a prompt whose beginning the session held already, or where a node sends none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 
@@ -17,18 +19,13 @@ from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Places, Search, Source
 from client.drafting.search.tree import Lesson, TokenTree
 from client.drafting.sources.head_state import MAX_TOKENS_BEHIND
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import SessionRows
+from client.drafting.sources.layer_entries import LayerEntries, NodeState
+from swarm.protocol.limits import MAX_PROMPT_ROWS, PROMPT_ROWS_BYTES
 
 MAX_TEXT_BYTES = 256 << 20
 """Memory for rows, keys and values of one text."""
 MIN_WINDOW_TOKENS, MAX_WINDOW_TOKENS = 128, 8_192
 """Tokens of the text that the layer attends to, at least and at most."""
-LIVE_NODES = 1_024
-"""Nodes that one search may run."""
-CATCH_UP_ROWS = 256
-"""Entries of one forward while it catches up with the text."""
 
 
 class LayerHeadSource(Source):
@@ -38,6 +35,7 @@ class LayerHeadSource(Source):
         head: the layer; several sources share it.
         ranker: from its logits to candidates.
         window_tokens: rows that are kept; where a text has more, the older half is dropped.
+        prompt_rows: of a prompt's last tokens, whose rows a tail sends in one go whatever it computes in.
     """
 
     wants_rows = True
@@ -47,28 +45,34 @@ class LayerHeadSource(Source):
         self.head = head
         self.ranker = ranker
         model = head.model
-        per_token = model.layout.bytes_per_token + model.hidden_size * model.dtype.itemsize
+        per_token = sum(layer.model.layout.bytes_per_token for layer in head.layers)
+        per_token += model.hidden_size * model.dtype.itemsize
         self.window_tokens = max(MIN_WINDOW_TOKENS, min(MAX_TEXT_BYTES // per_token, MAX_WINDOW_TOKENS))
+        self.prompt_rows = min(self.window_tokens, MAX_PROMPT_ROWS, PROMPT_ROWS_BYTES // (model.hidden_size * 4))
         self._buffer = torch.empty(0)  # [window_tokens, width], the target's own, taken with the first row
-        self._kv_cache: KvCache | None = None
+        self._entries = LayerEntries(head, self.window_tokens)
         self.forget()
 
     def forget(self) -> None:
         """Begin with an empty text, and with new KV: the last pass may have failed half-way."""
-        self._kv_cache, self._next_id = None, 0
+        self._entries.forget()
         self._text: tuple[int, ...] = ()
-        self._base = self._count = self._run = 0  # rows are of tokens `[base, base + count)`, which end the text
-        self._states: dict[int | None, torch.Tensor] = {}  # by node of the search, [width]
-        self._ids: dict[int | None, TreeNodeId | None] = {}
+        self._base = self._count = 0  # rows are of tokens `[base, base + count)`, which end the text
+        self._states: dict[int | None, NodeState] = {}  # by node of the search
 
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
-        """Keep rows that follow those so far; what the text has changed behind a common beginning is dropped."""
+        """Keep rows that follow those so far; what the text has changed behind a common beginning is dropped.
+
+        Rows from before the oldest one begin the text anew.
+        """
         model, text, start = self.head.model, tuple(sequence), len(sequence) - len(rows)
-        if rows.shape[1] != model.hidden_size or text == self._text[: len(text)]:
+        is_older = start < self._base
+        if rows.shape[1] != model.hidden_size or (text == self._text[: len(text)] and not is_older):
             return
         self._keep(text)
-        if self._count == 0 or start > self._base + self._count:
-            self._base, self._count, self._run = start, 0, 0
+        if self._count == 0 or is_older or start > self._base + self._count:
+            self._base, self._count = start, 0
+            self._entries.keep(0)
         new = rows[self._base + self._count - start :][-self.window_tokens :]
         if self._count + len(new) > self.window_tokens:
             self._drop(self._count + len(new) - self.window_tokens // 2)
@@ -84,67 +88,34 @@ class LayerHeadSource(Source):
         common = _common_prefix(self._text, text)
         self._text = self._text[:common]
         self._count = min(self._count, max(0, common - self._base))
-        self._run = min(self._run, max(0, common - self._base - 1))  # entries are of the tokens behind their rows
+        self._entries.keep(max(0, common - self._base - 1))  # entries are of the tokens behind their rows
 
     def _drop(self, count: int) -> None:
         """Forget the oldest rows. All entries are computed again, which halves keep rare."""
         kept = max(0, self._count - count)
         self._buffer[:kept] = self._buffer[self._count - kept : self._count].clone()
-        self._base, self._count, self._run = self._base + self._count - kept, kept, 0
+        self._base, self._count = self._base + self._count - kept, kept
+        self._entries.keep(0)
 
     def begin(self, search: Search) -> bool:
         """Catch up with the rows that came, and add candidates below the text's last token."""
         self.ranker.begin()
-        self._states, self._ids = {}, {}
+        self._states = {}
         sequence = search.sequence
         self._keep(sequence[:-1])  # an earlier text may have gone on further, or elsewhere
         known = self._base + self._count
         is_recent = self._count > 0 and len(sequence) - known <= MAX_TOKENS_BEHIND
         if not is_recent or max(sequence[self._base :]) >= self.head.vocab_size:
             return False
-        logits, row = self._catch_up(sequence[self._base + 1 : known + 1])
-        at: TreeNodeId | None = None
+        logits, state = self._entries.catch_up(sequence[self._base + 1 : known + 1], self._rows)
         for token in sequence[known + 1 :]:
-            logits, row, [at] = self._run_nodes([token], row, [at], [self._used])
-        self._ids[TokenTree.ROOT], self._states[TokenTree.ROOT] = at, row[0]
+            logits, [state] = self._entries.run([token], [state])
+        self._states[TokenTree.ROOT] = state
         self.ranker.add(search, [TokenTree.ROOT], logits)
         return True
 
-    def _catch_up(self, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make entries of the tokens behind all rows; the last one runs again. Its logits and its row [1, …]."""
-        kv_cache = self._kv_cache
-        if kv_cache is None:
-            capacity = self.window_tokens + LIVE_NODES
-            kv_cache = self._kv_cache = KvCache(self.head.model.layout, capacity, LIVE_NODES)
-        self._run = min(self._run, len(tokens) - 1)
-        kv_cache.truncate(self._run)
-        for start in range(self._run, len(tokens), CATCH_UP_ROWS):
-            part = tokens[start : start + CATCH_UP_ROWS]
-            rows, first = self.head.normed(self._buffer[start : start + len(part)]), self._next_id
-            parents = [None, *(TreeNodeId(first + place) for place in range(len(part) - 1))]
-            logits, row, ids = self._run_nodes(part, rows, parents, range(start, start + len(part)), last=1)
-            kv_cache.commit(ids, ())
-            self._run = start + len(part)
-        return logits, row
-
-    def _run_nodes(
-        self,
-        tokens: Sequence[int],
-        rows: torch.Tensor,
-        parents: Sequence[TreeNodeId | None],
-        positions: Sequence[int],
-        last: int = 0,
-    ) -> tuple[torch.Tensor, torch.Tensor, list[TreeNodeId]]:
-        """Run tokens, each behind a row [n, width]: logits and rows of the last ones (0: of all), and their ids."""
-        assert self._kv_cache is not None
-        ids = [TreeNodeId(self._next_id + place) for place in range(len(tokens))]
-        self._next_id += len(tokens)
-        work = SessionRows(self._kv_cache, ids, parents, positions)
-        return *self.head.run(work, torch.tensor(tokens), rows, last or len(tokens)), ids
-
-    @property
-    def _used(self) -> int:
-        return 0 if self._kv_cache is None else self._kv_cache.slots.used
+    def _rows(self, start: int, end: int) -> torch.Tensor:
+        return self.head.normed(self._buffer[start:end])
 
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
         """Run one pass for all nodes whose parents have states; a parent in the same batch costs another pass."""
@@ -152,18 +123,14 @@ class LayerHeadSource(Source):
         waiting = [node for node in nodes if tree.parents[node] in states or tree.parents[node] in nodes]
         has_run = False
         while ready := [node for node in waiting if tree.parents[node] in states]:
-            ready = ready[: max(0, self.window_tokens + LIVE_NODES - self._used)]
+            above = [states[tree.parents[node]] for node in ready]
+            groups = [self._entries.group(state) for state in above]
+            ready = list(compress(ready, [group == groups[0] for group in groups]))[: max(0, self._entries.room)]
             if not ready:
                 break
-            above = [tree.parents[node] for node in ready]
-            logits, rows, ids = self._run_nodes(
-                [tree.tokens[node] for node in ready],
-                torch.stack([states[parent] for parent in above]),
-                [self._ids[parent] for parent in above],
-                [search.position(node) - self._base - 2 for node in ready],
-            )
-            states |= dict(zip(ready, rows, strict=True))
-            self._ids |= dict(zip(ready, ids, strict=True))
+            above = [states[tree.parents[node]] for node in ready]
+            logits, found = self._entries.run([tree.tokens[node] for node in ready], above)
+            states |= dict(zip(ready, found, strict=True))
             self.ranker.add(search, ready, logits)
             waiting = [node for node in waiting if node not in states]
             has_run = True

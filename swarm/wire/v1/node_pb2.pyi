@@ -489,22 +489,26 @@ class Want(_message.Message):
     LOG_PROBS_FIELD_NUMBER: _builtins.int
     HIDDEN_ROWS_FIELD_NUMBER: _builtins.int
     TOP_LOG_PROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_ROWS_FIELD_NUMBER: _builtins.int
     log_probs: _builtins.bool
     """Send the target's log-probability of each pick."""
     hidden_rows: _builtins.bool
     """Send final hidden rows of the accepted path."""
     top_log_probs: _builtins.int
     """With `log_probs`: so many of the target's likeliest tokens too; at most 20."""
+    prompt_rows: _builtins.int
+    """Send final hidden rows of so many of the sweep's last nodes before picks_from, forced tokens; at most 1,024."""
     def __init__(
         self,
         *,
         log_probs: _builtins.bool = ...,
         hidden_rows: _builtins.bool = ...,
         top_log_probs: _builtins.int = ...,
+        prompt_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_rows", b"hidden_rows", "log_probs", b"log_probs", "top_log_probs", b"top_log_probs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_rows", b"hidden_rows", "log_probs", b"log_probs", "prompt_rows", b"prompt_rows", "top_log_probs", b"top_log_probs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,7 +719,7 @@ class Reply(_message.Message):
 
     @_builtins.property
     def rows(self) -> Global___Rows:
-        """Hidden rows of the accepted path, when asked for."""
+        """Hidden rows of the accepted path, and before them those of forced tokens, when asked for."""
 
     def __init__(
         self,

@@ -17,7 +17,15 @@ from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.hold import Held, Hold
-from swarm.protocol.limits import MAX_COUNT, MAX_HOLD_S, MAX_HOP_MS, MAX_LAYERS, MAX_TEMPERATURE, MAX_WIDTH
+from swarm.protocol.limits import (
+    MAX_COUNT,
+    MAX_HOLD_S,
+    MAX_HOP_MS,
+    MAX_LAYERS,
+    MAX_PROMPT_ROWS,
+    MAX_TEMPERATURE,
+    MAX_WIDTH,
+)
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -136,7 +144,10 @@ def sweeps(draw: st.DrawFn) -> Sweep:
         truncate_to=draw(st.none() | naturals),
         commit_to=draw(st.none() | node_ids),
         sampling=draw(st.none() | samplings),
-        want=draw(st.none() | st.builds(Want, st.booleans(), st.booleans(), st.integers(0, 20))),
+        want=draw(
+            st.none()
+            | st.builds(Want, st.booleans(), st.booleans(), st.integers(0, 20), st.integers(0, MAX_PROMPT_ROWS))
+        ),
         guesses=tuple(draw(guesses(offset)) for offset in range(count) if draw(st.integers(0, 9)) == 0),
     )
 

@@ -89,3 +89,35 @@ def test_log_probabilities_that_were_asked_for_are_taken(state: SessionState) ->
 def test_other_log_probabilities_are_refused(reply: Reply, sweep: Sweep, reason: str, state: SessionState) -> None:
     with pytest.raises(RemoteProtocolError, match=reason):
         check_reply(reply, sweep, state)
+
+
+PROMPT = replace(SWEEP, picks_from=TreeNodeId(3), want=Want(prompt_rows=2))
+TWO_ROWS = Rows(Codec.FP32, 2, 4, bytes(32))
+
+
+def test_rows_of_a_prompt_that_were_asked_for_are_taken(state: SessionState) -> None:
+    bare = Reply(1, 0, ())
+    check_reply(bare, PROMPT, state)
+    check_reply(replace(bare, row_ids=(TreeNodeId(1), TreeNodeId(2)), rows=TWO_ROWS), PROMPT, state)
+    check_reply(replace(bare, row_ids=(TreeNodeId(2),), rows=ROWS), PROMPT, state)
+    both = replace(SWEEP, want=Want(hidden_rows=True, prompt_rows=1))
+    check_reply(replace(REPLY, row_ids=(TreeNodeId(0), TreeNodeId(1)), rows=TWO_ROWS), both, state)
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ((0, 1, 2), "were not asked for"),
+        ((0,), "were not asked for"),
+        ((3,), "were not asked for"),
+        ((), "were not asked for"),
+        ((2, 1), "not in the order"),
+        ((1, 1), "not in the order"),
+        ((1, 2) * 600, "not in the order"),
+    ],
+)
+def test_other_rows_of_a_prompt_are_refused(ids: tuple[int, ...], reason: str, state: SessionState) -> None:
+    nodes = tuple(map(TreeNodeId, ids))
+    reply = Reply(1, 0, (), row_ids=nodes, rows=Rows(Codec.FP32, len(nodes), 4, bytes(16 * len(nodes))))
+    with pytest.raises(RemoteProtocolError, match=reason):
+        check_reply(reply, PROMPT, state)

@@ -12,7 +12,7 @@ from swarm.errors import ProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.protocol.hop_log import HopLog, SweepWork
 from swarm.protocol.journal import Journal
-from swarm.protocol.messages import Codec, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
+from swarm.protocol.messages import Codec, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame, Want
 from swarm.protocol.session import Applied, Limits, SessionState
 
 LIMITS = Limits(vocab_size=100, window_tokens=50, sweeps=8, nodes=32)
@@ -338,3 +338,19 @@ def test_a_new_tail_owes_no_picks_of_answered_or_forced_nodes() -> None:
     assert [step.frame.sweep.picks_from for step in iter(log.next_work, None)] == [3, 3]
     every = dict.fromkeys(node_ids(0, 1, 2, 3), 1)
     assert log.replies(every, generation=1) == [Reply(2, 1, ((TreeNodeId(3), 1),))]
+
+
+def test_a_new_tail_keeps_the_rows_that_unanswered_parts_of_a_prompt_ask_for() -> None:
+    source, log = Source(), HopLog(LIMITS)
+    source.make([(1, None), (2, 0)])
+    parts = [replace(source.journal.snapshot().headers[0], picks_from=TreeNodeId(2), want=Want(prompt_rows=1))]
+    parts.append(Sweep(2, 2, TreeNodeId(2), (3, 4), (None, TreeNodeId(2)), TreeNodeId(4), commit_to=TreeNodeId(1)))
+    parts[1] = replace(parts[1], want=Want(prompt_rows=2))
+    journal = Journal(SessionState(LIMITS))
+    for sweep in parts:
+        journal.state.apply(sweep)
+        journal.note(sweep)
+    log.restore(journal.snapshot())
+    wants = [(step.frame.sweep.picks_from, step.frame.sweep.want) for step in iter(log.next_work, None)]
+    assert wants == [(4, Want(prompt_rows=3))] * 2, "of nodes 1, 2 and 3"
+    assert [list(header.prompt_nodes) for header in log.unanswered] == [[1], [2, 3]]

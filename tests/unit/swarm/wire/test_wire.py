@@ -11,7 +11,7 @@ from swarm import wire
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.limits import PADDING_BYTES
+from swarm.protocol.limits import MAX_PROMPT_ROWS, PADDING_BYTES
 from swarm.protocol.messages import (
     Attach,
     Close,
@@ -27,6 +27,7 @@ from swarm.protocol.messages import (
     Snapshot,
     Sweep,
     SweepFrame,
+    Want,
 )
 from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.wire.v1 import node_pb2 as pb
@@ -190,6 +191,13 @@ def test_sampling_that_leaves_no_token() -> None:
     frame = parsed(SNAPSHOT)
     frame.snapshot.sampling.top_k = 0
     assert refused(frame) == "top_k"
+
+
+def test_rows_of_a_prompt_that_a_sweep_asks_for_are_counted() -> None:
+    frame = parsed(SweepFrame(replace(SWEEP, want=Want(prompt_rows=MAX_PROMPT_ROWS))))
+    assert wire.decode_frame(frame.SerializeToString())
+    frame.sweep.sweep.want.prompt_rows = MAX_PROMPT_ROWS + 1
+    assert refused(frame) == "want"
 
 
 def test_log_probs_are_finite() -> None:
