@@ -119,9 +119,9 @@ def serve(model: Path, layers: str, peer: str, folder: Path) -> list[str]:
     return ["node.cli", "serve", str(model), *options, "--identity", str(folder / f"{layers}.key")]
 
 
-def run(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
-    with forked.start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def run(*arguments: str, timeout_s: float = 100, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, in a folder."""
+    with forked.start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder) as process:
         try:
             output, errors = process.communicate(timeout=timeout_s)
         except BaseException:

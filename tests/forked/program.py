@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, TypedDict
 
 LIBRARIES = (
@@ -23,8 +24,8 @@ LIBRARIES = (
 FREE = ("CANOPY_", "PYTEST_", "XDG_CONFIG_", "XDG_DATA_", "XDG_STATE_")
 """Beginnings of the variables that no library reads."""
 START_S = 100.0
-FORKED = ("node.cli", "client.cli")
-"""Modules that import them anyhow. Others are started as usual: some must stay small."""
+FORKED = ("node.cli", "client.cli", SCRIPT := "canopy_script")
+"""Modules that import them anyhow, a test's own script among them. Others start as usual: some must stay small."""
 CACHE = tempfile.TemporaryDirectory(prefix="canopy-cache-")
 """Where programs keep what they learn about drafts, in place of the user's cache."""
 AS_USUAL = dict(os.environ)
@@ -45,14 +46,14 @@ class Request(TypedDict):
         module: as `python -m` takes it.
         arguments: its own.
         environment: all variables.
-        cwd: the folder that it runs in; None for the server's.
+        cwd: the folder that it runs in.
         start_new_session: whether it leads a session of its own.
     """
 
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    cwd: str | None
+    cwd: str
     start_new_session: bool
 
 
@@ -68,6 +69,7 @@ class ForkServer:
                 [sys.executable, "-m", "tests.forked.server", str(theirs.fileno()), *libraries],
                 pass_fds=[theirs.fileno()],
                 env=self.environment,
+                cwd=Path(__file__).parents[2],
             )
         SERVERS.add(self._process.pid)
         assert self._connection.recv(32) == b"ready"
@@ -106,7 +108,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             module=module,
             arguments=arguments,
             environment=dict(environment),
-            cwd=None if cwd is None else str(cwd),
+            cwd=str(cwd or os.getcwd()),
             start_new_session=start_new_session,
         )
         theirs = [end if end != -1 else number for number, end in enumerate((ends[0], ends[3], ends[5]))]
@@ -128,8 +130,8 @@ def shared_server() -> ForkServer:
 def start(arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:  # noqa: ANN401 - as Popen
     """Run a module with arguments: one of `FORKED` from the shared server, if its environment allows that."""
     given = environment(os.environ)
-    if sys.platform == "linux" and arguments[0] in FORKED and (server := shared_server()).suits(given):
-        return ForkedPopen(server, arguments, env=given, **options)
+    if arguments[0] in FORKED and shared_server().suits(given):
+        return ForkedPopen(shared_server(), arguments, env=given, **options)
     return subprocess.Popen([sys.executable, "-m", *arguments], env=given, **options)
 
 

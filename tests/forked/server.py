@@ -63,8 +63,7 @@ def enter(request: Request, files: list[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    if request["cwd"] is not None:
-        os.chdir(request["cwd"])
+    os.chdir(request["cwd"])
     if request["start_new_session"]:
         os.setsid()
     os.environ.clear()
