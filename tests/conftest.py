@@ -41,6 +41,7 @@ import pytest  # noqa: E402
 from _pytest import runner  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from tests.forked.program import SERVERS  # noqa: E402
 from tests.kernels.interpreter import exchange_names_once  # noqa: E402
 from tests.leftovers import descendants, has_ended  # noqa: E402
 
@@ -185,6 +186,8 @@ def _processes(everywhere: bool) -> set[psutil.Process]:
 
 
 def _is_library(process: psutil.Process) -> bool:
+    if process.pid in SERVERS:
+        return True
     try:
         return any(part in " ".join(process.cmdline()) for part in LIBRARY_PROCESSES)
     except psutil.Error:

@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from swarm.alive import shown_certificate
 from swarm.protocol.node_info import NodeInfo
 from swarm.transport.certificate import name_of
 from swarm.transport.dial import pin
+from tests.forked import program as forked
 
 START_S = 100
 GONE_S = 10
@@ -32,13 +31,9 @@ IN_OPEN = 0x20
 INOTIFY_EVENT_BYTES = 16
 
 
-CACHE = tempfile.TemporaryDirectory(prefix="canopy-cache-")
-"""Where programs keep what they learn about drafts, in place of the user's cache."""
-
-
 def environment() -> dict[str, str]:
-    """The environment of programs: one thread each, since several share few cores."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": CACHE.name}
+    """The environment of programs that are started now."""
+    return forked.environment(os.environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +83,7 @@ class Program:
 def program(arguments: Sequence[str], log: Path, folder: Path | None = None) -> Iterator[Program]:
     """Run one of Canopy's programs by its module, such as `["node.cli", "serve", …]`, in a folder."""
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-            cwd=folder,
-        )
+        process = forked.start(arguments, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, cwd=folder)
     running = Program(process, log)
     try:
         yield running
@@ -131,11 +119,15 @@ def serve(model: Path, layers: str, peer: str, folder: Path) -> list[str]:
     return ["node.cli", "serve", str(model), *options, "--identity", str(folder / f"{layers}.key")]
 
 
-def run(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=timeout_s, env=environment()
-    )
+def run(*arguments: str, timeout_s: float = 100, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, in a folder."""
+    with forked.start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ import client.cli
 from client.options import Options
 from client.terminal.commands import Generate
 from swarm.demo import DRAFT, TARGET
-from tests.e2e.programs import GONE_S, LONG, Program, bootstrap, environment, info, opened, program, run, serve, within
+from tests.e2e.programs import GONE_S, LONG, Program, bootstrap, info, opened, program, run, serve, within
+from tests.forked.program import SCRIPT, start
 
 SPANS = ("0-4", "4-8", "8-12")
 PROMPT = "It was a dark night and the old man"
@@ -131,10 +131,8 @@ print("fine")
 
 
 def test_a_reader_that_goes_ends_the_text_quietly(running: Running, bare_target: Path) -> None:
-    arguments = [sys.executable, "-m", "client.cli", "generate", str(bare_target), "--prompt", PROMPT]
-    with subprocess.Popen(
-        [*arguments, "--join", running.peer, *LONG], stdout=PIPE, stderr=PIPE, env=environment()
-    ) as client:
+    arguments = ["client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", running.peer, *LONG]
+    with start(arguments, stdout=PIPE, stderr=PIPE) as client:
         assert client.stdout is not None
         assert client.stderr is not None
         assert client.stdout.read(20)
@@ -146,9 +144,10 @@ def test_a_reader_that_goes_ends_the_text_quietly(running: Running, bare_target:
 
 def test_the_library_in_a_running_loop_never_opens_the_targets_weights(running: Running, tmp_path: Path) -> None:
     target, draft = (Path(shutil.copytree(model, tmp_path / model.name)) for model in (TARGET, DRAFT))
-    arguments = [sys.executable, "-c", LIBRARY, str(target), str(draft), running.peer]
+    (tmp_path / f"{SCRIPT}.py").write_text(LIBRARY)
+    arguments = (SCRIPT, str(target), str(draft), running.peer)
     with opened(target / "model.safetensors") as of_target, opened(draft / "model.safetensors") as of_draft:
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, env=environment())
+        done = run(*arguments, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "fine\n"
         assert of_draft() > 0
@@ -178,9 +177,12 @@ with Swarm.connect(model, peers=[peer], threads=1) as swarm:
 
 
 @pytest.mark.parametrize("how", ["stream", "generate"])
-def test_ctrl_c_in_the_blocking_library_stops_the_generation(running: Running, bare_target: Path, how: str) -> None:
-    arguments = [sys.executable, "-c", INTERRUPTED, str(bare_target), running.peer, how]
-    with subprocess.Popen(arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env=environment()) as client:
+def test_ctrl_c_in_the_blocking_library_stops_the_generation(
+    running: Running, bare_target: Path, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / f"{SCRIPT}.py").write_text(INTERRUPTED)
+    arguments = [SCRIPT, str(bare_target), running.peer, how]
+    with start(arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, cwd=tmp_path) as client:
         try:
             assert client.stdout is not None
             assert client.stdout.readline() == "interrupted\n"

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.e2e.programs import CACHE
+from tests.forked.program import CACHE
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("swarm", "node", "client")

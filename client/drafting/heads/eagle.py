@@ -16,12 +16,12 @@ import copy
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from client.drafting.heads.files import read_tensors, stored_names
 from client.drafting.heads.layer_head import PLACE, LayerHead, as_ragged, fill_layer, load_final_norm
@@ -32,6 +32,9 @@ from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.models.families import text_config
 from swarm.models.hub import find_model
 from swarm.models.pretrained import read_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # its module takes 2 s to import: a client without a head needs none
 
 FIRST, THIRD = "layers.0.", "midlayer."
 """Prefixes of the layer's tensors: EAGLE-1 and 2, and EAGLE-3."""

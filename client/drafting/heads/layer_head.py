@@ -12,11 +12,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from client.drafting.heads.files import read_tensors
@@ -27,6 +27,9 @@ from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.tree_attention import use_canopy
 from swarm.layers import Span
 from swarm.models.pretrained import first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # its module takes 2 s to import: a client without a head needs none
 
 PLACE = 1
 """The layer's place in its own model: rows enter behind the layer before, which passes them through."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from swarm.errors import UnsupportedModel
@@ -15,6 +15,9 @@ from swarm.inference.layers.pass_through import find_layers
 from swarm.models.families import text_config
 from swarm.models.hub import find_model
 from swarm.models.pretrained import read_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # its module takes 2 s to import: a client without a head needs none
 
 
 @dataclass(frozen=True, slots=True)
