@@ -38,7 +38,7 @@ from swarm.models.gguf.folder import GgufFile, local_folder, model_folder, remem
 from swarm.models.gguf.naming import SUFFIX, hub_files, hub_name, is_safe, local_files, split_hub_name
 from swarm.models.hub_errors import FETCH_ERRORS, Kept, check_token, explain
 from swarm.models.parts.byte_ranges import ByteRanges
-from swarm.models.parts.part_file import PartFile, parts_folder
+from swarm.models.parts.part_file import PartFile, part_names, parts_folder
 from swarm.models.parts.range_download import AnotherFile, RangeDownload
 from swarm.models.tensor_header import TensorHeader
 from swarm.protocol.manifest import SHA256
@@ -117,6 +117,10 @@ class Hub:
         for name, file in missing:
             self._fetch(name, file, None if report is None else partial(_report_total, report, name, before, total))
             before += file.size_bytes
+
+    def file_names(self) -> set[str]:
+        """Of the files that the hub lists; where it does not answer, of those of which parts are here."""
+        return set(self.files) if self.failure is None else part_names(self.repo, self.commit)
 
     def part_file(self, name: str) -> PartFile | None:
         """The part of a file that is here, or comes to be; None where nothing says which contents it is to have."""

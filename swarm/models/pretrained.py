@@ -98,7 +98,7 @@ def weight_files(folder: Path, hub: Hub | None, model: str) -> list[str]:
     """
     if (folder / POINTER).exists():
         return sorted(TensorTable.read(folder).sizes)
-    present = {path.name for path in folder.iterdir()} | set(hub.files if hub else ())
+    present = {path.name for path in folder.iterdir()} | (hub.file_names() if hub else set())
     if SINGLE in present:
         return [SINGLE]
     if INDEX in present:

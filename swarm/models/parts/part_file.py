@@ -61,12 +61,8 @@ class PartFile:
     @classmethod
     def named(cls, origin: Origin) -> Self | None:
         """The file that a name on the hub stood for when some of it was fetched; None where nothing was."""
-        lists = sorted(parts_folder().glob("*.json"), key=_written, reverse=True)[:MAX_PARTS]
-        for file in lists:
-            found = _read(file)
-            if found is not None and origin in found.origins and SHA256.fullmatch(file.stem):
-                return cls(file.stem, found.size_bytes)
-        return None
+        found = ((file, one) for file, one in _lists() if origin in one.origins)
+        return next((cls(file.stem, one.size_bytes) for file, one in found), None)
 
     @property
     def data(self) -> Path:
@@ -173,6 +169,11 @@ def parts_folder() -> Path:
     return cache_folder() / "parts"
 
 
+def part_names(repo: str, commit: str) -> set[str]:
+    """The files of a commit of which parts are here."""
+    return {name for _, one in _lists() for other, at, name in one.origins if (other, at) == (repo, commit)}
+
+
 def keeps_holes() -> bool:
     """Whether the disk of the cache keeps files with holes in less than their size.
 
@@ -196,6 +197,13 @@ def _keeps_holes(folder: Path) -> bool:
         os.fsync(probe.fileno())
         blocks: int | None = getattr(os.fstat(probe.fileno()), "st_blocks", None)
     return blocks is not None and blocks * BLOCK_BYTES < PROBE_BYTES // 2
+
+
+def _lists() -> list[tuple[Path, _Listed]]:
+    """What the lists say, those first that were written last."""
+    files = sorted(parts_folder().glob("*.json"), key=_written, reverse=True)[:MAX_PARTS]
+    found = ((file, _read(file)) for file in files if SHA256.fullmatch(file.stem))
+    return [(file, one) for file, one in found if one is not None]
 
 
 def _read(file: Path) -> _Listed | None:

@@ -154,7 +154,7 @@ class RangeDownload:
         """The hub says the file's SHA-256 with each answer; another server's ETag has to stay the same."""
         linked = [_plain(answer.headers.get("X-Linked-Etag", "")) for answer in answers]
         digest = next((one for one in linked if SHA256.fullmatch(one)), None)
-        etag = digest or answers[-1].headers.get("ETag", "")
+        etag = digest or _plain(answers[-1].headers.get("ETag", ""))
         if not etag:
             raise NoRanges("the server does not say which version of the file it sends")
         if digest not in (None, self._part.digest) or (self._etag and etag != self._etag):
