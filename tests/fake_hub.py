@@ -44,6 +44,10 @@ class Repo:
         stall_after: bytes of a file's answer after which nothing more comes until `FakeHub.released` is set; "" stands
             for the list of files.
         lists_digests: whether the list of files has sizes and digests.
+        sends_ranges: whether a range that is asked for is sent, and not the whole file.
+        range_bytes: of a range, at most, whatever is asked for.
+        says_version: whether answers name the file's digest.
+        next_files: files that change as soon as some of them was sent.
         older: the files of its earlier commits, by commit, the newest first.
         pulled: the files of commits that a pull request added, which the main branch does not have.
     """
@@ -56,6 +60,10 @@ class Repo:
     cut_after: dict[str, int] = field(default_factory=dict)
     stall_after: dict[str, int] = field(default_factory=dict)
     lists_digests: bool = True
+    sends_ranges: bool = True
+    range_bytes: int | None = None
+    says_version: bool = True
+    next_files: dict[str, bytes] = field(default_factory=dict)
     older: dict[str, dict[str, bytes]] = field(default_factory=dict)
     pulled: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
@@ -215,16 +223,21 @@ class _Handler(BaseHTTPRequestHandler):
         content = repo.at(commit)[file]
         if file.endswith(LARGE) and server == "hub":
             linked = {"X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
+            linked = linked if repo.says_version else {}
             where = {"Location": f"{self.hub.files_url}{self.path}", "X-Repo-Commit": commit}
             self._send(302, b"", where | linked)
             return
         headers = {"ETag": f'"{_blob_id(content)}"', "X-Repo-Commit": commit}
         status = 200
-        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked and repo.sends_ranges:
             start, end = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1)
+            end = end if repo.range_bytes is None else min(end, start + repo.range_bytes - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
             status, content = 206, content[start : end + 1]
         self._send(status, content, headers, repo.cut_after.pop(file, None), repo.stall_after.pop(file, None))
+        if file in repo.next_files:
+            repo.files[file] = repo.next_files.pop(file)
 
     def _send(
         self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None, stall: int | None = None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from huggingface_hub import constants
 
 from swarm.errors import HubError, NotEnoughSpace, UnknownModel
 from swarm.inference.devices import free_bytes
@@ -18,6 +17,7 @@ from swarm.models.hub import Hub, Progress, find_model
 from swarm.models.pretrained import read_config
 from swarm.models.stored.opening import open_source
 from swarm.models.stored.source import StoredTensor, decoded
+from swarm.models.tensor_files import FileFetch, existing, fetch_tensors, free_disk, plan_fetch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from node.config import ServeConfig
     from swarm.layers import Span
     from swarm.models.stored.source import WeightSource
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,22 @@ class Checkpoint:
         """The files that hold some tensors."""
         return sorted({file for name in tensors for file in self.weight_map[name]})
 
-    def missing_bytes(self, tensors: Iterable[str]) -> int:
-        """How much of them is still to be downloaded."""
-        return 0 if self.hub is None else self.hub.missing_bytes(self.files(tensors))
+    def plan(self, tensors: Iterable[str]) -> list[FileFetch]:
+        """What is still to be downloaded for some tensors, of each file that is not here whole.
 
-    def fetch(self, tensors: Iterable[str], progress: Progress | None = None) -> None:
-        """Download the files that hold some tensors, and no other.
+        Raises:
+            HubError: the header of a file cannot be fetched.
+        """
+        return [] if self.hub is None else plan_fetch(self.source, self.hub, tensors)
+
+    def missing_bytes(self, tensors: Iterable[str]) -> int:
+        """How much is still to be downloaded for some tensors; raises as `plan`."""
+        return sum(one.missing_bytes for one in self.plan(tensors))
+
+    def fetch(
+        self, tensors: Iterable[str], progress: Progress | None = None, say: Callable[[str], None] = logger.info
+    ) -> None:
+        """Download what some tensors need, and is not here: whole files, or ranges of large ones.
 
         Raises:
             UnknownModel: a file is neither here nor to be had.
@@ -63,14 +75,19 @@ class Checkpoint:
             NotEnoughSpace: the disk is full.
             ModelMismatch: a file is not this model's.
         """
-        files = self.files(tensors)
+        asked = set(tensors)
+        files = self.files(asked)
         if self.hub is not None:
-            self.hub.fetch(files, progress)
+            fetch_tensors(self.source, self.hub, asked, progress, say)
         for file in files:
-            if not (self.folder / file).exists():
+            if not self._is_here(file):
                 raise UnknownModel(f"{self.folder}: {file} is missing, which holds some of these layers")
         if self.prove is not None:
             self.prove(files)
+
+    def _is_here(self, file: str) -> bool:
+        part = None if self.hub is None else self.hub.part_file(file)
+        return (self.folder / file).exists() or (part is not None and part.is_here)
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
         """Read some tensors as they are stored, fetching their files first.
@@ -130,15 +147,19 @@ def check_memory(span: Span, needs_bytes: int, layer_bytes: int, device: torch.d
 
 
 def check_disk(checkpoint: Checkpoint, span: Span, tensors: Iterable[str]) -> None:
-    """Refuse a download that does not fit the disk.
+    """Refuse a download that does not fit the disk, or the two disks that it is kept on.
 
     Raises:
         NotEnoughSpace: says needs, has and how many layers would fit.
+        HubError: the header of a file cannot be fetched.
     """
-    needs = checkpoint.missing_bytes(tensors)
-    cache = Path(constants.HF_HUB_CACHE)
-    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    _check("disk", span, (needs, shutil.disk_usage(existing).free), needs // len(span))
+    needs: dict[int, tuple[int, int]] = {}
+    for one in checkpoint.plan(tensors):
+        disk = existing(one.folder).stat().st_dev
+        before, _ = needs.get(disk, (0, 0))
+        needs[disk] = (before + one.missing_bytes, free_disk(one.folder))
+    for needs_has in needs.values():
+        _check("disk", span, needs_has, needs_has[0] // len(span))
 
 
 def _check(what: str, span: Span, needs_has: tuple[int, int], layer_bytes: int) -> None:

@@ -139,7 +139,7 @@ def _load_offloaded(
 
 
 def fetch(checkpoint: Checkpoint, layout: ModelLayout, span: Span, say: Say) -> None:
-    """Download the files of a span that are not here yet.
+    """Download what a span needs and is not here yet: files, or ranges of large ones.
 
     Raises:
         SwarmError: the disk has no room for them, or they cannot be had.
@@ -148,7 +148,10 @@ def fetch(checkpoint: Checkpoint, layout: ModelLayout, span: Span, say: Say) -> 
         say(f"{len(unused)} tensors of the checkpoint are not used, such as {unused[0]}: no layer needs them")
     tensors = layout.needed(checkpoint.weight_map, span)
     check_disk(checkpoint, span, tensors)
-    checkpoint.fetch(tensors, progress_lines(say))
+    for one in checkpoint.plan(tensors):
+        if one.ranges is not None and one.missing_bytes:
+            say(one.describe())
+    checkpoint.fetch(tensors, progress_lines(say), say)
 
 
 def compute_of(checkpoint: Checkpoint, config: ServeConfig) -> tuple[torch.device, torch.dtype]:

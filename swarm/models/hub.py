@@ -36,8 +36,12 @@ from swarm.models.download import DamagedFile, SnapshotFile, download
 from swarm.models.gguf.container import GgufHeader, ShortHeader, parse_header, read_header
 from swarm.models.gguf.folder import GgufFile, local_folder, model_folder, remember, remembered
 from swarm.models.gguf.naming import SUFFIX, hub_files, hub_name, is_safe, local_files, split_hub_name
-from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
+from swarm.models.hub_errors import FETCH_ERRORS, Kept, check_token, explain
+from swarm.models.parts.byte_ranges import ByteRanges
+from swarm.models.parts.part_file import PartFile, part_names, parts_folder
+from swarm.models.parts.range_download import AnotherFile, RangeDownload
 from swarm.models.tensor_header import TensorHeader
+from swarm.protocol.manifest import SHA256
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -114,6 +118,60 @@ class Hub:
             self._fetch(name, file, None if report is None else partial(_report_total, report, name, before, total))
             before += file.size_bytes
 
+    def file_names(self) -> set[str]:
+        """Of the files that the hub lists; where it does not answer, of those of which parts are here."""
+        return set(self.files) if self.failure is None else part_names(self.repo, self.commit)
+
+    def part_file(self, name: str) -> PartFile | None:
+        """The part of a file that is here, or comes to be; None where nothing says which contents it is to have."""
+        file = self.files.get(name)
+        if file is None:
+            return PartFile.named((self.repo, self.commit, name)) if self.failure is not None else None
+        return PartFile(file.digest, file.size_bytes) if SHA256.fullmatch(file.digest) else None
+
+    def fetch_ranges(self, name: str, wanted: ByteRanges, report: Callable[[int], None] | None = None) -> None:
+        """Download those of these bytes of a file that are not here, into its part.
+
+        A file that is here in full now is compared with its digest, and is then as one that was fetched whole.
+
+        Args:
+            name: of a file with a part.
+            wanted: bytes of it.
+            report: called with how many bytes have arrived.
+
+        Raises:
+            NoRanges: the server sends whole files alone.
+            HubError: the hub refuses, cannot be reached, or has another file now.
+            NotEnoughSpace: the disk is full.
+        """
+        part = self.part_file(name)
+        assert part is not None
+        if part.here().covers(wanted):
+            return
+        if self.failure is not None:
+            raise explain(self.failure, self.repo, name) from self.failure
+        url = hf_hub_url(self.repo, name, revision=self.commit)
+        try:
+            with part.locked():
+                RangeDownload(url, part, report or (lambda _: None)).fetch(wanted, (self.repo, self.commit, name))
+                if part.here().size_bytes == part.size_bytes:
+                    self._complete(name, part)
+        except AnotherFile:
+            raise HubError(f"{self.repo}: {name}: the hub sends another file than it lists; run this again") from None
+        except FETCH_ERRORS as error:
+            raise explain(error, self.repo, name, Kept(parts_folder(), "XDG_CACHE_HOME")) from error
+
+    def _complete(self, name: str, part: PartFile) -> None:
+        """Compare a file that is here in full with its digest; put it to the whole ones, if its disk is theirs."""
+        file = self.files[name]
+        target = self._target(name, file)
+        if file.size_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE and _moved(part.data, target.partial):
+            part.forget()
+            self.fetch([name])
+        elif not part.is_right():
+            part.forget()
+            raise HubError(f"{self.repo}: {name} arrived damaged and was deleted; run this again")
+
     def tensor_names(self, file: str) -> list[str]:
         """The tensors of a safetensors file that stays on the hub; only its header is read.
 
@@ -131,9 +189,13 @@ class Hub:
             raise UnsupportedModel(f"{self.repo}: {file} cannot be read; the file on the hub is damaged") from None
         except FETCH_ERRORS as error:
             raise explain(error, self.repo, file) from error
+        # The format allows no gap and nothing behind the last tensor, so sizes say where the first one begins.
+        ends = max((one.data_offsets[1] for one in header.tensors.values()), default=0)
+        first = self.files[file].size_bytes - ends if file in self.files else 0
         return {
-            name: TensorHeader(str(one.dtype), tuple(one.shape), one.data_offsets[1] - one.data_offsets[0])
+            name: TensorHeader(str(one.dtype), tuple(one.shape), first + start, end - start)
             for name, one in header.tensors.items()
+            for start, end in [one.data_offsets]
         }
 
     def head(self, name: str) -> HubFile:
@@ -195,6 +257,16 @@ class Hub:
 
     def _target(self, name: str, file: HubFile) -> SnapshotFile:
         return SnapshotFile(self.folder / name, file.digest, file.size_bytes)
+
+
+def _moved(source: Path, target: Path) -> bool:
+    """Whether a file could be moved; not to another disk."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(target)
+    except OSError:
+        return False
+    return True
 
 
 def _report_total(report: Progress, name: str, before: int, total: int, here: int) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants, get_token
@@ -30,13 +32,27 @@ LOG_IN = "set HF_TOKEN or run `hf auth login`"
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-def explain(error: Exception, model: str, what: str = "") -> SwarmError:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where what comes from the hub is kept.
+
+    Attributes:
+        folder: on whose disk.
+        variable: of the environment, which names another one.
+    """
+
+    folder: str | Path
+    variable: str
+
+
+def explain(error: Exception, model: str, what: str = "", kept: Kept | None = None) -> SwarmError:
     """The typed error for an exception of a request to the hub.
 
     Args:
         error: one of `FETCH_ERRORS`.
         model: the hub id.
         what: the file or revision that was requested; empty for the model itself.
+        kept: where it was to be kept; None for Hugging Face's cache.
     """
     subject = f"{model}: {what}" if what else model
     match error:
@@ -57,7 +73,7 @@ def explain(error: Exception, model: str, what: str = "") -> SwarmError:
         case httpx.HTTPError():
             return _unreachable(error, subject)
         case OSError(errno=int()):
-            return _not_stored(error, subject)
+            return _not_stored(error, subject, kept or Kept(constants.HF_HUB_CACHE, "HF_HOME"))
     return HubError(f"{subject}: {hub_name()} does not answer as a hub does; is a proxy or login page in between?")
 
 
@@ -120,9 +136,11 @@ def _unreachable(error: httpx.HTTPError, subject: str) -> HubError:
     return HubError(f"{subject}: {host} cannot be reached ({reason}); check the network, then run this again")
 
 
-def _not_stored(error: OSError, subject: str) -> SwarmError:
-    cache = constants.HF_HUB_CACHE
+def _not_stored(error: OSError, subject: str, kept: Kept) -> SwarmError:
+    where, variable = kept.folder, kept.variable
     if error.errno in DISK_FULL:
-        return NotEnoughSpace(f"{subject}: the disk of {cache} is full; free some, or set HF_HOME to another disk")
+        return NotEnoughSpace(f"{subject}: the disk of {where} is full; free some, or set {variable} to another disk")
     reason = os.strerror(error.errno or 0)
-    return HubError(f"{subject}: cannot be kept in {cache} ({reason}); set HF_HOME to a folder that you can write to")
+    return HubError(
+        f"{subject}: cannot be kept in {where} ({reason}); set {variable} to a folder that you can write to"
+    )

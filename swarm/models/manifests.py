@@ -116,7 +116,10 @@ class KnownWeights:
 
 
 class FileProof:
-    """Refuses files that are none of a manifest's, before they are used; those that were not read are read."""
+    """Refuses files that are none of a manifest's, before they are used; those that were not read are read.
+
+    A part of a file counts as the file that the hub listed when the part was fetched: nothing here tells more of it.
+    """
 
     def __init__(self, source: WeightFiles, manifest: Manifest, model: str, report: ReadProgress | None = None) -> None:
         """Prove nothing yet.
@@ -137,8 +140,12 @@ class FileProof:
             UnknownModel: a file cannot be read.
         """
         paths = {name: self._source.folder / name for name in names}
-        digests = digest_files(list(paths.values()), self._report)
-        files = [WeightFile(name, path.stat().st_size, digests[path]) for name, path in paths.items()]
+        hub = self._source.hub
+        parts = {name: hub.part_file(name) for name, path in paths.items() if hub is not None and not path.exists()}
+        files = [WeightFile(name, part.size_bytes, part.digest) for name, part in parts.items() if part is not None]
+        whole = {name: path for name, path in paths.items() if parts.get(name) is None}
+        digests = digest_files(list(whole.values()), self._report)
+        files += [WeightFile(name, path.stat().st_size, digests[path]) for name, path in whole.items()]
         for name in self._manifest.strangers(files):
             what_to_do = ANOTHER_NAME if self._source.hub is None else "delete it and start again"
             raise ModelMismatch(f"{self._source.folder / name} is not of {self._model}: {what_to_do}")

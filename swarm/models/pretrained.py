@@ -15,6 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from swarm.errors import UnknownModel, UnsupportedModel
 from swarm.models.gguf.folder import POINTER, TensorTable
 from swarm.models.hub_errors import explain
+from swarm.models.parts.reading import header_file
 from swarm.models.unindexed import check_names, choose_files, merge_headers
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def weight_files(folder: Path, hub: Hub | None, model: str) -> list[str]:
     """
     if (folder / POINTER).exists():
         return sorted(TensorTable.read(folder).sizes)
-    present = {path.name for path in folder.iterdir()} | set(hub.files if hub else ())
+    present = {path.name for path in folder.iterdir()} | (hub.file_names() if hub else set())
     if SINGLE in present:
         return [SINGLE]
     if INDEX in present:
@@ -137,12 +138,13 @@ def weight_map(folder: Path, hub: Hub | None, model: str) -> Mapping[str, str]:
 
 
 def _header(folder: Path, hub: Hub | None, file: str, model: str) -> list[str]:
-    if hub is not None and not (folder / file).exists():
-        return hub.tensor_names(file)
     try:
-        with safe_open(folder / file, framework="pt") as opened:
+        here = header_file(folder / file, file, hub)
+        if here is None and hub is not None:
+            return hub.tensor_names(file)
+        with safe_open(here or folder / file, framework="pt") as opened:
             return list(opened.keys())
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise unreadable_weights(model, folder / file, error) from error
 
 

@@ -17,6 +17,7 @@ from swarm.models.hub import Hub, find_model
 from swarm.models.pretrained import read_config
 from swarm.models.stored.opening import open_source
 from swarm.models.stored.source import StoredTensor, WeightSource, decoded
+from swarm.models.tensor_files import fetch_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def stored_names(model: str | Path, revision: str | None = None) -> Collection[s
 def read_tensors(
     model: str | Path, names: Collection[str], revision: str | None = None, packed: torch.dtype = torch.bfloat16
 ) -> dict[str, torch.Tensor]:
-    """Some tensors of a checkpoint; no other is read, and on the hub only the files that hold them.
+    """Some tensors of a checkpoint; no other is read, and of the hub only what holds them is fetched.
 
     Args:
         model: folder, GGUF file or hub id.
@@ -132,7 +133,7 @@ def read_tensors(
         if name not in source.files:
             raise UnsupportedModel(f"{model}: its checkpoint has no tensor {name!r}, which the head borrows")
     if hub is not None:
-        hub.fetch(sorted({file for name in names for file in source.files[name]}))
+        fetch_tensors(source, hub, names)
     read = source.read(names)
     size = sum(one.matrix.size_bytes if isinstance(one, StoredTensor) else one.nbytes for one in read.values())
     logger.info("%s: %d of its tensors read, %d bytes", model, len(read), size)

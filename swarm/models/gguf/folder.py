@@ -81,6 +81,10 @@ class TensorTable:
     sizes: Mapping[str, int]
     places: Mapping[str, tuple[str, TensorPlace]]
 
+    def first_byte(self, file: str) -> int:
+        """Where the first tensor of a file begins, behind its header."""
+        return min((place.start for name, place in self.places.values() if name == file), default=self.sizes[file])
+
     @classmethod
     def of(cls, family: str, files: Sequence[GgufFile]) -> TensorTable:
         """The table of some files.

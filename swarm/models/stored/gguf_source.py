@@ -17,6 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from swarm.errors import UnsupportedModel
 from swarm.models.gguf.config import ARCHITECTURES, MIXTRAL, Architecture
 from swarm.models.gguf.folder import TensorTable
+from swarm.models.parts.byte_ranges import ByteRange, ByteRanges
+from swarm.models.parts.reading import readable_file
 from swarm.models.pretrained import first_line
 from swarm.models.stored.gguf_matrix import GgufMatrix
 from swarm.models.stored.source import StoredSize, StoredTensor
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from swarm.models.gguf.container import TensorPlace
+    from swarm.models.hub import Hub
 
 FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*experts\.gate_up_proj(?P<bias>_bias)?")
 """Gate and up of all experts in one tensor, which GGUF holds in two."""
@@ -47,6 +50,7 @@ class GgufSource:
         architecture: how its family is written.
         table: where its tensors lie.
         stored: llama.cpp's names of what a tensor is made of, by its name in the class.
+        hub: whence its files come; None for files of the user's.
     """
 
     folder: Path
@@ -55,9 +59,10 @@ class GgufSource:
     architecture: Architecture
     table: TensorTable
     stored: Mapping[str, tuple[str, ...]]
+    hub: Hub | None = None
 
     @classmethod
-    def of(cls, folder: Path, config: PreTrainedConfig, model: str) -> GgufSource:
+    def of(cls, folder: Path, config: PreTrainedConfig, model: str, hub: Hub | None = None) -> GgufSource:
         """The source of a model's folder.
 
         Raises:
@@ -71,7 +76,7 @@ class GgufSource:
         if strange := sorted(table.places.keys() - known - set(UNREAD)):
             reason = f"{len(strange)} tensors that {architecture.model_class} does not have, such as {strange[0]}"
             raise UnsupportedModel(f"{model}: its file has {reason}; use the safetensors")
-        return cls(folder, model, config, architecture, table, stored)
+        return cls(folder, model, config, architecture, table, stored, hub)
 
     @property
     def encoding(self) -> str:
@@ -87,8 +92,16 @@ class GgufSource:
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
         """As `WeightSource.read`."""
         asked = sorted(set(names))
-        opened = {file: self._map(file) for name in asked for file in self.files[name]}
+        opened = {file: self._map(file, needed) for file, needed in self.ranges(asked).items()}
         return {name: self._tensor(name, opened) for name in asked}
+
+    def ranges(self, names: Iterable[str]) -> Mapping[str, ByteRanges]:
+        """As `WeightSource.ranges`: the table has it, and no file is opened."""
+        places: dict[str, list[ByteRange]] = {}
+        for stored in (one for name in names for one in self.stored[name]):
+            file, place = self.table.places[stored]
+            places.setdefault(file, []).append((place.start, place.start + place.size_bytes))
+        return {file: ByteRanges.of([(0, self.table.first_byte(file)), *own]) for file, own in places.items()}
 
     def stored_size(self, name: str) -> StoredSize | None:
         """As `WeightSource.stored_size`: the table has it, and no file is opened."""
@@ -97,8 +110,9 @@ class GgufSource:
             return None
         return sum(place.rows * place.columns for place in places), sum(place.size_bytes for place in places)
 
-    def _map(self, file: str) -> numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]:
-        path, size = self.folder / file, self.table.sizes[file]
+    def _map(self, file: str, needed: ByteRanges) -> numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]:
+        size = self.table.sizes[file]
+        path = readable_file(self.folder / file, file, self.hub, lambda: needed, self.model)
         try:
             mapped = numpy.memmap(path, dtype=numpy.uint8, mode="r")
         except (OSError, ValueError) as error:

@@ -33,7 +33,7 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
         HubError: a header cannot be fetched.
     """
     if (folder / POINTER).exists():
-        return GgufSource.of(folder, config, model)
+        return GgufSource.of(folder, config, model, hub)
     plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model), hub)
     quantisation = quantisation_of(config)
     return plain if quantisation is None else QuantisedSource.of(plain, quantisation, model)

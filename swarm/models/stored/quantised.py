@@ -21,6 +21,7 @@ from swarm.models.stored.source import SafetensorsSource, StoredSize, StoredTens
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from swarm.models.parts.byte_ranges import ByteRanges
     from swarm.models.tensor_header import TensorHeader
 
 Combine = Callable[[Parts, Mapping[str, Any]], torch.Tensor | StoredTensor]
@@ -182,13 +183,20 @@ class QuantisedSource:
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
         """As `WeightSource.read`."""
         asked = list(names)
-        wanted = {one for name in asked for one in self.parts.get(name, {"": name}).values()}
-        read = self.base.read(wanted)
+        read = self.base.read(self._stored(asked))
         found: dict[str, torch.Tensor | StoredTensor] = {}
         for name in asked:
             own = self.parts.get(name)
             found[name] = read[name] if own is None else self._combined(name, own, read)
         return found
+
+    def ranges(self, names: Iterable[str]) -> Mapping[str, ByteRanges]:
+        """As `WeightSource.ranges`."""
+        return self.base.ranges(self._stored(names))
+
+    def _stored(self, names: Iterable[str]) -> set[str]:
+        """What these are made of."""
+        return {one for name in names for one in self.parts.get(name, {"": name}).values()}
 
     def stored_size(self, name: str) -> StoredSize | None:
         """As `WeightSource.stored_size`: what its parts take in the file; matrices of 16 bits stay so too."""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from swarm.errors import SwarmError
+from swarm.errors import SwarmError, UnsupportedModel
+from swarm.models.parts.byte_ranges import ByteRanges
+from swarm.models.parts.reading import header_file, readable_file
 from swarm.models.pretrained import TEXT_PART, unreadable_weights
 from swarm.models.tensor_header import TensorHeader, tensor_headers
 
@@ -79,6 +81,14 @@ class WeightSource(Protocol):
             UnsupportedModel: a file is damaged, or holds what its format does not allow.
         """
 
+    def ranges(self, names: Iterable[str]) -> Mapping[str, ByteRanges]:
+        """Where some tensors lie in each file that holds some, with the file's header.
+
+        Raises:
+            HubError: a header cannot be fetched.
+            UnsupportedModel: a file is damaged.
+        """
+
     def stored_size(self, name: str) -> StoredSize | None:
         """How large a tensor is that is held as it is stored; None where it is not, or where that is not known."""
 
@@ -113,27 +123,62 @@ class SafetensorsSource:
         file = self.files[name][0]
         if file not in self.headers:
             try:
-                read = tensor_headers(self.folder / file) if (self.folder / file).exists() else self._remote(file)
-            except (OSError, ValueError, SwarmError):
-                read = {}
-            self.headers[file] = {_text_name(one): header for one, header in read.items()}
+                self.headers[file] = self._headers(file)
+            except SwarmError:
+                self.headers[file] = {}
         return self.headers[file].get(name)
 
-    def _remote(self, file: str) -> Mapping[str, TensorHeader]:
-        return {} if self.hub is None else self.hub.tensor_headers(file)
+    def ranges(self, names: Iterable[str]) -> Mapping[str, ByteRanges]:
+        """As `WeightSource.ranges`."""
+        asked: dict[str, list[str]] = {}
+        for name in names:
+            asked.setdefault(self.files[name][0], []).append(name)
+        for file in asked:
+            if not self.headers.get(file):
+                self.headers[file] = self._headers(file)
+        return {file: self._ranges(file, own, self.headers[file]) for file, own in asked.items()}
+
+    def _ranges(self, file: str, names: Iterable[str], headers: Mapping[str, TensorHeader]) -> ByteRanges:
+        if missing := sorted(set(names) - headers.keys()):
+            raise UnsupportedModel(f"{self.model}: {file} has no {missing[0]}, which its index names; fetch it again")
+        first = min(header.start for header in headers.values())
+        ends = ((headers[name].start, headers[name].start + headers[name].size_bytes) for name in names)
+        return ByteRanges.of([(0, first), *ends])
+
+    def _headers(self, file: str) -> Mapping[str, TensorHeader]:
+        try:
+            here = header_file(self.folder / file, file, self.hub)
+            if here is None and self.hub is not None:
+                read = self.hub.tensor_headers(file)
+            else:
+                read = tensor_headers(here or self.folder / file)
+        except (OSError, ValueError) as error:
+            raise unreadable_weights(self.model, self.folder / file, error) from error
+        return {_text_name(one): header for one, header in read.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
         """As `WeightSource.read`."""
         asked = set(names)
         found: dict[str, torch.Tensor | StoredTensor] = {}
         for file in sorted({file for name in asked for file in self.files[name]}):
+            path = self._readable(file, [name for name in asked if file in self.files[name]])
             try:
-                with safe_open(self.folder / file, framework="pt") as opened:
+                with safe_open(path, framework="pt") as opened:
                     stored = {_text_name(name): name for name in opened.keys()}  # noqa: SIM118 - it is no dict
                     found |= {name: opened.get_tensor(stored[name]) for name in asked & stored.keys()}
             except (OSError, SafetensorError) as error:
-                raise unreadable_weights(self.model, self.folder / file, error) from error
+                raise unreadable_weights(self.model, path, error) from error
         return found
+
+    def _readable(self, file: str, names: Iterable[str]) -> Path:
+        """The file, or the part of it that has these tensors, as its own header says."""
+
+        def needed() -> ByteRanges:
+            if header_file(self.folder / file, file, self.hub) is None:
+                raise UnsupportedModel(f"{self.model}: the header of {file} is not here; start again to fetch it")
+            return self._ranges(file, names, self._headers(file))
+
+        return readable_file(self.folder / file, file, self.hub, needed, self.model)
 
     def stored_size(self, name: str) -> StoredSize | None:
         """As `WeightSource.stored_size`: nothing is packed."""

@@ -1,0 +1,1 @@
+"""Parts of weight files: the byte ranges of some tensors, in a file with holes. Never taken for a whole file."""
