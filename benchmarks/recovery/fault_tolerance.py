@@ -34,7 +34,8 @@ from benchmarks.emulation.swarm import SPANS
 from benchmarks.recovery.failure_injection import FailingChain, FailureInjector, nodes_here
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import demo_prompts
-from client.chain.chain import Chain, ChainOwner, open_chain
+from client.chain.chain import Chain, ChainOwner
+from client.chain.opening import open_chain
 from client.control.policy import SWEEPS_IN_FLIGHT
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
 from client.decode.state import GenerationState

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
@@ -116,7 +116,7 @@ class ChainOwner:
 
 
 class Chain:
-    """A running session; made by `open_chain`.
+    """A running session; made by `client.chain.opening`.
 
     Attributes:
         credits: what the hops granted of what was asked for: tokens, sweeps and nodes.
@@ -197,7 +197,7 @@ class Chain:
 
     def send(self, sweep: Sweep) -> None:
         """Start a sweep; never waits. While the chain is repaired, it follows with the replay."""
-        assert self._next is not None and self._journal is not None, "open_chain and begin come first"  # noqa: PT018
+        assert self._next is not None and self._journal is not None, "open and begin come first"  # noqa: PT018
         sweep = replace(sweep, generation=self.generation)
         self._answers.expect(sweep)
         self._journal.note(sweep)
@@ -466,21 +466,6 @@ class Chain:
     def _connection(self, hop: RouteHop, stuck: grpc.aio.Channel | None = None) -> Connection:
         endpoint = self.route.endpoint(hop.peer)
         return Connection(self._dialer.channel(endpoint, stuck), endpoint, is_member=self._dialer.is_member)
-
-
-@asynccontextmanager
-async def open_chain(chain: Chain) -> AsyncIterator[Chain]:
-    """Attach every hop of the chain's route; leaving closes the session everywhere.
-
-    Raises:
-        SwarmError: a hop refused, or did not answer in time.
-    """
-    async with TaskScope() as scope:
-        try:
-            await chain.open(scope)
-            yield chain
-        finally:
-            await chain.close()  # also when the generation is left or breaks: KV elsewhere is not ours to keep
 
 
 async def _keep(connection: Connection, key: SessionKey, request: bytes) -> None:

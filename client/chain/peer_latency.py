@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from client.chain.opening import OpeningTimes
 from client.chain.peer_speed import EXPLORED, PeerSpeeds
 from client.stats import Stats
 from swarm.discovery.node_record import NodeRecord
@@ -35,6 +36,7 @@ class PeerLatency:
         delays_ms: one-way delays that were measured last.
         failures: machines that failed and when, the newest `FAILURES_KEPT`.
         speeds: how fast machines were.
+        openings: how long routes took to stand.
     """
 
     rng: random.Random = field(default_factory=random.SystemRandom)
@@ -43,6 +45,7 @@ class PeerLatency:
     delays_ms: dict[PeerId, float] = field(default_factory=dict)
     failures: tuple[tuple[str, float], ...] = ()
     speeds: PeerSpeeds = field(default_factory=PeerSpeeds)
+    openings: OpeningTimes = field(default_factory=OpeningTimes)
     _seed: int = field(init=False)
     _measured_at: float | None = None
 

@@ -15,7 +15,8 @@ from functools import partial
 
 import torch
 
-from client.chain.chain import Chain, ChainOwner, open_chain
+from client.chain.chain import Chain, ChainOwner
+from client.chain.opening import ChainOpening, first_open
 from client.chain.peer_latency import PeerLatency
 from client.chain.refusals import BUSY_S, RETRY_S, Refusals
 from client.control.policy import SWEEPS_IN_FLIGHT
@@ -284,12 +285,25 @@ class SessionOpener:
         Raises:
             RouteError: nobody serves some layers.
             HopError: a machine refused, or did not answer, and no other takes its place.
-        SwarmError: machines that share nothing say that this session cannot be.
+            SwarmError: machines that share nothing say that this session cannot be.
+        """
+        async with TaskScope() as scope:
+            made = await self._opened(scope, window_tokens, nodes + 1)  # and the pending token
+            walk = self._walk(made.chain)
+            made.chain.begin(walk.state)
+            scope.spawn(self._keep_known())
+            codec = _codec(made.chain.route.numeric_class, self.codec)
+            yield Session(made.chain, walk, codec, self.nearby)
+
+    async def _opened(self, scope: TaskScope, window_tokens: int, sweep_nodes: int) -> ChainOpening:
+        """The first opening that stands, on whichever route; what kept others from it is remembered.
+
+        Raises:
+            SwarmError: none does.
         """
         refusals = Refusals(self.wait_s)
-        while True:
-            route = await self._route_beside(refusals)
-            sweep_nodes = nodes + 1  # and the pending token
+
+        def begin(route: Route, *, is_hasty: bool) -> ChainOpening:
             want = Open(
                 fingerprint=self.identity.fingerprint,
                 window_tokens=window_tokens,
@@ -297,27 +311,45 @@ class SessionOpener:
                 nodes=sweep_nodes + max(PREFILLS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens), sweep_nodes),
                 codec=_codec(route.numeric_class, self.codec),
             )
-            is_open = False
-            try:
-                detour = partial(self._detour, route.numeric_class)
-                owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, self.target.hidden_size))
-                made = Chain(self.dialer, route, want, owner, self.wait_s)
-                made.accept_rows(_reply_rows_bytes(self.target, route))
-                if refusals.last is None:  # after that, whoever is slow has all its time
-                    made.hurry()
-                async with open_chain(made) as chain:
-                    is_open = True
-                    walk = self._walk(chain)
-                    chain.begin(walk.state)
-                    async with TaskScope() as scope:
-                        scope.spawn(self._keep_known())
-                        yield Session(chain, walk, want.codec, self.nearby)
-                return
-            except HopError as error:
-                if is_open:
-                    raise
-                if not refusals.add(error, {hop.peer for hop in (*route.hops, *route.replicas)}):
-                    raise refusals.final(error) from error
+            detour = partial(self._detour, route.numeric_class)
+            owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, self.target.hidden_size))
+            chain = Chain(self.dialer, route, want, owner, self.wait_s)
+            chain.accept_rows(_reply_rows_bytes(self.target, route))
+            if is_hasty:
+                chain.hurry()
+            return ChainOpening(scope, chain)
+
+        async def first() -> ChainOpening:
+            route = await self._route_beside(refusals)
+            return begin(route, is_hasty=refusals.last is None)  # after that, whoever is slow has all its time
+
+        async def beside(late: ChainOpening) -> ChainOpening | None:
+            route = await self._other_route(late, refusals)
+            return None if route is None else begin(route, is_hasty=False)
+
+        def failed(one: ChainOpening) -> SwarmError | None:
+            assert one.error is not None, "it failed"
+            return None if refusals.add(one.error, one.peers) else refusals.final(one.error)
+
+        times = self.nearby.openings
+        made, left = await first_open(first, beside, failed, lambda one: times.late_s(one.chain.route.forecast))
+        times.note(made.seconds)
+        if left is not None:
+            slow = left.peers - made.peers if left.waited_s > made.seconds else ()  # else it began later
+            for peer in slow:
+                self.nearby.failed(peer, is_hearsay=True)  # nothing tells which of them it was
+        return made
+
+    async def _other_route(self, late: ChainOpening, refusals: Refusals) -> Route | None:
+        """A route with as few machines as possible of one that is late, by what is known; None without any other."""
+        avoid, found = refusals.avoided()[0], None
+        for others in (late.peers, *({peer} for peer in sorted(late.peers))):
+            with suppress(RouteError, RegistryError):
+                found = await self._route(avoid | others, KNOWN_S)
+                avoid |= others
+            if late.peers <= avoid:
+                break
+        return found
 
     async def _keep_known(self) -> None:
         """Read the directory now and then, so that a repair need not wait for it."""

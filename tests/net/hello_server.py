@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import grpc.aio
@@ -17,9 +17,19 @@ from swarm.transport.endpoint import Endpoint
 
 @asynccontextmanager
 async def answering(
-    identity: Identity, certificate: ServerCertificate | None = None, host: str = "127.0.0.1"
+    identity: Identity,
+    certificate: ServerCertificate | None = None,
+    host: str = "127.0.0.1",
+    link: Callable[[AsyncIterator[bytes], object], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Endpoint]:
-    """Answer as `identity` until left; the certificate is a fresh one of its own unless one is given."""
+    """Answer as `identity` until left.
+
+    Args:
+        identity: who answers.
+        certificate: a fresh one of its own unless one is given.
+        host: where it listens.
+        link: what becomes of a session's stream; without it there are none.
+    """
     shown = certificate or ServerCertificate.fresh(identity.peer_id)
 
     async def hello(request: bytes, _context: object) -> bytes:
@@ -36,6 +46,10 @@ async def answering(
     service, method = wire.INFO.strip("/").split("/")
     handlers = {method: grpc.unary_unary_rpc_method_handler(info)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    if link is not None:
+        service, method = wire.LINK.strip("/").split("/")
+        streams: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.stream_stream_rpc_method_handler(link)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, streams),))
     port = bind_port(server, f"{host}:0", shown)
     await server.start()
     try:

@@ -7,6 +7,7 @@ standard input closes, and when it uses too much memory. What amqtt 0.12 leaves 
     it takes packets of 256 MB                         `MAX_PACKET_BYTES` is the limit
     it sends retained messages to every client         to subscribers only
     any client may subscribe and publish anything      only the service subscribes, nodes publish their topics
+    it reads as fast as anybody writes                 `BoundedReader` reads no faster than its address may send
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,7 @@ from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 from amqtt.session import Session
 
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
+from swarm.runtime.quota import NEAR_WEIGHT, UNKNOWN, Quota, QuotaLimits, RateLimit, address_key, is_private
 
 MAX_PACKET_BYTES = 16_384
 MAX_CONNECTIONS = 2_048
@@ -40,15 +43,35 @@ CONNECT_S = 10.0
 SILENT_S = 3_600.0
 """Longest silence of a client that asked for no keep-alive."""
 EXPIRE_S = 5.0
+PACKETS = "packets"
+LIMITS = QuotaLimits(rates={PACKETS: RateLimit(per_key=40, burst=400, total=1e6, total_burst=1e6)})
+"""Of an address: a packet is one, and each KiB of it. A node sends one in two seconds, so 80 of them may share one."""
 _CONNECT = 0x10
+_ACKNOWLEDGEMENTS = range(0x40, 0x80)
+"""First bytes of packets that answer what the broker sent: only its own subscriber has any."""
 _HEAD_BYTES = 16
 
 
-class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no types
-    """What a client sends, within bounds: small packets, and something within 1.5 times its keep-alive."""
+class PacketQuota:
+    """How fast the packets of each address are read: who sends more waits, as on a slow line."""
 
-    def __init__(self, reader: asyncio.StreamReader) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._quota = Quota(LIMITS, clock, lambda key: NEAR_WEIGHT if key == UNKNOWN or is_private(key) else 1)
+
+    def charge(self, key: str, amount: float) -> float:
+        """Something was read from this address; returns seconds until more of it should be."""
+        self._quota.charge(PACKETS, key, amount)
+        return self._quota.wait_s(PACKETS, key, 0.0)
+
+
+class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no types
+    """What a client sends, within bounds: small packets, few of them, and something within 1.5 times its keep-alive."""
+
+    def __init__(self, reader: asyncio.StreamReader, quota: PacketQuota, key: str) -> None:
         super().__init__(reader)
+        self._quota, self._key = quota, key
+        self._boundary = PacketBoundary()
+        self._wait_s = 0.0
         self._head = b""
         self._limit_s = CONNECT_S
         self._heard_at = time.monotonic()
@@ -63,6 +86,9 @@ class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no 
         if self._is_over or n > MAX_PACKET_BYTES:
             self._is_over = True
             raise ConnectionResetError
+        if self._wait_s > 0:
+            await asyncio.sleep(self._wait_s)
+            self._heard_at = time.monotonic()  # that was no silence of the client's
         try:
             async with asyncio.timeout(max(self._heard_at + self._limit_s - time.monotonic(), 0.0)):
                 data: bytes = await super().read(n)
@@ -70,12 +96,39 @@ class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no 
             self._is_over = True
             raise ConnectionResetError from None
         self._heard_at = time.monotonic()
+        cost = self._boundary.take(data)
+        self._wait_s = self._quota.charge(self._key, cost) if cost else 0.0
         if len(self._head) < _HEAD_BYTES:
             self._head += data[:_HEAD_BYTES]
             keep_alive_s = read_keep_alive(self._head)
             if keep_alive_s is not None:
                 self._limit_s = 1.5 * keep_alive_s or SILENT_S
         return data
+
+
+class PacketBoundary:
+    """Where packets begin in what amqtt reads: the first byte and those of the length one by one, then the rest."""
+
+    def __init__(self) -> None:
+        self._kind: int | None = None
+        self._length = self._shift = self._left = 0
+
+    def take(self, data: bytes) -> float:
+        """What these bytes, read next, cost: 0 within a packet, whose cost is that of its length."""
+        if not data:
+            return 0.0
+        if self._left:
+            self._left -= min(len(data), self._left)
+            return 0.0
+        if self._kind is None:
+            self._kind, self._length, self._shift = data[0], 0, 0
+            return 0.0
+        self._length += (data[0] & 0x7F) << self._shift
+        self._shift += 7
+        if data[0] & 0x80:
+            return 0.0
+        kind, self._kind, self._left = self._kind, None, self._length
+        return 0.0 if kind in _ACKNOWLEDGEMENTS else 1.0 + min(self._length, MAX_PACKET_BYTES) / 1_024
 
 
 def read_keep_alive(head: bytes) -> int | None:
@@ -219,15 +272,17 @@ async def serve(settings: dict[str, Any]) -> None:
     """Run until standard input closes."""
     broker = make_broker(settings)
     await broker.start()
-    connections = 0
+    connections, quota = 0, PacketQuota()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
         try:
             if connections <= MAX_CONNECTIONS:
+                peer = writer.get_extra_info("peername") or ("",)
+                bounded = BoundedReader(reader, quota, address_key(str(peer[0])))
                 with suppress(ConnectionError, TimeoutError):
-                    await broker.external_connected(BoundedReader(reader), StreamWriterAdapter(writer), "default")
+                    await broker.external_connected(bounded, StreamWriterAdapter(writer), "default")
         finally:
             connections -= 1
             writer.close()
