@@ -189,7 +189,7 @@ def late_failure(static: StaticForward, model: RaggedModel, sub: Span, bucket: i
 
 def _distinct_ids(model: RaggedModel) -> torch.Tensor:
     """Some token ids of different embeddings: behind a tokenizer's ids, a model may have rows that are all alike."""
-    drawn = torch.randint(model.vocab_size, (DRAWN_IDS,), generator=torch.Generator().manual_seed(0)).unique()
+    drawn = torch.unique(torch.randint(model.vocab_size, (DRAWN_IDS,), generator=torch.Generator().manual_seed(0)))
     embedding = cast("Any", model.model).get_input_embeddings()
     _, kinds = embedding(drawn.to(model.device)).float().cpu().unique(dim=0, return_inverse=True)
     first = {int(kind): int(token) for kind, token in zip(kinds.flip(0), drawn.flip(0), strict=True)}
