@@ -3,7 +3,8 @@
 One process, no network: spans of a model of a large one's shape (`benchmarks.speed.grown`), sessions with random KV,
 and trees below them. Every sweep runs by the plain path and by the fast one (docs/design/kernels.md) in the same call.
 The floor is what must be read, at the rate at which this GPU copies. Head, picks and a commit are measured beside it,
-and whether a tree's path has the bits of the same tokens decoded one by one.
+and whether a tree's path has the bits of the same tokens decoded one by one. What was measured is in the file after
+every span and format, and a run that is broken off shows its table.
 
     python -m benchmarks card --json card.json           # on a machine with a GPU: eight minutes
     TRITON_INTERPRET=1 python -m benchmarks card --device cpu --shape tiny --layers 1 --dtype float32   # the same steps
@@ -12,6 +13,7 @@ and whether a tree's path has the bits of the same tokens decoded one by one.
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -191,7 +193,18 @@ class CardSession:
 class CardBench:
     """One checkpoint on one device."""
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, console: Console) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, options: Options, console: Console, keep: Callable[[CardFindings], None]
+    ) -> None:
+        """Measure how fast memory is.
+
+        Args:
+            checkpoint: of the model.
+            options: what to measure.
+            console: for progress.
+            keep: is given what was measured so far, after every span and format.
+        """
+        self._keep = keep
         self.found = CardFindings(copy_rates(torch.device(options.device))[0])
         self._checkpoint, self._options, self._console = checkpoint, options, console
         self._device, self._dtype = torch.device(options.device), DTYPES[options.dtype]
@@ -207,6 +220,7 @@ class CardBench:
             self._run_plain(layers)
             for weights in self._options.weights:
                 self._run_fast(layers, weights)
+                self._keep(self.found)
 
     def _sessions(self, model: SpanModel) -> list[CardSession]:
         most = max(*self._options.rows, MOVED)
@@ -236,8 +250,8 @@ class CardBench:
         is_forced = self._device.type == "cpu"
         buckets = FORCED_BUCKETS if is_forced else BUCKETS
         use_static(model, max(options.contexts) + 1_024, buckets=buckets, forced=is_forced)
-        found.ready_s[name] = time.monotonic() - began
         found.paths[name] = f"{model.path} {model.path_reason}".rstrip()
+        found.ready_s[name] = time.monotonic() - began
         self._console.print(f"{name}: {found.paths[name]}, {model.numeric_class}", highlight=False)
         if model.static is None:
             sys.exit(f"card: no fast path: {model.path_reason}")
@@ -335,9 +349,31 @@ def main() -> None:
     options = replace(options, layers=tuple(dict.fromkeys(min(layers, most) for layers in options.layers)))
     quiet_libraries()
     console = make_console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    measure(options, console)
+
+
+def measure(options: Options, console: Console) -> None:
+    """Measure and print; where it breaks off, print what there is, and record nothing.
+
+    Raises:
+        SystemExit: it was interrupted, or this device has no fast path.
+    """
+
+    def keep(found: CardFindings) -> None:
+        if options.json is not None:
+            sheet(found, options).write(options.json)
+
     with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as folder:
-        bench = CardBench(open_checkpoint(folder), options, console)
-        bench.run()
+        bench = CardBench(open_checkpoint(folder), options, console, keep)
+        try:
+            bench.run()
+        except BaseException as reason:
+            if bench.found.sweeps:
+                sheet(bench.found, options).finish(console, record=False, path=options.json)
+            if isinstance(reason, KeyboardInterrupt):
+                sys.exit("card: interrupted: the table has what was measured until then")
+            raise
     sheet(bench.found, options).finish(console, record=options.record, path=options.json)
 
 

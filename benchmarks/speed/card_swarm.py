@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import signal
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -205,9 +206,14 @@ def _row_bytes(options: Options) -> int:
 
 
 async def run(options: Options, console: Console) -> dict[str, NetworkRuns]:
-    """Every network, with one model."""
+    """Every network, with one model; the file of measurements is written after each."""
+    found: dict[str, NetworkRuns] = {}
     with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as model:
-        return {network: await measure(network, model, options, console) for network in options.networks}
+        for network in options.networks:
+            found[network] = await measure(network, model, options, console)
+            if options.json is not None:
+                sheet(found, options).write(options.json)
+    return found
 
 
 def main() -> None:
@@ -220,6 +226,7 @@ def main() -> None:
         Path(job.result).write_text(json.dumps(asyncio.run(tell(job))), encoding="utf-8")
         return
     options = tyro.cli(Options)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the nodes would stay on the card
     console = make_console()
     if options.shape not in SHAPES or set(options.networks) - PROFILES.keys():
         sys.exit(f"card_swarm: shapes are {', '.join(SHAPES)}; networks {', '.join(PROFILES)}")

@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm.demo import TARGET
 from swarm.errors import ConfigError
+from swarm.models.pretrained import INDEX
 
 COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 SCALE = 0.02
@@ -87,7 +88,7 @@ def grown_model(folder: Path | None, shape: str, dtype: torch.dtype, device: str
     """The grown target's folder: one that was given, grown if it is empty, or one that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="canopy-grown-") as temporary:
         model = folder or Path(temporary)
-        if not (model / "config.json").exists():
+        if not (model / INDEX).exists():  # which is written last
             grow(model, SHAPES[shape], dtype, device)
         yield model
 
@@ -124,7 +125,7 @@ def grow(folder: Path, shape: LlamaShape, dtype: torch.dtype = torch.bfloat16, d
         files |= dict.fromkeys(tensors, file)
         total += sum(data.nbytes for data in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
 def _check(shape: LlamaShape, small: dict[str, int]) -> None:

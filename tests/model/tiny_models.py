@@ -180,8 +180,8 @@ def clone(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def whole_model(model: PreTrainedModel) -> RaggedModel:
-    """A copy of the model with Canopy's attention, in one span."""
-    copied = clone(model)
+    """A copy of the model with Canopy's attention, in one span, on the device that tests compute on."""
+    copied: Any = cast("Any", clone(model)).to(DEVICE)
     use_canopy(copied.config)
     copied.set_attn_implementation("canopy")
     return RaggedModel(copied, Span(0, copied.config.num_hidden_layers))

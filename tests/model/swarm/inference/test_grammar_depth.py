@@ -9,7 +9,8 @@ from pathlib import Path
 
 import swarm
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(swarm.__file__).parents[1])}
+PATHS = (str(Path(swarm.__file__).parents[1]), os.environ.get("PYTHONPATH"))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, PATHS))}
 CHAINS = """
 from swarm.demo import TARGET
 from swarm.errors import ConfigError

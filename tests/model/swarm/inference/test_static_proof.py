@@ -13,16 +13,21 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import swarm.inference.fast_path
 import swarm.inference.static_proof
-from swarm.inference.fast_path import use_static
+from swarm.inference.devices import numeric_class_of
+from swarm.inference.fast_path import GRAPHS, KERNELS, use_static
 from swarm.inference.graphs.plain_rotary import use_plain_rotary
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import HeadOutput, RaggedModel, SessionRows
 from swarm.inference.static_proof import PlainTrial, ProofVerdict, late_failure, plain_trial, prove
-from swarm.kernels.support import KernelSupport
+from swarm.kernels.support import KERNEL_VERSION, KernelSupport
 from swarm.layers import Span
+from tests.devices import DEVICE
 from tests.model.tiny_models import FEW, chain, tiny_model, whole_model
 
 ONE_LAYER = FEW | {"num_hidden_layers": 1}
+FORCED = DEVICE == "cpu"
+"""A card takes its kernels by itself."""
+FAST = KERNELS if FORCED else GRAPHS
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +154,14 @@ def test_a_graph_that_was_recorded_late_is_tried_too() -> None:
 def test_a_model_that_passes_runs_by_kernels_and_its_class_says_so() -> None:
     narrow = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 32}
     model = whole_model(tiny_model("llama", changes=ONE_LAYER | narrow))
-    use_static(model, 64, 2, (4, 16), forced=True)
+    use_static(model, 64, 2, (4, 16), forced=FORCED)
     assert model.static is not None
     linears = [module for layer in model.layers for module in layer.modules() if isinstance(module, torch.nn.Linear)]
     assert not linears, "each adds up in fixed ranges"
     assert model.static.buckets == (4, 16)
-    assert (model.path, model.numeric_class) == ("kernels", f"{model.device.type}-float32-k1")
+    own_class = numeric_class_of(model.device, torch.float32, kernel_version=KERNEL_VERSION)
+    assert (model.path, model.numeric_class) == (FAST, str(own_class)), model.path_reason
+    assert model.numeric_class.endswith(f"-float32-k{KERNEL_VERSION}")
     model.use_plain("it was told to")
     assert cast("Any", model).static is None
     assert (model.path, model.path_reason) == ("plain", "it was told to")
@@ -181,7 +188,7 @@ def test_layers_that_do_not_compile_run_as_they_are(
     able = KernelSupport(kernels=True, compiled=True)
     monkeypatch.setattr(swarm.inference.fast_path, "kernel_support", lambda *_, **__: able)
     monkeypatch.setattr(swarm.inference.fast_path, "COMPILER", "a_compiler_that_is_none")
-    use_static(model, 16, 2, (2,), forced=True)
+    use_static(model, 16, 2, (2,), forced=FORCED)
     assert model.static is not None
     assert model.path_reason.startswith("its layers are not compiled: ")
     assert (unproven, len(caplog.records)) == ([None], 1), "proven as they are, and said once"
@@ -199,7 +206,7 @@ def test_a_failure_leaves_the_plain_path_and_is_said_once(
         return ProofVerdict("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(swarm.inference.static_proof, "prove", fails)
-    use_static(model, 16, 2, (2,), forced=True)
+    use_static(model, 16, 2, (2,), forced=FORCED)
     assert (model.static, model.path, model.kernel_version) == (None, "plain", 0)
     assert model.path_reason == "operation not permitted when stream is capturing"
     assert [record.getMessage() for record in caplog.records] == [
@@ -212,12 +219,13 @@ def test_a_failure_leaves_the_plain_path_and_is_said_once(
 
 def test_bits_that_vary_cost_the_promise_and_not_the_speed(model: RaggedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm.inference.static_proof, "prove", lambda *_: ProofVerdict("", "32 rows give other bits"))
-    use_static(model, 16, 2, (2,), forced=True)
+    use_static(model, 16, 2, (2,), forced=FORCED)
     assert model.static is not None
-    assert (model.path, model.numeric_class) == ("kernels", f"{model.device.type}-float32")
+    assert (model.path, model.numeric_class) == (FAST, f"{model.device.type}-float32")
     assert "texts may depend on the tree's size: 32 rows give other bits" in model.path_reason
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="about a CPU, whose kernels only the interpreter runs")
 def test_a_cpu_runs_the_plain_path_though_an_environment_variable_says_otherwise(model: RaggedModel) -> None:
     use_static(model)
     assert (model.static, model.path) == (None, "plain")

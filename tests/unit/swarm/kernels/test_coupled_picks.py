@@ -1,4 +1,4 @@
-"""The kernels of coupled picks, interpreted: the law's noise, bounds that hold, the law's picks, what is refused."""
+"""The kernels of coupled picks: the law's noise, bounds that hold, the law's picks, what is refused."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from swarm.inference.picks.device_picks import PickRequest, device_picks, noise_
 from swarm.inference.sampling import pick
 from swarm.kernels.support import kernel_support
 from swarm.protocol.messages import Sampling
+from tests.devices import DEVICE
 
 CPU = torch.device("cpu")
 SEEDS = (0, 11, 2**64 - 3)
@@ -32,6 +33,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def table(rows: Sequence[tuple[int, int, float]]) -> torch.Tensor:
     requests = [PickRequest(row, [at], Sampling(seed, warmth)) for row, (seed, at, warmth) in enumerate(rows)]
     return torch.from_numpy(module._table(requests))
+
+
+def picked(logits: torch.Tensor, requests: torch.Tensor) -> list[int]:
+    """What the kernels pick; the law itself is asked on the CPU, so these are other programs on a card too."""
+    picks: list[int] = kernels.coupled_picks(logits.to(DEVICE), requests.to(DEVICE)).tolist()
+    return picks
 
 
 def random_logits(rows: int, vocab_size: int, scale: float = 3.0) -> torch.Tensor:
@@ -55,9 +62,10 @@ def test_picks_are_the_laws_for_sessions_of_any_seed_and_temperature(scale: floa
     expected = [
         pick(logits[row : row + 1], [at], Sampling(seed, warmth))[0] for row, (seed, at, warmth) in enumerate(rows)
     ]
-    strided = torch.cat([logits, torch.full((10, 5), 99.0)], dim=1)[:, :150]
-    assert kernels.coupled_picks(strided, requests).tolist() == expected
-    assert plain_picks(strided, requests).tolist() == expected
+    strided = torch.cat([logits, torch.full((10, 5), 99.0)], dim=1).to(DEVICE)[:, :150]
+    assert strided.stride(0) == 155
+    assert picked(strided, requests) == expected
+    assert plain_picks(strided, requests.to(DEVICE)).tolist() == expected
 
 
 def test_near_ties_are_settled_in_float64() -> None:
@@ -71,7 +79,7 @@ def test_near_ties_are_settled_in_float64() -> None:
         assert (np.abs(scores[:, first] - scores[:, second]) < 4 * step).all()
         expected = scores.argmax(axis=1).tolist()
         assert set(expected) == {first, second}
-        assert kernels.coupled_picks(logits, table([(3, 5, 1.0)] * 6)).tolist() == expected
+        assert picked(logits, table([(3, 5, 1.0)] * 6)) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])
@@ -80,7 +88,7 @@ def test_ties_across_blocks_go_to_the_lowest_id(temperature: float) -> None:
     logits[0, [70, 99, 131]] = 2.0
     logits[1, 139] = 1.0
     expected = pick(logits, [4, 4], Sampling(8, temperature))
-    assert kernels.coupled_picks(logits, table([(8, 4, temperature)] * 2)).tolist() == expected
+    assert picked(logits, table([(8, 4, temperature)] * 2)) == expected
     if temperature == 0:
         assert expected == [70, 139]
 
@@ -89,7 +97,7 @@ def test_ties_across_blocks_go_to_the_lowest_id(temperature: float) -> None:
 def test_narrow_logits(dtype: torch.dtype) -> None:
     logits = random_logits(2, 100).to(dtype)
     expected = pick(logits.float(), range(2), Sampling(5, 0.9))
-    assert kernels.coupled_picks(logits, table([(5, row, 0.9) for row in range(2)])).tolist() == expected
+    assert picked(logits, table([(5, row, 0.9) for row in range(2)])) == expected
 
 
 def test_rows_without_a_finite_maximum_are_named() -> None:
@@ -101,10 +109,10 @@ def test_rows_without_a_finite_maximum_are_named() -> None:
     logits[4, 3] = -math.inf
     for temperature in (0.0, 1.0):
         requests = table([(5, row, temperature) for row in range(6)])
-        picks = kernels.coupled_picks(logits, requests).tolist()
+        picks = picked(logits, requests)
         assert picks[:4] == [-1, -1, -1, 99]
         assert picks[4:] == pick(logits[4:], [4, 5], Sampling(5, temperature))
-        assert plain_picks(logits, requests).tolist() == picks
+        assert plain_picks(logits.to(DEVICE), requests.to(DEVICE)).tolist() == picks
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e30, 1e300])
@@ -113,7 +121,7 @@ def test_scores_outside_float32_are_compared_all_the_same(temperature: float, sc
     logits = random_logits(2, 100, scale)
     requests = table([(5, row, temperature) for row in range(2)])
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-        picks = kernels.coupled_picks(logits, requests).tolist()
+        picks = picked(logits, requests)
     assert picks == pick(logits, range(2), Sampling(5, temperature))
 
 
@@ -140,9 +148,10 @@ def test_the_bounds_hold_at_the_ends_of_the_uniform() -> None:
     edges += [2**64 - 2**44 - 1, 2**64 - 2**43, 2**64 - 2**40, 2**64 - 2**12, 2**64 - 2**11, 2**64 - 2**10, 2**64 - 1]
     edges += [2**power + 12_345 for power in range(19, 63)]
     lo, hi = words((edges + [5] * 64)[:64])
-    out = torch.empty(192, dtype=torch.float64)
-    both[(1,)](torch.from_numpy(lo.astype(np.int64)), torch.from_numpy(hi.astype(np.int64)), out)
-    rough, slack, exact = out.view(3, 64).numpy()
+    out = torch.empty(192, dtype=torch.float64, device=DEVICE)
+    lo_at, hi_at = (torch.from_numpy(half.astype(np.int64)).to(DEVICE) for half in (lo, hi))
+    both[(1,)](lo_at, hi_at, out)
+    rough, slack, exact = out.cpu().view(3, 64).numpy()
     uniform = np.minimum((hi.astype(np.float64) * 2.0**32 + lo + 0.5) * 2.0**-64, 1 - 2.0**-53)
     law = -np.log(-np.log1p(-uniform))
     assert np.allclose(exact, law, rtol=4e-16, atol=1e-15)
@@ -167,9 +176,9 @@ def test_the_path_by_kernels_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, warm, cold = random_logits(9, 60), Sampling(5, 1.0), Sampling(6)
     requests = [PickRequest(0, [1, 2, 3], warm), PickRequest(3, [1, 2], cold), PickRequest(7, [9, 9], warm)]
     expected = [pick(logits[one.first : one.end], one.positions, one.sampling) for one in requests]
-    assert device_picks(logits, requests) == expected
+    assert device_picks(logits.to(DEVICE), requests) == expected
     assert asked == [5, 2]  # two sessions in one launch; row 5 and 6 are nobody's
-    assert device_picks(logits.double(), requests) == expected
+    assert device_picks(logits.to(DEVICE).double(), requests) == expected
     assert asked == [5, 2]  # float64 logits go the plain way
 
 

@@ -14,10 +14,11 @@ from swarm.inference.quantisation import quantise, restore
 from swarm.inference.weights.experts import PackedExperts, forward, pack_experts
 from swarm.inference.weights.format import WeightFormat
 from swarm.inference.weights.packed_weight import KernelWeight
+from tests.devices import DEVICE
 
 
 def weights(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 0.05
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 0.05).to(DEVICE)
 
 
 def rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
@@ -38,7 +39,7 @@ class Layer(nn.Module):
 
 @pytest.mark.parametrize("bits", [4, 8, 32])
 def test_every_product_of_a_layer_is_a_kernels(bits: int) -> None:
-    layer, plain, x = Layer(), Layer(), weights(3, 192, seed=1)
+    layer, plain, x = Layer().to(DEVICE), Layer().to(DEVICE), weights(3, 192, seed=1)
     pack_layer(layer, lambda: layer(x), bits, with_kernels=True)
     parts = dict(layer.named_children())
     assert all(isinstance(part, PackedLinear) for part in parts.values())
@@ -53,14 +54,14 @@ def test_every_product_of_a_layer_is_a_kernels(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rows_of_a_tied_embedding_come_out_of_the_kernels_form(bits: int) -> None:
-    embedding, head = nn.Embedding(50, 192), nn.Linear(192, 50, bias=False)
+    embedding, head = nn.Embedding(50, 192).to(DEVICE), nn.Linear(192, 50, bias=False).to(DEVICE)
     head.weight = embedding.weight
     matrix = rounded(embedding.weight.data.clone(), bits)
     packed = pack_embedding(embedding, bits, with_kernels=True)
     assert packed is not None
     packed_head = pack_head(head, bits, with_kernels=True, tied=packed)
     assert packed_head is not None
-    assert torch.equal(packed(torch.tensor([[7, 49]])), matrix[[7, 49]][None])
+    assert torch.equal(packed(torch.tensor([[7, 49]], device=DEVICE)), matrix[[7, 49]][None])
     assert (packed_head(weights(2, 192)) - linear(weights(2, 192), matrix)).abs().max() <= 1e-5
     form = WeightFormat(torch.float32, bits, with_kernels=True)
     size = sum(one.numel() * one.itemsize for one in nn.ModuleList([packed, packed_head]).parameters())
@@ -92,12 +93,12 @@ def test_rows_meet_the_experts_that_were_chosen_for_them(bits: int, with_kernels
     pack_experts(experts, bits, with_kernels=with_kernels)
     assert isinstance(experts.gate_up_proj, PackedExperts)
     assert experts.config._experts_implementation == "canopy"
-    x, chosen = weights(5, 64, seed=4), torch.tensor([[0, 3], [3, 0], [1, 3], [0, 1], [3, 1]])
-    shares = torch.rand(5, 2, generator=torch.Generator().manual_seed(5))
+    x, chosen = weights(5, 64, seed=4), torch.tensor([[0, 3], [3, 0], [1, 3], [0, 1], [3, 1]], device=DEVICE)
+    shares = torch.rand(5, 2, generator=torch.Generator().manual_seed(5)).to(DEVICE)
     up = rounded(plain.gate_up_proj.data.transpose(1, 2), bits)
     down = rounded(plain.down_proj.data.transpose(1, 2), bits)
     for row in range(5):
-        wanted = torch.zeros(64)
+        wanted = torch.zeros(64, device=DEVICE)
         for place, expert in enumerate(chosen[row].tolist()):
             raised = plain._apply_gate(linear(x[row], up[expert], plain.gate_up_proj_bias[expert]))
             wanted += shares[row, place] * linear(raised, down[expert], plain.down_proj_bias[expert])

@@ -10,6 +10,7 @@ import torch
 
 from swarm.kernels import support, trial
 from swarm.kernels.support import Toolchain, kernel_support
+from tests.devices import DEVICE
 
 CARD = torch.device("cuda", 0)
 
@@ -26,7 +27,7 @@ def _card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_smallest_kernel_runs() -> None:
-    assert trial.doubles(torch.device("cpu"))
+    assert trial.doubles(torch.device(DEVICE))
 
 
 @pytest.mark.parametrize("works", [True, False])
