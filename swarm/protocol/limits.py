@@ -30,6 +30,8 @@ MAX_TEMPERATURE = 1e6
 """Of sampling: with it, every pick is noise."""
 MAX_REPLY_ROWS = 64
 """Hidden rows of a reply: the deepest ones of its path."""
+MAX_AUX_LAYERS = 4
+"""Layers whose rows travel beside those of the last one."""
 MAX_HOLD_S = 3_600.0
 """For how long a client may ask a session to be held."""
 MAX_COUNT = 1 << 53

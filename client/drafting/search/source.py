@@ -62,10 +62,12 @@ class Source:
 
     Attributes:
         wants_rows: whether it needs `observe`; the target then sends hidden rows along.
+        aux_layers: layers of which it observes what enters them, side by side in this order; none: the last's output.
         weighs: whether its probabilities take the other sources' into account. Such sources are asked last.
     """
 
     wants_rows = False
+    aux_layers: tuple[int, ...] = ()
     weighs = False
 
     def begin(self, search: Search) -> bool:

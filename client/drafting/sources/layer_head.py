@@ -45,9 +45,10 @@ class LayerHeadSource(Source):
 
     def __init__(self, head: LayerHead, ranker: Ranker) -> None:
         self.head = head
+        self.aux_layers = head.aux_layers
         self.ranker = ranker
         model = head.model
-        per_token = model.layout.bytes_per_token + model.hidden_size * model.dtype.itemsize
+        per_token = model.layout.bytes_per_token + head.row_width * model.dtype.itemsize
         self.window_tokens = max(MIN_WINDOW_TOKENS, min(MAX_TEXT_BYTES // per_token, MAX_WINDOW_TOKENS))
         self._buffer = torch.empty(0)  # [window_tokens, width], the target's own, taken with the first row
         self._kv_cache: KvCache | None = None
@@ -64,7 +65,7 @@ class LayerHeadSource(Source):
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
         """Keep rows that follow those so far; what the text has changed behind a common beginning is dropped."""
         model, text, start = self.head.model, tuple(sequence), len(sequence) - len(rows)
-        if rows.shape[1] != model.hidden_size or text == self._text[: len(text)]:
+        if rows.shape[1] != self.head.row_width or text == self._text[: len(text)]:
             return
         self._keep(text)
         if self._count == 0 or start > self._base + self._count:
@@ -73,7 +74,7 @@ class LayerHeadSource(Source):
         if self._count + len(new) > self.window_tokens:
             self._drop(self._count + len(new) - self.window_tokens // 2)
         if len(self._buffer) == 0:
-            self._buffer = torch.empty(self.window_tokens, model.hidden_size, dtype=model.dtype, device=model.device)
+            self._buffer = torch.empty(self.window_tokens, self.head.row_width, dtype=model.dtype, device=model.device)
         self._buffer[self._count : self._count + len(new)] = new.to(model.device, model.dtype)
         self._count += len(new)
         self._base = len(text) - self._count
