@@ -67,6 +67,11 @@ def expansions(nodes: int) -> int:
     return max(MIN_EXPANSIONS, nodes // 16)
 
 
+def aux_layers_of(drafter: Drafter) -> tuple[int, ...]:
+    """Layers of which a drafter needs what enters them."""
+    return drafter.aux_layers if isinstance(drafter, TreeDrafter) else ()
+
+
 class NoDrafter:
     """Plain decoding: no tree at all."""
 
@@ -98,10 +103,24 @@ class TreeDrafter:
         """Of how many of a prompt's last tokens a source can use the rows."""
         return max((source.prompt_rows for source in self.sources), default=0)
 
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """Layers of which a source needs what enters them, rising."""
+        return tuple(sorted({layer for source in self.sources for layer in source.aux_layers}))
+
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
-        """Take the target's hidden rows [n, width] of the last n tokens of `sequence`; not while a tree grows."""
+        """Take the target's hidden rows of the last n tokens of `sequence`; not while a tree grows.
+
+        Args:
+            sequence: certain tokens.
+            rows: [n, (1 + k) · hidden_size], the last layer's and beside it those of the k `aux_layers`.
+        """
+        layers = self.aux_layers
+        last, *aux = rows.chunk(1 + len(layers), dim=1)
+        found = dict(zip(layers, aux, strict=True))
         for source in self.sources:
-            source.observe(sequence, rows)
+            wanted = [found[layer] for layer in source.aux_layers]
+            source.observe(sequence, torch.cat(wanted, dim=1) if wanted else last)
 
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT

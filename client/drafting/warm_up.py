@@ -47,7 +47,7 @@ def drafting_thread(drafter: Drafter, hidden_size: int, threads: int | None) -> 
 
 def _warm_up(drafter: TreeDrafter, hidden_size: int, usual: int, *, is_free: bool) -> None:
     """Grow trees of a made-up text; where the number of threads is free, leave as many as pay, up to `usual`."""
-    sequences, row = cycle(((0, 1), (0, 2))), torch.zeros(1, hidden_size)
+    sequences, row = cycle(((0, 1), (0, 2))), torch.zeros(1, hidden_size * (1 + len(drafter.aux_layers)))
 
     def grow(nodes: int = NODES, levels: int = LEVELS, temperature: float = 0.0) -> None:
         drafter.observe((0,), row)

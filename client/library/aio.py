@@ -17,6 +17,7 @@ from typing import Unpack
 
 from client.chain.peer_latency import PeerLatency
 from client.decode.state import GenerationState
+from client.drafting.drafter import aux_layers_of
 from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.pool import Drafters
 from client.drafting.search.calibration_store import default_calibration_folder
@@ -137,6 +138,7 @@ class AsyncSwarm:
             opener = SessionOpener(
                 *(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge, nearby),
                 reproducible=promised,
+                aux_layers=aux_layers_of(loaded.drafter),
             )
             drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
             try:

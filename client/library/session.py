@@ -204,6 +204,7 @@ class SessionOpener:
         hedge: whether one hop gets a second machine: mostly the slowest, at times any.
         nearby: measured delays to machines.
         reproducible: use only machines whose numeric class promises the same text.
+        aux_layers: what enters these comes beside the hidden rows of replies (P14).
     """
 
     target: Target
@@ -217,6 +218,7 @@ class SessionOpener:
     hedge: bool = False
     nearby: PeerLatency = field(default_factory=PeerLatency)
     reproducible: bool = False
+    aux_layers: tuple[int, ...] = ()
     _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -310,11 +312,13 @@ class SessionOpener:
                 sweeps=SWEEPS_IN_FLIGHT,
                 nodes=sweep_nodes + max(PREFILLS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens), sweep_nodes),
                 codec=_codec(route.numeric_class, self.codec),
+                aux_layers=self.aux_layers,
             )
+            width = self.target.hidden_size * want.row_parts(self.target.num_layers)
             detour = partial(self._detour, route.numeric_class)
-            owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, self.target.hidden_size))
+            owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, width))
             chain = Chain(self.dialer, route, want, owner, self.wait_s)
-            chain.accept_rows(_reply_rows_bytes(self.target, route))
+            chain.accept_rows(_reply_rows_bytes(width, route))
             if is_hasty:
                 chain.hurry()
             return ChainOpening(scope, chain)
@@ -430,10 +434,10 @@ def _is_multistep(sampling: Sampling) -> bool:
     return sampling.multistep and sampling.temperature > 0
 
 
-def _reply_rows_bytes(target: Target, route: Route) -> int:
+def _reply_rows_bytes(width: int, route: Route) -> int:
     """What a reply's hidden rows may take: they travel in the lossless codec, whatever the one between hops."""
     rows = MAX_REPLY_ROWS + min(PREFILL_CHUNK, MAX_PROMPT_ROWS)
-    return rows * _codec(route.numeric_class, "lossless").row_bytes(target.hidden_size)
+    return rows * _codec(route.numeric_class, "lossless").row_bytes(width)
 
 
 def _codec(numeric_class: str, choice: CodecChoice) -> Codec:
@@ -464,11 +468,11 @@ def _unreadable(numeric_class: str) -> UnsupportedModel:
 
 
 def _check_rows(width: int, rows: Rows) -> None:
-    """That hidden rows are of this model, and finite.
+    """That hidden rows are as wide as the session asked for, and finite.
 
     Raises:
         RemoteProtocolError: they are not.
     """
     if rows.width != width:
-        raise RemoteProtocolError("rows", f"of width {rows.width}, the model's is {width}")
+        raise RemoteProtocolError("rows", f"of width {rows.width}, the session's is {width}")
     decode_rows(rows, torch.float32)

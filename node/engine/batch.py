@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Generic, TypeVar
 
 import torch
@@ -22,10 +22,13 @@ from swarm.inference.devices import synchronize
 from swarm.inference.picks.device_picks import picks_on
 from swarm.inference.picks.host_copy import to_device
 from swarm.inference.sampling import pick_together
+from swarm.layers import Span
 
 logger = logging.getLogger(__name__)
 
 SessionT = TypeVar("SessionT")
+Forwarded = tuple[torch.Tensor, Mapping[int, torch.Tensor], Sequence[SweepSlice]]
+"""Rows [R, hidden_size] that left the span, those that entered layers within it, and whose they are, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,14 @@ class Batch(Generic[SessionT]):
         slices = self._take()
         started = time.perf_counter()
         working = [piece for piece in slices if piece.chosen]
-        for hidden, ran in self._forward(working) if working else ():
+        for hidden, kept, ran in self._forward(working) if working else ():
             if lead.is_tail:
                 self._pick(hidden, ran)
-            for piece, rows in zip(ran, torch.split(hidden, [len(piece.chosen) for piece in ran]), strict=True):
-                piece.run.keep(rows, piece.chosen)
+            start = 0
+            for piece in ran:
+                own = slice(start, start + len(piece.chosen))
+                piece.run.keep(piece, hidden[own], {layer: rows[own] for layer, rows in kept.items()})
+                start = own.stop
         synchronize(lead.model.device)  # or the next batch would be charged for this
         if working:
             lead.forwards_ms.append((time.perf_counter() - started) * 1e3)  # of one member: a forward counts once
@@ -95,11 +101,16 @@ class Batch(Generic[SessionT]):
                 slices.append(member.run.take(member.rows))
         return slices
 
-    def _forward(self, slices: Sequence[SweepSlice]) -> list[tuple[torch.Tensor, Sequence[SweepSlice]]]:
-        """Hidden rows [R, hidden_size] and whose they are, one after the other: one forward for all if it can be."""
-        lead = self.members[0].run
+    def _forward(self, slices: Sequence[SweepSlice]) -> list[Forwarded]:
+        """Hidden rows and whose they are, one after the other: one forward for all if it can be."""
+        lead, works = self.members[0].run, [piece.work for piece in slices]
+        cuts = sorted({layer for piece in slices for layer in piece.run.cuts})
         try:
-            return [(lead.model.forward([piece.work for piece in slices], lead.span), slices)]
+            if not cuts:
+                return [(lead.model.forward(works, lead.span), {}, slices)]
+            parts = [Span(*ends) for ends in pairwise((lead.span.start, *cuts, lead.span.end))]
+            *kept, hidden = lead.model.forward_parts(works, parts)
+            return [(hidden, dict(zip(cuts, kept, strict=True)), slices)]
         except Exception as error:  # noqa: BLE001 - such as no memory for all of them
             if len(slices) == 1:
                 self._failed[slices[0].run] = error

@@ -40,6 +40,17 @@ class HopRole:
     """Ids that the tail may pick are below this."""
     noise: NoiseSource | None
     """Makes rows of noise, kept between sweeps; None where picks are made on the device."""
+    aux_layers: tuple[int, ...] = ()
+    """What enters these layers travels beside each row from there on (P14)."""
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Layers within the span, beyond its first one, before which rows are kept."""
+        return tuple(layer for layer in self.aux_layers if self.span.start < layer < self.span.end)
+
+    def width(self, layer: int, hidden_size: int) -> int:
+        """Values of a row where it enters a layer, with those that travel beside it."""
+        return hidden_size * (1 + sum(each < layer for each in self.aux_layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,8 @@ class SweepSlice:
     """Their offsets in its sweep."""
     work: SessionRows
     """What a forward needs of them."""
+    beside: torch.Tensor | None = None
+    """[nodes, n · hidden_size]: rows of earlier layers, which go on beside theirs; None where there are none."""
 
 
 class SweepRun:
@@ -121,6 +134,11 @@ class SweepRun:
         return self._role.span
 
     @property
+    def cuts(self) -> tuple[int, ...]:
+        """Layers before which its rows are kept (P14)."""
+        return self._role.cuts
+
+    @property
     def remaining(self) -> int:
         """Nodes that have not been run."""
         return len(self.work.run) - self._done
@@ -138,7 +156,7 @@ class SweepRun:
 
     @property
     def final(self) -> Mapping[TreeNodeId, torch.Tensor]:
-        """At the tail, the hidden row [hidden_size] of each node that may answer a sweep that wants rows (P10)."""
+        """At the tail, the row of each node that may answer a sweep that wants rows (P10), and those beside it."""
         return self._final
 
     def take(self, count: int) -> SweepSlice:
@@ -154,7 +172,7 @@ class SweepRun:
         self._done += len(chosen)
         sweep, applied = self.work.frame.sweep, self.work.applied
         ids = torch.tensor([sweep.tokens[offset] for offset in chosen])  # which layers behind the first may need too
-        rows = None if self._entered is None else self._entered[start : start + len(chosen)]
+        rows, beside = self._columns(start, start + len(chosen))
         work = SessionRows(
             kv_cache=self._kv_cache,
             node_ids=tuple(applied.appended[offset] for offset in chosen),
@@ -163,7 +181,17 @@ class SweepRun:
             token_ids=ids,
             rows=rows,
         )
-        return SweepSlice(self, chosen, work)
+        return SweepSlice(self, chosen, work, beside)
+
+    def _columns(self, start: int, end: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Of the rows that entered, those that go through the layers, and what goes on beside them."""
+        if self._entered is None:
+            return None, None
+        entered, width = self._entered[start:end], self.model.hidden_size
+        rows, beside = entered[:, :width], entered[:, width:]
+        if self.span.start in self._role.aux_layers:
+            beside = torch.cat([beside, rows], dim=1)
+        return rows, beside if beside.shape[1] else None
 
     def _prepare(self) -> None:
         applied = self.work.applied
@@ -182,21 +210,39 @@ class SweepRun:
         appended, picks_from = self.work.applied.appended, self.work.frame.sweep.picks_from
         return [(place, offset) for place, offset in enumerate(chosen) if appended[offset] >= picks_from]
 
-    def keep(self, hidden: torch.Tensor, chosen: Sequence[int]) -> None:
-        """Take hidden rows [len(chosen), hidden_size] of these nodes, for the next hop or, at the tail, for a head."""
-        want, picks_from = self.work.frame.sweep.want, self.work.frame.sweep.picks_from
-        if not self.is_tail:
+    def keep(self, piece: SweepSlice, hidden: torch.Tensor, kept: Mapping[int, torch.Tensor]) -> None:
+        """Take a slice's rows, for the next hop or, at the tail, for a head.
+
+        Args:
+            piece: whose.
+            hidden: [nodes, hidden_size], as they left the last layer here.
+            kept: the same, as they entered each layer of `cuts`.
+        """
+        chosen = self._returned(piece.chosen) if self.is_tail else []
+        if self.is_tail and not chosen:
+            return
+        if self._role.aux_layers:
+            earlier = () if piece.beside is None else (piece.beside,)
+            hidden = torch.cat([hidden, *earlier, *(kept[layer] for layer in self.cuts)], dim=1)
+        if self.is_tail:
+            self._final |= {node: hidden[place] for place, node in chosen}
+        else:
             self._hidden.append(hidden)
-        elif want is not None:
-            nodes = [self.work.applied.appended[offset] for offset in chosen]
-            for place, node in enumerate(nodes):
-                if want.hidden_rows if node >= picks_from else node >= picks_from - want.prompt_rows:
-                    self._final[node] = hidden[place]
+
+    def _returned(self, chosen: Sequence[int]) -> list[tuple[int, TreeNodeId]]:
+        """The nodes among `chosen` whose rows may go to the client: (place among them, node)."""
+        want, picks_from = self.work.frame.sweep.want, self.work.frame.sweep.picks_from
+        if want is None:
+            return []
+        nodes = enumerate(self.work.applied.appended[offset] for offset in chosen)
+        oldest = picks_from - want.prompt_rows
+        return [(place, node) for place, node in nodes if (want.hidden_rows if node >= picks_from else node >= oldest)]
 
     def encode(self) -> None:
         """Make the rows that travel on; the last thing that a hop before the tail does."""
         started = time.perf_counter()
-        empty = torch.empty(0, self.model.hidden_size, dtype=self.model.dtype)
+        width = self._role.width(self.span.end, self.model.hidden_size)
+        empty = torch.empty(0, width, dtype=self.model.dtype)
         hidden = torch.cat(self._hidden) if self._hidden else empty
         if not all_finite(hidden):
             raise ArithmeticError("hidden states are not finite")  # this hop's fault, so the next must not be blamed

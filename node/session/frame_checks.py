@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from node.engine.sweep_run import HopRole
 from node.model.span import SpanModel
-from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
 from swarm.inference.row_codec import check_width
 from swarm.inference.sampling import check as check_sampling
-from swarm.protocol.messages import Codec, Rows, Sampling, Snapshot, SweepFrame
+from swarm.protocol.limits import HeadLimits
+from swarm.protocol.messages import Credits, Rows, Sampling, Snapshot, SweepFrame
+from swarm.wire.frames import FrameLimits
 
 
-def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
+class FrameRefused(SwarmError):
+    """A frame that the session did not take; its neighbours know already."""
+
+
+def limits_of(credits: Credits, role: HopRole, hidden_size: int) -> FrameLimits:
+    """The largest frame that a session may send: all nodes that it may hold, with their rows as it agreed on them."""
+    counts = HeadLimits(credits.window_tokens, credits.sweeps, credits.nodes)
+    row_bytes = role.codec.row_bytes(role.width(role.span.start, hidden_size))
+    return FrameLimits.of_session(counts, row_bytes * (credits.window_tokens + credits.nodes))
+
+
+def check_sweep(frame: SweepFrame, model: SpanModel, role: HopRole) -> None:
     """Refuse a sweep whose rows or sampling this hop cannot serve.
 
     Raises:
@@ -19,17 +33,17 @@ def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: 
     for guess in frame.sweep.guesses:
         if (problem := guess.problem(model.vocab_size)) is not None:
             raise RemoteProtocolError("guesses", problem)
-    check_rows(frame.rows, model, codec, is_first=is_first)
+    check_rows(frame.rows, model, role)
 
 
-def check_snapshot(snapshot: Snapshot, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
+def check_snapshot(snapshot: Snapshot, model: SpanModel, role: HopRole) -> None:
     """Refuse a snapshot whose rows or sampling this hop cannot serve.
 
     Raises:
         RemoteProtocolError: names the field.
     """
     _check_sampling(snapshot.sampling, model)
-    check_rows(snapshot.rows, model, codec, is_first=is_first)
+    check_rows(snapshot.rows, model, role)
 
 
 def _check_sampling(sampling: Sampling | None, model: SpanModel) -> None:
@@ -40,15 +54,15 @@ def _check_sampling(sampling: Sampling | None, model: SpanModel) -> None:
             raise RemoteProtocolError("sampling", str(error)) from None
 
 
-def check_rows(rows: Rows | None, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
-    """Refuse rows at hop 0, which embeds ids, and rows of another width or codec at later hops.
+def check_rows(rows: Rows | None, model: SpanModel, role: HopRole) -> None:
+    """Refuse rows at hop 0, which embeds ids, and rows of another width or codec than the session's at later hops.
 
     Raises:
         RemoteProtocolError: names the field.
     """
-    if (rows is None) != is_first:
+    if (rows is None) != (role.span.start == 0):
         raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
     if rows is not None:
-        check_width(rows, model.hidden_size)
-        if rows.codec is not codec:
-            raise RemoteProtocolError("codec", f"{rows.codec.value} rows in a session of {codec.value}")
+        check_width(rows, role.width(role.span.start, model.hidden_size))
+        if rows.codec is not role.codec:
+            raise RemoteProtocolError("codec", f"{rows.codec.value} rows in a session of {role.codec.value}")

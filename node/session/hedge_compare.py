@@ -31,9 +31,15 @@ MAX_DIFFERENCE = {Codec.FP32: 1e-4, Codec.FP16: 1e-2, Codec.BF16: 3e-2, Codec.IN
 class HedgeRows:
     """Rows of the latest sweeps as the faster replica sent them."""
 
-    def __init__(self, rng: random.Random | None = None) -> None:
-        """Keep nothing yet; `rng` draws the rows that are compared."""
+    def __init__(self, rng: random.Random | None = None, row_parts: int = 1) -> None:
+        """Keep nothing yet.
+
+        Args:
+            rng: draws the rows that are compared.
+            row_parts: vectors of the model's width that a row consists of (P14); each is compared by itself.
+        """
         self._rng = rng or random.SystemRandom()
+        self._row_parts = row_parts
         self._kept: OrderedDict[int, dict[TreeNodeId, bytes]] = OrderedDict()
 
     def keep(self, frame: SweepFrame) -> None:
@@ -60,7 +66,9 @@ class HedgeRows:
         again = _rows(frame.rows, {node: places[node] for node in nodes})
         try:
             ours, theirs = (
-                decode_rows(replace(frame.rows, count=len(nodes), data=b"".join(side)), torch.float32)
+                decode_rows(replace(frame.rows, count=len(nodes), data=b"".join(side)), torch.float32).reshape(
+                    len(nodes) * self._row_parts, -1
+                )
                 for side in ([rows[node] for node in nodes] for rows in (first, again))
             )
         except RemoteProtocolError:  # a value is not a number

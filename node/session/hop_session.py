@@ -19,7 +19,7 @@ import grpc.aio
 from node.engine.scheduler import PendingWork
 from node.engine.sweep_run import HopRole, SweepRun
 from node.session.context import NodeContext
-from node.session.frame_checks import check_snapshot, check_sweep
+from node.session.frame_checks import FrameRefused, check_snapshot, check_sweep, limits_of
 from node.session.lease import Lease
 from node.session.reply_buffer import ReplyBuffer
 from node.session.successors import Tried
@@ -44,7 +44,6 @@ from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.hold import Held
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
-from swarm.protocol.limits import HeadLimits
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -73,10 +72,6 @@ NOBODY_SIGNED = "passed on a fault that its reporter did not sign"
 logger = logging.getLogger(__name__)
 
 
-class FrameRefused(SwarmError):
-    """A frame that the session did not take; its neighbours know already."""
-
-
 class HopSession:
     """One session's hop; `run` owns it from attach to close.
 
@@ -99,9 +94,11 @@ class HopSession:
         self._context = context
         self._attach = attach
         self._kv_cache: KvCache | None = None
-        self._role = HopRole(attach.route[attach.index].span, attach.open.codec, context.valid_tokens, context.noise)
+        opened, span = attach.open, attach.route[attach.index].span
+        self._role = HopRole(span, opened.codec, context.valid_tokens, context.noise, opened.aux_layers)
         self._is_tail = attach.index == len(attach.route) - 1
-        self._upstreams = UpstreamSet(context.peer, context.counters, self._receipt, self._sign)
+        parts = opened.row_parts(span.start)
+        self._upstreams = UpstreamSet(context.peer, context.counters, self._receipt, self._sign, row_parts=parts)
         self._passed_faults_in, self._passed_faults = -1, 0
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
@@ -120,6 +117,10 @@ class HopSession:
         """The layers that this session uses here."""
         return self._role.span
 
+    def serves(self, attach: Attach) -> bool:
+        """Whether what a client asks of this hop is what it does already."""
+        return (attach.route[attach.index].span, attach.open.aux_layers) == (self.span, self._role.aux_layers)
+
     @property
     def _is_replica(self) -> bool:
         """Whether this hop is hedged: another machine gets the same sweeps."""
@@ -134,10 +135,7 @@ class HopSession:
     @property
     def frame_limits(self) -> FrameLimits:
         """The largest frame: every node that the session may hold (a snapshot's), with its rows in their codec."""
-        credits = self.credits
-        tokens = credits.window_tokens + credits.nodes
-        counts = HeadLimits(credits.window_tokens, credits.sweeps, credits.nodes)
-        return FrameLimits.of_session(counts, self._role.codec.row_bytes(self._context.model.hidden_size) * tokens)
+        return limits_of(self.credits, self._role, self._context.model.hidden_size)
 
     @property
     def is_closed(self) -> bool:
@@ -174,6 +172,8 @@ class HopSession:
         if index is None:
             raise RemoteProtocolError("route", f"{peer} does not have layers {self.span} in it")
         check_command(session, reroute)
+        if reroute.open.aux_layers != self._role.aux_layers:
+            raise RemoteProtocolError("aux_layers", "are others than those that the session was opened with")
         if self._upstreams.reroute(upstream, reroute, index, self.credits):
             new = Attach(session, reroute.generation, reroute.route, index, reroute.open)
             self._go_on(replace(new, hedge=reroute.hedge, records=reroute.records, signature=reroute.signature))
@@ -208,7 +208,7 @@ class HopSession:
         try:
             if self._upstreams.ready_for < 0 and self._attach.generation == 0 and self._attach.hedge is None:
                 raise RemoteProtocolError("sequence", f"sweep {frame.sweep.sequence} came before Ready")
-            check_sweep(frame, self._context.model, self._role.codec, is_first=self._attach.index == 0)
+            check_sweep(frame, self._context.model, self._role)
             is_new = self.log.receive(frame)
         except SwarmError as error:
             raise self._refused(error) from error
@@ -235,7 +235,7 @@ class HopSession:
         if is_duplicate and self._asked_in < self._attach.generation:
             return
         try:
-            check_snapshot(snapshot, self._context.model, self._role.codec, is_first=self._attach.index == 0)
+            check_snapshot(snapshot, self._context.model, self._role)
             self.log.restore(snapshot)
         except SwarmError as error:
             raise self._refused(error) from error

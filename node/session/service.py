@@ -18,7 +18,8 @@ import grpc.aio
 
 from node.session.admission import CARRIED, AddressRefused, Waiting
 from node.session.callers import CallerCheck
-from node.session.hop_session import FrameRefused, HopSession
+from node.session.frame_checks import FrameRefused
+from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
 from node.session.table import SessionTable
 from node.session.upstream import UpstreamStream

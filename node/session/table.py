@@ -119,7 +119,7 @@ class SessionTable:
         sender = sender_of(attach, caller)
         check_command(attach.session, attach)
         hop = self.find(attach.session)
-        if hop is not None and hop.span != attach.route[attach.index].span:
+        if hop is not None and not hop.serves(attach):
             hop.dismiss("another part of the layers is wanted now")
             hop = None
         if hop is None:
@@ -254,6 +254,9 @@ class SessionTable:
             or ends[-1] != model.num_layers
         ):
             raise RemoteProtocolError("route", f"its spans do not cover layers 0-{model.num_layers} one after another")
+        for layer in attach.open.aux_layers:
+            if not 0 < layer < model.num_layers or layer not in model.borders.starts:
+                raise RemoteProtocolError("aux_layers", f"no span of the model's {model.num_layers} begins at {layer}")
         window_tokens = attach.open.window_tokens
         if model.max_positions is not None and window_tokens > model.max_positions:
             raise ContextFull(f"{window_tokens} tokens; the model's context is {model.max_positions}")

@@ -60,6 +60,7 @@ class UpstreamSet:
         counters: NodeCounters,
         receipt: Callable[[int], Ack],
         sign: Callable[[Fault], Fault] = unsigned,
+        row_parts: int = 1,
     ) -> None:
         """Hear nobody yet.
 
@@ -68,6 +69,7 @@ class UpstreamSet:
             counters: what it counts.
             receipt: makes a receipt from the number of parts that arrived on a stream.
             sign: signs what this machine reports of the session.
+            row_parts: of the rows that arrive: see `HedgeRows`.
         """
         self.heard = self.ready_for = -1
         self._peer = peer
@@ -76,7 +78,7 @@ class UpstreamSet:
         self._sign = sign
         self._signed_in, self._signed = -1, 0
         self._by_sender: dict[str, UpstreamStream] = {}
-        self._rows = HedgeRows()
+        self._rows = HedgeRows(row_parts=row_parts)
         self._reported_in = -1
 
     def __contains__(self, upstream: UpstreamStream) -> bool:

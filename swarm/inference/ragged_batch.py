@@ -87,6 +87,9 @@ class StaticPath(Protocol):
     def forward(self, batch: Sequence[SessionRows], sub: Span) -> torch.Tensor:
         """As `RaggedModel.forward`."""
 
+    def forward_parts(self, batch: Sequence[SessionRows], parts: Sequence[Span]) -> list[torch.Tensor]:
+        """As `RaggedModel.forward_parts`."""
+
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """As `RaggedModel.logits`."""
 
@@ -176,20 +179,47 @@ class RaggedModel(LayeredModel):
         return hidden
 
     @torch.inference_mode()
+    def forward_parts(self, batch: Sequence[SessionRows], parts: Sequence[Span]) -> list[torch.Tensor]:
+        """`forward` through parts of the layers, one after the other: the rows that leave each part, as `forward`'s.
+
+        Args:
+            batch: at most one entry per session; R rows in all.
+            parts: each begins where the one before ends.
+        """
+        assert self.span.contains(Span(parts[0].start, parts[-1].end))
+        static = self.static
+        leaving = self.plain_parts(batch, parts) if static is None else static.forward_parts(batch, parts)
+        self.forwards += 1
+        self.rows_in += len(leaving[-1])
+        return leaving
+
+    @torch.inference_mode()
     def plain_forward(self, batch: Sequence[SessionRows], sub: Span) -> torch.Tensor:
         """`forward` by the plain path, whatever path there is: what others are compared with."""
-        parts: list[SessionRange] = []
+        return self.plain_parts(batch, (sub,))[-1]
+
+    @torch.inference_mode()
+    def plain_parts(self, batch: Sequence[SessionRows], parts: Sequence[Span]) -> list[torch.Tensor]:
+        """`forward_parts` by the plain path."""
+        ranges: list[SessionRange] = []
+        leaving: list[torch.Tensor] = []
         try:
             for work in batch:
-                parts.append(_append(work, parts[-1].end if parts else 0))
+                ranges.append(_append(work, ranges[-1].end if ranges else 0))
             positions = torch.tensor([at for work in batch for at in work.positions], device=self.device)
-            embeds = sub.start == 0
+            embeds = parts[0].start == 0
             entering = torch.cat([work.token_ids if embeds else work.rows for work in batch])  # type: ignore[misc]
-            ids = None if embeds or not self.needs_ids else torch.cat([work.token_ids for work in batch])  # type: ignore[misc]
-            return self.run_layers(AttentionStep(tuple(parts), ids), sub, entering, positions)
-        except BaseException:
+            ids = None
+            if self.needs_ids and (not embeds or len(parts) > 1):
+                ids = torch.cat([work.token_ids for work in batch])  # type: ignore[misc]
             for part in parts:
-                part.kv_cache.withdraw(part.rows)
+                step = AttentionStep(tuple(ranges), ids if part.start else None)
+                entering = self.run_layers(step, part, entering, positions)
+                leaving.append(entering)
+            return leaving
+        except BaseException:
+            for each in ranges:
+                each.kv_cache.withdraw(each.rows)
             raise
 
     @property

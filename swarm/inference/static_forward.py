@@ -130,7 +130,14 @@ class StaticForward:
         Raises:
             LocalProtocolError: a session has more tokens than there is memory for.
         """
-        outputs: list[torch.Tensor] = []
+        return self.forward_parts(batch, (sub,), at_least=at_least, eager=eager)[0]
+
+    @torch.inference_mode()
+    def forward_parts(
+        self, batch: Sequence[SessionRows], parts: Sequence[Span], *, at_least: int = 0, eager: bool = False
+    ) -> list[torch.Tensor]:
+        """As `forward`, through parts of the layers, one after the other: the rows that leave each part."""
+        outputs: list[list[torch.Tensor]] = [[] for _ in parts]
         appended: list[SessionRows] = []
         waiting = deque(_pieces(batch, self.buckets[-1], self.limits.sessions))
         try:
@@ -138,8 +145,9 @@ class StaticForward:
                 piece = waiting.popleft()
                 rows = sum(len(work.node_ids) for work in piece)
                 bucket = next(size for size in self.buckets if size >= max(rows, at_least))
-                key = GraphKey(sub, bucket)
-                self._record_late(key)
+                keys = [GraphKey(part, bucket) for part in parts]
+                for key in keys:
+                    self._record_late(key)
                 plan = self._plan(piece, bucket, appended)
                 if not self._memory.fits(plan):
                     if rows == 1:
@@ -149,13 +157,16 @@ class StaticForward:
                     _withdraw(appended, len(piece))
                     waiting.extendleft(reversed(_pieces(piece, rows // 2, self.limits.sessions)))
                     continue
-                self._put(piece, plan, key)
-                output = self._start(key) if eager else self._graphs.run(key, partial(self._start, key))
-                outputs.append(output.values[:rows].clone())
+                self._put(piece, plan, keys[0])
+                for place, key in enumerate(keys):
+                    if place:
+                        self._memory.put_rows(outputs[place - 1][-1], bucket)
+                    output = self._start(key) if eager else self._graphs.run(key, partial(self._start, key))
+                    outputs[place].append(output.values[:rows].clone())
         except BaseException:
             _withdraw(appended, len(appended))
             raise
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in outputs]
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:

@@ -111,12 +111,16 @@ def replica_of(message: Attach | Reroute) -> RouteHop | None:
 def _signed(session: SessionId, message: Attach | Reroute) -> bytes:
     """What the client signs: msgpack delimits each part, so two different routes never have the same bytes."""
     opened, hedge = message.open, message.hedge
+    reserved: list[object] = [opened.fingerprint, opened.window_tokens, opened.sweeps, opened.nodes]
+    reserved += [opened.codec.value, opened.session_key]
+    if opened.aux_layers:
+        reserved.append(opened.aux_layers)
     parts = [
         session,
         message.generation,
         [[hop.peer, hop.span.start, hop.span.end] for hop in message.route],
         None if hedge is None else [hedge.index, hedge.replica],
-        [opened.fingerprint, opened.window_tokens, opened.sweeps, opened.nodes, opened.codec.value, opened.session_key],
+        reserved,
         hashlib.sha256(b"".join(hashlib.sha256(record).digest() for record in message.records)).digest(),
     ]
     packed: bytes = msgpack.packb(parts)

@@ -34,6 +34,8 @@ MAX_PROMPT_ROWS = 1_024
 """Hidden rows of forced tokens for which one sweep may ask, the newest ones."""
 PROMPT_ROWS_BYTES = 8 << 20
 """Of these rows in replies that a client did not acknowledge, per session: a tail sends no more."""
+MAX_AUX_LAYERS = 4
+"""Layers whose rows travel beside those of the last one."""
 MAX_HOLD_S = 3_600.0
 """For how long a client may ask a session to be held."""
 MAX_COUNT = 1 << 53

@@ -48,7 +48,7 @@ class Rows:
     Attributes:
         codec: how each row is encoded; values are little-endian.
         count: rows.
-        width: values per row, the model's hidden size.
+        width: values per row: the model's hidden size, times `Open.row_parts`.
         data: the encoded rows; may share memory with the tensor or frame it came from, so never write to it.
     """
 
@@ -187,6 +187,8 @@ class Open:
         nodes: tree nodes that it asks to have live or unanswered at a time.
         codec: of the rows between hops.
         session_key: the public key that commands the session (R14), 32 bytes; b"" until its client signs.
+        aux_layers: at most `MAX_AUX_LAYERS`, rising, none of them the first: what enters these travels beside each row
+            from there on (P14).
     """
 
     fingerprint: str
@@ -195,6 +197,11 @@ class Open:
     nodes: int
     codec: Codec
     session_key: bytes = b""
+    aux_layers: tuple[int, ...] = ()
+
+    def row_parts(self, layer: int) -> int:
+        """How many rows of the model's width stand side by side where rows enter a layer: its own and earlier ones."""
+        return 1 + sum(each < layer for each in self.aux_layers)
 
 
 @dataclass(frozen=True, slots=True)

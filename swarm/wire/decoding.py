@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import (
+    MAX_AUX_LAYERS,
     MAX_COUNT,
     MAX_HEADERS,
     MAX_HOLD_S,
@@ -107,10 +109,10 @@ def decode_frame(data: bytes | bytearray, limits: HeadLimits | None = None) -> F
             return _sweep_frame(getattr(frame, kind))
         case "reply":
             return _reply(frame.reply)
-        case "attach":
-            return _attach(frame.attach)
-        case "reroute":
-            return _reroute(frame.reroute)
+        case "attach" | "wide_attach" as kind:
+            return _attach(getattr(frame, kind))
+        case "reroute" | "wide_reroute" as kind:
+            return _reroute(getattr(frame, kind))
         case "snapshot" | "ruled_snapshot" as kind:
             return _snapshot(getattr(frame, kind))
         case "close":
@@ -432,7 +434,15 @@ def _open(opened: pb.Open) -> Open:
         nodes=checks.positive(opened.nodes, "nodes"),
         codec=_codec(opened.codec),
         session_key=checks.exactly(opened.session_key, SESSION_KEY_BYTES, "session_key"),
+        aux_layers=_aux_layers(opened.aux_layers),
     )
+
+
+def _aux_layers(layers: Collection[int]) -> tuple[int, ...]:
+    found = tuple(checks.at_most(layers, MAX_AUX_LAYERS, "aux_layers"))
+    if any(before >= after for before, after in pairwise((0, *found, MAX_LAYERS))):
+        raise RemoteProtocolError("aux_layers", f"rise within 1 … {MAX_LAYERS - 1}")
+    return found
 
 
 def _records(records: Collection[bytes], route: Collection[RouteHop]) -> tuple[bytes, ...]:

@@ -142,9 +142,11 @@ def _frame(message: Frame) -> pb.Frame:
         case Reply():
             return pb.Frame(reply=_reply(message))
         case Attach():
-            return pb.Frame(attach=_attach(message))
+            attach = _attach(message)
+            return pb.Frame(wide_attach=attach) if message.open.aux_layers else pb.Frame(attach=attach)
         case Reroute():
-            return pb.Frame(reroute=_reroute(message))
+            reroute = _reroute(message)
+            return pb.Frame(wide_reroute=reroute) if message.open.aux_layers else pb.Frame(reroute=reroute)
         case Snapshot():
             snapshot = _snapshot(message)
             return pb.Frame(ruled_snapshot=snapshot) if _has_rules(message) else pb.Frame(snapshot=snapshot)
@@ -316,6 +318,7 @@ def _open(opened: Open) -> pb.Open:
         nodes=opened.nodes,
         codec=CODECS[opened.codec],
         session_key=opened.session_key,
+        aux_layers=opened.aux_layers,
     )
 
 

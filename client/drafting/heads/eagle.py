@@ -1,11 +1,11 @@
-"""EAGLE heads as they are published: one decoder layer on the target's last hidden row.
+"""EAGLE heads as they are published: one decoder layer on hidden rows of the target.
 
     EAGLE-1, 2   entering = fc([embedding; row before]); row = layer without its first norm(entering); the target's head
     EAGLE-3      the layer attends with [norm(embedding); norm(row before)], twice as wide; norm and a head of its own,
                  over a vocabulary of its own (`d2t`: what is added to its ids to get the target's)
 
-EAGLE-3 heads that were trained on rows of three layers need what no reply brings, and are refused. Those that say
-`use_aux_hidden_state: false` read the last row alone.
+Most EAGLE-3 heads read rows of three layers, side by side: fc makes one row of them, and a session asks for them (P14).
+Those that say `use_aux_hidden_state: false` have no fc, and read the last row alone.
 
 Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840), and their published checkpoints.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,9 +29,10 @@ from client.drafting.heads.target_names import empty_model, target_names
 from swarm.errors import IncompatibleDraft, SwarmError, UnsupportedModel
 from swarm.inference.layers.pass_through import find_layers
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
-from swarm.models.families import text_config
+from swarm.models.families import span_starts, text_config
 from swarm.models.hub import find_model
 from swarm.models.pretrained import read_config
+from swarm.protocol.limits import MAX_AUX_LAYERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel  # its module takes 2 s to import: a client without a head needs none
@@ -42,6 +43,7 @@ INPUT_NORM = "input_layernorm"
 FUSION = "fc.weight"
 FUSION_BIAS = "fc.bias"
 EMBEDDING, HEAD, NORM, TO_TARGET = "embed_tokens.weight", "lm_head.weight", "norm.weight", "d2t"
+EAGLE_CONFIG, AUX_LAYERS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 LEFT_OUT = {"t2d", FUSION, FUSION_BIAS, EMBEDDING, HEAD, NORM, TO_TARGET}
 
 
@@ -76,7 +78,7 @@ def load_eagle(
 
     Raises:
         IncompatibleDraft: it is for another target.
-        UnsupportedModel: it reads more than the last hidden row, or its tensors do not fit.
+        UnsupportedModel: it reads rows that no swarm sends, or its tensors do not fit.
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
     folder, _ = find_model(model)
@@ -89,12 +91,7 @@ def load_eagle(
         )
     stored = _own_names(model)
     is_third = any(name.startswith(THIRD) for name in stored)
-    if is_third and FUSION in stored:
-        raise UnsupportedModel(
-            f"{model}: this EAGLE-3 head reads hidden rows of three layers, and a swarm sends the last layer's alone; "
-            "draft with --draft mtp where the target has such a layer, a head trained for it (client train-draft), or "
-            "an EAGLE head with use_aux_hidden_state false"
-        )
+    aux_layers = _aux_layers(str(model), config, theirs) if is_third and FUSION in stored else ()
     found = read_tensors(model, stored.values())
     tensors = {own: found[name] for own, name in stored.items()}
     shared = _shared(tensors, target, revision, wants_output=HEAD not in stored or not is_third)
@@ -104,8 +101,10 @@ def load_eagle(
     prefix = THIRD if is_third else FIRST
     layer = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     _check_rest(str(model), [name for name in stored if not name.startswith(prefix)])
-    load = _load_third if is_third else _load_first
-    return load(own, layer, {**tensors, **shared}, (final, device, dtype))
+    where = final, device, dtype
+    if is_third:
+        return _load_third(own, layer, {**tensors, **shared}, where, aux_layers)
+    return _load_first(own, layer, {**tensors, **shared}, where)
 
 
 Where = tuple[nn.Module, torch.device, torch.dtype]
@@ -132,6 +131,21 @@ class EagleHead(LayerHead):
         return self.model.logits(hidden[-last:]), hidden
 
 
+@dataclass(frozen=True, slots=True)
+class ThirdEnds:
+    """What an EAGLE-3 head has of its target.
+
+    Attributes:
+        final_norm: the target's.
+        to_target: int64 [draft tokens], the target's ids of the head's own.
+        vocab_size: of the target.
+    """
+
+    final_norm: nn.Module
+    to_target: torch.Tensor
+    vocab_size: int
+
+
 class JoinedNorm(nn.Module):
     """Stands where a layer norms what enters it: beside the row, the embedding of the token goes into its attention.
 
@@ -153,24 +167,47 @@ class JoinedNorm(nn.Module):
         return torch.cat([self.token_norm(self.embedded), rows if self.is_before else self.row_norm(rows)], dim=-1)
 
 
-class ThirdEagleHead(LayerHead):
-    """EAGLE-3 on the last row: its own rows go on as they leave the layer, before its norm."""
+@dataclass(frozen=True, slots=True)
+class AuxFusion:
+    """What makes one row of rows of several layers.
 
-    def __init__(
-        self, model: RaggedModel, final_norm: nn.Module, joined: JoinedNorm, to_target: torch.Tensor, vocab_size: int
-    ) -> None:
+    Attributes:
+        layers: what enters these is read, in this order.
+        weight: [width, layers · width]
+        bias: [width]; None for none.
+    """
+
+    layers: tuple[int, ...]
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class ThirdEagleHead(LayerHead):
+    """EAGLE-3: its own rows go on as they leave the layer, before its norm."""
+
+    def __init__(self, model: RaggedModel, ends: ThirdEnds, joined: JoinedNorm, fusion: AuxFusion | None) -> None:
         """Take a loaded layer.
 
         Args:
             model: the layer, and behind it its norm and its own output matrix.
-            final_norm: the target's.
+            ends: what it has of the target.
             joined: stands in the layer.
-            to_target: int64 [draft tokens], the target's ids of its own.
-            vocab_size: of the target.
+            fusion: of the rows that it reads; None: it reads the last layer's.
         """
-        super().__init__(model, final_norm, vocab_size)
+        super().__init__(model, ends.final_norm, ends.vocab_size)
         self._joined = joined
-        self._to_target = to_target.to(model.device)
+        self._to_target = ends.to_target.to(model.device)
+        self._weight = self._bias = None
+        if fusion is not None:
+            self.aux_layers = fusion.layers
+            self._weight = fusion.weight.to(model.device, model.dtype)
+            self._bias = None if fusion.bias is None else fusion.bias.to(model.device, model.dtype)
+
+    def normed(self, rows: torch.Tensor) -> torch.Tensor:
+        """As in `LayerHead`; rows of several layers are fused, and were trained on without the target's norm."""
+        if self._weight is None:
+            return super().normed(rows)
+        return F.linear(rows.to(self.device, self.model.dtype), self._weight, self._bias)
 
     def run(
         self, work: SessionRows, tokens: torch.Tensor, rows: torch.Tensor, last: int
@@ -201,7 +238,11 @@ def _load_first(
 
 
 def _load_third(
-    config: PreTrainedConfig, layer: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], where: Where
+    config: PreTrainedConfig,
+    layer: dict[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor],
+    where: Where,
+    aux_layers: tuple[int, ...],
 ) -> LayerHead:
     final, device, dtype = where
     width, vocab_size, draft_tokens = config.hidden_size, config.vocab_size, len(tensors[HEAD])
@@ -229,7 +270,44 @@ def _load_third(
         raise UnsupportedModel(
             f"EAGLE-3 head: {TO_TARGET} does not lead from its {draft_tokens} tokens to the target's"
         )
-    return ThirdEagleHead(model, final, made[-1], to_target, vocab_size)
+    shared = ThirdEnds(final, to_target, vocab_size)
+    return ThirdEagleHead(model, shared, made[-1], _fusion(tensors, aux_layers, width))
+
+
+def _fusion(tensors: dict[str, torch.Tensor], layers: tuple[int, ...], width: int) -> AuxFusion | None:
+    if not layers:
+        return None
+    weight, bias = tensors[FUSION], tensors.get(FUSION_BIAS)
+    if weight.shape != (width, len(layers) * width) or (bias is not None and bias.shape != (width,)):
+        raise UnsupportedModel(
+            f"EAGLE-3 head: {FUSION} has the shape {list(weight.shape)}, and rows of {len(layers)} layers need "
+            f"{[width, len(layers) * width]}"
+        )
+    return AuxFusion(layers, weight, bias)
+
+
+def _aux_layers(name: str, config: PreTrainedConfig, target: PreTrainedConfig) -> tuple[int, ...]:
+    """Layers of the target of which a head reads what enters them, in the order of its fusion.
+
+    In `eagle_config` (SGLang, SpecForge, Model Optimizer) ids name the layers whose output is read, one below those
+    that it enters; outside of it (vLLM, Speculators) the layers that it enters.
+    """
+    count = target.num_hidden_layers
+    inner = getattr(config, EAGLE_CONFIG, None)
+    named, step = (inner.get(AUX_LAYERS) if isinstance(inner, dict) else None), 1
+    if not named:
+        named, step = getattr(config, AUX_LAYERS, None), 0
+    if not named:
+        named, step = [2, count // 2, count - 3], 0
+    if not isinstance(named, list | tuple) or any(type(each) is not int for each in named):
+        raise UnsupportedModel(f"{name}: {AUX_LAYERS} is no list of layers")
+    layers = tuple(each + step for each in named)
+    if not set(layers) <= set(span_starts(target)[1:]) or len(set(layers)) > MAX_AUX_LAYERS:
+        raise UnsupportedModel(
+            f"{name}: this EAGLE-3 head reads what enters layers {', '.join(map(str, layers))} of {count}; a swarm "
+            f"sends that of {MAX_AUX_LAYERS} layers at most, where a span may begin, and not of the first"
+        )
+    return layers
 
 
 def _ends(config: PreTrainedConfig) -> tuple[str, str, str]:

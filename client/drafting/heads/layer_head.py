@@ -43,7 +43,10 @@ class LayerHead:
         model: the decoder layer as a span, with what its own class does behind it.
         final_norm: the target's own final norm.
         vocab_size: of the target.
+        aux_layers: layers of which it reads what enters them, side by side; none: it reads the last layer's rows.
     """
+
+    aux_layers: tuple[int, ...] = ()
 
     def __init__(self, model: RaggedModel, final_norm: nn.Module, vocab_size: int) -> None:
         self.model = model
@@ -60,8 +63,13 @@ class LayerHead:
         """What drafts the levels of a tree, the first one first; the last one drafts all further levels."""
         return (self,)
 
+    @property
+    def row_width(self) -> int:
+        """Values of the target's rows that it reads, for one token."""
+        return self.model.hidden_size * max(1, len(self.aux_layers))
+
     def normed(self, rows: torch.Tensor) -> torch.Tensor:
-        """The target's hidden rows [n, width] as the head was trained on them: behind the target's final norm."""
+        """The target's hidden rows [n, row_width] as its layer takes them [n, width]: behind the final norm."""
         found: torch.Tensor = self.final_norm(rows.to(self.device, self.model.dtype))
         return found
 

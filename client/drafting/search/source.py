@@ -63,11 +63,13 @@ class Source:
     Attributes:
         wants_rows: whether it needs `observe`; the target then sends hidden rows along.
         prompt_rows: of how many of a prompt's last tokens it can use the rows.
+        aux_layers: layers of which it observes what enters them, side by side in this order; none: the last's output.
         weighs: whether its probabilities take the other sources' into account. Such sources are asked last.
     """
 
     wants_rows = False
     prompt_rows = 0
+    aux_layers: tuple[int, ...] = ()
     weighs = False
 
     def begin(self, search: Search) -> bool:

@@ -43,12 +43,13 @@ class LayerHeadSource(Source):
 
     def __init__(self, head: LayerHead, ranker: Ranker) -> None:
         self.head = head
+        self.aux_layers = head.aux_layers
         self.ranker = ranker
         model = head.model
         per_token = sum(layer.model.layout.bytes_per_token for layer in head.layers)
-        per_token += model.hidden_size * model.dtype.itemsize
+        per_token += head.row_width * model.dtype.itemsize
         self.window_tokens = max(MIN_WINDOW_TOKENS, min(MAX_TEXT_BYTES // per_token, MAX_WINDOW_TOKENS))
-        self.prompt_rows = min(self.window_tokens, MAX_PROMPT_ROWS, PROMPT_ROWS_BYTES // (model.hidden_size * 4))
+        self.prompt_rows = min(self.window_tokens, MAX_PROMPT_ROWS, PROMPT_ROWS_BYTES // (head.row_width * 4))
         self._buffer = torch.empty(0)  # [window_tokens, width], the target's own, taken with the first row
         self._entries = LayerEntries(head, self.window_tokens)
         self.forget()
@@ -67,7 +68,7 @@ class LayerHeadSource(Source):
         """
         model, text, start = self.head.model, tuple(sequence), len(sequence) - len(rows)
         is_older = start < self._base
-        if rows.shape[1] != model.hidden_size or (text == self._text[: len(text)] and not is_older):
+        if rows.shape[1] != self.head.row_width or (text == self._text[: len(text)] and not is_older):
             return
         self._keep(text)
         if self._count == 0 or is_older or start > self._base + self._count:
@@ -77,7 +78,7 @@ class LayerHeadSource(Source):
         if self._count + len(new) > self.window_tokens:
             self._drop(self._count + len(new) - self.window_tokens // 2)
         if len(self._buffer) == 0:
-            self._buffer = torch.empty(self.window_tokens, model.hidden_size, dtype=model.dtype, device=model.device)
+            self._buffer = torch.empty(self.window_tokens, self.head.row_width, dtype=model.dtype, device=model.device)
         self._buffer[self._count : self._count + len(new)] = new.to(model.device, model.dtype)
         self._count += len(new)
         self._base = len(text) - self._count

@@ -198,6 +198,8 @@ class Frame(_message.Message):
     FAULT_FIELD_NUMBER: _builtins.int
     RULED_SWEEP_FIELD_NUMBER: _builtins.int
     RULED_SNAPSHOT_FIELD_NUMBER: _builtins.int
+    WIDE_ATTACH_FIELD_NUMBER: _builtins.int
+    WIDE_REROUTE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach:
         """First frame of a link."""
@@ -238,6 +240,14 @@ class Frame(_message.Message):
     def ruled_snapshot(self) -> Global___Snapshot:
         """A `snapshot` likewise."""
 
+    @_builtins.property
+    def wide_attach(self) -> Global___Attach:
+        """An `attach` whose `open` names auxiliary layers: releases that would send no rows of them do not know this kind."""
+
+    @_builtins.property
+    def wide_reroute(self) -> Global___Reroute:
+        """A `reroute` likewise."""
+
     def __init__(
         self,
         *,
@@ -251,12 +261,14 @@ class Frame(_message.Message):
         fault: Global___Fault | None = ...,
         ruled_sweep: Global___SweepFrame | None = ...,
         ruled_snapshot: Global___Snapshot | None = ...,
+        wide_attach: Global___Attach | None = ...,
+        wide_reroute: Global___Reroute | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep", "wide_attach", b"wide_attach", "wide_reroute", b"wide_reroute"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep", "wide_attach", b"wide_attach", "wide_reroute", b"wide_reroute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "sweep", "reroute", "snapshot", "close", "ping", "reply", "fault", "ruled_sweep", "ruled_snapshot"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "sweep", "reroute", "snapshot", "close", "ping", "reply", "fault", "ruled_sweep", "ruled_snapshot", "wide_attach", "wide_reroute"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -276,7 +288,7 @@ class Rows(_message.Message):
     count: _builtins.int
     """Rows, 0 … 65,536."""
     width: _builtins.int
-    """Values per row: the model's hidden size, 1 … 1,048,576."""
+    """Values per row, 1 … 1,048,576: the model's hidden size, times one more than the auxiliary rows beside it (P14)."""
     def __init__(
         self,
         *,
@@ -846,6 +858,7 @@ class Open(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     SESSION_KEY_FIELD_NUMBER: _builtins.int
+    AUX_LAYERS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """The model's fingerprint, at most 256 characters."""
     window_tokens: _builtins.int
@@ -858,6 +871,12 @@ class Open(_message.Message):
     """For the rows between hops."""
     session_key: _builtins.bytes
     """The public key that commands the session (R14): ed25519, 32 bytes."""
+    @_builtins.property
+    def aux_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 4, rising, in 1 … layers - 1: what enters these layers travels beside each row from there on (P14); in a
+        `wide_attach` or `wide_reroute` only.
+        """
+
     def __init__(
         self,
         *,
@@ -867,10 +886,11 @@ class Open(_message.Message):
         nodes: _builtins.int = ...,
         codec: Global___Codec.ValueType = ...,
         session_key: _builtins.bytes = ...,
+        aux_layers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "fingerprint", b"fingerprint", "nodes", b"nodes", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aux_layers", b"aux_layers", "codec", b"codec", "fingerprint", b"fingerprint", "nodes", b"nodes", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -898,8 +918,8 @@ class Attach(_message.Message):
     """The place in the route of the receiver, or of the hop whose replica it is; below hops."""
     signature: _builtins.bytes
     """Of the session's key (R14), 64 bytes: over "canopy-route\\n" and the msgpack of [session, generation,
-    [[peer, start, end] …], [hedge's index, replica] or nil, [open's fields 1 … 4, codec's name, session_key], SHA-256 of
-    the joined SHA-256 of each record]. The index is not signed.
+    [[peer, start, end] …], [hedge's index, replica] or nil, [open's fields 1 … 4, codec's name, session_key, and
+    aux_layers unless empty], SHA-256 of the joined SHA-256 of each record]. The index is not signed.
     """
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteHop]:

@@ -183,7 +183,7 @@ def test_what_a_swarm_cannot_feed_or_does_not_fit_is_refused(target: Path, tmp_p
         load_drafter(target, load_target(target), DraftOptions((folder,), "cpu"))
 
     three_rows = third_tensors() | {"fc.weight": torch.randn(WIDTH, 3 * WIDTH)}
-    with pytest.raises(UnsupportedModel, match="reads hidden rows of three layers, and a swarm sends the last"):
+    with pytest.raises(UnsupportedModel, match="reads what enters layers 2, 1, 0 of 3; a swarm sends"):
         load(publish(tmp_path / "three", three_rows))
     with pytest.raises(UnsupportedModel, match=r"'input_norm\.weight', which this version does not know"):
         load(publish(tmp_path / "more", third_tensors() | {"input_norm.weight": torch.ones(WIDTH)}))

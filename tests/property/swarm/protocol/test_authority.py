@@ -32,7 +32,8 @@ hedges = st.none() | st.builds(
     Hedge, st.just(0), st.integers(0, 99).map(lambda number: PeerId(f"replica {number:0>9}"))
 )
 records = st.lists(st.binary(max_size=8), max_size=2).map(tuple)
-opens = st.builds(Open, texts, *[words.filter(bool)] * 3, st.sampled_from(Codec))
+aux_layers = st.sets(st.integers(1, 511), max_size=4).map(lambda layers: tuple(sorted(layers)))
+opens = st.builds(Open, texts, *[words.filter(bool)] * 3, st.sampled_from(Codec), aux_layers=aux_layers)
 attaches = st.builds(
     Attach, st.just(NAMELESS), st.integers(0, 2**63 - 1), routes, st.just(0), opens, hedges, records
 ).map(KEY.command)

@@ -111,7 +111,9 @@ faults = st.builds(
     st.none() | peer_ids,
     st.binary(max_size=16),
 )
-opens = st.builds(Open, texts, granted, granted, granted, st.sampled_from(Codec), st.binary(min_size=32, max_size=32))
+aux_layers = st.sets(st.integers(1, 511), max_size=4).map(lambda layers: tuple(sorted(layers)))
+keys = st.binary(min_size=32, max_size=32)
+opens = st.builds(Open, texts, granted, granted, granted, st.sampled_from(Codec), keys, aux_layers)
 signatures = st.binary(min_size=64, max_size=64)
 
 

@@ -23,6 +23,7 @@ from client.drafting.drafter import TreeDrafter
 from client.drafting.search.sampled_children import DRAWS, PRIOR, SampledChildren
 from client.drafting.search.source import Search, Source
 from client.drafting.search.tree import DraftTree
+from node.engine.sweep_run import HopRole
 from node.model.span import SpanModel
 from node.session.frame_checks import check_sweep
 from swarm import wire
@@ -31,6 +32,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.gumbel import MULTISTEP_DOMAIN, PICK_DOMAIN, gumbel, uniforms
 from swarm.inference.multistep_sampling import by_offset, draft_probs_of, draw_children, multistep_pick, multistep_picks
 from swarm.inference.sampling import target_probs
+from swarm.layers import Span
 from swarm.protocol.draft_distribution import MAX_CANDIDATES, DraftDistribution
 from swarm.protocol.messages import Codec, Reply, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
@@ -304,7 +306,10 @@ def test_the_wire_refuses_guesses_that_cannot_be() -> None:
 
 
 def test_a_hop_refuses_tokens_that_its_model_does_not_have() -> None:
-    model = cast("SpanModel", SimpleNamespace(vocab_size=9, hidden_size=4))
+    model, role = (
+        cast("SpanModel", SimpleNamespace(vocab_size=9, hidden_size=4)),
+        HopRole(Span(0, 1), Codec.FP32, 9, None),
+    )
     with pytest.raises(RemoteProtocolError, match="token ids must be below 9"):
-        check_sweep(SweepFrame(SWEEP), model, Codec.FP32, is_first=True)
-    check_sweep(SweepFrame(SWEEP), cast("SpanModel", SimpleNamespace(vocab_size=10)), Codec.FP32, is_first=True)
+        check_sweep(SweepFrame(SWEEP), model, role)
+    check_sweep(SweepFrame(SWEEP), cast("SpanModel", SimpleNamespace(vocab_size=10)), role)
