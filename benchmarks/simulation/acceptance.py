@@ -32,6 +32,7 @@ from client.drafting.search.local_session import LocalSession
 from client.drafting.search.tree import DraftTree
 from node.session.accepted_path import AcceptedPath, requested_rows
 from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import pick
@@ -138,7 +139,7 @@ def answer(session: LocalSession, sweep: Sweep) -> Reply:
     reply = Reply(sweep.sequence, sweep.generation, tuple(zip(wanted, picks, strict=True)))
     accepted_path = AcceptedPath()
     accepted_path.note(dict(reply.picks), state, is_cut=True)
-    row_ids = requested_rows(sweep, accepted_path.walk(state, sweep))
+    row_ids = (*map(TreeNodeId, sweep.prompt_nodes), *requested_rows(sweep, accepted_path.walk(state, sweep)))
     if not row_ids:
         return reply
     rows = hidden[[node - sweep.first_id for node in row_ids]]
@@ -150,8 +151,16 @@ def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling:
     window = len(prompt) + size.new_tokens + size.nodes + LEVELS
     limits = Limits(target.vocab_size, window, sweeps=1, nodes=len(prompt) + size.nodes + 1)
     walk, session = Walk(limits, sampling), LocalSession(target, limits)
-    tokens = prompt + walk.accept(answer(session, walk.prefill(prompt, last=True)))
     observe = drafter.observe if isinstance(drafter, TreeDrafter) and drafter.wants_rows else None
+    rows = drafter.prompt_rows if isinstance(drafter, TreeDrafter) else 0
+    if observe is None or not rows:
+        tokens = prompt + walk.accept(answer(session, walk.prefill(prompt, last=True)))
+    else:
+        tokens = list(prompt)
+        walk.restart(prompt, sampling)
+        reply = answer(session, walk.prefill(prompt[:-1], last=False, rows=rows))
+        walk.accept(reply)
+        hand_over_rows(reply, walk, tokens, observe)
     walk.want = WANT_ROWS if observe is not None else None
     first, sweeps = len(tokens), 0
     guesses: list[tuple[float, bool]] = []

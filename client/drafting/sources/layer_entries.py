@@ -32,7 +32,7 @@ Above = tuple[Sequence[TreeNodeId | None], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class EntryState:
     """What nodes below a node need of it.
 
     Attributes:
@@ -70,13 +70,13 @@ class LayerEntries:
         """Live nodes that may still be run."""
         return self._capacity - max((cache.slots.used for cache in self._caches), default=0)
 
-    def group(self, state: NodeState) -> int:
+    def group(self, state: EntryState) -> int:
         """Nodes below states of one group can be run together: the same layers run there."""
         return min(state.depth + 1, len(self._layers))
 
     def catch_up(
         self, tokens: Sequence[int], rows: Callable[[int, int], torch.Tensor]
-    ) -> tuple[torch.Tensor, NodeState]:
+    ) -> tuple[torch.Tensor, EntryState]:
         """Make the entries that are missing; the last ones run again.
 
         Args:
@@ -103,7 +103,7 @@ class LayerEntries:
                 given = entering[first - at : end - at]
                 found, entering = self._commit(number, tokens[first + number : end + number], given, places, last)
                 at, newest[number], logits = first, entering[-1], found if last else logits
-        return logits, NodeState(0, newest, {})
+        return logits, EntryState(0, newest, {})
 
     def _starts(self, count: int) -> list[int]:
         """The first entry of every layer that runs: the layer before has to run from there too, for its rows."""
@@ -122,7 +122,7 @@ class LayerEntries:
         self._run[number] = places.stop
         return logits, own
 
-    def run(self, tokens: Sequence[int], parents: Sequence[NodeState]) -> tuple[torch.Tensor, list[NodeState]]:
+    def run(self, tokens: Sequence[int], parents: Sequence[EntryState]) -> tuple[torch.Tensor, list[EntryState]]:
         """Run tokens, each below a node; all parents are of one group.
 
         Returns:
@@ -145,7 +145,7 @@ class LayerEntries:
             for place in range(len(tokens)):
                 rows[place][number], ids[place][number] = own[place], made[place]
         depths = [parent.depth + 1 for parent in parents]
-        return logits, [NodeState(*of) for of in zip(depths, rows, ids, strict=True)]
+        return logits, [EntryState(*of) for of in zip(depths, rows, ids, strict=True)]
 
     def _pass(
         self, number: int, tokens: Sequence[int], rows: torch.Tensor, above: Above, last: int

@@ -19,7 +19,7 @@ from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Places, Search, Source
 from client.drafting.search.tree import Lesson, TokenTree
 from client.drafting.sources.head_state import MAX_TOKENS_BEHIND
-from client.drafting.sources.layer_entries import LayerEntries, NodeState
+from client.drafting.sources.layer_entries import EntryState, LayerEntries
 from swarm.protocol.limits import MAX_PROMPT_ROWS, PROMPT_ROWS_BYTES
 
 MAX_TEXT_BYTES = 256 << 20
@@ -59,7 +59,7 @@ class LayerHeadSource(Source):
         self._entries.forget()
         self._text: tuple[int, ...] = ()
         self._base = self._count = 0  # rows are of tokens `[base, base + count)`, which end the text
-        self._states: dict[int | None, NodeState] = {}  # by node of the search
+        self._states: dict[int | None, EntryState] = {}  # by node of the search
 
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
         """Keep rows that follow those so far; what the text has changed behind a common beginning is dropped.
