@@ -36,7 +36,7 @@ from swarm.models.download import DamagedFile, SnapshotFile, download
 from swarm.models.gguf.container import GgufHeader, ShortHeader, parse_header, read_header
 from swarm.models.gguf.folder import GgufFile, local_folder, model_folder, remember, remembered
 from swarm.models.gguf.naming import SUFFIX, hub_files, hub_name, is_safe, local_files, split_hub_name
-from swarm.models.hub_errors import FETCH_ERRORS, Kept, check_token, explain
+from swarm.models.hub_errors import FETCH_ERRORS, StorePlace, check_token, explain
 from swarm.models.parts.byte_ranges import ByteRanges
 from swarm.models.parts.part_file import PartFile, part_names, parts_folder
 from swarm.models.parts.range_download import AnotherFile, RangeDownload
@@ -159,7 +159,7 @@ class Hub:
         except AnotherFile:
             raise HubError(f"{self.repo}: {name}: the hub sends another file than it lists; run this again") from None
         except FETCH_ERRORS as error:
-            raise explain(error, self.repo, name, Kept(parts_folder(), "XDG_CACHE_HOME")) from error
+            raise explain(error, self.repo, name, StorePlace(parts_folder(), "XDG_CACHE_HOME")) from error
 
     def _complete(self, name: str, part: PartFile) -> None:
         """Compare a file that is here in full with its digest; put it to the whole ones, if its disk is theirs.
