@@ -324,6 +324,14 @@ def test_what_saves_little_is_fetched_whole(single: Single, monkeypatch: pytest.
     assert is_whole(checkpoint, single)
 
 
+def test_what_is_here_serves_whatever_it_saves(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(single.name)
+    checkpoint.fetch(tensors_of(checkpoint, SECOND))
+    monkeypatch.setattr(tensor_files, "MIN_SAVED_BYTES", 2 * len(single.content))
+    assert_same(single, checkpoint, SECOND)
+    assert not is_whole(checkpoint, single)
+
+
 def test_a_whole_file_takes_the_place_of_its_part(single: Single) -> None:
     checkpoint = open_checkpoint(single.name)
     checkpoint.fetch(tensors_of(checkpoint, SECOND))
