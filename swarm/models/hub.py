@@ -36,7 +36,7 @@ from swarm.models.download import DamagedFile, SnapshotFile, download
 from swarm.models.gguf.container import GgufHeader, ShortHeader, parse_header, read_header
 from swarm.models.gguf.folder import GgufFile, local_folder, model_folder, remember, remembered
 from swarm.models.gguf.naming import SUFFIX, hub_files, hub_name, is_safe, local_files, split_hub_name
-from swarm.models.hub_errors import FETCH_ERRORS, Kept, check_token, explain
+from swarm.models.hub_errors import FETCH_ERRORS, StorePlace, check_token, explain
 from swarm.models.parts.byte_ranges import ByteRanges
 from swarm.models.parts.part_file import PartFile, part_names, parts_folder
 from swarm.models.parts.range_download import AnotherFile, RangeDownload
@@ -159,18 +159,22 @@ class Hub:
         except AnotherFile:
             raise HubError(f"{self.repo}: {name}: the hub sends another file than it lists; run this again") from None
         except FETCH_ERRORS as error:
-            raise explain(error, self.repo, name, Kept(parts_folder(), "XDG_CACHE_HOME")) from error
+            raise explain(error, self.repo, name, StorePlace(parts_folder(), "XDG_CACHE_HOME")) from error
 
     def _complete(self, name: str, part: PartFile) -> None:
-        """Compare a file that is here in full with its digest; put it to the whole ones, if its disk is theirs."""
-        file = self.files[name]
-        target = self._target(name, file)
-        if file.size_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE and _moved(part.data, target.partial):
+        """Compare a file that is here in full with its digest; put it to the whole ones, if its disk is theirs.
+
+        The part stays until the whole file is there, so that another program finds one of them.
+        """
+        target = self._target(name, self.files[name])
+        try:
+            if part.size_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE and _linked(part.data, target.partial):
+                download(hf_hub_url(self.repo, name, revision=self.commit), target)
+            elif not part.is_right():
+                raise DamagedFile
+        except DamagedFile:
             part.forget()
-            self.fetch([name])
-        elif not part.is_right():
-            part.forget()
-            raise HubError(f"{self.repo}: {name} arrived damaged and was deleted; run this again")
+            raise HubError(f"{self.repo}: {name} arrived damaged and was deleted; run this again") from None
 
     def tensor_names(self, file: str) -> list[str]:
         """The tensors of a safetensors file that stays on the hub; only its header is read.
@@ -259,11 +263,12 @@ class Hub:
         return SnapshotFile(self.folder / name, file.digest, file.size_bytes)
 
 
-def _moved(source: Path, target: Path) -> bool:
-    """Whether a file could be moved; not to another disk."""
+def _linked(source: Path, target: Path) -> bool:
+    """Whether a file could be put to another name too; not on another disk."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        source.replace(target)
+        target.unlink(missing_ok=True)
+        target.hardlink_to(source)
     except OSError:
         return False
     return True

@@ -33,7 +33,7 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StorePlace:
     """Where what comes from the hub is kept.
 
     Attributes:
@@ -45,7 +45,7 @@ class Kept:
     variable: str
 
 
-def explain(error: Exception, model: str, what: str = "", kept: Kept | None = None) -> SwarmError:
+def explain(error: Exception, model: str, what: str = "", kept: StorePlace | None = None) -> SwarmError:
     """The typed error for an exception of a request to the hub.
 
     Args:
@@ -73,7 +73,7 @@ def explain(error: Exception, model: str, what: str = "", kept: Kept | None = No
         case httpx.HTTPError():
             return _unreachable(error, subject)
         case OSError(errno=int()):
-            return _not_stored(error, subject, kept or Kept(constants.HF_HUB_CACHE, "HF_HOME"))
+            return _not_stored(error, subject, kept or StorePlace(constants.HF_HUB_CACHE, "HF_HOME"))
     return HubError(f"{subject}: {hub_name()} does not answer as a hub does; is a proxy or login page in between?")
 
 
@@ -136,7 +136,7 @@ def _unreachable(error: httpx.HTTPError, subject: str) -> HubError:
     return HubError(f"{subject}: {host} cannot be reached ({reason}); check the network, then run this again")
 
 
-def _not_stored(error: OSError, subject: str, kept: Kept) -> SwarmError:
+def _not_stored(error: OSError, subject: str, kept: StorePlace) -> SwarmError:
     where, variable = kept.folder, kept.variable
     if error.errno in DISK_FULL:
         return NotEnoughSpace(f"{subject}: the disk of {where} is full; free some, or set {variable} to another disk")

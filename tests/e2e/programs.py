@@ -113,7 +113,7 @@ def bootstrap(folder: Path) -> Iterator[str]:
         yield peer.wait_for(r"/ip4/\S+")
 
 
-def serve(model: Path, layers: str, peer: str, folder: Path) -> list[str]:
+def serve(model: Path | str, layers: str, peer: str, folder: Path) -> list[str]:
     """The arguments of `node serve` on loopback."""
     options = ["--layers", layers, "--join", peer, "--host", "127.0.0.1", "--threads", "1"]
     return ["node.cli", "serve", str(model), *options, "--identity", str(folder / f"{layers}.key")]

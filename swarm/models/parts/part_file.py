@@ -42,7 +42,7 @@ BLOCK_BYTES: Final = 512
 """Unit of `st_blocks`."""
 _VERSION: Final = 1
 
-Origin = tuple[str, str, str]
+HubOrigin = tuple[str, str, str]
 """Hub id, commit and a file's name there."""
 
 
@@ -59,7 +59,7 @@ class PartFile:
     size_bytes: int
 
     @classmethod
-    def named(cls, origin: Origin) -> Self | None:
+    def named(cls, origin: HubOrigin) -> Self | None:
         """The file that a name on the hub stood for when some of it was fetched; None where nothing was."""
         found = ((file, one) for file, one in _lists() if origin in one.origins)
         return next((cls(file.stem, one.size_bytes) for file, one in found), None)
@@ -105,7 +105,7 @@ class PartFile:
             what = f"{lacking.size_bytes} bytes from byte {lacking.ranges[0][0]} on are not here"
             raise UnsupportedModel(f"{model}: {self.data}: {what}; start again to fetch them")
 
-    def prepare(self, origin: Origin) -> None:
+    def prepare(self, origin: HubOrigin) -> None:
         """Make room for its bytes, without taking any; what is here of another size goes.
 
         Raises:
@@ -161,7 +161,7 @@ class PartFile:
 class _Listed:
     size_bytes: int
     here: ByteRanges = field(default_factory=ByteRanges)
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[HubOrigin, ...] = ()
 
 
 def parts_folder() -> Path:

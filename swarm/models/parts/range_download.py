@@ -28,7 +28,7 @@ from swarm.protocol.manifest import SHA256
 
 if TYPE_CHECKING:
     from swarm.models.parts.byte_ranges import ByteRange, ByteRanges
-    from swarm.models.parts.part_file import Origin, PartFile
+    from swarm.models.parts.part_file import HubOrigin, PartFile
 
 PIECE_BYTES: Final = 32 << 20
 """Bytes that are noted at a time: a program that is killed loses no more."""
@@ -65,7 +65,7 @@ class RangeDownload:
         self._arrived = 0
         self._etag = ""
 
-    def fetch(self, wanted: ByteRanges, origin: Origin) -> None:
+    def fetch(self, wanted: ByteRanges, origin: HubOrigin) -> None:
         """Fetch those of these bytes that are not here.
 
         Args:

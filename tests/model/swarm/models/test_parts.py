@@ -288,8 +288,8 @@ def test_a_file_that_is_here_in_full_is_proven_and_put_to_the_whole_ones(single:
     hub.fetch_ranges(single.file, ByteRanges.of([(0, len(single.content))]))
     assert single.asked() == [(0, half), (half, len(single.content))]
     assert (hub.folder / single.file).read_bytes() == single.content
-    assert not part_of(checkpoint, single).data.exists()
     assert_same(single, checkpoint, Span(0, 2))
+    assert not part_of(checkpoint, single).data.exists()
 
 
 @pytest.mark.parametrize("is_same_disk", [True, False])
@@ -299,7 +299,7 @@ def test_a_file_that_is_here_in_full_and_damaged_is_deleted(
     checkpoint = open_checkpoint(single.name)
     hub, half = hub_of(checkpoint), len(single.content) // 2
     if not is_same_disk:
-        monkeypatch.setattr("swarm.models.hub._moved", lambda *_: False)
+        monkeypatch.setattr("swarm.models.hub._linked", lambda *_: False)
     hub.fetch_ranges(single.file, ByteRanges.of([(0, half)]))
     with part_of(checkpoint, single).data.open("r+b") as data:
         data.write(b"?")
@@ -310,7 +310,7 @@ def test_a_file_that_is_here_in_full_and_damaged_is_deleted(
 
 
 def test_a_part_on_another_disk_stays_when_it_is_full(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.models.hub._moved", lambda *_: False)
+    monkeypatch.setattr("swarm.models.hub._linked", lambda *_: False)
     checkpoint = open_checkpoint(single.name)
     hub_of(checkpoint).fetch_ranges(single.file, ByteRanges.of([(0, len(single.content))]))
     assert not is_whole(checkpoint, single)
@@ -322,6 +322,14 @@ def test_what_saves_little_is_fetched_whole(single: Single, monkeypatch: pytest.
     checkpoint = open_checkpoint(single.name)
     assert_same(single, checkpoint, SECOND)
     assert is_whole(checkpoint, single)
+
+
+def test_what_is_here_serves_whatever_it_saves(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(single.name)
+    checkpoint.fetch(tensors_of(checkpoint, SECOND))
+    monkeypatch.setattr(tensor_files, "MIN_SAVED_BYTES", 2 * len(single.content))
+    assert_same(single, checkpoint, SECOND)
+    assert not is_whole(checkpoint, single)
 
 
 def test_a_whole_file_takes_the_place_of_its_part(single: Single) -> None:
