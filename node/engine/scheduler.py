@@ -1,7 +1,7 @@
 """Whose turn it is to compute: schedule → run → postprocess. Owns no sessions and no network.
 
-Owners are served by deficit round-robin on measured milliseconds, and so are each one's sessions (`node.engine.turns`),
-in slices of at most a quantum (F3): neither a long prefill nor a crowd of sessions holds up another's tree. Slices run
+Owners are served by fair queueing on measured milliseconds, and the sessions of each in turn (`node.engine.turns`), in
+slices of at most a quantum (F3): neither a long prefill nor a crowd of sessions holds up another's tree. Slices run
 on a thread of their own, short ones in the event loop itself: the way to another core, whose caches are cold, and back
 would add much to them. One thread at a time touches tensors.
 

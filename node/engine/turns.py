@@ -1,19 +1,26 @@
-"""Who computes next: owners in turn, and the sessions of each in turn, by milliseconds (deficit round-robin on both).
+"""Who computes next: owners by fair queueing, and the sessions of each by deficit round-robin, both on milliseconds.
 
 An owner is whoever sent the sessions, such as an address: many sessions of one owner get together what one session of
-another gets. Computes nothing itself.
+another gets. What an owner used is its *virtual time*. The one comes next whose virtual time would be the least after a
+turn as long as its last one, so who sends a sweep and waits for its answer does not wait for all who never stop.
+Nobody saves time while it is idle: whoever comes back begins where those are that have always had work.
+
+Computes nothing itself.
+
+Source: A. Demers, S. Keshav, S. Shenker, Analysis and Simulation of a Fair Queueing Algorithm, 1989.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-MAX_DEBTORS = 4_096
-"""Owners without work whose debts are remembered."""
+MAX_IDLE_OWNERS = 4_096
+"""Owners without work whose virtual time is remembered."""
 
 
 class Owned(Hashable, Protocol):
@@ -27,11 +34,24 @@ class Owned(Hashable, Protocol):
 OwnedT = TypeVar("OwnedT", bound=Owned)
 
 
+@dataclass(slots=True)
+class _OwnerTime:
+    """What an owner used, in milliseconds.
+
+    Attributes:
+        virtual_ms: in all, divided by how many sessions' turns it may have in one.
+        last_ms: in its last turn, likewise; 0 before the first.
+    """
+
+    virtual_ms: float
+    last_ms: float = 0.0
+
+
 class Turns(Generic[OwnedT]):
     """Sessions that wait to compute.
 
-    A balance is what a session, or an owner, may still use of its turn, in milliseconds. It saves nothing while it is
-    idle and keeps what it owes: a quantum at most for what it used of others' turns. An owner alone owes nobody.
+    A balance is what a session may still use of its turn, in milliseconds. It saves nothing while it is idle and keeps
+    what it owes: a quantum at most for what it used of others' turns.
     """
 
     def __init__(self, quantum_ms: float, weight: Callable[[str], int] = lambda owner: 1) -> None:
@@ -48,8 +68,11 @@ class Turns(Generic[OwnedT]):
         self._queues: dict[str, deque[OwnedT]] = {}
         self._waiting: set[OwnedT] = set()
         self._balances_ms: WeakKeyDictionary[OwnedT, float] = WeakKeyDictionary()
-        self._owners_ms: dict[str, float] = {}
+        self._owners: dict[str, _OwnerTime] = {}
+        self._least_ms = 0.0
         self._serving: str | None = None
+        self._share_served = 1
+        self._left_ms = self._used_ms = 0.0
 
     def __bool__(self) -> bool:
         """Whether a session waits, apart from the one whose turn it is."""
@@ -63,16 +86,11 @@ class Turns(Generic[OwnedT]):
 
     def begin(self) -> OwnedT:
         """Take the session whose turn it is."""
-        while True:
-            owner = self._order[0]
-            if self._serving != owner:
-                self._serving = owner
-                most_ms = self._quantum_ms * self._share(owner)
-                owed_ms = 0.0 if len(self._order) == 1 else self._owners_ms.get(owner, 0.0)
-                self._owners_ms[owner] = min(owed_ms, 0.0) + most_ms
-            if self._owners_ms[owner] > 0:
-                break
-            self._pass_on(owner)
+        owner = self._serving
+        if owner not in self._queues or self._left_ms <= 0:
+            owner = self._next_owner()
+            self._serving, self._share_served = owner, self._share(owner)
+            self._left_ms, self._used_ms = self._quantum_ms * self._share_served, 0.0
         session = self._queues[owner].popleft()
         self._drop_empty(owner)
         balance_ms = self._balances_ms.get(session, 0.0)
@@ -83,14 +101,21 @@ class Turns(Generic[OwnedT]):
         """What the session whose turn it is may still use; not above 0 at the end of its turn or its owner's."""
         left_ms = self._balances_ms[session]
         is_alone = not self._order or (len(self._order) == 1 and self._order[0] == session.owner)
-        return left_ms if is_alone else min(left_ms, self._owners_ms.get(session.owner, 0.0))
+        return left_ms if is_alone else min(left_ms, self._left_ms)
 
     def charge(self, session: OwnedT, milliseconds: float, *, is_lead: bool) -> None:
-        """A session used so much; one that joined another's turn owes a quantum at most."""
+        """A session used so much; one that joined another's turn owes a quantum at most, and so does its owner."""
         least_ms = float("-inf") if is_lead else -self._quantum_ms
         self._balances_ms[session] = max(self._balances_ms.get(session, 0.0) - milliseconds, least_ms)
-        least_ms = float("-inf") if session.owner == self._serving else -self._quantum_ms
-        self._owners_ms[session.owner] = max(self._owners_ms.get(session.owner, 0.0) - milliseconds, least_ms)
+        owner = session.owner
+        time = self._time_of(owner)
+        if owner == self._serving:
+            self._left_ms -= milliseconds
+            self._used_ms += milliseconds / self._share_served
+            time.virtual_ms += milliseconds / self._share_served
+            return
+        most_ms = max(time.virtual_ms, self._least_ms + self._quantum_ms)  # else it would wait for long when they stop
+        time.virtual_ms = min(time.virtual_ms + milliseconds / self._share(owner), most_ms)
 
     def end(self, session: OwnedT, *, has_work: bool) -> None:
         """The session's turn is over."""
@@ -100,10 +125,8 @@ class Turns(Generic[OwnedT]):
         else:
             self._waiting.discard(session)
             self._balances_ms[session] = min(self._balances_ms.get(session, 0.0), 0.0)
-        if owner in self._queues and (self._owners_ms.get(owner, 0.0) <= 0 or len(self._order) == 1):
+        if owner not in self._queues or self._left_ms <= 0 or len(self._order) == 1:
             self._pass_on(owner)
-        elif owner not in self._queues:
-            self._rest(owner)
 
     def joining(self, leader: OwnedT) -> Iterator[OwnedT]:
         """Who else waits, in the order of their turns; of another owner no more than in a turn of it."""
@@ -118,32 +141,46 @@ class Turns(Generic[OwnedT]):
                 yield from islice(self._queues[owner], place, place + 1)
 
     def _share(self, owner: str) -> int:
-        return max(min(len(self._queues[owner]), self._weight(owner)), 1)
+        return max(min(len(self._queues.get(owner, ())), self._weight(owner)), 1)
+
+    def _next_owner(self) -> str:
+        self._least_ms = max(self._least_ms, min(self._owners[owner].virtual_ms for owner in self._order))
+        return min(self._order, key=self._after_turn_ms)
+
+    def _after_turn_ms(self, owner: str) -> float:
+        time = self._owners[owner]
+        return time.virtual_ms + time.last_ms
+
+    def _time_of(self, owner: str) -> _OwnerTime:
+        """What an owner used; it is remembered for some time after its last work."""
+        time = self._owners.pop(owner, None) or _OwnerTime(self._least_ms)
+        self._owners[owner] = time
+        if len(self._owners) > MAX_IDLE_OWNERS + len(self._queues) + 1:
+            del self._owners[next(known for known in self._owners if known not in self._queues)]
+        return time
 
     def _queue(self, session: OwnedT, *, is_next: bool) -> None:
         owner = session.owner
         if owner not in self._queues:
             self._queues[owner] = deque()
+            time = self._time_of(owner)
+            time.virtual_ms = max(time.virtual_ms, self._least_ms)
             # The owner whose turn it is goes on where it was.
             (self._order.appendleft if owner == self._serving else self._order.append)(owner)
         queue = self._queues[owner]
         (queue.appendleft if is_next else queue.append)(session)
 
     def _pass_on(self, owner: str) -> None:
-        self._order.remove(owner)
-        self._order.append(owner)
-        self._serving = None
+        """The owner's turn is over."""
+        if owner != self._serving:
+            return
+        if owner in self._queues:
+            self._order.remove(owner)
+            self._order.append(owner)
+        self._time_of(owner).last_ms = self._used_ms
+        self._serving, self._left_ms = None, 0.0
 
     def _drop_empty(self, owner: str) -> None:
         if not self._queues[owner]:
             del self._queues[owner]
             self._order.remove(owner)
-
-    def _rest(self, owner: str) -> None:
-        """An owner has no work: only what it owes is remembered."""
-        self._serving = None if self._serving == owner else self._serving
-        left_ms = self._owners_ms.pop(owner, 0.0)
-        if left_ms < 0:
-            self._owners_ms[owner] = left_ms
-        if len(self._owners_ms) > MAX_DEBTORS + len(self._queues):
-            del self._owners_ms[next(known for known in self._owners_ms if known not in self._queues)]
