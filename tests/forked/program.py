@@ -21,7 +21,10 @@ LIBRARIES = (
     *("transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama", "safetensors.torch"),
 )
 """What a node and a client import, and take seconds for. gRPC is not among them: who uses it must not be forked."""
-FREE = ("CANOPY_", "GRPC_", "PYTEST_", "XDG_CONFIG_", "XDG_DATA_", "XDG_STATE_")
+FREE = (
+    *("CANOPY_", "GRPC_", "HIVEMIND_", "PYTEST_", "XDG_CONFIG_", "XDG_DATA_", "XDG_STATE_"),
+    "TORCHINDUCTOR_CACHE_DIR",  # torch sets it, wherever it is imported
+)
 """Beginnings of the variables that none of them reads."""
 START_S = 100.0
 FORKED = ("node.cli", "client.cli", SCRIPT := "canopy_script")
