@@ -21,8 +21,11 @@ LIBRARIES = (
     *("transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama", "safetensors.torch"),
 )
 """What a node and a client import, and take seconds for. gRPC is not among them: who uses it must not be forked."""
-FREE = ("CANOPY_", "PYTEST_", "XDG_CONFIG_", "XDG_DATA_", "XDG_STATE_")
-"""Beginnings of the variables that no library reads."""
+FREE = (
+    *("CANOPY_", "GRPC_", "HIVEMIND_", "PYTEST_", "XDG_CONFIG_", "XDG_DATA_", "XDG_STATE_"),
+    "TORCHINDUCTOR_CACHE_DIR",  # torch sets it, wherever it is imported
+)
+"""Beginnings of the variables that none of them reads."""
 START_S = 100.0
 FORKED = ("node.cli", "client.cli", SCRIPT := "canopy_script")
 """Modules that import them anyhow, a test's own script among them. Others start as usual: some must stay small."""
@@ -48,6 +51,7 @@ class Request(TypedDict):
         environment: all variables.
         cwd: the folder that it runs in.
         start_new_session: whether it leads a session of its own.
+        network: the file of the network namespace that it enters; None for the server's.
     """
 
     module: str
@@ -55,6 +59,7 @@ class Request(TypedDict):
     environment: dict[str, str]
     cwd: str
     start_new_session: bool
+    network: str | None
 
 
 class ForkServer:
@@ -95,8 +100,14 @@ class ForkServer:
 class ForkedPopen(subprocess.Popen[Any]):
     """A program of a server. It takes `[module, *arguments]` and options of `subprocess.Popen`, `env` among them."""
 
-    def __init__(self, server: ForkServer, arguments: Sequence[str], **options: Any) -> None:  # noqa: ANN401 - as Popen
-        self._server = server
+    def __init__(
+        self,
+        server: ForkServer,
+        arguments: Sequence[str],
+        network: str | None = None,
+        **options: Any,  # noqa: ANN401 - as Popen
+    ) -> None:
+        self._server, self._network = server, network
         super().__init__(arguments, **options)
 
     def _execute_child(self, args: Sequence[str], *given: Any) -> None:  # noqa: ANN401 - as Popen calls it
@@ -110,6 +121,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             environment=dict(environment),
             cwd=str(cwd or os.getcwd()),
             start_new_session=start_new_session,
+            network=self._network,
         )
         theirs = [end if end != -1 else number for number, end in enumerate((ends[0], ends[3], ends[5]))]
         try:

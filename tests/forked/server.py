@@ -6,6 +6,7 @@ the answer is the process id of the program, whose parent is whoever asked: a pr
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import io
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tests.forked.program import Request
 
 MAX_REQUEST_BYTES = 1 << 18
+_CLONE_NEWNET = 0x40000000
 
 
 def serve(connection: socket.socket) -> Request:
@@ -63,6 +65,9 @@ def enter(request: Request, files: list[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    if request["network"] is not None:
+        with open(request["network"], "rb") as namespace:
+            assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) == 0, ctypes.get_errno()
     os.chdir(request["cwd"])
     if request["start_new_session"]:
         os.setsid()

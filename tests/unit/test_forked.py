@@ -95,7 +95,7 @@ def test_a_signal_ends_it_and_the_server_goes_on(server: ForkServer, tmp_path: P
 
 def test_what_a_library_may_have_read_must_be_the_same(server: ForkServer) -> None:
     same = server.environment
-    assert server.suits({**same, "CANOPY_MODEL": "one", "XDG_STATE_HOME": "/other"})
+    assert server.suits({**same, "CANOPY_MODEL": "one", "GRPC_VERBOSITY": "NONE", "XDG_STATE_HOME": "/other"})
     assert not server.suits({**same, "HF_ENDPOINT": "http://127.0.0.1:1"})
     assert not server.suits({name: value for name, value in same.items() if name != "OMP_NUM_THREADS"})
     assert not server.suits({**same, "XDG_CACHE_HOME": "/other"})

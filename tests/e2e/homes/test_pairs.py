@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,12 +18,14 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.emulation import homes_swarm
 from benchmarks.emulation.home_router import RouterKind, UnaskedTraffic
 from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan
 from benchmarks.emulation.homes_client import PROMPT
 from benchmarks.emulation.homes_paths import HomesPath, path_between
 from benchmarks.emulation.homes_swarm import HomesClient, HomesSwarm, open_homes_swarm
 from swarm.demo import TARGET
+from tests.forked.machines import forked_program
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -102,6 +105,14 @@ def reference_text(tokens: int) -> list[int]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def town(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Town]:
     folder: Path = tmp_path_factory.mktemp("homes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(homes_swarm, "start_program", forked_program)
+        async with make_town(folder) as town:
+            yield town
+
+
+@asynccontextmanager
+async def make_town(folder: Path) -> AsyncIterator[Town]:
     async with HomesNetwork(HomesPlan(HOMES)) as world, open_homes_swarm(world, folder) as swarm:
         first = await swarm.bootstrap("P")
         peers = [first, await swarm.bootstrap("Q", join=[first])]
