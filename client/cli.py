@@ -152,6 +152,8 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
         console.print(report.explanation(result.stats))
     if command.stats and result is not None:
         console.print(report.summary(result.stats), soft_wrap=True)
+        for note in swarm.draft_notes:
+            console.print(plain_line(note), soft_wrap=True, markup=False, highlight=False)
         console.print(report.waterfall(result.stats))
 
 
@@ -179,7 +181,7 @@ def chat(command: ChatCommand) -> int:
                 "note: this model has no chat template; it goes on with a plain transcript and may not answer as asked"
             )
             console.print(note, style="dim", soft_wrap=True)
-        terminal = ChatTerminal(conversation, console, command.options.seed)
+        terminal = ChatTerminal(conversation, console, command.options.seed, swarm.draft_notes)
         terminal.run(typed_lines(is_terminal))
     return 1 if terminal.failed else 0
 

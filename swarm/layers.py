@@ -82,6 +82,12 @@ class SpanBorders:
         """Whether a span cuts no layers apart that belong together."""
         return span.start in self.starts and span.end in self.ends
 
+    @property
+    def together(self) -> tuple[Span, ...]:
+        """Layers that no span may cut apart, in order; empty where a span may begin at every layer."""
+        spans = (Span(start, end) for start, end in zip(self.starts, self.ends, strict=True))
+        return tuple(span for span in spans if len(span) > 1)
+
     def check(self, span: Span) -> Span:
         """Return a span that the model has and that cuts nothing apart.
 

@@ -45,6 +45,7 @@ _QWEN4: Final = {
     "output_gate_type": "sigmoid",
 }
 COMPLETED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 128},

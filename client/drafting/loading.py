@@ -84,11 +84,13 @@ class LoadedDrafter:
         drafter: the first one.
         make_another: makes a further one, which shares models and calibrations.
         savers: save one calibration each.
+        notes: how much of the target's vocabulary each draft model knows, for people.
     """
 
     drafter: Drafter
     make_another: Callable[[], Drafter]
     savers: tuple[Callable[[], None], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def save_calibrations(self) -> None:
         """Write down what was learned."""
@@ -120,11 +122,13 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
         makers.append(lambda: SiblingSource(CrossBranchCache()))
     savers: list[Callable[[], None]] = []
     drafts: list[Identified] = []
+    notes: list[str] = []
     if not options.names and has_mtp(model, revision):
         logger.warning("%s comes with a layer that predicts further tokens: --draft %s drafts with it", model, MTP)
     for name in options.names:
         component = _component(name, (model, revision), target, device, adapt=options.adapt)
         drafts.append(component.identity)
+        notes += [component.note] if component.note else []
         path = None
         if options.calibrations is not None:
             path = calibration_path(options.calibrations, target, identity_among(drafts))
@@ -133,7 +137,7 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
         if path is not None:
             savers.append(partial(save_calibration, path, calibration))
     make_another = partial(_drafter, makers)
-    return LoadedDrafter(make_another(), make_another, tuple(savers))
+    return LoadedDrafter(make_another(), make_another, tuple(savers), tuple(notes))
 
 
 def _drafter(makers: Sequence[Callable[[], Source]]) -> Drafter:
@@ -187,11 +191,13 @@ class DraftComponent:
         source: makes a source of it.
         identity: names its calibration.
         vocab_tokens: ids of the target that it can propose are below it.
+        note: how much of the target's vocabulary a draft model knows, for people; empty for a head.
     """
 
     source: Callable[[Ranker], Source]
     identity: Identified
     vocab_tokens: int
+    note: str = ""
 
 
 def _component(
@@ -221,15 +227,16 @@ def _model(name: ModelName, target: Target, device: torch.device, *, adapt: bool
     _tell_coverage(small.name, shared)
     window = model.max_positions or DRAFT_WINDOW
     use_static(model, window)
+    note = f"draft {small.name} {shared.coverage}"
     return DraftComponent(
-        lambda ranker: ModelSource(model, shared, window, ranker, adapt=adapt), small, shared.vocab_tokens
+        lambda ranker: ModelSource(model, shared, window, ranker, adapt=adapt), small, shared.vocab_tokens, note
     )
 
 
 def _tell_coverage(name: str, shared: SharedVocabulary) -> None:
     """One line where a draft does not have all of the target's tokens."""
     if shared.translation is not None and not shared.translation.is_aligned:
-        logger.warning("draft %s: another tokenizer than the target's; it %s and drafts those", name, shared.coverage)
+        logger.warning("draft %s: another tokenizer than the target's; it %s", name, shared.coverage)
     elif shared.shared < shared.known:
         logger.info("draft %s %s", name, shared.coverage)
 

@@ -53,10 +53,18 @@ DEFAULT_WAIT_S = 60.0
 class AsyncSwarm:
     """One model in one swarm; made by `AsyncSwarm.connect`."""
 
-    def __init__(self, opener: SessionOpener, factory: GenerationFactory, scope: TaskScope) -> None:
+    def __init__(
+        self, opener: SessionOpener, factory: GenerationFactory, scope: TaskScope, draft_notes: tuple[str, ...]
+    ) -> None:
         self._opener = opener
         self._factory = factory
         self._scope = scope
+        self._draft_notes = draft_notes
+
+    @property
+    def draft_notes(self) -> tuple[str, ...]:
+        """Of each draft model, how much of the target's vocabulary it knows, for people."""
+        return self._draft_notes
 
     @property
     def target(self) -> Target:
@@ -143,7 +151,7 @@ class AsyncSwarm:
             drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
             try:
                 drafters = Drafters(loaded.drafter, loaded.make_another)
-                yield cls(opener, GenerationFactory(target, drafters, drafting, nodes, promised), scope)
+                yield cls(opener, GenerationFactory(target, drafters, drafting, nodes, promised), scope, loaded.notes)
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
                 await asyncio.to_thread(loaded.save_calibrations)

@@ -37,6 +37,11 @@ class Swarm:
             loop.close()
             raise
 
+    @property
+    def draft_notes(self) -> tuple[str, ...]:
+        """As `AsyncSwarm.draft_notes`."""
+        return self._inner.draft_notes
+
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Piece, None, None]:
         """Generate and yield text as it becomes certain; as `AsyncSwarm.stream`. Leaving the loop early stops it."""
         return _iterate(self._loop, self._inner.stream(prompt, **options))

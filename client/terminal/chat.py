@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 
 from rich.console import Console
@@ -28,8 +28,16 @@ class ChatTerminal:
         failed: answers that ended with an error.
     """
 
-    def __init__(self, chat: Chat, console: Console, seed: int | None) -> None:
-        """Talk through `chat` and print to `console`; `seed` None draws one for each answer."""
+    def __init__(self, chat: Chat, console: Console, seed: int | None, draft_notes: Sequence[str] = ()) -> None:
+        """Talk through a chat.
+
+        Args:
+            chat: to talk through.
+            console: to print to.
+            seed: of each answer; None draws one.
+            draft_notes: what /stats says of the drafts.
+        """
+        self._draft_notes = draft_notes
         self.failed = 0
         self._chat = chat
         self._console = console
@@ -72,6 +80,8 @@ class ChatTerminal:
             case "/stats" if (stats := self._chat.stats) is not None:
                 self._console.print(report.summary(stats), soft_wrap=True)
                 self._console.print(report.turn(stats), soft_wrap=True)
+                for note in self._draft_notes:
+                    self._console.print(plain_line(note), soft_wrap=True, markup=False, highlight=False)
                 self._console.print(report.waterfall(stats))
             case "/stats":
                 self._show("nothing was answered yet")

@@ -23,6 +23,7 @@ from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from node.model.family_check import check_conformance
 from node.model.tensor_owners import find_owners, is_numbered, own_module
+from node.model.uncut import why_uncut
 from swarm.errors import UnsupportedModel
 from swarm.inference.class_attention.calls import taken_by
 from swarm.inference.layers.pass_through import PassThroughLayer, find_layers
@@ -40,7 +41,6 @@ from swarm.models.families import (
     span_starts,
     text_config,
 )
-from swarm.models.pretrained import first_line
 from swarm.models.stored.source import decoded
 
 if TYPE_CHECKING:
@@ -87,10 +87,11 @@ class MissingModule(nn.Module):
         self._dtype = torch.get_default_dtype()  # the compute type, while a model is made
         self.weight = torch.zeros(0, device="cpu")  # which some classes fill with random values when they are made
 
-    def forward(self, first: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        """Return [1, R, hidden_size]: `first` when it has this shape, else zeros, which are never used."""
-        if first.ndim == 3 and first.shape[-1] == self.hidden_size:
-            return first
+    def forward(self, first: torch.Tensor, *others: object, **_: object) -> torch.Tensor:
+        """Return [1, R, hidden_size]: the first of its inputs that has this shape, else zeros, which are never used."""
+        for given in (first, *others):
+            if isinstance(given, torch.Tensor) and given.ndim == 3 and given.shape[-1] == self.hidden_size:
+                return given
         return torch.zeros(*first.shape[:2], self.hidden_size, dtype=self._dtype, device=first.device)
 
 
@@ -172,10 +173,6 @@ class ModelLayout:
         ends = self.weights[self.front[0]] + self.weights[self.tail[-1]]
         return form.ends_bits(ends / sum(self.weights.values()))
 
-    def holds(self, tensor: str, span: Span, held: Container[str] = ()) -> bool:
-        """As `needed`, for a tensor of which nothing but its own name is known."""
-        return tensor in self.needed([tensor], span, held)
-
     def needed(self, tensors: Iterable[str], span: Span, held: Container[str] = ()) -> list[str]:
         """The tensors that a span needs beside the modules held already.
 
@@ -231,19 +228,22 @@ def dissect(config: PreTrainedConfig) -> ModelLayout:
     """
     model_class, text = causal_lm_class(config), text_config(config)
     use_canopy(text)
+    model: PreTrainedModel | None = None
+    where = ""
     try:
-        return _dissect(model_class, text)
+        with torch.device("meta"):
+            model = model_class(text)
+        where = find_layers(model)
+        return _dissect(model, text, where)
     except UnsupportedModel:
         raise
     except Exception as failure:  # an untested class may raise anything, and all of it means no
-        reason = f"it cannot be cut into spans ({first_line(failure)}); choose another model"
+        reason = f"it cannot be cut into spans: {why_uncut(model, where, failure)}; choose another model"
         raise UnsupportedModel(f"{text.model_type}: {reason}") from failure
 
 
-def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> ModelLayout:
-    with torch.device("meta"):
-        model = model_class(text)
-    where = find_layers(model)
+def _dissect(model: PreTrainedModel, text: PreTrainedConfig, where: str) -> ModelLayout:
+    model_class = type(model)
     layers = model.get_submodule(where)
     assert isinstance(layers, nn.ModuleList)
     weights = {f"{where}.{index}": _count(layer) for index, layer in enumerate(layers)}

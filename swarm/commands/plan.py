@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import tyro
@@ -18,9 +19,17 @@ from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError
 from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span, missing_layers
+from swarm.layers import Span, SpanBorders, missing_layers
 from swarm.routing.latency import ghosts, measure_delays
-from swarm.routing.placement import JoinPlan, Layout, Newcomer, layout_of, plan_join, typical_capacity
+from swarm.routing.placement import (
+    JoinPlan,
+    Layout,
+    Newcomer,
+    keep_to_borders,
+    layout_of,
+    plan_join,
+    typical_capacity,
+)
 from swarm.routing.served import ServedModels
 from swarm.runtime.cli_types import Count, Found, Milliseconds, Model, NetworkKeyFile, Peer
 
@@ -30,6 +39,8 @@ _YOU = PeerId("you")
 @dataclass(frozen=True, slots=True)
 class ShowPlan:
     """Print what a machine that joins would change: its layers, who holds what, the weakest layer.
+
+    Layers that use each other's keys are planned for one machine, where the model's config is here or on the hub.
 
     Attributes:
         model: name or fingerprint of one model (default: the only one of the swarm).
@@ -85,12 +96,31 @@ async def show_plan(command: ShowPlan, registry: Registry, console: Console) -> 
     layout = layout_of(records, model.num_layers, capacity)
     newcomer = Newcomer(_YOU, command.num_layers, capacity)
     found = plan_join(layout, newcomer)
-    joined = layout.joined(newcomer.at(found.span.start))
+    borders = await asyncio.to_thread(_borders, model)
+    if borders is not None:
+        found = keep_to_borders(found, layout, newcomer, borders)
+    joined = layout.joined(replace(newcomer, num_layers=len(found.span)).at(found.span.start))
     console.print(Text(f"{model.name}: joining with {command.num_layers} layers at {1e3 / capacity:.2f} ms per layer"))
     console.print(Text(f"chosen: {found.span.describe(model.num_layers)}"))
+    for line in _cuts(borders):
+        console.print(Text(line))
     console.print(_table(layout, joined), soft_wrap=False)
     for line in (*_moves(found, joined, model), *_lines(command, found, model)):
         console.print(Text(line))
+
+
+def _borders(model: ModelIdentity) -> SpanBorders | None:
+    from swarm.models.borders import known_borders  # loads transformers
+
+    return known_borders(model)
+
+
+def _cuts(borders: SpanBorders | None) -> list[str]:
+    """What a plan says of where the model may be cut; nothing where that is everywhere."""
+    if borders is None:
+        return ["where this model may be cut is not known here, as its config is not: a node takes the nearest layers"]
+    together = ", ".join(str(span) for span in borders.together)
+    return [f"layers that use each other's keys stay on one machine: {together}"] if together else []
 
 
 def _table(before: Layout, joined: Layout) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from enum import Enum, auto
 from typing import TYPE_CHECKING, cast
@@ -200,7 +201,15 @@ def max_positions(config: PreTrainedConfig) -> int | None:
     return min(filter(None, windows), default=limit)
 
 
+def _drafts_for_another(config: PreTrainedConfig) -> bool:
+    """Whether a model is handed another one's keys and values, as drafts that were trained with their target are."""
+    model_class = cast("type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
+    return model_class is not None and "shared_kv_states" in inspect.signature(model_class.forward).parameters
+
+
 def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
+    if _drafts_for_another(config):
+        return "it drafts for a larger model, whose keys and values it reads, and does not run without that one"
     others = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS - STATE_LAYERS - PLAIN_LAYERS
     if text.model_type in REFUSED:
         return REFUSED[text.model_type]

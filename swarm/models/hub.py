@@ -52,6 +52,8 @@ CONFIG = "config.json"
 WEIGHTS = "*.safetensors"
 FIRST_BYTES = 1 << 20
 """Of a GGUF file's beginning, which are fetched to read its header; four times as many while it goes on."""
+MAX_CONFIG_BYTES = 1 << 20
+"""Of a config that is fetched for a plan: its name came from a swarm."""
 ANSWER_TIMEOUT_S = 10
 DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -321,6 +323,21 @@ def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hu
         raise UnsupportedModel(f"{model}: has no {CONFIG}, so it is no model of transformers; choose another one")
     hub.fetch(sorted(small, key=lambda name: name == CONFIG))  # last: with it, the others are there too
     return hub.folder, hub
+
+
+def find_config(repo: str) -> Path:
+    """The folder of a hub model's config, which alone is fetched if it is not here.
+
+    Raises:
+        UnknownModel: there is no such model.
+        UnsupportedModel: it has no config, or one of more than a mebibyte.
+        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
+    """
+    hub = _open(repo, None)
+    if hub.failure is None and not 0 < hub.files.get(CONFIG, HubFile(0)).size_bytes <= MAX_CONFIG_BYTES:
+        raise UnsupportedModel(f"{repo}: has no {CONFIG} that could be read")
+    hub.fetch([CONFIG])
+    return hub.folder
 
 
 def _has_gguf_alone(hub: Hub) -> bool:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -30,7 +31,7 @@ import numpy.typing as npt
 
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
-from swarm.layers import Span
+from swarm.layers import Span, SpanBorders
 from swarm.routing.plausible import plausible
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -254,6 +255,18 @@ def plan_join(layout: Layout, newcomer: Newcomer) -> JoinPlan:
         moves = plan_moves(joined)
         plans.append(JoinPlan(joining.span, moves, layout.score(), after(joined, moves).score()))
     return max(plans, key=lambda plan: (plan.after, -len(plan.moves)))
+
+
+def keep_to_borders(found: JoinPlan, layout: Layout, newcomer: Newcomer, borders: SpanBorders) -> JoinPlan:
+    """The plan as nodes carry it out: the nearest span that cuts nothing apart, and no move behind one that would.
+
+    Raises:
+        LayersError: what belongs together is longer than what the newcomer can hold.
+    """
+    span = borders.nearest(found.span)
+    joined = layout.joined(replace(newcomer, num_layers=len(span)).at(span.start))
+    moves = tuple(takewhile(lambda move: borders.allow(move.new), plan_moves(joined)))
+    return JoinPlan(span, moves, layout.score(), after(joined, moves).score())
 
 
 def plan_moves(layout: Layout) -> Moves:

@@ -138,7 +138,7 @@ def load_alone(whole: Path, span: Span, folder: Path, dtype: torch.dtype = torch
     """Load a span from a copy of a checkpoint in which every file that it does not need is gone."""
     checkpoint = open_checkpoint(whole)
     layout = dissect(checkpoint.config)
-    needed = checkpoint.files(name for name in checkpoint.weight_map if layout.holds(name, span))
+    needed = checkpoint.files(layout.needed(checkpoint.weight_map, span))
     assert len(needed) < len(set(checkpoint.weight_map.values())), "the span would load every file"
     folder.mkdir()
     for name in ("config.json", "model.safetensors.index.json", *needed):

@@ -77,8 +77,11 @@ class SharedVocabulary:
 
     @property
     def coverage(self) -> str:
-        """How much of the target's vocabulary the draft shares, for people."""
-        return f"shares {self.shared:,} of {self.known:,} tokens with the target"
+        """How much of the target's vocabulary the draft knows, for people."""
+        if self.shared == self.known:
+            return f"knows all of the target's {self.known:,} tokens"
+        percent = min(99.9, max(0.1, 100 * self.shared / self.known))
+        return f"knows {percent:.1f} % of the target's tokens ({self.shared:,} of {self.known:,}), and drafts no others"
 
 
 def match_vocabularies(target: ModelVocabulary, draft: ModelVocabulary) -> SharedVocabulary:

@@ -28,7 +28,7 @@ class PassThroughLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        for name, value in vars(layer).items():  # model classes read some of these from their layers
+        for name, value in (_of_classes(type(layer)) | vars(layer)).items():  # which models read
             if not name.startswith("_") and name != "forward":
                 setattr(self, name, value)
         for name, part in layer.named_children():  # and some write what they compute into buffers of its parts
@@ -44,6 +44,12 @@ class PassThroughLayer(nn.Module):
         enters = self.rows is not None and self.rows.shape[-1]
         hidden = as_hidden(self.rows, hidden_states) if enters else hidden_states  # type: ignore[arg-type]
         return (hidden, None) if self.as_tuple else hidden
+
+
+def _of_classes(kind: type[nn.Module]) -> dict[str, object]:
+    """What a layer's classes set for all of its objects: words and numbers alone."""
+    own = [vars(one) for one in reversed(kind.__mro__) if issubclass(one, nn.Module) and one is not nn.Module]
+    return {name: value for part in own for name, value in part.items() if isinstance(value, (str, int, float))}
 
 
 def _buffers_of(part: nn.Module) -> nn.Module:
@@ -65,8 +71,18 @@ def find_layers(model: PreTrainedModel) -> str:
         name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count
     ]
     if not lists:
-        raise UnsupportedModel(f"{model.config.model_type}: its list of {count} layers was not found")
+        raise UnsupportedModel(f"{model.config.model_type}: {_why_no_list(model, count)}; choose another model")
     return min(lists, key=lambda name: name.count("."))
+
+
+def _why_no_list(model: PreTrainedModel, count: int) -> str:
+    """What a class has in place of one list of so many layers."""
+    lists = {name: len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    depth = min((name.count(".") for name in lists), default=0)
+    layers = sum(length for name, length in lists.items() if name.count(".") == depth)
+    if layers and layers < count and count % layers == 0:
+        return f"its layers attend several times for a token: {count} sets of keys and values belong to {layers} layers"
+    return f"its class has no list of {count} layers"
 
 
 def as_rows(hidden: torch.Tensor, batch: int, rows: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,7 +172,7 @@ def test_ids_without_a_row_and_renamed_ones_are_never_drafted(
     folder = without_a_row(tmp_path / "draft")
     with caplog.at_level(logging.INFO, "client.drafting.loading"):
         made = load_drafter(TARGET, demo, DraftOptions((folder,), "cpu", lookup=False, siblings=False))
-    assert "draft draft shares 4,094 of 4,096 tokens with the target" in caplog.messages
+    assert "draft draft knows 99.9 % of the target's tokens (4,094 of 4,096), and drafts no others" in caplog.messages
     drafter = made.drafter
     for sampling in SAMPLINGS.values():
         for sequence in (prompts[0], [*prompts[0], 4_095], [*prompts[0], 4_095, 0, 5], [0, *prompts[1]]):
@@ -185,7 +186,10 @@ def test_ids_without_a_row_and_renamed_ones_are_never_drafted(
 def test_the_user_is_told_how_much_is_shared(
     foreign_draft: Path, demo: Target, caplog: pytest.LogCaptureFixture
 ) -> None:
-    load_drafter(TARGET, demo, DraftOptions((foreign_draft,), "cpu"))
+    made = load_drafter(TARGET, demo, DraftOptions((foreign_draft, DRAFT), "cpu"))
     [line] = [message for message in caplog.messages if "tokenizer" in message]
-    assert "another tokenizer than the target's; it shares 1," in line
-    assert "of 4,096 tokens with the target" in line
+    assert "another tokenizer than the target's; it knows " in line
+    foreign, own = made.notes
+    assert re.search(r" knows \d\d\.\d % of the target's tokens \(1,\d+ of 4,096\), and drafts no others$", foreign)
+    assert foreign.partition(" knows ")[2] in line
+    assert own == "draft demo-draft knows all of the target's 4,096 tokens"

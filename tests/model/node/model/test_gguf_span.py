@@ -91,7 +91,7 @@ def test_memory_is_the_files_own(name: str, tmp_path: Path) -> None:
     spans = spans_of(path)
     assert (logits_of(spans) - reference(made.model, IDS)).abs().max() <= 1e-5
     for span, model in zip(SPANS, spans, strict=True):
-        held = [one for one in checkpoint.weight_map if layout.holds(one, span)]
+        held = layout.needed(checkpoint.weight_map, span)
         places = TensorTable.read(checkpoint.folder).places
         in_file = sum(places[part][1].size_bytes for one in held for part in checkpoint.source.stored[one])
         assert in_file < 0.35 * 4 * layout.weights_in(span), "packed"
@@ -131,7 +131,7 @@ def test_a_span_needs_only_the_parts_that_hold_it(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(first)
     layout = dissect(checkpoint.config)
     assert checkpoint.name == "split"
-    held = [checkpoint.files(name for name in checkpoint.weight_map if layout.holds(name, span)) for span in SPANS]
+    held = [checkpoint.files(layout.needed(checkpoint.weight_map, span)) for span in SPANS]
     assert all(0 < len(files) < 5 for files in held)
     assert set().union(*held) == {path.name for path in tmp_path.glob("*.gguf")}
     own = reference(made.model, IDS)

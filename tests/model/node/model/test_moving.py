@@ -66,9 +66,7 @@ def test_only_what_is_missing_is_read(
     monkeypatch.setattr(Checkpoint, "read", noted)
     moved = load_span(checkpoint, after, torch.float32, held=held)
     wanted = {index for index in range(*new) if index not in kept}
-    assert {
-        index for index in range(6) if any(layout.holds(name, Span(index, index + 1)) for name in layers(read))
-    } == wanted
+    assert {index for index in range(6) if layout.needed(layers(read), Span(index, index + 1))} == wanted
     assert {index: id(moved._owned[index]) for index in kept} == kept
     assert torch.equal(run(moved), fresh)
     assert all(weight.device.type == "meta" for weight in model.model.parameters()), "the rest is freed"

@@ -147,13 +147,12 @@ def _matrices(checkpoint: Checkpoint, span: Span) -> dict[str, set[str]]:
     """The parameters of a span that quantised tensors go to, by layer: experts of a layer are one or two."""
     layout = dissect(checkpoint.config)
     found: dict[str, set[str]] = {}
-    for name in cast("Any", checkpoint.source).parts:
-        if layout.holds(name, span):
-            root = name.replace(".weight", "")
-            if ".experts." in root:
-                up = "down" if any(one in root for one in ("down", "w2")) else "up"
-                root = f"{root.partition('.experts.')[0]}.experts.{up}"
-            found.setdefault(str(layout.owner(name)), set()).add(root)
+    for name in layout.needed(cast("Any", checkpoint.source).parts, span):
+        root = name.replace(".weight", "")
+        if ".experts." in root:
+            up = "down" if any(one in root for one in ("down", "w2")) else "up"
+            root = f"{root.partition('.experts.')[0]}.experts.{up}"
+        found.setdefault(str(layout.owner(name)), set()).add(root)
     return found
 
 

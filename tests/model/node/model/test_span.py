@@ -238,10 +238,21 @@ def test_models_that_cannot_run_are_refused_by_name(family: str, changes: dict[s
         causal_lm_class(config)
 
 
-@pytest.mark.parametrize("family", ["xmod", "cpmant"])
-def test_a_model_that_cannot_be_taken_apart_is_refused_in_one_line(family: str) -> None:
-    with pytest.raises(UnsupportedModel, match=f"^{family}: it cannot be cut into spans") as caught:
-        dissect(make_config(family, num_hidden_layers=2, is_decoder=True))
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("xmod", "it cannot be cut into spans: its class fails where layers are left out"),
+        ("cpmant", "it cannot be cut into spans: its class takes the ids of tokens alone, so hidden rows"),
+        ("xlm", "it cannot be cut into spans: its class runs each layer as parts of several lists"),
+        ("longcat_flash", "its layers attend several times for a token: 4 sets of keys and values belong to 2 layers"),
+        ("gemma4_unified_assistant", "it drafts for a larger model, whose keys and values it reads"),
+    ],
+)
+def test_a_model_that_cannot_be_taken_apart_is_refused_in_one_line(family: str, reason: str) -> None:
+    sizes = {"num_layers": 2} if family == "longcat_flash" else {"num_hidden_layers": 2, "is_decoder": True}
+    config = make_config(family) if family.endswith("assistant") else make_config(family, **sizes)
+    with pytest.raises(UnsupportedModel, match=f"^[a-z0-9_]+: {reason}.*; choose another model$") as caught:
+        dissect(config)
     assert "\n" not in str(caught.value)
 
 
@@ -314,13 +325,19 @@ def test_the_self_test_has_a_layer_of_every_kind() -> None:
 
 def test_an_untested_family_is_compared_with_decoding_by_a_cache_too() -> None:
     """Moshi's own cache keeps a window of keys, of which its forward of a whole text knows nothing."""
-    with pytest.raises(UnsupportedModel, match=r"moshi: not a tested family, and its self-test is .* off"):
+    with pytest.raises(UnsupportedModel, match="moshi: its class decodes other logits by its cache than"):
         check_conformance(make_config("moshi"), node.model.span.load_tested)
 
 
 def test_an_untested_family_that_does_not_run_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match=r"git: not a tested family, and does not run in spans \(.*\); choose"):
+    def fails(*_: object) -> SpanModel:
+        raise RuntimeError("no such operation\nand more")
+
+    with pytest.raises(UnsupportedModel, match="git: its class knows no attention but kinds of its own; choose"):
         check_conformance(make_config("git", num_hidden_layers=2), node.model.span.load_tested)
+    said = r"starcoder2: not a tested family, and does not run in spans \(no such operation\); choose another model"
+    with pytest.raises(UnsupportedModel, match=said):
+        check_conformance(make_config("starcoder2"), fails)
 
 
 def test_the_self_test_leaves_the_programs_randomness_alone() -> None:

@@ -42,7 +42,7 @@ POISON = b"import os, pathlib\npathlib.Path(os.environ['CANOPY_POISON']).touch()
 
 def span_tensors(checkpoint: Checkpoint, span: Span) -> list[str]:
     layout = dissect(checkpoint.config)
-    return [name for name in checkpoint.weight_map if layout.holds(name, span)]
+    return layout.needed(checkpoint.weight_map, span)
 
 
 def a_shard(checkpoint: Checkpoint) -> str:

@@ -66,10 +66,12 @@ class Tty(io.StringIO):
         return True
 
 
-def talk(*lines: str, seed: int | None = None, out: io.StringIO | None = None) -> tuple[str, FakeChat, ChatTerminal]:
+def talk(
+    *lines: str, seed: int | None = None, out: io.StringIO | None = None, draft_notes: tuple[str, ...] = ()
+) -> tuple[str, FakeChat, ChatTerminal]:
     out = out or io.StringIO()
     chat = FakeChat()
-    talk = ChatTerminal(cast("Any", chat), Console(file=out, width=200), seed)
+    talk = ChatTerminal(cast("Any", chat), Console(file=out, width=200), seed, draft_notes)
     talk.run(iter(lines))
     return out.getvalue(), chat, talk
 
@@ -135,6 +137,12 @@ def test_stats_are_those_of_the_last_answer() -> None:
     assert "seed 11, reproducible" in said
     assert "conversation of 30 tokens, 20 kept by the nodes, 10 sent" in said
     assert "whole sweep" in said
+
+
+def test_stats_say_how_much_of_the_vocabulary_a_draft_knows() -> None:
+    note = "draft small knows 37.2 % of the target's tokens (1,524 of 4,096), and drafts no others"
+    assert f"{note}\n" in talk("one", "/stats", draft_notes=(note,))[0]
+    assert note not in talk("one", "/stats")[0]
 
 
 def test_a_stopped_answer_has_stats_too() -> None:

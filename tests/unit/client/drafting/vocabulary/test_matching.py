@@ -71,7 +71,8 @@ def test_other_merges_share_tokens_of_equal_bytes() -> None:
     pairs = {token: own for token in range(300) if (own := shared.translation.token_map.draft_id(token)) is not None}
     assert len(pairs) == shared.shared > 258, "the bytes, both control tokens, and some words"
     assert all(ours(token) == theirs(own) for token, own in pairs.items())
-    assert shared.coverage == f"shares {shared.shared} of {shared.known} tokens with the target"
+    part = f"({shared.shared} of {shared.known}), and drafts no others"
+    assert shared.coverage == f"knows {100 * shared.shared / shared.known:.1f} % of the target's tokens {part}"
 
 
 def test_byte_level_and_metaspace_meet_in_bytes() -> None:
