@@ -24,7 +24,9 @@ from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import RemoteProtocolError, RouteError
-from swarm.protocol.messages import Attach
+from swarm.ids import PeerId
+from swarm.inference.row_codec import encode_rows
+from swarm.protocol.messages import Attach, Codec, Rows
 from swarm.runtime.version import unknown_here
 from tests.model.published_eagle3 import PublishedForward, publish_eagle3, told
 from tests.net.killable_nodes import KillableNodes, reset_client
@@ -165,3 +167,28 @@ async def test_one_that_refuses_such_an_opening_after_all_is_gone_around(
         result = await client.generate(IDS, max_new_tokens=8, nodes=8)
     assert result.tokens == plain
     assert nodes.route() == ["a0", "b1", "a2"]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 5])
+async def test_a_tail_whose_replies_have_another_width_is_left(
+    parts: int, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain, width = await nodes.undisturbed(IDS, max_new_tokens=8, nodes=0), 192
+    wrong = [True]
+
+    def encoded(rows: torch.Tensor, codec: Codec) -> Rows:
+        if wrong:  # the first reply that has rows
+            wrong.pop()
+            rows = torch.cat([rows, rows], dim=1)[:, : parts * width]
+        return encode_rows(rows, codec)
+
+    monkeypatch.setattr("node.session.tail.encode_rows", encoded)
+    await nodes.announce("b2")
+    async with drafting_client(nodes, publish_eagle3(tmp_path / "head", TARGET)) as client:
+        result = await client.generate(IDS, max_new_tokens=8, nodes=8)
+    assert result.tokens == plain
+    assert not wrong
+    [repair] = result.stats.repairs
+    tails = {nodes[name].peer_id: name for name in ("a2", "b2")}
+    assert [tails.pop(PeerId(peer)) for peer in repair.replaced]
+    assert nodes.route() == ["a0", "a1", *tails.values()], "the other one goes on"
