@@ -92,6 +92,7 @@ def records(
         name=draw(st.none() | st.just("Größe")),
         sweep_ms=draw(speeds(bucketed=bucketed)),
         bucketed=bucketed,
+        aux_rows=draw(st.booleans()),
         kv_tokens_free=draw(st.integers(0, total)),
         kv_tokens_total=total,
         sequence=draw(st.integers(0, MAX_COUNT)),

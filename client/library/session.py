@@ -259,6 +259,16 @@ class SessionOpener:
         return readable
 
     def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
+        able = [one for one in records if one.aux_rows or not self.aux_layers]
+        try:
+            return self._best_of(able, query)
+        except RouteError as error:
+            if len(able) == len(records):
+                raise
+            older = f"{len(records) - len(able)} machines of an older release do not send rows of several layers"
+            raise RouteError(f"{error}; {older}, which this draft reads", error.missing) from error
+
+    def _best_of(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
         usable = [one for one in records if not self.reproducible or promises_texts(one.numeric_class)]
         left_out = sorted({one.numeric_class for one in records} - {one.numeric_class for one in usable})
         records = plausible(usable)

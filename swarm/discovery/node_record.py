@@ -89,6 +89,7 @@ class NodeRecord:
         reach: how others come to it.
         bucketed: whether a sweep takes the time of the next size in `sweep_ms`, so that rows in between are free;
             those times do not fall. A release that does not know this field interpolates them.
+        aux_rows: whether it sends rows of further layers beside those of the last one (P14).
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
@@ -113,6 +114,7 @@ class NodeRecord:
     certificate: bytes = field(default=b"", repr=False)
     reach: Reach = Reach.DIRECT
     bucketed: bool = False
+    aux_rows: bool = False
     sealed: bytes = field(default=b"", compare=False, repr=False)
 
     @property
@@ -331,7 +333,7 @@ _FIELDS = (
     "delays_ms", "busy", "uplink_mbit_per_s", "row_bytes",
     "movable", "certificate", "reach",
 )  # fmt: skip
-_LATER_FIELDS = ("bucketed",)
+_LATER_FIELDS = ("bucketed", "aux_rows")
 """What earlier releases of this format do not sign."""
 FORMAT: Final = 2
 """Of records. It grows when an older release cannot go on without what is new; until then, fields are only added."""
@@ -367,6 +369,7 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
         record.certificate,
         record.reach.value,
         record.bucketed,
+        record.aux_rows,
     ]
 
 
@@ -404,6 +407,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         certificate=_certificate(raw["certificate"], peer),
         reach=reach,
         bucketed=bucketed,
+        aux_rows=fields.flag("aux_rows", raw.get("aux_rows", False)),
         sealed=data,
     )
     return Sealed(record, left)

@@ -202,7 +202,6 @@ class RaggedModel(LayeredModel):
     def plain_parts(self, batch: Sequence[SessionRows], parts: Sequence[Span]) -> list[torch.Tensor]:
         """`forward_parts` by the plain path."""
         ranges: list[SessionRange] = []
-        leaving: list[torch.Tensor] = []
         try:
             for work in batch:
                 ranges.append(_append(work, ranges[-1].end if ranges else 0))
@@ -212,11 +211,7 @@ class RaggedModel(LayeredModel):
             ids = None
             if self.needs_ids and (not embeds or len(parts) > 1):
                 ids = torch.cat([work.token_ids for work in batch])  # type: ignore[misc]
-            for part in parts:
-                step = AttentionStep(tuple(ranges), ids if part.start else None)
-                entering = self.run_layers(step, part, entering, positions)
-                leaving.append(entering)
-            return leaving
+            return self.run_parts(AttentionStep(tuple(ranges), ids), parts, entering, positions)
         except BaseException:
             for each in ranges:
                 each.kv_cache.withdraw(each.rows)

@@ -140,6 +140,22 @@ class LayeredModel:
         ids = step.ids[None] if isinstance(step, AttentionStep) and step.ids is not None else None
         return self._through(sub, entering[None], self._inputs(positions, step, use), ids)[0]
 
+    def run_parts(
+        self, step: AttentionStep, parts: Sequence[Span], entering: torch.Tensor, positions: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """One forward through parts of the layers, one after the other: the rows that leave each, as `run_layers`'."""
+        leaving: list[torch.Tensor] = []
+        is_plain = self._class_calls is not None or len(parts) == 1
+        arguments = None if is_plain else self._inputs(positions, step)
+        ids = None if step.ids is None else step.ids[None]
+        for part in parts:
+            if arguments is None:
+                entering = self.run_layers(step, part, entering, positions)
+            else:  # the same ones for all parts: they have the plan by which mixers run these rows
+                entering = self._through(part, entering[None], arguments, ids)[0]
+            leaving.append(entering)
+        return leaving
+
     def _through(
         self, sub: Span, entering: torch.Tensor, arguments: dict[str, Any], ids: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -19,6 +19,7 @@ from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.eagle import load_eagle
 from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.search.source import Source
 from client.target import load_target
 from swarm.demo import TARGET
 from swarm.errors import IncompatibleDraft, UnsupportedModel
@@ -26,6 +27,8 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows, load_whole
 from swarm.protocol.messages import Sampling
+from tests.model.published_eagle3 import KNOWN as KNOWN_TOKENS
+from tests.model.published_eagle3 import PublishedForward, publish_eagle3, told
 
 WIDTH, VOCAB, HEADS, INNER = 32, 128, 2, 48
 KNOWN = torch.tensor([3, 5, 8, 13, 21, 34, 55, 89, 90, 91])
@@ -164,6 +167,57 @@ def test_the_third_kind_computes_what_is_published(is_before: bool, target: Path
     assert int(logits.isfinite().sum()) == 6 * len(KNOWN), "no other token can be guessed"
 
 
+@pytest.mark.parametrize("is_before", [False, True])
+@pytest.mark.parametrize("has_own", [False, True])
+@torch.no_grad()
+def test_three_rows_are_read_as_published(has_own: bool, is_before: bool, target: Path, tmp_path: Path) -> None:
+    """With a vocabulary and an embedding of its own, or with the target's."""
+    folder = publish_eagle3(tmp_path / "eagle", target, own_vocabulary=has_own, own_embedding=has_own)
+    told(folder, eagle_aux_hidden_state_layer_ids=[1, 2, 1], norm_before_residual=is_before)
+    head = load_eagle(folder, target, None, CPU, torch.float32)
+    assert (head.aux_layers, head.row_width) == ((1, 2, 1), 3 * WIDTH)
+    nodes: Sequence[TreeNodeId] = [TreeNodeId(node) for node in range(6)]
+    work = SessionRows(KvCache(head.model.layout, 16), nodes, [None, *nodes[:-1]], range(6))
+    rows = torch.randn(6, 3 * WIDTH, generator=torch.Generator().manual_seed(4))
+    with torch.inference_mode():
+        logits, _ = head.run(work, TOKENS, head.normed(rows), 6)
+    wanted = PublishedForward(folder, target, (1, 2, 1)).of_rows(TOKENS, rows)
+    found = logits[:, logits[0].isfinite()]
+    assert found.shape == wanted.shape == (6, KNOWN_TOKENS if has_own else VOCAB)
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({}, (2, 6, 9)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 8], "use_aux_hidden_state": True}}, (2, 5, 9)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 5, 9]}, (2, 5, 9)),
+    ],
+    ids=["usual", "as outputs", "as inputs"],
+)
+def test_which_layers_it_reads(config: dict[str, Any], layers: tuple[int, ...], tmp_path: Path) -> None:
+    folder = told(publish_eagle3(tmp_path / "eagle", TARGET), **config)
+    assert load_eagle(folder, TARGET, None, CPU, torch.float32).aux_layers == layers
+
+
+def test_sources_get_the_rows_that_they_read() -> None:
+    """Of several that read different layers a session asks for all, and each gets its own."""
+
+    class Reader(Source):
+        def __init__(self, *layers: int) -> None:
+            self.aux_layers, self.got = layers, list[list[float]]()
+
+        def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
+            self.got = rows.tolist()
+
+    last, two, one = Reader(), Reader(3, 1), Reader(1)
+    drafter = TreeDrafter([last, two, one])
+    assert drafter.aux_layers == (1, 3)
+    drafter.observe((7,), torch.tensor([[0.0, 0.0, 1.0, 1.0, 3.0, 3.0]]))
+    assert (last.got, two.got, one.got) == ([[0.0, 0.0]], [[3.0, 3.0, 1.0, 1.0]], [[1.0, 1.0]])
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(seed=5, temperature=1.0)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", ["first", "third"])
 def test_texts_stay_the_plain_ones(kind: str, sampling: Sampling, target: Path, tmp_path: Path) -> None:
@@ -185,6 +239,9 @@ def test_what_a_swarm_cannot_feed_or_does_not_fit_is_refused(target: Path, tmp_p
     three_rows = third_tensors() | {"fc.weight": torch.randn(WIDTH, 3 * WIDTH)}
     with pytest.raises(UnsupportedModel, match="reads what enters layers 2, 1, 0 of 3; a swarm sends"):
         load(publish(tmp_path / "three", three_rows))
+    for ids, says in (([1, 3], "enters layers 1, 3"), ("1", "no list of layers"), ([1.0], "no list"), ([1, 2], "fc")):
+        with pytest.raises(UnsupportedModel, match=says):
+            load(publish(tmp_path / "three", three_rows, eagle_aux_hidden_state_layer_ids=ids))
     with pytest.raises(UnsupportedModel, match=r"'input_norm\.weight', which this version does not know"):
         load(publish(tmp_path / "more", third_tensors() | {"input_norm.weight": torch.ones(WIDTH)}))
     with pytest.raises(UnsupportedModel, match="d2t does not lead"):

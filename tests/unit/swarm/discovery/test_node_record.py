@@ -72,7 +72,8 @@ def model_with(name: str = MODEL.name, num_layers: int = MODEL.num_layers) -> tu
 FIELDS = [
     *["format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name"],
     *["sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at"],
-    *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable", "certificate", "reach", "bucketed"],
+    *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable", "certificate", "reach"],
+    *["bucketed", "aux_rows"],
 ]
 
 
@@ -111,10 +112,11 @@ def test_what_a_later_release_adds_to_records_is_read_past() -> None:
 
 
 def test_what_an_earlier_release_did_not_sign_is_taken_as_it_was_then() -> None:
-    key, body, _ = msgpack.unpackb(seal(replace(RECORD, bucketed=True), ME))
-    earlier = msgpack.packb(msgpack.unpackb(body)[:-1])
-    data = msgpack.packb([key, earlier, ME.sign(b"canopy-record" + earlier)])
-    assert unseal(data, NOW) == RECORD
+    key, body, _ = msgpack.unpackb(seal(replace(RECORD, bucketed=True, aux_rows=True), ME))
+    for missing, wanted in ((1, replace(RECORD, bucketed=True)), (2, RECORD)):
+        earlier = msgpack.packb(msgpack.unpackb(body)[:-missing])
+        data = msgpack.packb([key, earlier, ME.sign(b"canopy-record" + earlier)])
+        assert unseal(data, NOW) == wanted
 
 
 def test_times_of_buckets_do_not_fall() -> None:
@@ -131,6 +133,7 @@ def test_times_of_buckets_do_not_fall() -> None:
     [
         ({"bucketed": 1}, "bucketed"),
         ({"bucketed": None}, "bucketed"),
+        ({"aux_rows": 1}, "aux_rows"),
         ({"bucketed": True, "sweep_ms": [[16, 5.0], [32, 4.0]]}, "sweep_ms"),
         ({"span": [20, 10]}, "span"),
         ({"span": [0, 41]}, "span"),
@@ -240,6 +243,7 @@ def test_a_record_with_everything_in_it_fits() -> None:
         model=ModelIdentity.of("m" * 96, "c" * 64, "e" * 64, "d" * 64, 512),
         sweep_ms=tuple((4_089 + size, 999_999.9) for size in range(MAX_SPEEDS)),
         bucketed=True,
+        aux_rows=True,
         delays_ms=tuple((PeerId(peer), 59_999.999) for peer in peers),
     )
     assert unseal(seal(most, ME), NOW) == most

@@ -41,6 +41,7 @@ def test_who_stands_where_is_signed() -> None:
         replace(signed, hedge=None),
         replace(signed, hedge=Hedge(0, X)),
         replace(signed, records=(b"",)),
+        replace(signed, open=replace(signed.open, aux_layers=(2,))),
     ):
         with pytest.raises(RemoteProtocolError) as refused:
             check_command(key.session, changed)

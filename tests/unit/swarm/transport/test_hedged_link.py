@@ -306,6 +306,18 @@ def test_a_lie_beside_one_large_value_differs() -> None:
     assert (honest - lie).abs().max() / honest.abs().max() < 1e-4, "what a maximum would say"
 
 
+def test_each_part_of_a_wide_row_is_compared_by_itself() -> None:
+    """Else a large row beside it would hide a lie."""
+    beside = ROWS_OF_ONE * 1e4
+    honest, lie = (torch.cat([rows, beside], dim=1) for rows in (ROWS_OF_ONE, ROWS_OF_ONE * 1.05))
+    for row_parts, is_found in ((1, False), (2, True)):
+        rows = HedgeRows(row_parts=row_parts)
+        rows.keep(frame(1, honest))
+        difference = rows.compare(frame(1, lie))
+        assert difference is not None
+        assert (difference > MAX_DIFFERENCE[Codec.FP32]) == is_found
+
+
 def test_no_row_is_safe_from_being_compared() -> None:
     """A replica that is honest in some rows of each sweep, the last ones, say, is found before long."""
     lie = ROWS_OF_ONE.clone()

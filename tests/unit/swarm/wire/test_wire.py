@@ -21,6 +21,7 @@ from swarm.protocol.messages import (
     Open,
     Ping,
     Reply,
+    Reroute,
     RouteHop,
     Rows,
     Sampling,
@@ -232,6 +233,21 @@ def test_routes() -> None:
     frame = parsed(ATTACH)
     del frame.attach.route[:]
     assert refused(frame) == "route"
+
+
+def test_layers_whose_rows_travel_are_few_and_rise() -> None:
+    asked = replace(ATTACH, open=replace(ATTACH.open, aux_layers=(1, 2, 9, 511)))
+    frame = parsed(asked)
+    assert frame.WhichOneof("kind") == "wide_attach", "a release that knows none has to refuse it"
+    assert wire.decode_frame(frame.SerializeToString()) == asked
+    assert parsed(ATTACH).WhichOneof("kind") == "attach"
+    for wrong in ([0, 2], [2, 2], [3, 2], [512], [1, 2, 3, 4, 5]):
+        frame.wide_attach.open.aux_layers[:] = wrong
+        assert refused(frame) == "aux_layers"
+    reroute = Reroute(1, ROUTE, asked.open, signature=bytes(64))
+    data = wire.encode_frame(reroute)
+    assert pb.Frame.FromString(data).WhichOneof("kind") == "wide_reroute"
+    assert wire.decode_frame(data) == reroute
 
 
 def test_texts_are_short() -> None:

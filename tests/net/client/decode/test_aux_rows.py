@@ -1,0 +1,194 @@
+"""An EAGLE-3 head on rows of three layers drafts in a swarm: its numbers are the published ones, texts the plain ones.
+
+Rows come with replies, hop by hop, also after a machine has died in mid-text (PROTOCOL P14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from client import AsyncSwarm
+from client.drafting.search.source import Search
+from client.drafting.sources.layer_head import LayerHeadSource
+from node.lifecycle.announcer import Announcer
+from node.session.service import NodeService
+from swarm.demo import TARGET
+from swarm.discovery.memory_registry import MemoryRegistry
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.errors import RemoteProtocolError, RouteError
+from swarm.ids import PeerId
+from swarm.inference.row_codec import encode_rows
+from swarm.protocol.messages import Attach, Codec, Rows
+from swarm.runtime.version import unknown_here
+from tests.model.published_eagle3 import PublishedForward, publish_eagle3, told
+from tests.net.killable_nodes import KillableNodes, reset_client
+from tests.net.three_nodes import prompt
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
+
+IDS = prompt(4, 24)
+NEW = 24
+USUAL = (2, 6, 9)
+"""What heads for 12 layers read unless they say otherwise: one in the middle of each span."""
+BORDERS = (4, 7, 8)
+"""Two of which enter a span: those rows travel once."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What the head said of each text that it was asked about: text, first row, rows, logits behind the last row."""
+
+    said: list[tuple[tuple[int, ...], int, int, torch.Tensor]] = field(default_factory=list)
+
+    def check(self, folder: Path, layers: Sequence[int]) -> None:
+        """All of it is what the published forward gives on transformers' hidden states of the same text."""
+        published = PublishedForward(folder, TARGET, layers)
+        assert len(self.said) > NEW // 4
+        for text, base, count, logits in self.said:
+            wanted = published.logits(text[: base + count + 1], base)[-1]
+            found = logits[0][logits[0].isfinite()]
+            assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max().clamp_min(1), f"behind {base + count}"
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
+    made, catch_up = Notes(), LayerHeadSource._catch_up
+    begin = LayerHeadSource.begin
+    asked: list[Search] = []
+
+    def noted(source: LayerHeadSource, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, row = catch_up(source, tokens)
+        if asked[-1].sequence[: len(IDS)] == IDS:  # and not while it warms up
+            made.said.append((asked[-1].sequence, source._base, source._count, logits.clone()))
+        return logits, row
+
+    def begun(source: LayerHeadSource, search: Search) -> bool:
+        asked.append(search)
+        return begin(source, search)
+
+    monkeypatch.setattr(LayerHeadSource, "_catch_up", noted)
+    monkeypatch.setattr(LayerHeadSource, "begin", begun)
+    return made
+
+
+@asynccontextmanager
+async def drafting_client(nodes: KillableNodes, folder: Path) -> AsyncIterator[AsyncSwarm]:
+    """A client of these nodes, with the head alone for a draft."""
+    network = nodes["a0"].registry._network  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"registry": MemoryRegistry(network), "calibration": None, "draft_device": "cpu"}
+    async with AsyncSwarm.connect(TARGET, draft=folder, lookup=False, siblings=False, **options) as client:
+        reset_client(client, 20.0)
+        yield client
+
+
+@pytest.mark.parametrize("layers", [USUAL, BORDERS], ids=["usual", "borders"])
+async def test_numbers_are_the_published_ones_and_texts_the_plain_ones(
+    layers: tuple[int, ...], nodes: KillableNodes, notes: Notes, tmp_path: Path
+) -> None:
+    folder = publish_eagle3(tmp_path / "head", TARGET)
+    if layers != USUAL:
+        told(folder, eagle_config={"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]})
+    async with drafting_client(nodes, folder) as client:
+        each: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.8, "seed": 5})
+        for options in each:
+            plain = await nodes.undisturbed(IDS, max_new_tokens=NEW, nodes=0, **options)
+            result = await client.generate(IDS, max_new_tokens=NEW, nodes=16, **options)
+            assert result.tokens == plain
+            assert max(sweep.nodes for sweep in result.stats.sweeps) == 16
+    notes.check(folder, layers)
+
+
+@pytest.mark.parametrize("victim", ["a0", "a1", "a2"])
+async def test_a_death_in_mid_text(victim: str, nodes: KillableNodes, notes: Notes, tmp_path: Path) -> None:
+    """Whoever replaces a hop gets rows of earlier layers again beside those that enter it."""
+    folder = publish_eagle3(tmp_path / "head", TARGET)
+    plain = await nodes.undisturbed(IDS, max_new_tokens=NEW, nodes=0)
+    async with drafting_client(nodes, folder) as client:
+        arrived = nodes.stall(victim, 6)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            telling = group.create_task(client.generate(IDS, max_new_tokens=NEW, nodes=16))
+            await arrived.wait()
+            await nodes.announce("b0", "b1", "b2")
+            await nodes.kill(victim)
+    result = telling.result()
+    assert result.tokens == plain
+    assert len(result.stats.repairs) == 1
+    assert max(sweep.nodes for sweep in result.stats.sweeps[-5:]) == 16, "rows came again"
+    notes.check(folder, USUAL)
+
+
+@pytest.mark.parametrize("name", ["a0", "a1", "a2"])
+async def test_a_machine_that_says_that_it_sends_none_is_gone_around(
+    name: str, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its record says so, so that nobody asks it in vain; a session that names no layers takes it."""
+    folder, other = publish_eagle3(tmp_path / "head", TARGET), name.replace("a", "b")
+    record, plain = Announcer.record, await nodes.undisturbed(IDS, max_new_tokens=8, nodes=0)
+
+    def older(announcer: Announcer, state: NodeState) -> NodeRecord:
+        made = record(announcer, state)
+        return replace(made, aux_rows=made.peer != nodes[name].peer_id)
+
+    monkeypatch.setattr(Announcer, "record", older)
+    await nodes.announce(name)
+    async with drafting_client(nodes, folder) as client:
+        says = "nobody serves layers .*; 1 machines of an older release do not send rows of several layers"
+        with pytest.raises(RouteError, match=says):
+            await client.generate(IDS, max_new_tokens=4, nodes=4)
+        assert len((await nodes.client.generate(IDS, max_new_tokens=4, nodes=4)).tokens) == 4
+        await nodes.announce(other)
+        result = await client.generate(IDS, max_new_tokens=8, nodes=8)
+    assert result.tokens == plain
+    assert nodes.route()[int(name[1])] == other
+
+
+async def test_one_that_refuses_such_an_opening_after_all_is_gone_around(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, plain = NodeService._first, await nodes.undisturbed(IDS, max_new_tokens=8, nodes=0)
+
+    def older(service: NodeService, part: bytes, address: str) -> Attach:
+        found = first(service, part, address)
+        if service._identity.peer_id == nodes["a1"].peer_id and found.open.aux_layers:
+            raise RemoteProtocolError("kind", unknown_here("Frame of kind 11"))
+        return found
+
+    monkeypatch.setattr(NodeService, "_first", older)
+    await nodes.announce("b1")
+    async with drafting_client(nodes, publish_eagle3(tmp_path / "head", TARGET)) as client:
+        result = await client.generate(IDS, max_new_tokens=8, nodes=8)
+    assert result.tokens == plain
+    assert nodes.route() == ["a0", "b1", "a2"]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 5])
+async def test_a_tail_whose_replies_have_another_width_is_left(
+    parts: int, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain, width = await nodes.undisturbed(IDS, max_new_tokens=8, nodes=0), 192
+    wrong = [True]
+
+    def encoded(rows: torch.Tensor, codec: Codec) -> Rows:
+        if wrong:  # the first reply that has rows
+            wrong.pop()
+            rows = torch.cat([rows, rows], dim=1)[:, : parts * width]
+        return encode_rows(rows, codec)
+
+    monkeypatch.setattr("node.session.tail.encode_rows", encoded)
+    await nodes.announce("b2")
+    async with drafting_client(nodes, publish_eagle3(tmp_path / "head", TARGET)) as client:
+        result = await client.generate(IDS, max_new_tokens=8, nodes=8)
+    assert result.tokens == plain
+    assert not wrong
+    [repair] = result.stats.repairs
+    tails = {nodes[name].peer_id: name for name in ("a2", "b2")}
+    assert [tails.pop(PeerId(peer)) for peer in repair.replaced]
+    assert nodes.route() == ["a0", "a1", *tails.values()], "the other one goes on"
