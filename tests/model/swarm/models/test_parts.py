@@ -17,6 +17,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from huggingface_hub import constants
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exported where mypy does not look
 
 from client.drafting.heads.files import read_tensors
 from node.model.checkpoint import Checkpoint, check_disk, open_checkpoint
@@ -217,7 +218,7 @@ def test_answers_without_a_byte_end_after_some_tries(single: Single) -> None:
 
     def broken(*_: object) -> None:
         tries.append(1)
-        raise range_download.httpx.ReadError("gone")
+        raise httpx.ReadError("gone")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(range_download.RangeDownload, "_check", broken)
@@ -255,7 +256,7 @@ def test_else_the_file_is_fetched_whole_with_a_line(single: Single, how: str, mo
 
 
 def test_addresses_without_tls_are_told_from_others() -> None:
-    url = range_download.httpx.URL
+    url = httpx.URL
     plain = ["http://10.0.0.1/x", "http://mirror.example/x"]
     protected = ["https://mirror.example/x", "http://127.0.0.1:8/x", "http://[::1]/x", "http://localhost/x"]
     assert not any(range_download._is_protected(url(one)) for one in plain)
