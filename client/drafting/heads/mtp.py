@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from client.drafting.heads.files import read_tensors, stored_names
 from client.drafting.heads.layer_head import PLACE, LayerHead, as_ragged, fill_layer, norm_with
@@ -32,6 +32,9 @@ from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.models.families import text_config
 from swarm.models.hub import find_model
 from swarm.models.pretrained import INDEX, TEXT_PART, read_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MTP = "mtp"
 """What `--draft` calls it."""

@@ -49,7 +49,8 @@ class LayerHeadSource(Source):
         per_token = sum(layer.model.layout.bytes_per_token for layer in head.layers)
         per_token += head.row_width * model.dtype.itemsize
         self.window_tokens = max(MIN_WINDOW_TOKENS, min(MAX_TEXT_BYTES // per_token, MAX_WINDOW_TOKENS))
-        self.prompt_rows = min(self.window_tokens, MAX_PROMPT_ROWS, PROMPT_ROWS_BYTES // (head.row_width * 4))
+        in_reply_bytes = (1 + len(head.aux_layers)) * model.hidden_size * 4
+        self.prompt_rows = min(self.window_tokens, MAX_PROMPT_ROWS, PROMPT_ROWS_BYTES // in_reply_bytes)
         self._buffer = torch.empty(0)  # [window_tokens, width], the target's own, taken with the first row
         self._entries = LayerEntries(head, self.window_tokens)
         self.forget()

@@ -6,7 +6,7 @@ Rows come with replies, hop by hop, also after a machine has died in mid-text (P
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 
 from client import AsyncSwarm
 from client.drafting.search.source import Search
+from client.drafting.sources.layer_entries import EntryState, LayerEntries
 from client.drafting.sources.layer_head import LayerHeadSource
 from node.lifecycle.announcer import Announcer
 from node.session.service import NodeService
@@ -60,21 +61,24 @@ class Notes:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
-    made, catch_up = Notes(), LayerHeadSource._catch_up
+    made, catch_up = Notes(), LayerEntries.catch_up
     begin = LayerHeadSource.begin
-    asked: list[Search] = []
+    asked: list[tuple[LayerHeadSource, Search]] = []
 
-    def noted(source: LayerHeadSource, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        logits, row = catch_up(source, tokens)
-        if asked[-1].sequence[: len(IDS)] == IDS:  # and not while it warms up
-            made.said.append((asked[-1].sequence, source._base, source._count, logits.clone()))
-        return logits, row
+    def noted(
+        entries: LayerEntries, tokens: Sequence[int], rows: Callable[[int, int], torch.Tensor]
+    ) -> tuple[torch.Tensor, EntryState]:
+        logits, state = catch_up(entries, tokens, rows)
+        source, search = asked[-1]
+        if search.sequence[: len(IDS)] == IDS:  # and not while it warms up
+            made.said.append((search.sequence, source._base, source._count, logits.clone()))
+        return logits, state
 
     def begun(source: LayerHeadSource, search: Search) -> bool:
-        asked.append(search)
+        asked.append((source, search))
         return begin(source, search)
 
-    monkeypatch.setattr(LayerHeadSource, "_catch_up", noted)
+    monkeypatch.setattr(LayerEntries, "catch_up", noted)
     monkeypatch.setattr(LayerHeadSource, "begin", begun)
     return made
 
