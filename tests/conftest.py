@@ -41,9 +41,8 @@ import pytest  # noqa: E402
 from _pytest import runner  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from tests.forked.program import SERVERS  # noqa: E402
 from tests.kernels.interpreter import exchange_names_once  # noqa: E402
-from tests.leftovers import descendants, has_ended  # noqa: E402
+from tests.leftovers import SERVERS, descendants, has_ended  # noqa: E402
 
 CI = os.environ.get("CI", "false") not in {"", "0", "false"}
 FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 
+SERVERS: set[int] = set()
+"""Process ids of children that live as long as this process: what `tests.forked` forks programs of."""
+
 
 def has_ended(thread: threading.Thread, seconds: float) -> bool:
     """Whether a thread ends in time; one that is only just being started is waited for as well."""
@@ -27,9 +30,9 @@ def has_ended(thread: threading.Thread, seconds: float) -> bool:
 
 
 def descendants() -> set[psutil.Process]:
-    """This process's children, and theirs. The kernel's own lists are read, since psutil reads all processes."""
+    """This process's children, and theirs, without `SERVERS`. The kernel's lists are read: psutil reads all of them."""
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-        return set(psutil.Process().children(recursive=True))
+        return {child for child in psutil.Process().children(recursive=True) if child.pid not in SERVERS}
     found: set[psutil.Process] = set()
     for pid in _below(os.getpid()):
         with suppress(psutil.Error):  # gone meanwhile
@@ -44,5 +47,6 @@ def _below(pid: int) -> Iterator[int]:
         except OSError:
             continue  # gone meanwhile
         for child in children:
-            yield child
+            if child not in SERVERS:
+                yield child
             yield from _below(child)

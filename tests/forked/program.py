@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict
 
+from tests.leftovers import SERVERS
+
 LIBRARIES = (
     *("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto", "scipy.optimize"),
     *("transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama", "safetensors.torch"),
@@ -32,8 +34,6 @@ FORKED = ("node.cli", "client.cli", SCRIPT := "canopy_script")
 CACHE = tempfile.TemporaryDirectory(prefix="canopy-cache-")
 """Where programs keep what they learn about drafts, in place of the user's cache."""
 AS_USUAL = dict(os.environ)
-SERVERS: set[int] = set()
-"""Process ids of the servers, which live as long as this process."""
 _SET_CHILD_SUBREAPER = 36
 
 

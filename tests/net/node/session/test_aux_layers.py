@@ -98,6 +98,7 @@ async def test_a_session_keeps_to_its_layers(nodes: tuple[Node, ...]) -> None:
         assert (await link.until(Ready)).generation == 1
         await link.send(Reroute(2, other.route, other.open, signature=other.signature))
         assert (await refusal(link)).field == "aux_layers"
+    await until_sessions(nodes, 1)  # or a hop behind would still hold the first one
     async with raw_link(nodes[0], replace(other, generation=3)) as link:  # from the start it may have others
         await link.until(Ready)
         await link.send(SweepFrame(SweepNumbering().chain(WORDS)))

@@ -27,6 +27,7 @@ from swarm.relay import lending
 from swarm.relay.child import RelaySettings
 from swarm.relay.lending import lend, lent_settings, offered_hosts
 from swarm.relay.process import relay_process
+from tests.leftovers import descendants
 from tests.net.relay_kit import HOST, dialled
 
 ROOT = Path(__file__).parents[4]
@@ -73,7 +74,7 @@ async def test_a_relay_is_offered_once_it_is_reached_and_again_after_it_died(mon
             assert await two.relays() == [RelayOffer(one.peer_id, address)]
             async with dialled(lent.port, b"LOAD\n") as (reader, _):
                 assert await reader.read() == b"LOAD 0 128 0.0 20\n"
-            [child] = psutil.Process().children()
+            [child] = descendants()
             os.kill(child.pid, signal.SIGKILL)
             assert await one.next_offer() is None
             assert await two.relays() == []
@@ -81,7 +82,7 @@ async def test_a_relay_is_offered_once_it_is_reached_and_again_after_it_died(mon
             assert await proven(one.peer_id, address), "at the same port again"
         assert await one.next_offer() is None
         assert await two.relays() == []
-    assert not psutil.Process().children()
+    assert not descendants()
 
 
 @pytest.mark.parametrize("verdict", [True, False, None])
