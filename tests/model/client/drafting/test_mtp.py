@@ -22,8 +22,6 @@ from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.mtp import MtpHead, find_mtp, has_mtp, load_mtp
 from client.drafting.loading import DraftOptions, load_drafter
-from client.drafting.search.calibration import Calibration
-from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Search
 from client.drafting.search.tree import TokenTree
 from client.drafting.sources.layer_head import LayerHeadSource
@@ -35,6 +33,7 @@ from swarm.inference.ragged_batch import SessionRows, load_whole
 from swarm.models.hub import find_model
 from swarm.protocol.messages import Sampling
 from tests.fake_hub import MODEL, FakeHub, Repo
+from tests.model.client.drafting.noting_ranker import Noting
 from tests.model.published_mtp import LAYERS, PUBLISHED, WIDTH, publish
 
 CPU = torch.device("cpu")
@@ -81,19 +80,6 @@ def test_it_computes_what_transformers_computes(family: str, published: Any) -> 
     logits, own = head.run(work, IDS[1:], head.normed(captured[0][0, :-1]), count)
     assert (logits - wanted).abs().max() < 1e-5
     assert (own - rows[0]).abs().max() < 1e-5
-
-
-class Noting(Ranker):
-    """Keeps the logits below each node, and takes fixed candidates."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        super().__init__(128, Calibration())
-        self.tokens, self.seen = tokens, dict[int, torch.Tensor]()
-
-    def add(self, search: Search, nodes: Sequence[int], logits: torch.Tensor, hidden: object = None) -> None:
-        for node, row in zip(nodes, logits, strict=True):
-            self.seen[node] = row
-            search.tree.weigh_children(node, [(token, 0.5) for token in self.tokens])
 
 
 @torch.inference_mode()

@@ -18,14 +18,13 @@ from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.layer_head import LayerHead
 from client.drafting.heads.mtp import find_mtp, load_mtp
 from client.drafting.loading import DraftOptions, load_drafter
-from client.drafting.search.calibration import Calibration
-from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Search
 from client.drafting.search.tree import TokenTree
 from client.drafting.sources.layer_head import LayerHeadSource
 from client.target import load_target
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
+from tests.model.client.drafting.noting_ranker import Noting
 from tests.model.published_mtp import LAYERS, WIDTH, publish
 
 CPU = torch.device("cpu")
@@ -48,20 +47,6 @@ def theirs(folder: Path) -> MtpModel:
     made: Any = MtpModel.from_pretrained(model)
     found: MtpModel = made.eval()
     return found
-
-
-class Noting(Ranker):
-    """Keeps the logits below each node, and takes fixed candidates."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        super().__init__(128, Calibration())
-        self.tokens, self.seen = tokens, dict[int, torch.Tensor]()
-
-    def add(self, search: Search, nodes: Sequence[int], logits: torch.Tensor, hidden: object = None) -> None:
-        for node, row in zip(nodes, logits, strict=True):
-            assert node not in self.seen
-            self.seen[node] = row
-            search.tree.weigh_children(node, [(token, 0.5) for token in self.tokens])
 
 
 def reference(layers: MtpModel, tokens: Sequence[int], rows: torch.Tensor) -> torch.Tensor:

@@ -26,16 +26,15 @@ from client.decode.state import GenerationState
 from client.decode.walk import Walk
 from client.drafting.search.local_session import LocalSession
 from client.options import Options
-from node.engine.sweep_run import SweepRun
 from node.serve import Node
 from node.session.accepted_path import AcceptedPath
-from node.session.hop_session import HopSession
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Reply, Sweep
 from swarm.protocol.session import Limits
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.net.client.decode.stalled_tail import stall_a_tail
 from tests.net.three_nodes import engine_of, prompt, server_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
@@ -187,18 +186,8 @@ async def test_rows_after_the_tails_death_with_a_sweep_in_flight(
     running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new tail gives the rows of what was unanswered again, from a snapshot. The last test here: one is dead."""
-    listener, arrived, next_run = Listener(monkeypatch), asyncio.Event(), HopSession.next_run
-    struck = list[str]()
-
-    def stalling(hop: HopSession) -> SweepRun | None:
-        queue, is_it = hop.log._queue, hop._context.peer in struck or (hop.is_tail and not struck)
-        if is_it and hop._running is None and queue and queue[0].sweep.sequence >= 5:
-            struck[:] = [hop._context.peer]
-            arrived.set()
-            return None
-        return next_run(hop)
-
-    monkeypatch.setattr(HopSession, "next_run", stalling)
+    listener = Listener(monkeypatch)
+    struck, arrived = stall_a_tail(5, monkeypatch)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         telling = group.create_task(tokens_of(running.client, listener, nodes=8))
         await arrived.wait()

@@ -24,7 +24,6 @@ from client.drafting.search.source import Search
 from client.drafting.sources.layer_head import LayerHeadSource
 from client.options import Options
 from node.engine.sweep_run import SweepRun
-from node.session.hop_session import HopSession
 from node.session.tail import Tail
 from swarm.demo import TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
@@ -33,6 +32,7 @@ from swarm.protocol.messages import Reply
 from swarm.protocol.session import Limits
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.model.published_mtp import publish
+from tests.net.client.decode.stalled_tail import stall_a_tail
 from tests.net.three_nodes import engine_of, prompt, server_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
@@ -161,17 +161,8 @@ async def test_rows_after_the_tails_death_with_a_part_of_the_prompt_in_flight(
     running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new tail sends the rows of parts that were unanswered. The last test on these nodes: one of them is dead."""
-    listener, arrived, next_run, struck = Listener(), asyncio.Event(), HopSession.next_run, list[str]()
-
-    def stalling(hop: HopSession) -> SweepRun | None:
-        queue, is_it = hop.log._queue, hop._context.peer in struck or (hop.is_tail and not struck)
-        if is_it and hop._running is None and queue and queue[0].sweep.sequence >= 3:
-            struck[:] = [hop._context.peer]
-            arrived.set()
-            return None
-        return next_run(hop)
-
-    monkeypatch.setattr(HopSession, "next_run", stalling)
+    listener = Listener()
+    struck, arrived = stall_a_tail(3, monkeypatch)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         job = job_of(running.client, listener, IDS, MAX_PROMPT_ROWS)
         telling = group.create_task(tokens_of(running.client._once(job)))
