@@ -103,18 +103,29 @@ class RawLink:
 
 @dataclass(slots=True)
 class RawReplies:
-    """A reply stream."""
+    """A reply stream.
+
+    Attributes:
+        call: the stream.
+        joiner: puts parts together.
+        first: what the stream began with, if that was a reply which nobody has read yet.
+    """
 
     call: Stream
     joiner: FrameAssembler = field(default_factory=FrameAssembler)
+    first: Reply | None = None
 
     async def opened(self) -> None:
-        """Wait until the stream is open: the tail begins with a ping."""
+        """Wait until the stream is open: the tail begins with a ping, or with a reply that waited for the stream."""
         async with asyncio.timeout(ANSWER_S):
-            self.joiner.feed(_bytes(await self.call.read()))
+            message = self.joiner.feed(_bytes(await self.call.read()))
+        self.first = message if isinstance(message, Reply) else None
 
     async def read(self) -> Reply:
         """The next reply."""
+        if self.first is not None:
+            reply, self.first = self.first, None
+            return reply
         async with asyncio.timeout(ANSWER_S):
             while True:
                 message = self.joiner.feed(_bytes(await self.call.read()))
