@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class Kind(enum.StrEnum):
     """What an attack works on."""
 
+    CONTROLS = "controls"
+    """Nothing."""
     CONNECTIONS = "connections"
     FRAMES = "frames"
     SESSIONS = "sessions"
@@ -120,6 +122,11 @@ class Attack:
     slows: str = ""
     burns: bool = False
     lasts_s: float = 0.0
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it attacks nothing, and shows what a program of its cost takes from the machine."""
+        return self.kind is Kind.CONTROLS
 
     @property
     def about(self) -> str:

@@ -114,8 +114,9 @@ class Outcome:
 
     @property
     def verdict(self) -> Verdict:
-        """How it ended."""
-        return self.felt.verdict(self.attack.limit, self.attack.slows)
+        """How it ended; a control has no other word for it, as long as nothing broke."""
+        found = self.felt.verdict(self.attack.limit, self.attack.slows)
+        return Verdict.CONTROL if self.attack.is_control and found in {Verdict.HELD, Verdict.SLOWED} else found
 
     def row(self) -> tuple[str, ...]:
         """Its cells."""
@@ -136,7 +137,7 @@ class Outcome:
 
     def why(self) -> list[str]:
         """Lines that explain the verdict."""
-        felt, is_held = self.felt, self.verdict is Verdict.HELD
+        felt, is_held = self.felt, self.verdict in {Verdict.HELD, Verdict.CONTROL}
         lines = [] if is_held else [*felt.troubles, *felt.broken]
         if not is_held and felt.ratio < HELD_RATIO:
             lines.append(
@@ -346,7 +347,7 @@ class RedTeam:
                         console.print(f"    {line}", markup=False, highlight=False)
                     if self._options.record:  # a run of an hour that is cut off has not been for nothing
                         self.table().record()
-                    if attack.stains or outcome.verdict not in {Verdict.HELD, Verdict.SLOWED}:
+                    if attack.stains or outcome.verdict not in {Verdict.HELD, Verdict.SLOWED, Verdict.CONTROL}:
                         break
 
     @asynccontextmanager
@@ -382,7 +383,8 @@ def main() -> None:
         team = RedTeam(options, Path(name))
         asyncio.run(team.run(attacks))
     team.table().finish(console, record=options.record, path=options.json)
-    wrong = [one.attack.name for one in team.outcomes if one.verdict not in {Verdict.HELD, Verdict.NAMED}]
+    right = {Verdict.HELD, Verdict.NAMED, Verdict.CONTROL}
+    wrong = [one.attack.name for one in team.outcomes if one.verdict not in right]
     sys.exit(f"not held: {', '.join(wrong)}" if wrong else 0)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import benchmarks.sheet
-from benchmarks.redteam.attack import Attack
+from benchmarks.redteam.attack import Attack, Kind
 from benchmarks.sheet import Sheet
 
 NAME = "redteam"
@@ -26,7 +26,8 @@ NOTES = (
     "The attacker's addresses count as strangers', new ones each time. What comes from a machine's own network is "
     "borne 16 times as long, since many may stand behind one address.",
     "The attacker shares the machine's processors with the swarm. It runs with the lowest priority; a row that says "
-    "*burns* is about nothing else, and depends on the machine.",
+    "*burns* is about nothing else, and depends on the machine. The *controls* touch no swarm: what they take is the "
+    "price of the processor time alone, to compare a row of as many cores with.",
 )
 
 Rows = Mapping[str, Mapping[str, Any]]
@@ -52,16 +53,17 @@ def table(rows: Rows) -> Sheet:
     """The table of some rows."""
     pairs = min((row["pairs"] for row in rows.values()), default=0)
     seconds = min((row["seconds"] for row in rows.values()), default=0.0)
+    attacks = [row for row in rows.values() if row["kind"] != Kind.CONTROLS]
     made = Sheet(
         NAME,
-        f"{len(rows)} attacks on a live swarm, two honest users, {pairs} pairs of {seconds:.0f} s",
+        f"{len(attacks)} attacks on a live swarm, two honest users, {pairs} pairs of {seconds:.0f} s",
         COLUMNS,
         [row["cells"] for row in rows.values()],
         list(NOTES),
         {"attacks": dict(rows)},
     )
     counts: dict[str, int] = {}
-    for row in rows.values():
+    for row in attacks:
         counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
     made.notes.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".")
     for row in rows.values():

@@ -30,6 +30,7 @@ class Verdict(enum.StrEnum):
     BROKEN = "broken"
     NAMED = "named"
     FAILED = "not run"
+    CONTROL = "control"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,6 @@ OPEN_S, OPEN_PER_HOP_S = 10.0, 3.0
 HOLD_TTL_S = 10.0
 MAX_REPAIRS = 1_000
 MAX_DIFFERENCES = 100
-MAX_FAULTS = 256
-"""Faults that are heard in one generation."""
 PROGRESS_S = 0.2
 """Between looks at whether the chain moves, at most."""
 ASLEEP_S = 0.3
@@ -156,7 +154,7 @@ class Chain:
         self._news = asyncio.Event()
         self._progress = ProgressWatch()
         self._taken_s = self._awake_s = time.monotonic()
-        self._faults_in, self._faults, self._differed_in = 0, 0, -1
+        self._differed_in = -1
 
     @property
     def route(self) -> Route:
@@ -238,10 +236,7 @@ class Chain:
 
     def on_fault(self, fault: Fault, via: RouteHop) -> None:
         """A hop reports trouble; reports of older generations are stale (R1)."""
-        if self._faults_in < self.generation:
-            self._faults_in, self._faults = self.generation, 0
-        self._faults += 1
-        if fault.generation == self.generation and self._faults <= MAX_FAULTS:
+        if fault.generation == self.generation:
             self.on_trouble(blamed(fault, via, self._key.session, self.route))
 
     def on_trouble(self, error: SwarmError) -> None:

@@ -35,6 +35,7 @@ FIRST: Final = "first streams"
 INSISTED: Final = "refusals"
 SIGNED: Final = "refusals with a signature"
 DECODED: Final = "milliseconds of decoding"
+REROUTED: Final = "new routes"
 SUCCESSORS: Final = "new machines to go on with"
 DIALLED: Final = "new machines for all sessions of an owner"
 
@@ -48,6 +49,7 @@ LIMITS: Final = QuotaLimits(
         INSISTED: RateLimit(per_key=2, burst=64, total=1e6, total_burst=1e6),
         SIGNED: RateLimit(per_key=20, burst=64, total=200, total_burst=400),
         DECODED: RateLimit(per_key=100, burst=2_000, total=1e6, total_burst=1e6),
+        REROUTED: RateLimit(per_key=10, burst=200, total=1e6, total_burst=1e6),
         SUCCESSORS: RateLimit(per_key=4 / 60, burst=8, total=1e6, total_burst=1e6),
         DIALLED: RateLimit(per_key=1, burst=64, total=100, total_burst=4_096),
     },
@@ -153,6 +155,15 @@ class Admission:
             yield waiting
         finally:
             waiting.leave()
+
+    def check_reroute(self, owner: str) -> None:
+        """Let a session's owner change its route: to check one, and to answer that it leads nowhere, costs signatures.
+
+        Raises:
+            OverQuota: it does so faster than chains break.
+        """
+        if not self.quota.spend(REROUTED, owner):
+            raise OverQuota(REROUTED)
 
     def decoded(self, owner: str, seconds: float) -> None:
         """A large head of a session took so long to decode; what a machine carries for others is not its own."""

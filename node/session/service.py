@@ -354,6 +354,7 @@ class NodeService:
             case Ping(nonce=nonce):
                 upstream.send(Pong(nonce))
             case Reroute():
+                self._admission.check_reroute(hop.owner)
                 hop.reroute(upstream, message)
             case Snapshot():
                 hop.restore(upstream, message)

@@ -18,7 +18,7 @@ from typing import Protocol, Self
 
 import grpc.aio
 
-from swarm.errors import HopError, HopTimeout, LocalProtocolError, SwarmError, Unreachable
+from swarm.errors import HopError, HopMisbehaved, HopTimeout, LocalProtocolError, SwarmError, Unreachable
 from swarm.protocol.authority import place_in
 from swarm.protocol.messages import (
     Attach,
@@ -45,6 +45,10 @@ FIRST_TRY_S = 1.0
 MAX_DOUBLINGS = 4
 MAX_OPEN = 4
 """Streams of one session that are opened or left at a time: routes may change faster than machines answer."""
+MAX_FAULTS = 256
+"""Faults that a stream may bring in one generation. An honest machine passes on `node.session.hop_session.MAX_FAULTS`
+of those behind it."""
+TELLS_TOO_MUCH = "reports one fault after another"
 DISMISSED = Close("the chain goes on without this machine", dismissed=True)
 
 logger = logging.getLogger(__name__)
@@ -119,6 +123,7 @@ class SuccessorStream:
         is_synced: it lacks nothing; what is new is sent to it at once.
         is_broken: the stream is lost, and that was reported.
         received: the last sequence that the machine has or that is on its way, once `is_attached`; None: nothing.
+        faults: how many it brought in this generation.
         farewell: what to say at the end, if anything.
         attached: set when the machine took the stream, and when the stream broke first.
         left: set when nothing more is sent or heard.
@@ -131,6 +136,7 @@ class SuccessorStream:
     is_synced: bool = False
     is_broken: bool = False
     received: int | None = None
+    faults: int = 0
     farewell: Close | None = None
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -206,6 +212,7 @@ class SuccessorLink:
         hop, stream = hop or attach.route[attach.index], self._stream
         is_usable = stream is not None and stream.is_attached and not stream.is_broken
         if stream is not None and stream.link is not None and stream.hop == hop and is_usable:
+            stream.faults = 0
             try:
                 stream.link.send(_reroute(attach))
             except HopError as error:
@@ -315,11 +322,20 @@ class SuccessorLink:
             case Ready():
                 self._listener.on_ready(message)
             case Fault():
-                self._listener.on_fault(message, stream.hop)
+                self._hear_fault(stream, message)
             case HopError():
                 self._lost(stream, message)
             case _:
                 pass
+
+    def _hear_fault(self, stream: SuccessorStream, fault: Fault) -> None:
+        """Pass a fault on; whoever sends one after another is left, or reading them all would cost too much."""
+        stream.faults += 1
+        if stream.faults <= MAX_FAULTS:
+            self._listener.on_fault(fault, stream.hop)
+            return
+        self._lost(stream, HopMisbehaved(stream.hop.peer, str(stream.hop.span), TELLS_TOO_MUCH))
+        stream.left.set()
 
     def _lost(self, stream: SuccessorStream, error: HopError | LocalProtocolError) -> None:
         stream.is_synced = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from itertools import count
 
@@ -16,19 +16,41 @@ import pytest_asyncio
 import node.session.service
 import node.session.table
 from node.serve import Node
-from node.session.admission import SESSIONS, WAITING, Admission
+from node.session.admission import LIMITS, REROUTED, SESSIONS, WAITING, Admission
 from node.session.eviction import UNUSED_S
 from node.session.hop_session import HopSession
 from node.session.table import SessionTable
 from swarm import wire
 from swarm.ids import SessionId, TreeNodeId
-from swarm.protocol.messages import Attach, Attached, Close, Fault, FaultKind, Ready, Sampling, Snapshot, SweepFrame
+from swarm.protocol.messages import (
+    Attach,
+    Attached,
+    Close,
+    Fault,
+    FaultKind,
+    Ready,
+    Reroute,
+    Sampling,
+    Snapshot,
+    SweepFrame,
+)
 from swarm.runtime.quota import HoldingLimit
 from swarm.transport.dial import open_channel
 from swarm.transport.link import Stream
 from swarm.wire import decoding, encode_part
 from tests.net.healthy_session import attacked_link, healthy_session, until_sessions, valid_attach, warm_nodes
-from tests.net.raw_client import RawLink, SweepNumbering, Unary, attach, dial, info, opening, raw_link, route_of
+from tests.net.raw_client import (
+    RawLink,
+    SweepNumbering,
+    Unary,
+    attach,
+    dial,
+    info,
+    key_of,
+    opening,
+    raw_link,
+    route_of,
+)
 from tests.net.three_nodes import SPANS, refusal, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -272,6 +294,29 @@ async def test_a_session_that_is_closing_is_absent(nodes: tuple[Node, ...]) -> N
             assert nodes[0].sessions.find(mine.session) not in {None, hop}
             await new.send(Close("done"))
         del old
+    await until_sessions(nodes, 1)
+
+
+async def test_a_session_changes_its_route_no_faster_than_chains_break(nodes: tuple[Node, ...], stranger: str) -> None:
+    """Each new route is checked and passed on, and each that leads nowhere is answered with a signature."""
+    first = session_of(nodes, "restless")
+    burst = round(LIMITS.rates[REROUTED].burst)
+
+    async def go_on(link: RawLink, generation: int) -> None:
+        new = key_of(b"restless").command(replace(first, generation=generation))
+        await link.send(Reroute(generation, new.route, new.open, signature=new.signature))
+
+    async with raw_link(nodes[0], first) as link:
+        await link.until(Ready)
+        for generation in range(1, 9):
+            await go_on(link, generation)
+            assert (await link.until(Ready)).generation == generation
+        async with asyncio.TaskGroup() as group:
+            refused = group.create_task(refusal(link))
+            with suppress(grpc.aio.AioRpcError):  # the stream ends while it sends
+                for generation in range(9, 2 * burst):
+                    await go_on(link, generation)
+    assert "too many new routes" in refused.result().reason
     await until_sessions(nodes, 1)
 
 

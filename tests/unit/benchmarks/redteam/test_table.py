@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 import benchmarks.sheet
+from benchmarks.redteam.attack import Kind
 from benchmarks.redteam.listing import all_attacks
 from benchmarks.redteam.table import COLUMNS, merged, recorded, table
 
 
-def row(name: str, verdict: str, pairs: int = 3) -> dict[str, Any]:
+def row(name: str, verdict: str, pairs: int = 3, kind: Kind = Kind.FILES) -> dict[str, Any]:
     cells = [name, *["1"] * (len(COLUMNS) - 2), verdict]
-    return {"cells": cells, "why": [f"{name}: it is {verdict}"], "verdict": verdict, "pairs": pairs, "seconds": 4.0}
+    why = [f"{name}: it is {verdict}"]
+    return {"cells": cells, "why": why, "verdict": verdict, "pairs": pairs, "seconds": 4.0, "kind": kind}
 
 
 @pytest.fixture
@@ -42,3 +44,16 @@ def test_a_row_that_was_measured_again_replaces_its_own(page: Path) -> None:
     assert f"{first}: it is named" in text
     assert "it is slowed" not in text
     assert "1 named, 1 held." in text
+
+
+def test_controls_are_shown_and_are_no_attacks(page: Path) -> None:
+    rows = {
+        "half-a-core": row("half-a-core", "control", kind=Kind.CONTROLS),
+        "bare-preface": row("bare-preface", "held"),
+    }
+    table(rows).record()
+    text = page.read_text()
+    assert "| half-a-core |" in text
+    assert "**1 attacks" in text
+    assert "1 held." in text
+    assert "1 control" not in text

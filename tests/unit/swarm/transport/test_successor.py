@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
-from swarm.errors import HopClosed
+from swarm.errors import HopClosed, HopMisbehaved
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.messages import Attach, Codec, Open, RouteHop
+from swarm.protocol.messages import Attach, Codec, Fault, FaultKind, Open, RouteHop
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.successor import MAX_OPEN, SuccessorLink, SuccessorStream
+from swarm.transport.successor import MAX_FAULTS, MAX_OPEN, SuccessorLink, SuccessorStream
 
 ROUTE = tuple(RouteHop(PeerId(name), Span(4 * place, 4 * place + 4)) for place, name in enumerate("AB"))
 
@@ -29,6 +29,10 @@ class Listener:
 
     def __init__(self) -> None:
         self.trouble: list[object] = []
+        self.faults = 0
+
+    def on_fault(self, _fault: object, _via: object) -> None:
+        self.faults += 1
 
     def on_trouble(self, error: object) -> None:
         self.trouble.append(error)
@@ -67,3 +71,19 @@ async def test_routes_that_change_faster_than_machines_are_found_leave_a_bounded
         assert replica._stream in link._open.values()
         assert link._stream in link._open.values()
     assert asked[-1] == "499"
+
+
+def test_a_machine_that_reports_one_fault_after_another_is_left() -> None:
+    """Else reading 20,000 of them took half a second of each client that met it, for every text."""
+    listener, unused = Listener(), cast("Any", None)
+    link = SuccessorLink(unused, unused, unused, cast("Any", listener))
+    link._stream = stream = SuccessorStream(ROUTE[0], link=cast("Any", object()), is_attached=True)
+    fault = Fault(0, ROUTE[0].peer, FaultKind.DIFFERENT, "", "picked another token")
+    for _ in range(MAX_FAULTS):
+        link._hear(stream, fault)
+    assert (listener.faults, listener.trouble, stream.left.is_set()) == (MAX_FAULTS, [], False)
+    for _ in range(9):
+        link._hear(stream, fault)
+    (error,) = listener.trouble
+    assert isinstance(error, HopMisbehaved)
+    assert (listener.faults, stream.left.is_set(), stream.is_broken) == (MAX_FAULTS, True, True)
