@@ -42,7 +42,7 @@ from _pytest import runner  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from tests.kernels.interpreter import exchange_names_once  # noqa: E402
-from tests.leftovers import SERVERS, descendants, has_ended  # noqa: E402
+from tests.leftovers import SERVERS, descendants, has_ended, started_meanwhile  # noqa: E402
 
 CI = os.environ.get("CI", "false") not in {"", "0", "false"}
 FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}
@@ -201,7 +201,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     left_threads = _threads() - threads
     left_threads = {thread for thread in left_threads if not has_ended(thread, 1.0)}
-    _, left_processes = psutil.wait_procs(_processes(everywhere) - processes, timeout=3)
+    _, left_processes = psutil.wait_procs(started_meanwhile(_processes(everywhere), processes), timeout=3)
     names = [str(process) for process in left_processes]
     for process in left_processes:
         process.kill()

@@ -40,6 +40,21 @@ def descendants() -> set[psutil.Process]:
     return found
 
 
+def started_meanwhile(now: set[psutil.Process], before: set[psutil.Process]) -> set[psutil.Process]:
+    """The processes of `now` that neither ran before nor belong to one that did.
+
+    A program that many tests share starts its own whenever it likes, such as a relay that dies and is started again.
+    """
+    return {process for process in now - before if not _is_below(process, before)}
+
+
+def _is_below(process: psutil.Process, others: set[psutil.Process]) -> bool:
+    try:
+        return not others.isdisjoint(process.parents())
+    except psutil.Error:
+        return False  # gone meanwhile
+
+
 def _below(pid: int) -> Iterator[int]:
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         try:

@@ -1,4 +1,4 @@
-"""What the rules for all tests take for a thread that was left behind."""
+"""What the rules for all tests take for a thread or a process that was left behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 
 import psutil
 
-from tests.leftovers import SERVERS, descendants, has_ended
+from tests.leftovers import SERVERS, descendants, has_ended, started_meanwhile
 
 
 def test_a_thread_that_is_only_just_being_started_is_waited_for() -> None:
@@ -43,3 +43,27 @@ def test_children_of_children_are_found_and_only_while_they_live() -> None:
         shell.wait()
     psutil.wait_procs(found, timeout=5)
     assert not found & descendants()
+
+
+def test_what_a_shared_program_starts_later_is_not_a_tests_own() -> None:
+    """A relay that its program starts again would be ended after each test, and be found after the next one."""
+    shared = subprocess.Popen(["bash", "-c", "read; sleep 60 & wait"], stdin=subprocess.PIPE, start_new_session=True)
+    own = None
+    try:
+        before = descendants()
+        assert psutil.Process(shared.pid) in before
+        assert shared.stdin is not None
+        shared.stdin.write(b"\n")
+        shared.stdin.flush()
+        while not (of_shared := set(psutil.Process(shared.pid).children())):
+            assert shared.poll() is None
+        own = subprocess.Popen(["sleep", "60"])
+        now = descendants()
+        assert of_shared < now
+        assert started_meanwhile(now, before) == {psutil.Process(own.pid)}
+    finally:
+        os.killpg(shared.pid, signal.SIGKILL)
+        shared.communicate()
+        if own is not None:
+            own.kill()
+            own.wait()
