@@ -92,6 +92,7 @@ ASLEEP_S = 0.3
 ARRIVING_S = 2.0
 """Parts of a reply come, if one came so lately."""
 HOLD_S = 1.0
+"""How long a machine may take to hear that it is held or released; a session's end waits for that."""
 STANDING_S = 0.8
 """How long a hop may take to say how far it is."""
 
@@ -155,6 +156,7 @@ class Chain:
         self._progress = ProgressWatch()
         self._taken_s = self._awake_s = time.monotonic()
         self._differed_in = -1
+        self._held: dict[str, Connection] = {}
 
     @property
     def route(self) -> Route:
@@ -291,7 +293,7 @@ class Chain:
         self._answers.close()
         if self._next is not None:
             self._next.close("done")
-            await self._next.gone()
+            await asyncio.gather(self._next.gone(), *map(self._release, list(self._held)))
 
     async def _keep_repaired(self, scope: TaskScope) -> None:
         """Carry out the plan, for as long as there is one."""
@@ -321,7 +323,7 @@ class Chain:
             case Log(level, message):
                 logger.log(level, "%s", message)
             case Finish(repair):
-                await self._finish(repair)
+                await self._finish(repair, scope)
             case GiveUp(error):
                 raise error
             case _:
@@ -332,7 +334,14 @@ class Chain:
         request = wire.encode_hold(Hold(self._key.session, self.generation, HOLD_TTL_S))
         for hop in hops:
             with suppress(SwarmError):  # it announces no certificate: nobody dials it
-                scope.spawn(_keep(self._connection(hop), self._key, request))
+                self._held[hop.peer] = self._connection(hop)
+                scope.spawn(_tell(self._held[hop.peer], self._key, request))
+
+    async def _release(self, peer: str) -> None:
+        """A hop that was held for a chain that does without it, or that stays broken, is free at once (R9)."""
+        request = wire.encode_hold(Hold(self._key.session, self.generation, is_release=True))
+        await _tell(self._held[peer], self._key, request)
+        self._held.pop(peer, None)
 
     async def _search(self, search: RouteSearch, scope: TaskScope) -> None:
         try:
@@ -351,9 +360,13 @@ class Chain:
         self._next = follow(self._next, self._attach())
         self._follow_tail(scope)
 
-    async def _finish(self, repair: Repair) -> None:
+    async def _finish(self, repair: Repair, scope: TaskScope) -> None:
         logger.info("repaired in %.2f s", repair.seconds)
         self.repairs = [*self.repairs, repair][-MAX_REPAIRS:]
+        for hop in (*self.route.hops, *self.route.replicas):
+            self._held.pop(hop.peer, None)
+        for left in self._held:
+            scope.spawn(self._release(left))
         await self._dialer.tidy()
 
     def _wanted(self) -> Open:
@@ -429,7 +442,7 @@ class Chain:
 
     async def _standings(self, route: Route, generation: int) -> list[Held | None]:
         """How far each hop says it is; of two replicas, how far either is."""
-        request = wire.encode_hold(Hold(self._key.session, generation, 0.0))
+        request = wire.encode_hold(Hold(self._key.session, generation))
         said = list(await asyncio.gather(*(self._ask(hop, request) for hop in (*route.hops, *route.replicas))))
         if route.hedge is not None:
             said[route.hedge.index] = merged(said[route.hedge.index], said.pop())
@@ -463,7 +476,7 @@ class Chain:
         return Connection(self._dialer.channel(endpoint, stuck), endpoint, is_member=self._dialer.is_member)
 
 
-async def _keep(connection: Connection, key: SessionKey, request: bytes) -> None:
+async def _tell(connection: Connection, key: SessionKey, request: bytes) -> None:
     await _send_hold(connection, key, request, HOLD_S)
 
 

@@ -41,7 +41,7 @@ from swarm.errors import (
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, place_in
-from swarm.protocol.hold import Held
+from swarm.protocol.hold import Held, Hold
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
@@ -91,8 +91,7 @@ class HopSession:
         self.replies = ReplyBuffer()
         self.log = HopLog(context.limits(credits))
         self.journal = Journal(self.log.executed)
-        self._context = context
-        self._attach = attach
+        self._context, self._attach = context, attach
         self._kv_cache: KvCache | None = None
         opened, span = attach.open, attach.route[attach.index].span
         self._role = HopRole(span, opened.codec, context.valid_tokens, context.noise, opened.aux_layers)
@@ -105,9 +104,7 @@ class HopSession:
         self._tail = Tail(self.log, partial(context.compile, self.span) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
-        self._is_dismissed = False
-        self._closed = asyncio.Event()
-        self._reason = "closed"
+        self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
         self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
         self._tried = Tried(owner)
@@ -257,10 +254,13 @@ class HopSession:
         self._upstreams.report(error)
         return FrameRefused(str(error))
 
-    def hold(self, generation: int, seconds: float) -> None:
-        """Outlive the upstream for a while: the chain is being repaired (R9)."""
-        if generation >= self._attach.generation and len(self._upstreams) == 0:
-            self._lease.hold(seconds)
+    def hold(self, hold: Hold) -> None:
+        """Outlive the upstream while the chain is repaired, or end here because it goes on without (R9)."""
+        is_stale = hold.generation < self._attach.generation
+        if hold.is_release and not is_stale:
+            self.dismiss("its client released it")
+        elif hold.ttl_s > 0 and not is_stale and len(self._upstreams) == 0:
+            self._lease.hold(hold.ttl_s)
 
     def warn(self, reason: str) -> None:
         """Report that this hop leaves soon, and serve on."""

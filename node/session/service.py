@@ -175,7 +175,7 @@ class NodeService:
         return self._manifest
 
     async def hold(self, request: bytes, context: RpcContext) -> bytes:
-        """Keep a session whose upstream is lost while its chain is repaired (R9); only its client may ask."""
+        """Keep a session whose upstream is lost, or release it (R9), and say how far it is; only its client may ask."""
         try:
             hold = wire.decode_hold(request)
         except RemoteProtocolError as error:
@@ -183,7 +183,7 @@ class NodeService:
         await self._check_client(hold.session, context, wire.HOLD, request)
         hop = self._sessions.find(hold.session)
         if hop is not None:
-            hop.hold(hold.generation, hold.ttl_s)
+            hop.hold(hold)
         return wire.encode_held(Held(held=False) if hop is None else hop.standing())
 
     async def replies(self, requests: AsyncIterator[bytes], context: RpcContext, origin: StreamOrigin) -> None:

@@ -9,11 +9,19 @@ from swarm.ids import SessionId
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep a session although its upstream is lost (R9), for `ttl_s` more seconds."""
+    """What a client wants of a hop whose upstream may be lost (R9), besides the answer (R17).
+
+    Attributes:
+        session: whose.
+        generation: of its route; a hop that heard of a newer one does nothing.
+        ttl_s: keep the session for so many more seconds; with 0 it is only asked.
+        is_release: end it on this hop, which is needed no more.
+    """
 
     session: SessionId
     generation: int
-    ttl_s: float
+    ttl_s: float = 0.0
+    is_release: bool = False
 
 
 @dataclass(frozen=True, slots=True)

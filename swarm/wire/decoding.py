@@ -196,6 +196,7 @@ def decode_hold(data: bytes) -> Hold:
         session=checks.session_id(hold.session),
         generation=checks.number(hold.generation, "generation"),
         ttl_s=checks.between(hold.ttl_s, "ttl_s", 0.0, MAX_HOLD_S),
+        is_release=hold.release,
     )
 
 

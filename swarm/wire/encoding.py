@@ -86,7 +86,9 @@ def encode_info(info: NodeInfo) -> bytes:
 
 def encode_hold(hold: Hold) -> bytes:
     """The request of Hold."""
-    return _bytes(lambda h: pb.HoldRequest(session=h.session, generation=h.generation, ttl_s=h.ttl_s), hold)
+    return _bytes(
+        lambda h: pb.HoldRequest(session=h.session, generation=h.generation, ttl_s=h.ttl_s, release=h.is_release), hold
+    )
 
 
 def encode_held(held: Held) -> bytes:

@@ -193,7 +193,7 @@ class KillableNodes:
         self._stalled.clear()
         for name in list(self._dead):
             await self.revive(name)
-        await until_freed(self.nodes.values(), timeout_s=12)
+        await until_freed(self.nodes.values(), timeout_s=8)
         node = self.nodes["a0"]
         listed = await node.registry.records(node.identity.fingerprint, node.identity.num_layers)
         await self.unlist(*(name for name, node in self.nodes.items() if node.peer_id in {one.peer for one in listed}))

@@ -1475,29 +1475,33 @@ Global___RepliesRequest: _TypeAlias = RepliesRequest  # noqa: Y015
 
 @_typing.final
 class HoldRequest(_message.Message):
-    """Keep the session for `ttl_s` more seconds although its upstream is lost (R9)."""
+    """Keep the session for `ttl_s` more seconds although its upstream is lost (R9), or end it here, or just ask (R17)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 bytes."""
     generation: _builtins.int
     """Of the session's route."""
     ttl_s: _builtins.float
-    """Seconds from now; finite, >= 0."""
+    """Seconds from now; finite, >= 0. With 0 it is only asked how far the session is."""
+    release: _builtins.bool
+    """The session goes on without this hop, or is over: end it here. `ttl_s` is 0 then."""
     def __init__(
         self,
         *,
         session: _builtins.bytes = ...,
         generation: _builtins.int = ...,
         ttl_s: _builtins.float = ...,
+        release: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "session", b"session", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "release", b"release", "session", b"session", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+import client.chain.chain
 import client.chain.repair_plan
 import client.chain.reply_stream
 import client.library.jobs
@@ -28,7 +29,7 @@ from swarm.protocol.messages import Ping, Reply, Reroute
 from swarm.transport.successor import SessionLink, SuccessorLink
 from tests.net.killable_nodes import CHAIN, KillableNodes
 from tests.net.raw_client import counters
-from tests.net.three_nodes import grown, prompt, until
+from tests.net.three_nodes import grown, prompt, until, until_freed
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
@@ -380,8 +381,11 @@ async def test_a_lost_reroute_is_followed_by_a_newer_one(nodes: KillableNodes, m
     assert [repair.generation for repair in result.stats.repairs] == [2]
 
 
-async def test_a_machine_wrongly_taken_for_dead_does_no_harm(nodes: KillableNodes) -> None:
-    """Its stream was lost and it works on: what it sends to its old neighbour is not heard (R3)."""
+async def test_a_machine_wrongly_taken_for_dead_does_no_harm(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream was lost and it works on: what it sends to its old neighbour is not heard (R3), and it is released."""
+    monkeypatch.setattr(client.chain.chain, "HOLD_TTL_S", 60.0)
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     before = await counters([nodes["a2"]])
     arrived = nodes.stall("a1", 5)
@@ -393,7 +397,10 @@ async def test_a_machine_wrongly_taken_for_dead_does_no_harm(nodes: KillableNode
         (upstream,) = hop._upstreams._by_sender.values()
         upstream.end()
         await nodes.until_routed("a0", "b1", "a2")
+        await nodes.stall("a2", 6).wait()
         nodes.go_on("a1")
+        await until_freed([nodes["a1"]], timeout_s=3)
+        nodes.go_on("a2")
     result = telling.result()
     assert result.tokens == plain
     sweeps = result.stats.prefill_sweeps + len(result.stats.sweeps)

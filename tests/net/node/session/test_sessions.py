@@ -19,15 +19,31 @@ from node.engine.batch import Batch
 from node.engine.scheduler import Schedulable
 from node.engine.step_cost import StepCost
 from node.engine.sweep_run import SweepRun
+from node.serve import Node
 from node.session.eviction import UNUSED_S
 from node.session.hop_session import HopSession
 from node.session.upstream import UpstreamStream
+from swarm import wire
 from swarm.demo import TARGET
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
 from swarm.ids import TreeNodeId
+from swarm.protocol.hold import Hold
 from swarm.protocol.messages import Ack, Attached, Close, FaultKind, Ready, SweepFrame
+from swarm.transport.dial import open_channel
 from tests.in_process_swarm import in_process_swarm
-from tests.net.raw_client import SweepNumbering, attach, counters, info, opening, raw_link, raw_replies, route_of
+from tests.net.raw_client import (
+    SweepNumbering,
+    Unary,
+    attach,
+    counters,
+    info,
+    introduced,
+    key_of,
+    opening,
+    raw_link,
+    raw_replies,
+    route_of,
+)
 from tests.net.three_nodes import (
     SPANS,
     ThreeNodes,
@@ -147,6 +163,35 @@ async def test_an_orphan_waits_for_its_upstream(running: ThreeNodes, monkeypatch
         await link.send(Close("done"))
         while await link.read() is not None:
             pass
+
+
+async def test_an_orphan_outlives_questions_and_ends_when_its_client_releases_it(
+    running: ThreeNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 600.0)
+    key = key_of(b"released")
+    opened = attach(running.route, opening(running.nodes[0]), b"released", generation=1)
+    async with raw_link(running.nodes[0], opened) as link:
+        await link.until(Ready)
+    for one in running.nodes:
+
+        async def asked(hold: Hold, of: Node = one) -> bool:
+            request = wire.encode_hold(hold)
+            async with open_channel(of.endpoint, []) as channel:
+                call: Unary = channel.unary_unary(wire.HOLD)
+                said = await call(request, metadata=introduced(of, wire.HOLD, key, request))
+            return wire.decode_held(said).held
+
+        async def orphaned(of: Node = one) -> bool:
+            hop = of.sessions.find(key.session)
+            return hop is not None and len(hop._upstreams) == 0
+
+        await until(orphaned)
+        assert await asked(Hold(key.session, 1))
+        assert await asked(Hold(key.session, 0, is_release=True)), "of a generation that is over"
+        assert await asked(Hold(key.session, 1)), "it is still there"
+        assert not await asked(Hold(key.session, 1, is_release=True))
+    await until_freed(running.nodes, timeout_s=2)
 
 
 @pytest.mark.parametrize("dead", [0, 1, 2])

@@ -228,7 +228,7 @@ upstreams: st.SearchStrategy[Upstream] = st.one_of(
 replies_up: st.SearchStrategy[RepliesUp] = st.one_of(
     st.builds(RepliesRequest, session_ids, naturals, naturals, st.booleans()), st.builds(Pong, uint64)
 )
-holds = st.builds(Hold, session_ids, naturals, st.floats(0, MAX_HOLD_S))
+holds = st.builds(Hold, session_ids, naturals, st.floats(0, MAX_HOLD_S), st.booleans())
 counters = st.builds(Counters, *[counts] * 8)
 
 
