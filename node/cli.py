@@ -19,7 +19,9 @@ from node import nodejs
 from node.autostart.install import InstallService, UninstallService, install, this_machine, uninstall
 from node.autostart.recorder import NodeRecorder
 from node.autostart.show import ShowNodeStatus, show
+from node.autostart.state_file import running_pids
 from node.config import ServeConfig
+from node.kept_files import ShowFiles, files
 from swarm.discovery.dht.addresses import OPEN_SWARM
 from swarm.discovery.identity import Identity, default_identity_path
 from swarm.doctor.options import Doctor
@@ -44,11 +46,12 @@ def main() -> None:
     meant_nodejs = nodejs.explain(sys.argv[1:], nodejs.find_nodejs(Path(sys.argv[0])))
     if meant_nodejs is not None:
         sys.exit(_fail(meant_nodejs, 2))
-    command: ServeConfig | ShowNodeStatus | InstallService | UninstallService | Doctor
+    command: ServeConfig | ShowNodeStatus | ShowFiles | InstallService | UninstallService | Doctor
     command = tyro.extras.subcommand_cli_from_dict(
         {
             "serve": ServeConfig,
             "status": ShowNodeStatus,
+            "files": ShowFiles,
             "install": InstallService,
             "uninstall": UninstallService,
             "doctor": Doctor,
@@ -66,13 +69,15 @@ def main() -> None:
             sys.exit(look_after(command))
 
 
-def look_after(command: ShowNodeStatus | InstallService | UninstallService) -> int:
+def look_after(command: ShowNodeStatus | ShowFiles | InstallService | UninstallService) -> int:
     """Do what needs no swarm; returns the exit status."""
     say = make_console(soft_wrap=True).print
     try:
         match command:
             case ShowNodeStatus():
                 return show(command, time.time(), say)
+            case ShowFiles():
+                files(command, lambda: bool(running_pids()), make_console())
             case InstallService():
                 machine = this_machine(sys.platform, os.environ)
                 install(replace(command, serve=_as_service(command.serve)), machine, say)

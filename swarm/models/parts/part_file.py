@@ -135,6 +135,16 @@ class PartFile:
         with self.data.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest() == self.digest
 
+    @property
+    def disk_bytes(self) -> int:
+        """What it takes on the disk, its list apart; on a system that does not say so, its size."""
+        try:
+            found = self.data.stat()
+        except OSError:
+            return 0
+        blocks: int | None = getattr(found, "st_blocks", None)
+        return found.st_size if blocks is None else blocks * BLOCK_BYTES
+
     def forget(self) -> None:
         """Remove what is here; what another program has open goes when it is closed, or stays."""
         for path in (self._list, self.data):
@@ -167,6 +177,32 @@ class _Listed:
 def parts_folder() -> Path:
     """Where parts of files are kept; it may not be there."""
     return cache_folder() / "parts"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPart:
+    """A part that lies here.
+
+    Attributes:
+        file: it.
+        origins: what the file is called on the hub, the name last used last; none where its list cannot be read.
+        fetched_at: Unix seconds at which its list, or without one its bytes, changed last.
+    """
+
+    file: PartFile
+    origins: tuple[HubOrigin, ...]
+    fetched_at: float
+
+
+def kept_parts() -> list[KeptPart]:
+    """All parts that lie here, those first that changed last."""
+    found = []
+    for data in parts_folder().glob("*"):
+        if SHA256.fullmatch(data.name):
+            listed = _read(data.with_suffix(".json")) or _Listed(0)
+            changed = _written(data.with_suffix(".json")) or _written(data)
+            found.append(KeptPart(PartFile(data.name, listed.size_bytes), listed.origins, changed))
+    return sorted(found, key=lambda part: part.fetched_at, reverse=True)
 
 
 def part_names(repo: str, commit: str) -> set[str]:

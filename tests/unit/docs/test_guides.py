@@ -16,6 +16,7 @@ from client.options import Options
 from node.autostart.install import InstallService, UninstallService
 from node.autostart.show import ShowNodeStatus
 from node.config import ServeConfig
+from node.kept_files import ShowFiles
 from tools.follow import in_order
 from tools.guide import GuideError, is_shown, read
 from tools.pictures import FOLDER, chain, commit, pipe, repair, tree
@@ -27,6 +28,7 @@ CONFIGS = (
     ServeConfig,
     InstallService,
     UninstallService,
+    ShowFiles,
     ShowNodeStatus,
     Options,
     *get_args(client.cli.ClientCommand),
