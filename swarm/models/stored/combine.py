@@ -23,6 +23,8 @@ from swarm.models.stored.source import StoredTensor
 Parts = Mapping[str, torch.Tensor]
 """The tensors that make one, by the ends of their names that the format adds."""
 Config = Mapping[str, Any]
+WORD_BITS = (4, 8)
+"""Of integers in words of 32 bits: what is handled."""
 INT8_FACTOR = 7.874015718698502e-3
 """1 / 127, as bitsandbytes writes it."""
 
@@ -63,9 +65,7 @@ def compressed(parts: Parts, _: Config) -> StoredTensor | torch.Tensor:
         encoding = "mxfp4" if overall is None else "nvfp4"
         return _whole(_fp4(encoding, packed, scales, overall))
     rows, columns = (int(size) for size in parts[".weight_shape"])
-    bits = 32 * packed.shape[1] // columns
-    if bits not in (4, 8):
-        raise ValueError(f"{bits} bits of a weight are not handled, 4 and 8 are")
+    bits = word_bits(packed.shape[1], columns)
     codes = packed.contiguous().view(torch.uint8)[:, : columns * bits // 8]
     zeros: torch.Tensor | int = 1 << (bits - 1)
     if (words := parts.get(".weight_zero_point")) is not None:
@@ -99,9 +99,12 @@ def modelopt(parts: Parts, _: Config) -> StoredTensor | torch.Tensor:
 
 
 def gptq(parts: Parts, config: Config) -> StoredTensor:
-    """GPTQ: words along inputs, zeros in words along outputs; the first version of the format holds zero - 1."""
-    bits = int(config.get("bits", 4))
+    """GPTQ: words along inputs, zeros in words along outputs; the first version of the format holds zero - 1.
+
+    Modules of one checkpoint may differ in their bits (`dynamic` in its config), so these are found from the zeros.
+    """
     words, scales = parts[".qweight"], parts[".scales"].t()
+    bits = word_bits(parts[".qzeros"].shape[1], len(scales))
     codes = bytes_of_words(words, bits)
     zeros = words_along(parts[".qzeros"], bits).t()[: len(codes)]
     if config.get("checkpoint_format", "gptq") != "gptq_v2":
@@ -109,6 +112,18 @@ def gptq(parts: Parts, config: Config) -> StoredTensor:
     g_idx = parts.get(".g_idx")
     order = None if g_idx is None else column_order(g_idx, scales.shape[1])
     return _whole(GroupedMatrix.of(f"gptq{bits}", codes, scales, zeros, order))
+
+
+def word_bits(words: int, values: int) -> int:
+    """How many bits each of so many values has, that fill so many words of 32 bits.
+
+    Raises:
+        ValueError: these are not handled.
+    """
+    for bits in WORD_BITS:
+        if words == -(-values * bits // 32):
+            return bits
+    raise ValueError(f"{32 * words // max(values, 1)} bits of a weight are not handled, 4 and 8 are")
 
 
 def awq(parts: Parts, _: Config) -> StoredTensor:

@@ -15,7 +15,7 @@ import torch
 
 from swarm.errors import UnsupportedModel
 from swarm.models.pretrained import first_line
-from swarm.models.stored.combine import Parts, awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
+from swarm.models.stored.combine import WORD_BITS, Parts, awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
 from swarm.models.stored.source import SafetensorsSource, StoredSize, StoredTensor
 
 if TYPE_CHECKING:
@@ -102,9 +102,12 @@ def refusal(quantisation: Mapping[str, Any]) -> str | None:
     handled = {"awq": ("", "gemm"), "gptq": ("", "gptq", "gptq_v2")}.get(method)
     if handled is not None and kind not in handled:
         return f"the checkpoint is quantised ({method}) in the form {kind}, which is not handled; {handled[1]} is"
-    bits = quantisation.get("bits", quantisation.get("w_bit", 4))
-    if method in ("awq", "gptq") and bits not in {"awq": (4,), "gptq": (4, 8)}[method]:
-        return f"the checkpoint is quantised ({method}) in {bits} bits, which is not handled; 4 bits are"
+    if method in ("awq", "gptq"):
+        handled_bits = (4,) if method == "awq" else WORD_BITS
+        others = [bits for bits in _all_bits(quantisation) if bits not in handled_bits]
+        if others:
+            which = " or ".join(map(str, handled_bits))
+            return f"the checkpoint is quantised ({method}) in {others[0]} bits, which is not handled; {which} bits are"
     if not isinstance(quantisation.get("config_groups") or {}, Mapping):
         return f"the checkpoint is quantised ({method}), and its config_groups cannot be read"
     if quantisation.get("transform_config"):
@@ -123,12 +126,21 @@ def format_name(quantisation: Mapping[str, Any]) -> str:
             return "bnb8"
         return "nf4" if quantisation.get("bnb_4bit_quant_type", "fp4") == "nf4" else "bnbfp4"
     if method in ("gptq", "awq"):
-        return f"{method}{quantisation.get('bits', 4)}"
+        return "_".join(f"{method}{bits}" for bits in _all_bits(quantisation))
     if method == "modelopt":
         return "nvfp4" if "FP4" in str(quantisation.get("quant_algo", "FP8")).upper() else "fp8"
     if method != "compressed-tensors":
         return str(method)
     return "_".join(sorted({_name_of(weights) for weights in _groups(quantisation)}))[:MAX_NAME] or "ct"
+
+
+def _all_bits(quantisation: Mapping[str, Any]) -> list[Any]:
+    """Of GPTQ's and AWQ's weights, what a config says: in general, and of some modules (GPTQModel's `dynamic`)."""
+    dynamic = quantisation.get("dynamic")
+    modules = dynamic.values() if isinstance(dynamic, Mapping) else ()
+    found = [quantisation.get("bits", quantisation.get("w_bit", 4))]
+    found += [one["bits"] for one in modules if isinstance(one, Mapping) and "bits" in one]
+    return list({str(bits): bits for bits in sorted(found, key=str)}.values())
 
 
 def _groups(quantisation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -218,7 +230,7 @@ class QuantisedSource:
                 case "_blocks":
                     return 2 * header.count
                 case ".qweight":
-                    return 32 * header.count // int(self.config.get("bits", 4))
+                    return header.count * 32 // _word_bits(parts)
                 case ".weight_packed" if header.kind == "U8":
                     return 2 * header.count
                 case ".weight_packed":
@@ -245,6 +257,14 @@ class QuantisedSource:
                 f"{self.model}: {name} is not what {method} means ({first_line(error)}); fetch it again, or choose "
                 "another version of the model"
             ) from error
+
+
+def _word_bits(parts: Mapping[str, TensorHeader]) -> int:
+    """Of GPTQ's and AWQ's weights, from the words of the zeros."""
+    zeros, scales = parts.get(".qzeros"), parts.get(".scales")
+    if zeros is None or scales is None or not zeros.count or not scales.count:
+        return 4
+    return max(32 * zeros.shape[-1] // scales.shape[-1], 1)
 
 
 def _packed_bits(config: Mapping[str, Any]) -> int:
