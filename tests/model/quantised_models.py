@@ -160,6 +160,21 @@ def fp8(*, block: tuple[int, int]) -> Written:
     return Written(config, write, read)
 
 
+def fbgemm() -> Written:
+    """FBGEMM's FP8, a scale for each row; what activations need is there too."""
+
+    def write(weight: torch.Tensor) -> Tensors:
+        scales = weight.abs().amax(1, keepdim=True) / 448
+        codes = (weight / scales).to(torch.float8_e4m3fn)
+        return {"": codes, "_scale": scales, "|.input_scale_ub": torch.tensor([1200.0])}
+
+    return Written(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        write,
+        lambda parts: parts[""].float() * parts["_scale"],
+    )
+
+
 def gptq(*, bits: int = 4, group: int = 32, act_order: bool = False, version: str = "gptq") -> Written:
     """GPTQ as its packing is documented: codes and zeros in int32 words, a scale and a zero for a group of inputs."""
 

@@ -78,7 +78,7 @@ def _compressed_bytes(weight: torch.Tensor, scales: torch.Tensor, parts: Parts) 
         result = torch.bfloat16 if scales.dtype == torch.uint8 else scales.dtype
         return _whole(Fp8Matrix.of(weight, scales, result))
     if weight.dtype != torch.int8:
-        return weight
+        return _plain(weight)
     rows = len(weight)
     of_rows = scales.reshape(rows, -1) if scales.numel() > 1 else scales.reshape(1, 1).expand(rows, 1)
     zeros: torch.Tensor | int = 0
@@ -88,14 +88,25 @@ def _compressed_bytes(weight: torch.Tensor, scales: torch.Tensor, parts: Parts) 
 
 
 def modelopt(parts: Parts, _: Config) -> StoredTensor | torch.Tensor:
-    """NVIDIA's ModelOpt: FP8 with a scale, or NVFP4, whose second scale multiplies the first."""
+    """NVIDIA's ModelOpt: FP8 with a scale, or NVFP4, whose second scale multiplies the first.
+
+    Scales of FP8's blocks have a side of 1 behind each side of theirs.
+    """
     weight, scales = parts[".weight"], parts[".weight_scale"]
     if weight.dtype in TYPES:
-        return _whole(Fp8Matrix.of(weight, scales, torch.float32))
+        of_blocks = scales.ndim == weight.ndim + 2 and scales.shape[-1] == scales.shape[-3] == 1
+        return _whole(Fp8Matrix.of(weight, scales[..., 0, :, 0] if of_blocks else scales, torch.float32))
     if weight.dtype != torch.uint8:
-        return weight
+        return _plain(weight)
     matrix = _fp4("nvfp4", weight, scales, parts[".weight_scale_2"])
     return _whole(replace(matrix, divides=False, result=torch.float32))
+
+
+def _plain(weight: torch.Tensor) -> torch.Tensor:
+    """A weight that is not quantised, whatever its scales are for."""
+    if not weight.is_floating_point():
+        raise ValueError(f"its type is {weight.dtype}")
+    return weight
 
 
 def gptq(parts: Parts, config: Config) -> StoredTensor:

@@ -66,6 +66,8 @@ class Fp8Matrix(PartedMatrix):
         Raises:
             ValueError: the shapes do not fit each other.
         """
+        if scales.ndim > weight.ndim:
+            raise ValueError(f"scales {list(scales.shape)} do not fit a weight {list(weight.shape)}")
         *experts, rows, columns = weight.shape
         count = experts[0] if experts else 1
         table = scales.reshape(count, -1, scales.shape[-1]) if scales.ndim >= 2 else scales.reshape(-1, 1, 1)

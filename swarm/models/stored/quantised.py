@@ -7,7 +7,7 @@ What only quantised activations need is left out. Activations are never quantise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ import torch
 from swarm.errors import UnsupportedModel
 from swarm.models.pretrained import first_line
 from swarm.models.stored.combine import WORD_BITS, Parts, awq, bitsandbytes, compressed, fp8, gptq, modelopt, mxfp4
+from swarm.models.stored.eight_bits import TYPES
 from swarm.models.stored.source import SafetensorsSource, StoredSize, StoredTensor
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         (("", ("_scale_inv", "")), (".weight", (".weight_scale", ".weight"))),
         (*_ACTIVATIONS, "_activation_scale", "_activation_scale_inv"),
     ),
+    "fbgemm_fp8": Format(fp8, ((".weight", (".weight_scale", ".weight")),), (*_ACTIVATIONS, ".input_scale_ub")),
     "mxfp4": Format(mxfp4, (("", ("_blocks", "_scales")),)),
     "compressed-tensors": Format(
         compressed,
@@ -77,6 +79,8 @@ FORMATS: Final[Mapping[str, Format]] = {
     ),
 }
 """What is handled, by `quant_method`."""
+_MODELOPT = ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
+"""How the algorithms of ModelOpt begin that are handled; what layers mix is found from their tensors."""
 UNFIT = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError, ArithmeticError)
 """What tensors raise that are not what their names say."""
 MAX_NAME = 32
@@ -108,6 +112,9 @@ def refusal(quantisation: Mapping[str, Any]) -> str | None:
         if others:
             which = " or ".join(map(str, handled_bits))
             return f"the checkpoint is quantised ({method}) in {others[0]} bits, which is not handled; {which} bits are"
+    algorithm = str(quantisation.get("quant_algo") or "FP8").upper()
+    if method == "modelopt" and not algorithm.startswith(_MODELOPT):
+        return f"the checkpoint is quantised (modelopt) as {algorithm}, which is not handled; FP8 and NVFP4 are"
     if not isinstance(quantisation.get("config_groups") or {}, Mapping):
         return f"the checkpoint is quantised ({method}), and its config_groups cannot be read"
     if quantisation.get("transform_config"):
@@ -130,7 +137,7 @@ def format_name(quantisation: Mapping[str, Any]) -> str:
     if method == "modelopt":
         return "nvfp4" if "FP4" in str(quantisation.get("quant_algo", "FP8")).upper() else "fp8"
     if method != "compressed-tensors":
-        return str(method)
+        return "fp8" if method == "fbgemm_fp8" else str(method)
     return "_".join(sorted({_name_of(weights) for weights in _groups(quantisation)}))[:MAX_NAME] or "ct"
 
 
@@ -187,6 +194,9 @@ class QuantisedSource:
         parts = _grouped(base.files, form)
         taken = {name for names in parts.values() for name in names.values()}
         left = [name for name in base.files if name not in taken and not name.endswith(form.left_out)]
+        if (unknown := min((name for name in left if _is_unknown_part(name, parts)), default=None)) is not None:
+            which = f"the checkpoint is quantised ({config['quant_method']}) with {unknown}, which is not handled"
+            raise UnsupportedModel(f"{model}: {which}; choose another version of the model")
         files = {name: base.files[name] for name in left}
         for name, own in parts.items():
             files[name] = tuple(sorted({file for part in own.values() for file in base.files[part]}))
@@ -199,8 +209,15 @@ class QuantisedSource:
         found: dict[str, torch.Tensor | StoredTensor] = {}
         for name in asked:
             own = self.parts.get(name)
-            found[name] = read[name] if own is None else self._combined(name, own, read)
+            found[name] = self._plain(name, read[name]) if own is None else self._combined(name, own, read)
         return found
+
+    def _plain(self, name: str, tensor: torch.Tensor | StoredTensor) -> torch.Tensor | StoredTensor:
+        """A tensor that is not quantised."""
+        if isinstance(tensor, torch.Tensor) and tensor.dtype in TYPES:
+            which = f"{name} is of the type {str(tensor.dtype).removeprefix('torch.')}, and its scales are not known"
+            raise UnsupportedModel(f"{self.model}: {which}; choose another version of the model")
+        return tensor
 
     def ranges(self, names: Iterable[str]) -> Mapping[str, ByteRanges]:
         """As `WeightSource.ranges`."""
@@ -257,6 +274,15 @@ class QuantisedSource:
                 f"{self.model}: {name} is not what {method} means ({first_line(error)}); fetch it again, or choose "
                 "another version of the model"
             ) from error
+
+
+def _is_unknown_part(name: str, quantised: Container[str]) -> bool:
+    """Whether a tensor is of a quantised module, and nothing says what for: without it, the weights may be wrong.
+
+    AWQ's scales of an activation stand in a module of their own.
+    """
+    module, _, end = name.rpartition(".")
+    return (f"{module}.weight" in quantised and end != "weight" and not end.endswith("bias")) or end == "scales"
 
 
 def _word_bits(parts: Mapping[str, TensorHeader]) -> int:

@@ -42,6 +42,7 @@ from tests.model.quantised_models import (
     awq,
     bitsandbytes,
     compressed,
+    fbgemm,
     fp8,
     gptq,
     mxfp4,
@@ -59,6 +60,7 @@ _FP4: Final[dict[str, Any]] = {"num_bits": 4, "type": "float", "symmetric": True
 FORMS: Final[dict[str, tuple[str, str, Callable[[], Written]]]] = {
     "fp8-blocks": ("fp8", "deepseek_v3", lambda: fp8(block=(16, 32))),
     "fp8-tensor": ("fp8", "llama", lambda: fp8(block=(1 << 16, 1 << 16))),
+    "fbgemm": ("fp8", "llama", fbgemm),
     "mxfp4": ("mxfp4", "gpt_oss", mxfp4),
     "gptq": ("gptq4", "llama", gptq),
     "gptq-act-order": ("gptq4", "llama", lambda: gptq(act_order=True)),
@@ -282,3 +284,37 @@ def test_a_node_says_what_it_holds(saved: Callable[[str], QuantisedModel]) -> No
     assert "--weights bf16, int8 or int4 run the kernels" in model.path_reason
     rounded = load(checkpoint, ServeConfig(layers="0-6", device="cpu", weights="int8"), said.append)
     assert rounded.numeric_class == "cpu-float32+w8"
+
+
+@pytest.mark.parametrize(
+    ("name", "stray"),
+    [
+        ("gptq", "model.layers.2.self_attn.q_proj.pre_quant_scale"),
+        ("fp8-tensor", "model.layers.2.mlp.up_proj.svdquant_lora_a"),
+        ("awq", "model.layers.2.mlp.act.scales"),
+    ],
+)
+def test_parts_of_a_quantised_module_that_nobody_knows_are_refused(
+    name: str, stray: str, saved: Callable[[str], QuantisedModel], tmp_path: Path
+) -> None:
+    """Weights that a scale of their own corrects would be wrong without it, and the text with them."""
+    folder = shutil.copytree(saved(name).folder, tmp_path / "model")
+    content = json.loads((folder / INDEX).read_text())
+    file = next(iter(content["weight_map"].values()))
+    content["weight_map"][stray] = file
+    save_file(load_file(folder / file) | {stray: torch.ones(64)}, folder / file)
+    (folder / INDEX).write_text(json.dumps(content))
+    with pytest.raises(UnsupportedModel) as caught:
+        open_checkpoint(folder).read([])
+    method = FORMS[name][2]().config["quant_method"]
+    assert f"the checkpoint is quantised ({method}) with {stray}, which is not handled" in str(caught.value)
+
+
+def test_a_weight_of_8_bits_without_a_scale_is_refused(saved: Callable[[str], QuantisedModel], tmp_path: Path) -> None:
+    folder = shutil.copytree(saved("fp8-tensor").folder, tmp_path / "model")
+    content = json.loads((folder / INDEX).read_text())
+    name = "model.layers.2.mlp.up_proj.weight"
+    del content["weight_map"][f"{name}_scale_inv"]
+    (folder / INDEX).write_text(json.dumps(content))
+    with pytest.raises(UnsupportedModel, match=rf"{name} is of the type float8_e4m3fn, and its scales are not known"):
+        open_checkpoint(folder).read([name])

@@ -14,7 +14,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from swarm.inference.weights.stored_rows import DecodedMatrix, StoredRows
 from swarm.inference.weights.stored_weight import StoredWeight
 from swarm.models.gguf.encodings import ENCODINGS
-from swarm.models.stored.combine import fp8, modelopt
+from swarm.models.stored.combine import compressed, fp8, modelopt
 from swarm.models.stored.eight_bits import Fp8Matrix
 from swarm.models.stored.fp4 import NUMBERS
 from swarm.models.stored.gguf_matrix import GgufMatrix
@@ -191,6 +191,28 @@ def test_modelopts_second_scale_multiplies_the_first() -> None:
     assert torch.equal(made.decode(), plain * (first.float() * second).repeat_interleave(16, 1))
 
 
+def test_modelopts_scales_of_blocks_have_sides_of_1_between() -> None:
+    """As its FP8_2D_BLOCKWISE_WEIGHT_ONLY writes them: [row blocks, 1, column blocks, 1]."""
+    weight = numbers(128, 256, seed=9, most=100).to(torch.float8_e4m3fn)
+    for blocks in ((1, 2), (2, 1), (1, 1)):
+        of_blocks = scales(*blocks, seed=10)
+        made = modelopt({".weight": weight, ".weight_scale": of_blocks[:, None, :, None]}, {})
+        assert isinstance(made, StoredTensor)
+        sides = (128 // blocks[0], 256 // blocks[1])
+        spread = of_blocks.repeat_interleave(sides[0], 0).repeat_interleave(sides[1], 1)
+        assert torch.equal(made.decode(), weight.float() * spread)
+    with pytest.raises(ValueError, match="do not fit a weight"):
+        modelopt({".weight": weight, ".weight_scale": torch.ones(1, 1, 1)}, {})
+
+
+def test_integers_whose_format_is_not_known_are_no_weights() -> None:
+    weight = torch.ones(4, 32, dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"its type is torch\.int8"):
+        modelopt({".weight": weight, ".weight_scale": torch.ones(4)}, {})
+    with pytest.raises(ValueError, match=r"its type is torch\.int16"):
+        compressed({".weight": weight.short(), ".weight_scale": torch.ones(4)}, {})
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -199,6 +221,7 @@ def test_modelopts_second_scale_multiplies_the_first() -> None:
         ({"quant_method": "awq", "version": "gemv"}, "form gemv, which is not handled; gemm is"),
         ({"quant_method": "awq", "bits": 3}, "3 bits"),
         ({"quant_method": "gptq", "bits": 2}, "2 bits"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "as W4A16_AWQ, which is not handled; FP8 and NVFP4"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "form marlin, which is not handled; gptq is"),
         ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse"),
         ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": {}}}}, "transforms"),
@@ -214,6 +237,7 @@ def test_what_is_not_read_is_refused_by_name(config: dict[str, Any], reason: str
     ("config", "name"),
     [
         ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
         ({"quant_method": "gptq", "bits": 8}, "gptq8"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
