@@ -339,9 +339,10 @@ class Chain:
 
     async def _release(self, peer: str) -> None:
         """A hop that was held for a chain that does without it, or that stays broken, is free at once (R9)."""
-        request = wire.encode_hold(Hold(self._key.session, self.generation, is_release=True))
-        await _tell(self._held[peer], self._key, request)
-        self._held.pop(peer, None)
+        if (held := self._held.get(peer)) is not None:  # not released meanwhile
+            request = wire.encode_hold(Hold(self._key.session, self.generation, is_release=True))
+            await _tell(held, self._key, request)
+            self._held.pop(peer, None)
 
     async def _search(self, search: RouteSearch, scope: TaskScope) -> None:
         try:
