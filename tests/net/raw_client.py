@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeVar
@@ -164,7 +164,8 @@ async def raw_link(node: Node, *first: Frame, opens: Attach | None = None) -> As
     metadata = () if attach is None else opening_of(node, attach)
     async with dial(node, wire.LINK, metadata=metadata) as call:
         link = RawLink(call)
-        await link.send(*first)
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # refused before: the status says why
+            await link.send(*first)
         yield link
 
 
