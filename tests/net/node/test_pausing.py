@@ -20,7 +20,7 @@ from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.discovery.node_record import NodeState
 from swarm.errors import HopClosed
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
-from tests.net.three_nodes import SPANS, prompt, until
+from tests.net.three_nodes import SPANS, prompt, thread_held, until, until_freed
 
 REASON = "the machine runs on battery"
 
@@ -67,29 +67,36 @@ def until_state(here: InProcessSwarm, node: Node, state: NodeState) -> Callable[
 
 
 async def test_sessions_move_away_and_the_node_comes_back_by_itself() -> None:
-    plug = Plug()
-    async with in_process_swarm(TARGET, SPANS[1:]) as here, laptop(here, plug) as node, here.client() as swarm:
+    plugs = [Plug(), Plug()]
+    async with (
+        in_process_swarm(TARGET, SPANS[1:]) as here,
+        laptop(here, plugs[0]) as one,
+        laptop(here, plugs[1]) as other,
+        here.client() as swarm,
+    ):
         plain = await swarm.generate(prompt(1), max_new_tokens=60)
         stream = swarm.stream(prompt(1), max_new_tokens=60)
         text = (await anext(stream)).text
-        async with laptop(here, Plug()):  # where the session may go
+        node, plug = (one, plugs[0]) if one.facts().sessions else (other, plugs[1])
+        async with thread_held(node):  # or the text may be over before the node has looked
             plug.is_pulled = True
-            async for piece in stream:
-                text += piece.text
-                result = piece.result
-            assert result is not None
-            assert (result.tokens, text) == (plain.tokens, plain.text)
-            assert [repair.is_move for repair in result.stats.repairs] == [True]
             await until(until_state(here, node, NodeState.DRAINING))
-            facts = node.facts()
-            assert (facts.stage, facts.paused_for, facts.sessions) == (Stage.PAUSED, REASON, 0)
-            assert facts.given.sweeps > 0
-            assert [one.text for one in node.running.resources.outbox._events][-1] == f"paused: {REASON}"
-            asked = SimpleNamespace(open=None, index=0, route=[SimpleNamespace(span=SPANS[0])])
-            with pytest.raises(HopClosed, match="is paused by its owner"):
-                node.running.host.sessions._reserve(cast("Any", asked), "somebody")
-            await swarm.generate(prompt(1), max_new_tokens=2)
-            assert node.facts().given.sweeps == facts.given.sweeps, "it takes nothing meanwhile"
+        async for piece in stream:
+            text += piece.text
+            result = piece.result
+        assert result is not None
+        assert (result.tokens, text) == (plain.tokens, plain.text)
+        assert [repair.is_move for repair in result.stats.repairs] == [True]
+        await until_freed([node])
+        facts = node.facts()
+        assert (facts.stage, facts.paused_for, facts.sessions) == (Stage.PAUSED, REASON, 0)
+        assert facts.given.sweeps > 0
+        assert [one.text for one in node.running.resources.outbox._events][-1] == f"paused: {REASON}"
+        asked = SimpleNamespace(open=None, index=0, route=[SimpleNamespace(span=SPANS[0])])
+        with pytest.raises(HopClosed, match="is paused by its owner"):
+            node.running.host.sessions._reserve(cast("Any", asked), "somebody")
+        await swarm.generate(prompt(1), max_new_tokens=2)
+        assert node.facts().given.sweeps == facts.given.sweeps, "it takes nothing meanwhile"
         plug.is_pulled = False
         await until(until_state(here, node, NodeState.SERVING))
         again = await swarm.generate(prompt(1), max_new_tokens=3)
