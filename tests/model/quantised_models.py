@@ -4,8 +4,9 @@
     compressed-tensors  ct4, ct8, int8, fp8 of rows, NVFP4, MXFP4      the tests are skipped
     bitsandbytes        nf4, fp4, int8                                 the tests are skipped
 
-The library of GPTQ and AWQ asks for another torch: files that it made lie in `tests.model.gptqmodel`. Here theirs are
-written by the documented packing. compressed-tensors has a reader of AWQ's; GPTQ's is read by its definition.
+The libraries of GPTQ, AWQ and ModelOpt ask for other versions than ours: files that they made lie in
+`tests.model.gptqmodel` and `tests.model.modelopt`. Here GPTQ and AWQ are written by the documented packing.
+compressed-tensors has a reader of AWQ's; GPTQ's is read by its definition.
 DeepSeek's FP8 and gpt-oss's MXFP4 are read by transformers' own dequantisers.
 """
 

@@ -77,8 +77,8 @@ def plain_config() -> LlamaConfig:
 
 
 def digest(values: torch.Tensor) -> str:
-    """SHA-256 of a matrix in float32."""
-    return hashlib.sha256(values.float().contiguous().numpy().tobytes()).hexdigest()
+    """SHA-256 of a matrix in float32; its zeros have no sign."""
+    return hashlib.sha256((values.float() + 0.0).contiguous().numpy().tobytes()).hexdigest()
 
 
 def _source(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints that GPTQModel wrote: what it reads of them is what a node computes with, still packed."""
+"""Checkpoints that GPTQModel and ModelOpt wrote: what they read of them is what a node computes with, still packed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,24 @@ from swarm.inference.weights.stored_weight import StoredWeight
 from swarm.layers import Span
 from swarm.models.stored.quantised import refusal
 from swarm.models.stored.source import StoredTensor
-from tests.model.gptqmodel.make import EMBEDDING, HERE, digest, plain_config
+from tests.model import gptqmodel, modelopt
+from tests.model.gptqmodel.make import EMBEDDING, digest, plain_config
 from tests.model.tiny_models import chain, reference, run_chain
 
-MADE: Final[dict[str, Any]] = json.loads((HERE / "made.json").read_text(encoding="utf-8"))
-MODELS: Final[dict[str, Any]] = MADE["models"]
+FOLDERS: Final = [Path(next(iter(package.__path__))) for package in (gptqmodel, modelopt)]
+MADE: Final = {folder: json.loads((folder / "made.json").read_text(encoding="utf-8"))["models"] for folder in FOLDERS}
+FILES: Final = {name: folder / f"{name}.safetensors" for folder, models in MADE.items() for name in models}
+MODELS: Final[dict[str, Any]] = {name: model for models in MADE.values() for name, model in models.items()}
 ENCODINGS: Final = {
     "gptq4": {"gptq4"},
     "gptq4-act-order": {"gptq4"},
     "gptq8-v2": {"gptq8"},
     "gptq-dynamic": {"gptq4", "gptq8"},
     "awq4": {"awq4"},
+    "fp8": {"fp8"},
+    "fp8-rows": {"fp8"},
+    "fp8-blocks": {"fp8"},
+    "nvfp4": {"nvfp4"},
 }
 CPU: Final = torch.device("cpu")
 SPANS: Final = (Span(0, 1), Span(1, 2))
@@ -46,7 +53,7 @@ def saved(name: str, folder: Path, **changes: object) -> Checkpoint:
     config.quantization_config = {**MODELS[name]["config"], **changes}
     config.save_pretrained(folder)
     embedding = torch.randn(config.vocab_size, config.hidden_size, generator=torch.Generator().manual_seed(1))
-    save_file(load_file(HERE / f"{name}.safetensors") | {EMBEDDING: embedding.bfloat16()}, folder / "model.safetensors")
+    save_file(load_file(FILES[name]) | {EMBEDDING: embedding.bfloat16()}, folder / "model.safetensors")
     return open_checkpoint(folder)
 
 
