@@ -62,7 +62,8 @@ def _export(kind: str, named: str, folder: Path) -> None:
     torch.manual_seed(7)
     of_model = plain_config()
     of_model.architectures = ["LlamaForCausalLM"]
-    model: Any = LlamaForCausalLM(of_model).to(torch.bfloat16)
+    model: Any = LlamaForCausalLM(of_model)
+    model.to(torch.bfloat16)
     is_fp4 = kind == "nvfp4"
     ids = torch.arange(64)[None] % 100 + 3
     quantization.quantize(model, config, forward_loop=None if is_fp4 else lambda one: one(ids))
@@ -77,16 +78,16 @@ def _read(kind: str, root: str, tensors: dict[str, torch.Tensor]) -> torch.Tenso
     """As the library itself reads it, in float32."""
     tensor_types: Any = importlib.import_module("modelopt.torch.quantization.qtensor")
     weight, scale = tensors[f"{root}.weight"], tensors[f"{root}.weight_scale"]
-    if kind == "nvfp4":
-        shape = (weight.shape[0], 2 * weight.shape[1])
-        double = tensors[f"{root}.weight_scale_2"]
-        read = tensor_types.NVFP4QTensor(shape, torch.float32, weight)
-        return read.dequantize(scale=scale, double_scale=double, block_sizes={-1: 16})
-    read = tensor_types.FP8QTensor(weight.shape, torch.float32, weight)
+    how: dict[str, Any] = {"scale": scale[:, None] if kind == "fp8-rows" else scale}
     if kind == "fp8-blocks":
-        sides = dict.fromkeys((0, 1), BLOCK)
-        return read.dequantize(scale=scale.reshape([one // BLOCK for one in weight.shape]), block_sizes=sides)
-    return read.dequantize(scale=scale[:, None] if kind == "fp8-rows" else scale)
+        how = {"scale": scale[:, 0, :, 0], "block_sizes": dict.fromkeys((0, 1), BLOCK)}
+    shape = weight.shape
+    if kind == "nvfp4":
+        shape = torch.Size((len(weight), 2 * weight.shape[1]))
+        how |= {"double_scale": tensors[f"{root}.weight_scale_2"], "block_sizes": {-1: 16}}
+    library_type = tensor_types.NVFP4QTensor if kind == "nvfp4" else tensor_types.FP8QTensor
+    values: torch.Tensor = library_type(shape, torch.float32, weight).dequantize(**how)
+    return values
 
 
 if __name__ == "__main__":
