@@ -98,13 +98,14 @@ class HomesTexts:
             say("piece", pieces=len(came_at))
         assert result is not None, "a stream ends with a result or an error"
         stats = result.stats
-        links = [[sweep.first_link_ms, *(hop.link_ms for hop in sweep.hops)] for sweep in stats.sweeps]
+        sweeps = [sweep for sweep in stats.sweeps if len(sweep.hops) == len(job["hops"])]  # not those that a repair cut
+        links = [[sweep.first_link_ms, *(hop.link_ms for hop in sweep.hops)] for sweep in sweeps]
         return {
             "tokens": result.tokens,
             "repairs": len(stats.repairs),
             "pause_s": max((later - sooner for sooner, later in pairwise(came_at)), default=0.0),
             "first_token_s": stats.time_to_first_token_s,
-            "links_ms": [statistics.median(column) for column in zip(*links, strict=False)],
+            "links_ms": [statistics.median(column) for column in zip(*links, strict=True)],
         }
 
     async def _listed(self, peers: Sequence[str]) -> None:

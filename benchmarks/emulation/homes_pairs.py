@@ -147,7 +147,7 @@ class PairsBench:
         for _ in range(ATTEMPTS):
             told: dict[str, Any] = await client.generate({"hops": chain, "new_tokens": TOKENS})
             found = await path_between(self._swarm.world, near, far)
-            links = told.get("links_ms") or [0.0]
+            links = told.get("links_ms") or [0.0] * len(hops)
             is_same = told["tokens"] == self._reference[:TOKENS]
             finding = PairFinding(near, far, by, expected, found, links[len(hops) - 1], is_same, told["error"])
             if finding.is_right:

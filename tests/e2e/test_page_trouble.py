@@ -28,6 +28,20 @@ def test_history_that_is_not_read_yet_is_nobody_elses(page: Page, server: PageSe
 
 
 @in_browser
+def test_history_that_is_not_answered_is_asked_for_again(failing_page: Page, server: PageServer) -> None:
+    failing_page.clock.install()
+    failing_page.route("**/api/v1/history*", lambda route: route.fulfill(status=503))
+    failing_page.goto(server.url)
+    history = failing_page.locator("#history")
+    expect(history).to_contain_text("History could not be read: it answered 503.")
+    failing_page.unroute("**/api/v1/history*")
+    failing_page.clock.fast_forward(5_000)
+    server.show(page_states.later(page_states.serving()))
+    expect(history).to_contain_text("serving")
+    expect(history).not_to_contain_text("could not be read")
+
+
+@in_browser
 def test_silence_is_said_and_ends(failing_page: Page, server: PageServer) -> None:
     failing_page.clock.install()
     failing_page.goto(server.url)

@@ -11,7 +11,7 @@ from typing import Any
 
 from swarm.kernels.support import INTERPRETER
 
-LIMIT_S = 55
+LIMIT_S = 200
 
 
 def compiled_by(module: str, folder: Path) -> list[dict[str, Any]]:

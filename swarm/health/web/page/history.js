@@ -10,6 +10,7 @@ const WINDOWS = [
 ];
 const HEIGHTS = { serving: 100, degraded: 66, broken: 33 }; // per cent: the strip reads without colour too
 const REFRESH_MS = 60_000;
+const RETRY_MS = 5_000; // after a question that was not answered
 const ANSWER_MS = 5_000;
 const VERDICTS = ["serving", "degraded", "broken"];
 const MIN_SHOWN = 0.2; // of a cell: a verdict that held for a moment only is visible too
@@ -144,20 +145,20 @@ export class History {
     this.strips = WINDOWS.map((window) => new Strip(window));
     this.trouble = el("p", { class: "small" });
     host.append(...this.strips.map(({ box }) => box), this.trouble);
-    this.asked = null; // the last request: {fingerprint, verdict, at}
+    this.asked = null; // the last request: {fingerprint, verdict, until}
   }
 
-  // Ask again for another model, after a change of verdict, and once a minute.
+  // Ask again for another model, after a change of verdict, and once a minute; sooner where there was no answer.
   render(model, now) {
     const { asked } = this;
-    const fresh = asked !== null && asked.fingerprint === model.fingerprint && asked.verdict === model.verdict && performance.now() - asked.at < REFRESH_MS;
-    if (fresh) return;
+    if (asked?.fingerprint === model.fingerprint && asked.verdict === model.verdict && performance.now() < asked.until) return;
     if (asked?.fingerprint !== model.fingerprint) for (const strip of this.strips) strip.draw([], 0, now, "not read yet");
-    this.asked = { fingerprint: model.fingerprint, verdict: model.verdict, at: performance.now() };
-    for (const strip of this.strips) this.ask(strip, model.fingerprint, now);
+    this.asked = { fingerprint: model.fingerprint, verdict: model.verdict, until: performance.now() + REFRESH_MS };
+    for (const strip of this.strips) this.ask(strip, this.asked, now);
   }
 
-  async ask(strip, fingerprint, now) {
+  async ask(strip, asked, now) {
+    const { fingerprint } = asked;
     try {
       const answer = await fetch(historyOf(fingerprint, strip.window.id), { signal: AbortSignal.timeout(ANSWER_MS) });
       const none = answer.status === 404; // a model so new that nothing of it is written yet
@@ -167,6 +168,7 @@ export class History {
       strip.draw(points, step, now, summary(points, step, strip.window));
       setText(this.trouble, "");
     } catch (error) {
+      asked.until = performance.now() + RETRY_MS;
       setText(this.trouble, `History could not be read: ${error.message}.`);
     }
   }

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.compiling import compiled_by
+from tests.kernels.compiling import LIMIT_S, compiled_by
 
 pytest.importorskip("triton")
 
 
+@pytest.mark.timeout(LIMIT_S + 20)
 def test_kernels_compile_for_cards_of_every_class(tmp_path: Path) -> None:
     made = compiled_by("tests.kernels.compiled_attention", tmp_path)
     assert len(made) == 8

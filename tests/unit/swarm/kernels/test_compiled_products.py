@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.kernels.compiling import compiled_by
+import pytest
+
+from tests.kernels.compiling import LIMIT_S, compiled_by
 
 
+@pytest.mark.timeout(LIMIT_S + 20)
 def test_kernels_compile_for_cards_of_every_class(tmp_path: Path) -> None:
     found = compiled_by("tests.kernels.compiled_products", tmp_path)
     made = {one["name"].strip(): one for one in found}
