@@ -168,6 +168,7 @@ export class History {
       strip.draw(points, step, now, summary(points, step, strip.window));
       setText(this.trouble, "");
     } catch (error) {
+      if (this.asked !== asked) return;
       asked.until = performance.now() + RETRY_MS;
       setText(this.trouble, `History could not be read: ${error.message}.`);
     }
