@@ -21,6 +21,7 @@ from tests.leftovers import SERVERS
 LIBRARIES = (
     *("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto", "scipy.optimize"),
     *("transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama", "safetensors.torch"),
+    *("tyro", "rich.console", "cryptography.x509", "zeroconf", "prometheus_client", "aiomqtt", "llguidance"),
 )
 """What a node and a client import, and take seconds for. gRPC is not among them: who uses it must not be forked."""
 FREE = (
@@ -29,7 +30,11 @@ FREE = (
 )
 """Beginnings of the variables that none of them reads."""
 START_S = 100.0
-FORKED = ("node.cli", "client.cli", SCRIPT := "canopy_script")
+SMALL_PARTS_NODE = "tests.e2e.swarm.models.small_parts_node"
+FORKED = (
+    *("node.cli", "client.cli", "benchmarks.emulation.homes_client"),
+    *(SMALL_PARTS_NODE, SCRIPT := "canopy_script"),
+)
 """Modules that import them anyhow, a test's own script among them. Others start as usual: some must stay small."""
 CACHE = tempfile.TemporaryDirectory(prefix="canopy-cache-")
 """Where programs keep what they learn about drafts, in place of the user's cache."""
@@ -51,7 +56,7 @@ class Request(TypedDict):
         environment: all variables.
         cwd: the folder that it runs in.
         start_new_session: whether it leads a session of its own.
-        network: the file of the network namespace that it enters; None for the server's.
+        namespaces: the files of the namespaces that it enters, which are of networks or mounts.
     """
 
     module: str
@@ -59,7 +64,7 @@ class Request(TypedDict):
     environment: dict[str, str]
     cwd: str
     start_new_session: bool
-    network: str | None
+    namespaces: list[str]
 
 
 class ForkServer:
@@ -104,10 +109,10 @@ class ForkedPopen(subprocess.Popen[Any]):
         self,
         server: ForkServer,
         arguments: Sequence[str],
-        network: str | None = None,
+        namespaces: Sequence[str] = (),
         **options: Any,  # noqa: ANN401 - as Popen
     ) -> None:
-        self._server, self._network = server, network
+        self._server, self._namespaces = server, list(namespaces)
         super().__init__(arguments, **options)
 
     def _execute_child(self, args: Sequence[str], *given: Any) -> None:  # noqa: ANN401 - as Popen calls it
@@ -121,7 +126,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             environment=dict(environment),
             cwd=str(cwd or os.getcwd()),
             start_new_session=start_new_session,
-            network=self._network,
+            namespaces=self._namespaces,
         )
         theirs = [end if end != -1 else number for number, end in enumerate((ends[0], ends[3], ends[5]))]
         try:

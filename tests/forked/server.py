@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tests.forked.program import Request
 
 MAX_REQUEST_BYTES = 1 << 18
-_CLONE_NEWNET = 0x40000000
 
 
 def serve(connection: socket.socket) -> Request:
@@ -65,9 +64,10 @@ def enter(request: Request, files: list[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    if request["network"] is not None:
-        with open(request["network"], "rb") as namespace:
-            assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) == 0, ctypes.get_errno()
+    namespaces = [open(file, "rb") for file in request["namespaces"]]  # noqa: SIM115 - other mounts may not show them
+    for namespace in namespaces:
+        assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) == 0, ctypes.get_errno()
+        namespace.close()
     os.chdir(request["cwd"])
     if request["start_new_session"]:
         os.setsid()

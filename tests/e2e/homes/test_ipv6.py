@@ -10,7 +10,7 @@ from benchmarks.emulation import homes_swarm
 from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan
 from benchmarks.emulation.homes_paths import HomesPath
 from benchmarks.emulation.homes_swarm import open_homes_swarm
-from tests.forked.machines import forked_program
+from tests.forked.machines import forked_json_program, forked_program
 
 TOKENS, ATTEMPTS = 6, 4
 LEG_MS = 25.0
@@ -21,6 +21,7 @@ LEG_MS = 25.0
 @pytest.mark.needs_program("conntrack", "conntrack")
 async def test_machines_with_ipv6_alone_serve_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(homes_swarm, "start_program", forked_program)
+    monkeypatch.setattr(homes_swarm, "json_program", forked_json_program)
     homes = (Home("A", ipv4=False), Home("B", ipv4=False))
     async with HomesNetwork(HomesPlan(homes, ipv6=True)) as world, open_homes_swarm(world, tmp_path) as swarm:
         peer = await swarm.bootstrap("P", ipv6=True)
