@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from client.target import load_target
 from client.terminal.commands import Generate
 from tests.e2e.programs import program, serve
 from tests.fake_hub import FakeHub, Repo, fake_hub, use_hub
+from tests.forked.program import SMALL_PARTS_NODE
 from tests.model.gguf_files import TinyGguf
 
 PROMPT = "It was a dark night"
@@ -48,6 +50,7 @@ def test_a_node_serves_a_file_and_a_client_writes_its_text(tmp_path: Path, capfd
         assert client.cli.run(command) == 0
         shown = capfd.readouterr().out
         said = node.log.read_text()
+        assert node.end(signal.SIGTERM) == (0, [])
     assert "layers 0…2 of 3 as float32 with weights in gguf on cpu" in said
     assert len(expected) > TOKENS // 2
     assert shown.rstrip("\n").removeprefix(PROMPT) == expected.rstrip("\n")
@@ -62,16 +65,16 @@ def test_two_nodes_fetch_the_bytes_of_their_layers_and_a_client_writes_the_text(
     with fake_hub() as hub:
         hub.repos["org/Tiny-GGUF"] = Repo({path.name: path.read_bytes()})
         use_hub(hub.url, tmp_path / "hub", monkeypatch)
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("CANOPY_TEST_HUB", hub.url)  # HF_ENDPOINT is read at an import, which forked nodes share
+        monkeypatch.setenv("CANOPY_TEST_HUB_CACHE", str(tmp_path / "hub"))
         model = "org/Tiny-GGUF:Q4_K_M"
         first, second = (serve(model, layers, "", tmp_path) for layers in ("0-1", "1-3"))
-        module = "tests.e2e.swarm.models.small_parts_node"
-        with program([module, *(one for one in first[1:] if one not in ("--join", ""))], tmp_path / "first.log") as one:
+        with program(
+            [SMALL_PARTS_NODE, *(one for one in first[1:] if one not in ("--join", ""))], tmp_path / "first.log"
+        ) as one:
             join = one.wait_for(r"/ip4/127\.0\.0\.1/tcp/\S+")
             second[second.index("")] = join
-            with program([module, *second[1:]], tmp_path / "second.log") as other:
+            with program([SMALL_PARTS_NODE, *second[1:]], tmp_path / "second.log") as other:
                 for node in (one, other):
                     node.wait_for(r"serving at \S+")
                 options = Options(temperature=0.0, max_new_tokens=TOKENS)
