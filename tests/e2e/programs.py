@@ -85,14 +85,21 @@ def program(arguments: Sequence[str], log: Path, folder: Path | None = None) -> 
     with log.open("wb") as output:
         process = forked.start(arguments, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, cwd=folder)
     running = Program(process, log)
-    try:
+    with ended_after(running):
         yield running
+
+
+@contextmanager
+def ended_after(running: Program) -> Iterator[None]:
+    """Afterwards the program and all that it started have ended."""
+    try:
+        yield
     finally:
-        if process.poll() is None:
+        if running.process.poll() is None:
             _, left = running.end(signal.SIGTERM)
             assert not left, f"left behind: {left}"
-        assert process.stdin is not None
-        process.stdin.close()
+        if running.process.stdin is not None:
+            running.process.stdin.close()
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:

@@ -20,10 +20,9 @@ import pytest
 
 from node.telemetry.publisher import PublishIntervals
 from swarm.demo import TARGET
-from tests.e2e.programs import Program, bootstrap, environment, program, serve, within
-from tests.net.brokers import free_port, mosquitto
+from tests.e2e.programs import Program, bootstrap, ended_after, environment, program, serve, within
 
-SPANS = ("0-4", "4-8", "8-12")
+SPANS = ("0-6", "6-12")
 SHOWN_S = 2.0
 
 
@@ -50,37 +49,35 @@ def watch(peer: str, folder: Path, *options: str) -> list[str]:
     return ["swarm.cli", "health", *given]
 
 
-@pytest.mark.needs_program("mosquitto", "mosquitto")
-def test_a_killed_node_shows_at_once_and_the_line_mends_it(tmp_path: Path) -> None:
-    url = f"mqtt://127.0.0.1:{(port := free_port())}"
+def test_one_command_sees_a_killed_node_at_once_and_gives_the_line_that_mends_it(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        stack.enter_context(mosquitto(tmp_path, port))
         peer = stack.enter_context(bootstrap(tmp_path))
-        options = watch(peer, tmp_path, "--mqtt", url, "--probe-every", "3600")
+        options = watch(peer, tmp_path, "--embedded-broker", "--broker-port", "0", "--probe-every", "3600")
         health = stack.enter_context(program(options, tmp_path / "health.log"))
+        url = health.wait_for(r"broker at mqtt://[0-9.:]+").split()[-1]
         nodes = {
             span: stack.enter_context(
                 program([*serve(TARGET, span, peer, tmp_path), "--mqtt", url], tmp_path / f"{span}.log")
             )
             for span in SPANS
         }
-        everybody = [([0, 4], "serving", "both"), ([4, 8], "serving", "both"), ([8, 12], "serving", "both")]
+        everybody = [([0, 6], "serving", "both"), ([6, 12], "serving", "both")]
         assert within(100, lambda: states(health) == everybody), state(health)
         assert (model(health)["verdict"], model(health)["margin"]) == ("serving", 0), "each layer has one machine only"
         assert within(60, lambda: model(health)["probe"] is not None), state(health)
         probe = model(health)["probe"]
         assert probe["ok"], probe
-        assert [hop["span"] for hop in probe["hops"]] == [[0, 4], [4, 8], [8, 12]]
+        assert [hop["span"] for hop in probe["hops"]] == [[0, 6], [6, 12]]
 
         died = time.monotonic()
-        nodes["4-8"].process.kill()
+        nodes["6-12"].process.kill()
         assert within(10, lambda: model(health)["verdict"] == "broken"), state(health)
         assert time.monotonic() - died < SHOWN_S
         broken = model(health)
-        assert broken["missing"] == [[4, 8]]
-        assert ([4, 8], "offline") in [(node["span"], node["state"]) for node in broken["nodes"]]
+        assert broken["missing"] == [[6, 12]]
+        assert ([6, 12], "offline") in [(node["span"], node["state"]) for node in broken["nodes"]]
         (line,) = broken["fixes"]
-        assert line == f"node serve demo-target --layers 4-8 --join {peer}"
+        assert line == f"node serve demo-target --layers 6-12 --join {peer}"
 
         arguments = ["node.cli", *shlex.split(line)[1:], "--mqtt", url]
         arguments += ["--host", "127.0.0.1", "--threads", "1", "--identity", str(tmp_path / "new.key")]
@@ -91,24 +88,6 @@ def test_a_killed_node_shows_at_once_and_the_line_mends_it(tmp_path: Path) -> No
         assert not [file for file in ours.memory_maps() if "libtorch" in file.path], "the service must stay small"
         status, left = health.end(signal.SIGTERM)
         assert (status, left) == (0, [])
-
-
-def test_one_command_is_a_whole_observatory(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        peer = stack.enter_context(bootstrap(tmp_path))
-        options = watch(peer, tmp_path, "--embedded-broker", "--broker-port", "0", "--probe-every", "0")
-        health = stack.enter_context(program(options, tmp_path / "health.log"))
-        url = health.wait_for(r"broker at mqtt://[0-9.:]+").split()[-1]
-        node = stack.enter_context(
-            program([*serve(TARGET, "0-4", peer, tmp_path), "--mqtt", url], tmp_path / "node.log")
-        )
-        assert within(100, lambda: states(health) == [([0, 4], "serving", "both")]), state(health)
-        assert model(health)["missing"] == [[4, 12]]
-        died = time.monotonic()
-        node.process.kill()
-        assert within(10, lambda: [one[1] for one in states(health)] == ["offline"]), state(health)
-        assert time.monotonic() - died < SHOWN_S
-        assert health.end(signal.SIGTERM) == (0, [])
 
 
 @contextmanager
@@ -144,15 +123,8 @@ def inside(namespace: str, log: Path, *command: str) -> Iterator[Program]:
             stderr=subprocess.STDOUT,
             env=environment(),
         )
-    running = Program(process, log)
-    try:
+    with ended_after(running := Program(process, log)):
         yield running
-    finally:
-        if process.poll() is None:
-            _, left = running.end(signal.SIGTERM)
-            assert not left, f"left behind: {left}"
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 @pytest.mark.needs_root

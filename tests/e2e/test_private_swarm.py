@@ -1,10 +1,12 @@
 """docs/guides/private-swarm.md as it is written: each machine a network namespace with its own /etc and home folder.
 
 Every machine has a public address; all but `cleo` are in the private network too. `scp` copies between home folders.
+Nodes are forked, with the arguments and variables that the guide's line gives them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -16,9 +18,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import psutil
 import pytest
+
+from tests.forked.program import ForkedPopen, shared_server
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "private-swarm.md"
@@ -26,6 +31,9 @@ MACHINES = {"boot": 1, "watch": 5, "you": 7, "anna": 11, "ben": 12, "cleo": 13}
 STRANGERS = {"cleo"}
 MODULES = {"node": "node.cli", "client": "client.cli", "swarm": "swarm.cli"}
 STEP_S = 100.0
+ASKED = "CANOPY_TEST_ASKED"
+TELL = f"import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(os.environ['{ASKED}'], 'w'))"
+"""In place of a node, which is then forked: where its arguments and variables go."""
 OWN_ETC = (
     "mount -t tmpfs none {0} && mkdir {0}/up {0}/work"
     " && mount -t overlay none -o lowerdir=/etc,upperdir={0}/up,workdir={0}/work /etc"
@@ -68,15 +76,21 @@ class Machines:
         inside = ["nsenter", "--target", str(self.keepers[block.machine]), "--net", "--mount"]
         paths = {"HOME": str(home), "PATH": f"{self.folder}:{os.environ['PATH']}:/usr/sbin", "PYTHONPATH": str(ROOT)}
         own = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "CANOPY_SWARMS"))}
+        environment = {**own, **paths, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+        typed = [*inside, f"--wd={ROOT}", "bash", "-c", block.command]
         with log.open("wb") as output:
-            return subprocess.Popen(
-                [*inside, f"--wd={ROOT}", "bash", "-c", block.command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**own, **paths, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
-                start_new_session=True,
-            )
+            if re.search(r"\bnode serve\b", block.command) is None:
+                return subprocess.Popen(typed, env=environment, **_streams(output))
+            subprocess.run(typed, env={**environment, ASKED: f"{log}.asked"}, check=True)
+            arguments, given = json.loads(Path(f"{log}.asked").read_text())
+            namespaces = [f"/proc/{self.keepers[block.machine]}/ns/{kind}" for kind in ("net", "mnt")]
+            node = ["node.cli", *arguments]
+            return ForkedPopen(shared_server(), node, namespaces, env=given, cwd=ROOT, **_streams(output))
+
+
+def _streams(output: BinaryIO) -> dict[str, Any]:
+    said = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+    return {**said, "start_new_session": True}
 
 
 def ip(keeper: int, *commands: str) -> None:
@@ -119,6 +133,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
         copied = (
             f'shift; for last; do :; done; set -- "${{@:1:$#-1}}"; cp -r "$@" {tmp_path}/"${{last%%:*}}/${{last#*:}}"'
         )
+        programs["node"] = f'exec {shlex.quote(sys.executable)} -ISc {shlex.quote(TELL)} "$@"'
         python = f'exec {shlex.quote(sys.executable)} "$@"'
         for name, line in {**programs, "python": python, "scp": copied}.items():
             (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
