@@ -39,6 +39,7 @@ if "CANOPY_TEST_DEVICE" not in os.environ:
 import psutil  # noqa: E402  (after the environment: torch reads its thread count when it is first imported)
 import pytest  # noqa: E402
 from _pytest import runner  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from tests.kernels.interpreter import exchange_names_once  # noqa: E402
@@ -65,6 +66,30 @@ NOT_OURS: set[psutil.Process] = set()
 settings.register_profile("canopy", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
 settings.load_profile("canopy")
+
+
+_generate_rsa_key = rsa.generate_private_key
+_primes: list[int] = []
+_pairs: list[tuple[int, int]] = []
+
+
+def quick_rsa_key(public_exponent: int, key_size: int, backend: object = None) -> rsa.RSAPrivateKey:
+    """An RSA key that nobody had before, of two primes of other keys: to find primes takes longer than a node's start."""
+    if (public_exponent, key_size) != (65_537, 2_048):
+        return _generate_rsa_key(public_exponent, key_size, backend)
+    if not _pairs:
+        found = _generate_rsa_key(public_exponent, key_size).private_numbers()
+        for prime in (found.p, found.q):
+            _pairs.extend((max(prime, other), min(prime, other)) for other in _primes)
+            _primes.append(prime)
+    p, q = _pairs.pop()
+    d = pow(public_exponent, -1, (p - 1) * (q - 1))
+    public = rsa.RSAPublicNumbers(public_exponent, p * q)
+    parts = rsa.RSAPrivateNumbers(p, q, d, d % (p - 1), d % (q - 1), pow(q, -1, p), public)
+    return parts.private_key(unsafe_skip_rsa_key_validation=True)
+
+
+rsa.generate_private_key = quick_rsa_key
 
 
 def folder_of(path: Path) -> str:
