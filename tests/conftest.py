@@ -74,7 +74,7 @@ _pairs: list[tuple[int, int]] = []
 
 
 def quick_rsa_key(public_exponent: int, key_size: int, backend: object = None) -> rsa.RSAPrivateKey:
-    """An RSA key that nobody had before, of two primes of other keys: to find primes takes longer than a node's start."""
+    """An RSA key that nobody had before, of two primes of other keys: to find primes takes half of a node's start."""
     if (public_exponent, key_size) != (65_537, 2_048):
         return _generate_rsa_key(public_exponent, key_size, backend)
     if not _pairs:

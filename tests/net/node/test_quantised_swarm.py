@@ -11,15 +11,14 @@ from transformers import AutoTokenizer
 
 from swarm.demo import TARGET
 from tests.in_process_swarm import in_process_swarm
-from tests.model.quantised_models import awq, bitsandbytes, compressed, fp8, gptq, save_quantised
+from tests.model.quantised_models import awq, bitsandbytes, compressed, fp8, save_quantised
 
 PROMPT = "In the village below the hill,"
-TOKENS = 24
+TOKENS = 12
 GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
 FORMS = {
     "fp8": lambda: fp8(block=(16, 64)),
     "ct4": lambda: compressed(GROUPS),
-    "gptq4": lambda: gptq(group=64),
     "awq4": lambda: awq(group=64),
     "nf4": lambda: bitsandbytes("nf4", nested=True),
 }

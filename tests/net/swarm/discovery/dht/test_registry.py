@@ -8,14 +8,14 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
 import msgpack
 import pytest
+import pytest_asyncio
 
 from swarm.discovery.address_proof import hello_response, who_answer
 from swarm.discovery.dht import addresses
@@ -41,6 +41,7 @@ MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 40)
 NONCE = bytes(range(16))
 LOCAL = DhtConfig(host="127.0.0.1")
 NOBODY = Endpoint(PeerId("nobody"), "127.0.0.1:1")
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 def record_of(registry: Registry, span: Span, name: str = "victim") -> NodeRecord:
@@ -65,81 +66,91 @@ def joining(*peers: DhtRegistry, client_mode: bool = False) -> DhtConfig:
     return replace(LOCAL, join=tuple(peer.join_addresses()[0] for peer in peers), client_mode=client_mode)
 
 
-@asynccontextmanager
-async def memory_pair() -> AsyncIterator[tuple[Registry, Registry]]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def dht_pair() -> AsyncIterator[tuple[DhtRegistry, DhtRegistry]]:
+    """Two peers that tests use one after another; each test takes back what it files."""
+    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
+        yield one, two
+
+
+@pytest.fixture(params=["memory", "dht"])
+def pair(request: pytest.FixtureRequest, dht_pair: tuple[DhtRegistry, DhtRegistry]) -> tuple[Registry, Registry]:
+    if request.param == "dht":
+        return dht_pair
     network = MemoryNetwork()
-    async with MemoryRegistry(network) as one, MemoryRegistry(network) as two:
-        yield one, two
+    return MemoryRegistry(network), MemoryRegistry(network)
 
 
-@asynccontextmanager
-async def dht_pair() -> AsyncIterator[tuple[Registry, Registry]]:
-    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
-        yield one, two
+@in_one_loop
+async def test_announce_replace_and_withdraw(pair: tuple[Registry, Registry]) -> None:
+    one, two = pair
+    first, second = record_of(one, Span(0, 20)), record_of(two, Span(15, 40))
+    assert await two.models() == []
+    assert await two.records(MODEL.fingerprint, 40) == []
+    await one.announce(first)
+    await two.announce(second)
+    for registry in (one, two):
+        assert await registry.records(MODEL.fingerprint, 40, within_s=0.0) == [first, second]
+        assert await registry.models() == [MODEL]
+    newer = replace(second, span=Span(33, 40), sequence=2, expires_at=second.expires_at + 1)
+    await two.announce(newer)
+    assert await one.records(MODEL.fingerprint, 40, within_s=0.0) == [first, newer]
+    with pytest.raises(RegistryError, match="last"):
+        await two.announce(replace(newer, sequence=3))  # the very same one would be held already
+    with pytest.raises(RecordError, match="peer"):
+        await two.announce(first)
+    with pytest.raises(RecordError, match="expires_at"):
+        await two.announce(replace(newer, expires_at=time.time() + 3_600))
+    await two.withdraw(newer)
+    assert await one.records(MODEL.fingerprint, 40, within_s=0.0) == [first]
+    await one.withdraw(first)
+    assert await two.records(MODEL.fingerprint, 40, within_s=0.0) == []
+    assert await two.models() == []
 
 
-@pytest.mark.parametrize("pair", [memory_pair, dht_pair])
-async def test_announce_replace_and_withdraw(pair: Callable[[], object]) -> None:
-    async with pair() as (one, two):  # type: ignore[attr-defined]
-        first, second = record_of(one, Span(0, 20)), record_of(two, Span(15, 40))
-        assert await two.models() == []
-        assert await two.records(MODEL.fingerprint, 40) == []
-        await one.announce(first)
-        await two.announce(second)
-        for registry in (one, two):
-            assert await registry.records(MODEL.fingerprint, 40, within_s=0.0) == [first, second]
-            assert await registry.models() == [MODEL]
-        newer = replace(second, span=Span(33, 40), sequence=2, expires_at=second.expires_at + 1)
-        await two.announce(newer)
-        assert await one.records(MODEL.fingerprint, 40, within_s=0.0) == [first, newer]
-        with pytest.raises(RegistryError, match="last"):
-            await two.announce(replace(newer, sequence=3))  # the very same one would be held already
-        with pytest.raises(RecordError, match="peer"):
-            await two.announce(first)
-        with pytest.raises(RecordError, match="expires_at"):
-            await two.announce(replace(newer, expires_at=time.time() + 3_600))
-        await two.withdraw(newer)
-        assert await one.records(MODEL.fingerprint, 40, within_s=0.0) == [first]
-        await one.withdraw(first)
-        assert await two.records(MODEL.fingerprint, 40, within_s=0.0) == []
-        assert await two.models() == []
+@in_one_loop
+async def test_a_lent_relay_is_found_until_it_is_lent_no_more(pair: tuple[Registry, Registry]) -> None:
+    one, two = pair
+    assert await two.relays() == []
+    both = ("192.0.2.7:31338", "[2001:db8::7]:31338")
+    await one.offer_relay(*both)
+    assert await two.relays() == [RelayOffer(one.peer_id, address) for address in both]
+    assert await one.relays() == [], "nobody is told of its own"
+    await one.offer_relay()
+    assert await two.relays() == []
 
 
-@pytest.mark.parametrize("pair", [memory_pair, dht_pair])
-async def test_a_lent_relay_is_found_until_it_is_lent_no_more(pair: Callable[[], object]) -> None:
-    async with pair() as (one, two):  # type: ignore[attr-defined]
-        assert await two.relays() == []
-        both = ("192.0.2.7:31338", "[2001:db8::7]:31338")
-        await one.offer_relay(*both)
-        assert await two.relays() == [RelayOffer(one.peer_id, address) for address in both]
-        assert await one.relays() == [], "nobody is told of its own"
-        await one.offer_relay()
-        assert await two.relays() == []
+@in_one_loop
+async def test_a_client_finds_relays_and_a_peer_that_offers_nonsense_lends_none(
+    dht_pair: tuple[DhtRegistry, DhtRegistry],
+) -> None:
+    one, two = dht_pair
+    await two.offer_relay("[2001:db8::7]:31338")
+    async with DhtRegistry.open(joining(one, two, client_mode=True)) as client:
+        assert await client.relays() == [RelayOffer(two.peer_id, "[2001:db8::7]:31338")]
+        await one.offer_relay("http://192.0.2.7/")
+        assert await client.relays() == [RelayOffer(two.peer_id, "[2001:db8::7]:31338")]
+    await one.offer_relay()
+    await two.offer_relay()
 
 
-async def test_a_client_finds_relays_and_a_peer_that_offers_nonsense_lends_none() -> None:
-    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
-        await two.offer_relay("[2001:db8::7]:31338")
-        async with DhtRegistry.open(joining(one, two, client_mode=True)) as client:
-            assert await client.relays() == [RelayOffer(two.peer_id, "[2001:db8::7]:31338")]
-            await one.offer_relay("http://192.0.2.7/")
-            assert await client.relays() == [RelayOffer(two.peer_id, "[2001:db8::7]:31338")]
+@in_one_loop
+async def test_a_relay_counts_as_reached_where_it_proves_whose_it_is(
+    dht_pair: tuple[DhtRegistry, DhtRegistry],
+) -> None:
+    one, two = dht_pair
 
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = (await reader.readline()).split()
+        writer.write(who_answer(two.identity, bytes.fromhex(asked[1].decode())))
+        writer.close()
 
-async def test_a_relay_counts_as_reached_where_it_proves_whose_it_is() -> None:
-    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
-
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            asked = (await reader.readline()).split()
-            writer.write(who_answer(two.identity, bytes.fromhex(asked[1].decode())))
-            writer.close()
-
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as relay:
-            address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
-            assert await two.dial_back_relay(address) is True
-            assert await one.dial_back_relay(address) is False, "a relay answers there, but not the asker's"
-        assert await two.dial_back_relay(address) is False, "nothing answers any more"
-        assert await two.dial_back_relay("not an address") is False
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as relay:
+        address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
+        assert await two.dial_back_relay(address) is True
+        assert await one.dial_back_relay(address) is False, "a relay answers there, but not the asker's"
+    assert await two.dial_back_relay(address) is False, "nothing answers any more"
+    assert await two.dial_back_relay("not an address") is False
 
 
 async def test_a_relay_of_a_private_address_is_not_called_and_counts_as_a_dial_back() -> None:
@@ -325,7 +336,10 @@ async def test_a_chosen_port_that_somebody_takes_meanwhile_is_replaced(monkeypat
             await DhtRegistry.open(replace(LOCAL, announce_host="127.0.0.1"))
 
 
-async def test_a_wrong_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_one_loop
+async def test_a_wrong_clock_is_named(
+    dht_pair: tuple[DhtRegistry, DhtRegistry], monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = (
         "import runpy, time; right = time.time; time.time = lambda: right() + 10\n"
         "runpy.run_module('swarm.discovery.dht.process', run_name='__main__')"
@@ -334,10 +348,10 @@ async def test_a_wrong_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start_late() -> DhtPipe:
         return await start_pipe([sys.executable, "-c", program])
 
-    async with DhtRegistry.open(LOCAL) as one:
-        monkeypatch.setattr("swarm.discovery.dht.registry.start_pipe", start_late)
-        with pytest.raises(RegistryError, match="clock"):
-            await DhtRegistry.open(joining(one))
+    one, _ = dht_pair
+    monkeypatch.setattr("swarm.discovery.dht.registry.start_pipe", start_late)
+    with pytest.raises(RegistryError, match="clock"):
+        await DhtRegistry.open(joining(one))
 
 
 START = (
@@ -366,20 +380,21 @@ BUSY = START.format(
 SOUND = START.format(imports="os", change="")
 
 
+@in_one_loop
 async def test_a_busy_machine_gets_more_time_once_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+    dht_pair: tuple[DhtRegistry, DhtRegistry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with DhtRegistry.open(LOCAL) as one:
-        said: list[str] = []
-        monkeypatch.setattr(dht_registry._log, "warning", lambda text, *values: said.append(text % values))
-        left = starting(monkeypatch, BUSY, SOUND)
-        async with DhtRegistry.open(joining(one, client_mode=True)) as other:
-            assert await other.models() == []
-        assert not left
-        assert said == ["this machine is busy: joining took 15 s; tried once more, for 60 s"]
-        starting(monkeypatch, BUSY, BUSY)
-        with pytest.raises(RegistryError, match="too busy: the p2p daemon did not start within 60 s"):
-            await DhtRegistry.open(joining(one, client_mode=True))
+    one, _ = dht_pair
+    said: list[str] = []
+    monkeypatch.setattr(dht_registry._log, "warning", lambda text, *values: said.append(text % values))
+    left = starting(monkeypatch, BUSY, SOUND)
+    async with DhtRegistry.open(joining(one, client_mode=True)) as other:
+        assert await other.models() == []
+    assert not left
+    assert said == ["this machine is busy: joining took 15 s; tried once more, for 60 s"]
+    starting(monkeypatch, BUSY, BUSY)
+    with pytest.raises(RegistryError, match="too busy: the p2p daemon did not start within 60 s"):
+        await DhtRegistry.open(joining(one, client_mode=True))
 
 
 async def test_where_no_peer_answers_no_time_is_wasted_on_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
