@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.simulation.clock import Clock, FifoServer, Then
 
 TASKS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=8)
-STEP_MS = 0.01
+EXACT_MS = 1e-6
 
 
 def run(clock: Clock, tasks: list[tuple[int, int]], programs: Sequence[int] | None = None) -> list[float]:
@@ -31,22 +31,26 @@ def run(clock: Clock, tasks: list[tuple[int, int]], programs: Sequence[int] | No
 
 
 def shared(count: int, tasks: list[tuple[int, int]], programs: Sequence[int]) -> list[float]:
-    """The same in small steps, in which each program gets its even part, and in it each that is ready."""
-    left, ends, step = [float(took) for _, took in tasks], [0.0] * len(tasks), 0
-    while any(part > 0 for part in left):
-        able = [number for number, (ready, _) in enumerate(tasks) if ready <= step * STEP_MS and left[number] > 0]
-        step, beside = step + 1, Counter(programs[number] for number in able)
-        for number in able:
-            left[number] -= STEP_MS * min(1.0, count / len(beside)) / beside[programs[number]]
-            if left[number] <= STEP_MS / 100:
-                left[number], ends[number] = 0.0, step * STEP_MS
+    """The same from one change to the next: each program gets its even part, and in it each that is ready."""
+    left, ends, now = [float(took) for _, took in tasks], [0.0] * len(tasks), 0.0
+    while any(left):
+        able = [number for number, (ready, _) in enumerate(tasks) if ready <= now and left[number]]
+        beside = Counter(programs[number] for number in able)
+        rates = {number: min(1.0, count / len(beside)) / beside[programs[number]] for number in able}
+        arrivals = [ready - now for ready, _ in tasks if ready > now]
+        step = min(arrivals + [left[number] / rate for number, rate in rates.items()])
+        now += step
+        for number, rate in rates.items():
+            left[number] -= rate * step
+            if left[number] < EXACT_MS:
+                left[number], ends[number] = 0.0, now
     return ends
 
 
 @given(st.integers(1, 3), TASKS)
 def test_what_computes_shares_cores_evenly(count: int, tasks: list[tuple[int, int]]) -> None:
     alone = range(len(tasks))
-    assert run(Clock(count), tasks) == pytest.approx(shared(count, tasks, alone), abs=len(tasks) * 2 * STEP_MS)
+    assert run(Clock(count), tasks) == pytest.approx(shared(count, tasks, alone), abs=EXACT_MS)
 
 
 @given(st.integers(1, 3), TASKS, st.lists(st.integers(0, 2), min_size=8, max_size=8))
@@ -54,7 +58,7 @@ def test_a_program_has_one_core_for_all_that_it_does(
     count: int, tasks: list[tuple[int, int]], programs: list[int]
 ) -> None:
     expected = shared(count, tasks, programs)
-    assert run(Clock(count), tasks, programs) == pytest.approx(expected, abs=len(tasks) * 2 * STEP_MS)
+    assert run(Clock(count), tasks, programs) == pytest.approx(expected, abs=EXACT_MS)
 
 
 @given(TASKS)
