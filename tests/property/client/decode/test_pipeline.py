@@ -39,8 +39,10 @@ from swarm.protocol.messages import Sampling, Sweep
 from swarm.routing.costs import DEFAULT_LINK_MBIT_PER_S, RouteForecast
 
 PROMPT, NEW, VOCABULARY = 40, 60, 900
-ROUNDS = 4
+ROUNDS = 2
 NEAR, FAR = Costs(1, 1_000), Costs(50, 20)
+OTHERWISE = dict(zip(PROFILES, (0.9, 0.4, 0.4, 0.4, 0.9), strict=True))
+"""What another draft knows. One that is right now and then wins least where links are neither fast nor far."""
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +100,7 @@ class Reckless(Goodput):
         return SpeculationPlan(len(probabilities) if max(probabilities, default=0.0) > 0.5 else 0, 1e9, "deeper")
 
 
-@pytest.mark.parametrize("knows", [0.0, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "knows"), [(0, 0.0), (1, 0.5), (2, 0.5), (0, 0.9), (1, 0.9), (2, 1.0)])
 async def test_the_text_is_the_plain_one(seed: int, knows: float, tokenizer: FastTokenizer) -> None:
     """`replay_text` compares the text; and tokens came from below nodes that were not verified when they were sent."""
     text = recorded(seed, knows)
@@ -119,9 +120,9 @@ async def test_a_walk_that_stays_inside_what_is_on_its_way_costs_no_trip(tokeniz
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: FastTokenizer) -> None:
-    """Also with a draft that is always wrong, once that is known."""
+    """Also with a draft that is always wrong, once that is known; that is where least is to be won."""
     costs = PROFILES[profile]
-    for knows in (0.0, 0.4, 0.9):
+    for knows in (0.0, OTHERWISE[profile]):
         texts = [recorded(seed, knows) for seed in range(3)]
         plain = replay_texts(texts, costs, FixedPolicy(0), tokenizer).tokens_per_s
         pipe, alone = (_settled(texts, costs, control, tokenizer) for control in (Goodput(32), OneAtATime(32)))
@@ -135,7 +136,7 @@ def said(costs: Costs, mbit: float) -> RouteForecast:
 
 
 @pytest.mark.parametrize("costs", [Costs(20, 100, 40, 0.05, row_bytes=16_384), Costs(30, 2, 20, row_bytes=8_192)])
-@pytest.mark.parametrize("mbit", [None, 100.0, 1_000.0])
+@pytest.mark.parametrize("mbit", [None, 1_000.0])
 def test_links_that_take_longer_than_machines_are_not_flooded(
     costs: Costs, mbit: float | None, tokenizer: FastTokenizer
 ) -> None:

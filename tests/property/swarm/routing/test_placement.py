@@ -14,7 +14,7 @@ from node.membership.rebalance import COOL_DOWN_S, LOOK_S
 from swarm.ids import PeerId
 from swarm.routing.placement import MAX_MOVES, Holder, Layout, Newcomer, own_move, plan_join
 
-LAYERS = 12
+FEW_LAYERS, LAYERS = 8, 12
 HOUR_S = 3_600
 
 
@@ -22,7 +22,7 @@ def test_nearly_as_good_as_the_best_of_all_layouts() -> None:
     rng = random.Random(11)
     ratios = []
     for _ in range(200):
-        swarm = small_swarm(rng, LAYERS)
+        swarm = small_swarm(rng, FEW_LAYERS, (1, FEW_LAYERS))
         built = join_all(swarm)
         best = best_of_all(swarm)
         assert built.layout.counts.all() == (best.fastest > 0)
@@ -35,7 +35,7 @@ def test_nearly_as_good_as_the_best_of_all_layouts() -> None:
 
 def test_a_larger_swarm_comes_near_the_fluid_bound_and_the_baseline() -> None:
     rng = random.Random(5)
-    swarm = RandomSwarm(40, tuple((rng.randint(3, 12), rng.uniform(1, 10)) for _ in range(40)))
+    swarm = RandomSwarm(30, tuple((rng.randint(3, 12), rng.uniform(1, 10)) for _ in range(30)))
     ours, baseline = join_all(swarm).layout, grown_by_petals(swarm)
     assert ours.score().weakest >= 0.8 * ours.fluid_bound()
     assert ours.score().weakest >= 0.95 * baseline.score().weakest
@@ -81,7 +81,7 @@ class Hour:
                 self.load(replace(self.listed[peer], span=move.new), now)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_an_hour_without_oscillation(seed: int) -> None:
     """Six machines, then joins and leaves for a quarter of an hour; a quarter to settle; then nobody moves."""
     hour = Hour(seed)
