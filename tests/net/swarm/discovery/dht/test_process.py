@@ -13,12 +13,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tyro
 
+from swarm.cli import Command, run
 from swarm.discovery.dht import child
 from swarm.discovery.dht.child import start_pipe
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
 from swarm.errors import RegistryError
+from swarm.runtime.cli import plain_words
 
 GONE_WITHIN_S = 10
 LOCAL = DhtConfig(host="127.0.0.1")
@@ -127,22 +130,42 @@ async def test_status_of_an_empty_swarm(tmp_path: Path) -> None:
         await owner.communicate()
 
 
-async def test_misuse_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
-    (tmp_path / "bad").write_bytes(b"rubbish")
+async def test_misuse_is_one_line_and_exit_code_1() -> None:
     dead = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.ephemeral().peer_id}"
-    for arguments, part in [
-        (["status", "--join", dead], "no peer answers"),
+    process = await swarm("status", "--join", dead)
+    output, errors = await process.communicate()
+    assert (process.returncode, output) == (1, b"")
+    assert errors.startswith(b"swarm: ")
+    assert errors.count(b"\n") == 1
+    assert b"no peer answers" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
         (["status", "--join", "nonsense"], "is no peer address"),
         (["status"], "--join"),
-        (["bootstrap", "--identity", str(tmp_path / "bad")], "holds no libp2p key"),
-        (["bootstrap", "--identity", str(tmp_path / "new"), "--host", "here"], "is not an IP address"),
-    ]:
-        process = await swarm(*arguments)
-        output, errors = await process.communicate()
-        assert (process.returncode, output) == (1, b"")
-        assert errors.decode().startswith("swarm: ")
-        assert errors.decode().count("\n") == 1
-        assert part in errors.decode()
+        (["bootstrap", "--identity", "bad"], "holds no libp2p key"),
+        (["bootstrap", "--identity", "new", "--host", "here"], "is not an IP address"),
+    ],
+    ids=["address", "nowhere", "key", "host"],
+)
+def test_whatever_is_misused(
+    arguments: list[str],
+    part: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "bad").write_bytes(b"rubbish")
+    monkeypatch.chdir(tmp_path)
+    command = tyro.cli(Command, args=arguments, registry=plain_words())
+    assert run(command) == 1
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.startswith("swarm: ")
+    assert errors.count("\n") == 1
+    assert part in errors
 
 
 async def test_announcements_never_wait_for_look_ups_and_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
