@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 
 import grpc
 import psutil
@@ -126,11 +127,14 @@ def serve(model: Path | str, layers: str, peer: str, folder: Path) -> list[str]:
     return ["node.cli", "serve", str(model), *options, "--identity", str(folder / f"{layers}.key")]
 
 
-def run(*arguments: str, timeout_s: float = 100, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, in a folder."""
-    with forked.start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder) as process:
+def run(
+    *arguments: str, timeout_s: float = 100, folder: Path | None = None, typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, in a folder; typed: its standard input, None for that of the tests."""
+    stdin = None if typed is None else PIPE
+    with forked.start(arguments, stdin=stdin, stdout=PIPE, stderr=PIPE, text=True, cwd=folder) as process:
         try:
-            output, errors = process.communicate(timeout=timeout_s)
+            output, errors = process.communicate(typed, timeout=timeout_s)
         except BaseException:
             process.kill()
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +15,20 @@ import pytest
 from nbclient import NotebookClient
 
 from swarm.demo import DRAFT, TARGET
-from tests.e2e.programs import bootstrap, environment, program, serve
+from tests.e2e.programs import bootstrap, environment, program, run, serve
+from tests.forked.program import SCRIPT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OPENING = "It was a dark night, and the old captain"
+MYPY = """
+[mypy]
+strict = true
+explicit_package_bases = true
+follow_imports = skip
+[mypy-client.*,swarm.*]
+follow_imports = silent
+"""
+"""All that the notebook can name is Canopy's; to read torch and transformers too took a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +46,10 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield peer
 
 
-def example(name: str, *arguments: str, typed: str = "") -> str:
-    """What it prints."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments],
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**environment(), "PYTHONPATH": str(EXAMPLES.parent)},
-        check=False,
-    )
+def example(folder: Path, name: str, *arguments: str, typed: str = "") -> str:
+    """What it prints, run as a file of its own in a folder."""
+    shutil.copy(EXAMPLES / name, folder / f"{SCRIPT}.py")
+    done = run(SCRIPT, *arguments, folder=folder, typed=typed)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -53,8 +58,8 @@ def test_every_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {"generate.py", "chat.py", "notebook.ipynb"}
 
 
-def test_a_text_streams(peer: str) -> None:
-    said = example("generate.py", str(TARGET), peer, "--draft", str(DRAFT), "--tokens", "24")
+def test_a_text_streams(peer: str, tmp_path: Path) -> None:
+    said = example(tmp_path, "generate.py", str(TARGET), peer, "--draft", str(DRAFT), "--tokens", "24")
     text, figures = said.split("\n\n")
     assert text.startswith(OPENING)
     assert len(text.split()) > len(OPENING.split()) + 8
@@ -62,8 +67,9 @@ def test_a_text_streams(peer: str) -> None:
     assert float(figures.split()[2]) > 1
 
 
-def test_a_conversation_has_turns(peer: str) -> None:
-    said = example("chat.py", str(TARGET), peer, "--tokens", "8", typed="Where is the captain?\nAnd his ship?\n\n")
+def test_a_conversation_has_turns(peer: str, tmp_path: Path) -> None:
+    typed = "Where is the captain?\nAnd his ship?\n\n"
+    said = example(tmp_path, "chat.py", str(TARGET), peer, "--tokens", "8", typed=typed)
     assert said.count("you: ") == 3
     assert all(len(answer.strip()) > 4 for answer in said.split("you: ")[1:3])
 
@@ -92,6 +98,8 @@ def test_the_notebooks_code_is_typed(tmp_path: Path) -> None:
     notebook = read_notebook()
     code = tmp_path / "notebook.py"
     code.write_text("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
-    mypy = [sys.executable, "-m", "mypy", str(code)]
+    rules = tmp_path / "mypy.ini"
+    rules.write_text(MYPY)
+    mypy = [sys.executable, "-m", "mypy", "--config-file", str(rules), "--cache-dir", os.devnull, str(code)]
     done = subprocess.run(mypy, capture_output=True, text=True, check=False, cwd=EXAMPLES.parent)
     assert done.returncode == 0, done.stdout
