@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tools.follow import follower, in_order
+from tests.forked.program import FORKED, ForkedPopen, shared_server
+from tools import follow
+from tools.follow import MODULES, follower, in_order
 from tools.guide import GuideError, read
 
 FOLDER = Path(__file__).parents[2] / "docs/guides"
@@ -17,8 +23,22 @@ GUIDES = sorted(set(FOLDER.glob("*.md")) - {FOLDER / "private-swarm.md"})
 pytestmark = [pytest.mark.needs_root, pytest.mark.needs_program("ip", "iproute2")]
 
 
+def start(arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:  # noqa: ANN401 - as Popen
+    """In place of Popen: nodes and clients are forked with their libraries imported, in their machine's network."""
+    variables: Mapping[str, str] = options["env"]
+    typed = shlex.split(arguments[-1])
+    words = [variables.get(word[1:], word) if word.startswith("$") else word for word in typed]
+    if arguments[-3:-1] != ["bash", "-c"] or MODULES.get(words[0]) not in FORKED:
+        return subprocess.Popen(arguments, **options)
+    assert not any(set(word) & set("$&;|<>*?`~#") for word in words), "such a command is a shell's"
+    network = f"/proc/{arguments[arguments.index('--target') + 1]}/ns/net"
+    options["preexec_fn"] = None  # no fork has one; what would outlive the test is found after it
+    return ForkedPopen(shared_server(), [MODULES[words[0]], *words[1:]], network=network, **options)
+
+
 @pytest.mark.timeout(290)  # a minute on a machine that does nothing else
-def test_the_guides_do_what_they_say() -> None:
+def test_the_guides_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
     said: list[str] = []
     with follower(said.append, skipped_flags={"slow"}) as following:
         for guide in in_order(GUIDES):
