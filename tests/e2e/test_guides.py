@@ -33,7 +33,7 @@ def start(arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:  #
     assert not any(set(word) & set("$&;|<>*?`~#") for word in words), "such a command is a shell's"
     network = f"/proc/{arguments[arguments.index('--target') + 1]}/ns/net"
     options["preexec_fn"] = None  # no fork has one; what would outlive the test is found after it
-    return ForkedPopen(shared_server(), [MODULES[words[0]], *words[1:]], network=network, **options)
+    return ForkedPopen(shared_server(), [MODULES[words[0]], *words[1:]], namespaces=[network], **options)
 
 
 @pytest.mark.timeout(290)  # a minute on a machine that does nothing else
