@@ -42,7 +42,7 @@ from _pytest import runner  # noqa: E402
 from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from tests.kernels.interpreter import exchange_names_once  # noqa: E402
+from tests.kernels.interpreter import prepare_interpreter  # noqa: E402
 from tests.leftovers import SERVERS, descendants, has_ended, started_meanwhile  # noqa: E402
 
 CI = os.environ.get("CI", "false") not in {"", "0", "false"}
@@ -142,7 +142,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    exchange_names_once()
+    prepare_interpreter()
     if item.get_closest_marker("needs_root") and os.geteuid() != 0:
         pytest.skip("needs root")
     if item.get_closest_marker("needs_npm") and not (NODE_MODULES.is_dir() and shutil.which("node")):
