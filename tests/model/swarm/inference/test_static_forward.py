@@ -22,7 +22,7 @@ from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.static_forward import StaticForward, StaticOutput
 from swarm.kernels.batch_plan import BatchPlan
 from swarm.layers import Span
-from tests.model.tiny_models import FAMILIES, FEW, chain, reference, tiny_model, whole_model
+from tests.model.tiny_models import FEW, chain, reference, tiny_model, whole_model
 
 TOLERANCE = 1e-5
 PARENTS = ((None, 0, 1, 2, 3, 4, 2), (None, 0, None))
@@ -31,6 +31,8 @@ LEAVES = ((5, 6), (1, 2))
 THIRDS = (Span(0, 1), Span(1, 2), Span(2, 3))
 TEXT = 16
 """Certain tokens in front of a tree."""
+KINDS = ("cohere2", "deepseek_v3", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "llama", "opt", "phi3", "qwen2")
+"""Families whose layers call the kernels in different ways; others differ from these in front of attention or behind."""
 
 
 def by_kernels(model: RaggedModel, *buckets: int, sessions: int = 8, backend: str | None = None) -> StaticForward:
@@ -79,8 +81,8 @@ def in_thirds(model: RaggedModel, caches: Sequence[Sequence[KvCache]], works: Se
     return rows
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_family_in_three_spans_gives_the_whole_models_logits(family: str) -> None:
+@pytest.mark.parametrize("family", KINDS)
+def test_families_in_three_spans_give_the_whole_models_logits(family: str) -> None:
     changes = FEW | ({"num_key_value_heads": 2} if family == "deepseek_v3" else {})  # whose latents have no groups
     whole = tiny_model(family, changes=changes)
     model = whole_model(whole)
@@ -272,7 +274,7 @@ def test_no_session_of_a_forward_loses_its_line_to_another(small: RaggedModel) -
     assert torch.equal(table.table[:, 1].cpu(), third.addresses())
 
 
-@pytest.mark.parametrize(("family", "programs"), [("llama", 1), ("mixtral", 1), ("gpt2", 2)])
+@pytest.mark.parametrize(("family", "programs"), [("mixtral", 1), ("gpt2", 2)])
 def test_layers_of_our_products_compile_once_for_all_layers_and_buckets(family: str, programs: int) -> None:
     """Up to the compiler's own work: nothing in a layer makes it stop. This GPT-2 has a scale for each layer."""
     torch._dynamo.reset()
