@@ -32,7 +32,7 @@ THIRDS = (Span(0, 1), Span(1, 2), Span(2, 3))
 TEXT = 16
 """Certain tokens in front of a tree."""
 KINDS = ("cohere2", "deepseek_v3", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "llama", "opt", "phi3", "qwen2")
-"""Families whose layers call the kernels in different ways; others differ from these in front of attention or behind."""
+"""Families whose layers call the kernels in different ways; others differ from these before attention or behind it."""
 
 
 def by_kernels(model: RaggedModel, *buckets: int, sessions: int = 8, backend: str | None = None) -> StaticForward:
