@@ -33,12 +33,14 @@ def test_every_file_is_served_and_revalidated(url: str) -> None:
     types = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
     names = [path.relative_to(PAGE).as_posix() for path in PAGE.rglob("*.*")]
     assert "vendor/marked.js" in names
+    client = httpx2.Client(base_url=url)
     for name in names:
-        first = httpx2.get(f"{url}/page/{name}")
+        first = client.get(f"/page/{name}")
         assert first.content == (PAGE / name).read_bytes()
         assert first.headers["content-type"].startswith(types.get((PAGE / name).suffix, "text/"))
-        again = httpx2.get(f"{url}/page/{name}", headers={"if-none-match": first.headers["etag"]})
+        again = client.get(f"/page/{name}", headers={"if-none-match": first.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
+    client.close()
 
 
 def test_a_browser_that_asks_for_an_icon_gets_it(url: str) -> None:
