@@ -38,6 +38,8 @@ from tests.model.gguf_files import TinyGguf
 
 FIRST, SECOND = Span(0, 1), Span(1, 2)
 GAP = 64
+one_format = pytest.mark.parametrize("single", ["gguf"], indirect=True)
+"""For what is done with bytes, whatever they mean."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ def test_without_the_hub_a_part_serves_and_lacks_what_it_lacks(single: Single) -
         again.fetch(tensors_of(again, FIRST))
 
 
+@one_format
 def test_a_broken_answer_is_taken_up_where_it_broke(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     checkpoint = open_checkpoint(single.name)
@@ -204,6 +207,7 @@ def test_a_broken_answer_is_taken_up_where_it_broke(single: Single, monkeypatch:
     assert part_of(checkpoint, single).data.read_bytes()[start:end] == single.content[start:end]
 
 
+@one_format
 def test_short_answers_are_put_together(single: Single) -> None:
     checkpoint = open_checkpoint(single.name)
     checkpoint.plan(tensors_of(checkpoint, SECOND))
@@ -212,6 +216,7 @@ def test_short_answers_are_put_together(single: Single) -> None:
     assert len(single.asked()) >= needed_by(checkpoint, single, SECOND).size_bytes // 50_000 > 2
 
 
+@one_format
 def test_answers_without_a_byte_end_after_some_tries(single: Single) -> None:
     checkpoint = open_checkpoint(single.name)
     tries: list[int] = []
@@ -228,6 +233,7 @@ def test_answers_without_a_byte_end_after_some_tries(single: Single) -> None:
     assert_same(single, checkpoint, SECOND)
 
 
+@one_format
 @pytest.mark.parametrize("how", ["whole answers", "no version", "no TLS", "no holes"])
 def test_else_the_file_is_fetched_whole_with_a_line(single: Single, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(single.name)
@@ -263,6 +269,7 @@ def test_addresses_without_tls_are_told_from_others() -> None:
     assert all(range_download._is_protected(url(one)) for one in protected)
 
 
+@one_format
 @pytest.mark.parametrize("says_version", [True, False])
 def test_a_file_that_changes_between_two_ranges_is_refused(single: Single, *, says_version: bool) -> None:
     checkpoint = open_checkpoint(single.name)
@@ -293,6 +300,7 @@ def test_a_file_that_is_here_in_full_is_proven_and_put_to_the_whole_ones(single:
     assert not part_of(checkpoint, single).data.exists()
 
 
+@one_format
 @pytest.mark.parametrize("is_same_disk", [True, False])
 def test_a_file_that_is_here_in_full_and_damaged_is_deleted(
     single: Single, *, is_same_disk: bool, monkeypatch: pytest.MonkeyPatch
@@ -310,6 +318,7 @@ def test_a_file_that_is_here_in_full_and_damaged_is_deleted(
     assert_same(single, checkpoint, SECOND)
 
 
+@one_format
 def test_a_part_on_another_disk_stays_when_it_is_full(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.models.hub._linked", lambda *_: False)
     checkpoint = open_checkpoint(single.name)
@@ -333,6 +342,7 @@ def test_what_is_here_serves_whatever_it_saves(single: Single, monkeypatch: pyte
     assert not is_whole(checkpoint, single)
 
 
+@one_format
 def test_a_whole_file_takes_the_place_of_its_part(single: Single) -> None:
     checkpoint = open_checkpoint(single.name)
     checkpoint.fetch(tensors_of(checkpoint, SECOND))
@@ -359,6 +369,7 @@ def test_room_is_asked_for_what_is_fetched(single: Single, monkeypatch: pytest.M
     assert [one.ranges for one in checkpoint.plan(tensors)] == [None], "the other disk has room for the whole file"
 
 
+@one_format
 def test_a_full_disk_is_told(single: Single, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -381,6 +392,7 @@ def test_the_user_is_told_how_much_of_how_much(single: Single) -> None:
     assert not [line for line in lines if single.file in line]
 
 
+@one_format
 def test_two_that_want_one_file_fetch_each_byte_once(single: Single) -> None:
     checkpoint = open_checkpoint(single.name)
     needs = checkpoint.missing_bytes(tensors_of(checkpoint, SECOND))
@@ -401,6 +413,7 @@ def test_a_borrowed_tensor_takes_no_whole_file(single: Single) -> None:
     assert sum(end - start for start, end in single.asked()) < 0.7 * len(single.content)
 
 
+@one_format
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"version": 1, "size": 5, "here": [[0, 99]], "origins": []}'])
 def test_a_list_that_cannot_be_read_means_that_nothing_is_here(single: Single, damage: bytes) -> None:
     checkpoint = open_checkpoint(single.name)
@@ -411,6 +424,7 @@ def test_a_list_that_cannot_be_read_means_that_nothing_is_here(single: Single, d
     assert_same(single, again, SECOND)
 
 
+@one_format
 def test_a_list_without_its_file_means_that_nothing_is_here(single: Single) -> None:
     checkpoint = open_checkpoint(single.name)
     checkpoint.fetch(tensors_of(checkpoint, SECOND))
