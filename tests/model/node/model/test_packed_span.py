@@ -39,7 +39,7 @@ from swarm.inference.weights.format import BITS, WeightFormat
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
 from tests.model.recurrent_models import recurrent_model
-from tests.model.tiny_models import SPANS, chain, clone, reference, run_chain, save_sharded, tiny_model
+from tests.model.tiny_models import chain, clone, reference, run_chain, save_sharded, tiny_model
 
 CPU = torch.device("cpu")
 WHOLE = Span(0, 6)
@@ -91,16 +91,18 @@ def logits_of(models: Sequence[SpanModel]) -> torch.Tensor:
     ("family", "bits"), [*((family, 4) for family in [*DENSE, *EXPERTS, *STATES]), ("llama", 8), ("gpt_oss", 8)]
 )
 def test_three_spans_are_the_whole_and_that_is_the_rounded_model(family: str, bits: int, tmp_path: Path) -> None:
-    model = recurrent_model(family) if family in STATES else tiny_model(family)
+    model = recurrent_model(family) if family in STATES else tiny_model(family, changes={"num_hidden_layers": 3})
     checkpoint = open_checkpoint(save_sharded(model, tmp_path / "whole"))
-    whole = load_packed(checkpoint, WHOLE, form_of(bits), CPU)
-    logits = logits_of([whole])
-    assert torch.equal(logits_of([load_packed(checkpoint, span, form_of(bits), CPU) for span in SPANS]), logits)
     layout = dissect(checkpoint.config)
+    third = layout.num_layers // 3
+    whole = load_packed(checkpoint, Span(0, 3 * third), form_of(bits), CPU)
+    logits = logits_of([whole])
+    thirds = [Span(first, first + third) for first in range(0, 3 * third, third)]
+    assert torch.equal(logits_of([load_packed(checkpoint, span, form_of(bits), CPU) for span in thirds]), logits)
     wanted = reference(rounded(model, bits, layout.ends_bits(form_of(bits))), IDS)
     assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max()
     assert whole.numeric_class == f"cpu-float32+w{bits}"
-    assert whole.weight_bytes == layout.bytes_in(WHOLE, form_of(bits))
+    assert whole.weight_bytes == layout.bytes_in(Span(0, 3 * third), form_of(bits))
 
 
 def test_what_a_format_takes_is_counted_beforehand() -> None:
@@ -110,7 +112,7 @@ def test_what_a_format_takes_is_counted_beforehand() -> None:
     for bits, most in ((16, 1.01), (8, 0.52), (4, 0.3)):
         for dtype in (torch.float32, torch.bfloat16):
             form = form_of(0 if bits == 16 and dtype is torch.bfloat16 else bits, dtype)
-            for span in (Span(0, 1), Span(3, 4), Span(11, 12)):
+            for span in (Span(0, 1), Span(3, 4), Span(11, 12))[: 3 if dtype is torch.float32 else 1]:
                 model = load_packed(checkpoint, span, form, CPU)
                 assert model.weight_bytes == layout.bytes_in(span, form)
                 assert model.dtype == model.layout.dtype == dtype
@@ -127,9 +129,9 @@ def test_trees_and_spans_leave_the_text_as_it_is(bits: int) -> None:
     drafter = ModelDrafter(draft, target.vocab_size, 2048)
     for number, prompt in enumerate(demo_prompts(2, tokens=48)):
         sampling = Sampling(seed=number, temperature=float(number))
-        plain = generate(target, NoDrafter(), prompt, sampling, Size(16, 0))
+        plain = generate(target, NoDrafter(), prompt, sampling, Size(12, 0))
         for nodes in (3, 16)[number:]:
-            assert generate(target, drafter, prompt, sampling, Size(16, nodes)).tokens == plain.tokens
+            assert generate(target, drafter, prompt, sampling, Size(12, nodes)).tokens == plain.tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
@@ -147,8 +149,9 @@ def test_streamed_layers_are_packed_as_they_are(family: str, tmp_path: Path) -> 
         assert streamed.stored_bytes < layout.weights_in(WHOLE)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_oss"])
-@pytest.mark.parametrize(("old", "new"), [((0, 4), (2, 6)), ((0, 4), (0, 6))])
+@pytest.mark.parametrize(
+    ("family", "old", "new"), [("llama", (0, 4), (2, 6)), ("gpt2", (0, 4), (0, 6)), ("gpt_oss", (0, 4), (2, 6))]
+)
 def test_a_move_keeps_packed_layers(family: str, old: tuple[int, int], new: tuple[int, int], tmp_path: Path) -> None:
     checkpoint = open_checkpoint(save_sharded(tiny_model(family), tmp_path / "whole"))
     layout, after = dissect(checkpoint.config), Span(*new)
@@ -175,15 +178,16 @@ def test_loading_holds_what_was_counted_and_one_layer(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "whole")
     plain = sum(weight.numel() for weight in model.parameters()) * 2
     del model
-    checkpoint, said = open_checkpoint(tmp_path / "whole"), [""]
+    checkpoint, said = open_checkpoint(tmp_path / "whole"), list[str]()
     order = ServeConfig(layers="0-2", device="cpu", weights="int4")
-    load(checkpoint, order, said.append)  # what is made once is made now
+    load(checkpoint, ServeConfig(layers="0-1", device="cpu", weights="int4"), said.append)  # as what is made once
     before = _held_bytes()
+    said.clear()
     span = load(checkpoint, order, said.append)
     grown = _held_bytes() - before
     assert span.weight_bytes <= 0.3 * plain
     assert grown <= 0.3 * plain
-    assert "with int4 weights" in said[1]
+    assert "with int4 weights" in said[0]
 
 
 def _held_bytes() -> int:

@@ -48,9 +48,11 @@ from tests.model.quantised_models import (
     mxfp4,
     save_quantised,
 )
-from tests.model.tiny_models import LAYERS, SPANS, chain, reference, run_chain, tiny_model
+from tests.model.tiny_models import chain, reference, run_chain, tiny_model
 
 CPU = torch.device("cpu")
+LAYERS = 3
+SPANS = (Span(0, 1), Span(1, 2), Span(2, 3))
 WHOLE = Span(0, LAYERS)
 IDS = torch.arange(11) * 7 % 120 + 3
 
@@ -92,7 +94,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Quantised
     def take(name: str) -> QuantisedModel:
         if name not in made:
             _, family, form = FORMS[name]
-            made[name] = save_quantised(tiny_model(family), form(), tmp_path_factory.mktemp("models") / name)
+            whole = tiny_model(family, changes={"num_hidden_layers": LAYERS})
+            made[name] = save_quantised(whole, form(), tmp_path_factory.mktemp("models") / name)
         return made[name]
 
     return take
@@ -139,9 +142,9 @@ def test_three_spans_are_the_model_that_the_library_reads_and_stay_packed(
         quantised = [one for one in span.model.modules() if isinstance(one, StoredWeight)]
         assert len(quantised) == sum(len(own) for own in _matrices(checkpoint, span.span).values()), "one is not packed"
         assert span.numeric_class == f"{kind_of(device)}-float32+{FORMS[name][0]}"
-    whole = load_packed(checkpoint, WHOLE, form, device)
     logits = logits_of(spans)
-    assert torch.equal(logits, logits_of([whole]))
+    if name in FEW:
+        assert torch.equal(logits, logits_of([load_packed(checkpoint, WHOLE, form, device)]))
     assert (logits - reference(model.meant, IDS)).abs().max() <= 1e-5
 
 
@@ -231,7 +234,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(
     with pytest.raises(UnsupportedModel, match=rf"^{folder}: model\.layers\.2\..* is not what \S+ means \(") as caught:
         load_packed(checkpoint, Span(2, 3), form_of(checkpoint), CPU)
     assert "\n" not in str(caught.value)
-    load_packed(checkpoint, Span(3, 4), form_of(checkpoint), CPU)
+    load_packed(checkpoint, Span(1, 2), form_of(checkpoint), CPU)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -245,7 +248,7 @@ def test_streamed_and_moved_layers_stay_as_they_are(name: str, saved: Callable[[
             assert torch.equal(logits_of([streamed]), wanted)
         assert streamed.numeric_class == resident.numeric_class
         assert streamed.stored_bytes <= 1.06 * held_bytes(layout, WHOLE, form)[1] + 64 * 200
-    first = load_packed(checkpoint, Span(0, 4), form, CPU)
+    first = load_packed(checkpoint, Span(0, 2), form, CPU)
     moved = load_packed(checkpoint, WHOLE, form, CPU, shared_parts(first, layout, WHOLE))
     assert torch.equal(logits_of([moved]), wanted)
 
@@ -277,12 +280,12 @@ def test_a_draft_and_a_plain_span_are_decoded(saved: Callable[[str], QuantisedMo
 def test_a_node_says_what_it_holds(saved: Callable[[str], QuantisedModel]) -> None:
     said: list[str] = []
     checkpoint = open_checkpoint(saved("mxfp4").folder)
-    model = load(checkpoint, ServeConfig(layers="0-6", device="cpu", dtype="float32"), said.append)
-    assert said[0] == "layers 0…5 of 6 as float32 with weights in mxfp4 on cpu"
-    assert said[-1].startswith("mxfp4 as published: 0.3 MiB of weights, expanded block by block; ")
+    model = load(checkpoint, ServeConfig(layers="0-3", device="cpu", dtype="float32"), said.append)
+    assert said[0] == "layers 0…2 of 3 as float32 with weights in mxfp4 on cpu"
+    assert said[-1].startswith("mxfp4 as published: 0.1 MiB of weights, expanded block by block; ")
     use_static(model, forced=True)
     assert "--weights bf16, int8 or int4 run the kernels" in model.path_reason
-    rounded = load(checkpoint, ServeConfig(layers="0-6", device="cpu", weights="int8"), said.append)
+    rounded = load(checkpoint, ServeConfig(layers="0-3", device="cpu", weights="int8"), said.append)
     assert rounded.numeric_class == "cpu-float32+w8"
 
 
