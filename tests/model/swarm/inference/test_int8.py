@@ -35,7 +35,7 @@ from tests.net.raw_client import SweepNumbering, attach, opening, raw_link, rout
 from tests.net.three_nodes import SPANS, prompt, refusal
 
 WIDTH = 192
-NEW = 20
+NEW = 12
 MAX_CHANGE = 0.5
 """Most that int8 may move a logit of the demo target; measured: 0.16 where logits reach 20."""
 NOISE = 0.05
@@ -75,7 +75,7 @@ class Chain:
 
 def test_teacher_forced_logits_stay_near_the_lossless_ones(target: RaggedModel) -> None:
     agree, divergence = [], []
-    for line in range(6):
+    for line in range(3):
         text = prompt(line, 128)
         lossless, int8 = (Chain(target, codec).logits(text) for codec in (Codec.FP32, Codec.INT8))
         assert 1e-3 < (lossless - int8).abs().max() <= MAX_CHANGE, "it rounds, and not more than that"
@@ -89,7 +89,7 @@ def test_teacher_forced_logits_stay_near_the_lossless_ones(target: RaggedModel) 
 def test_a_tree_nodes_logits_are_those_of_its_path_run_alone(target: RaggedModel) -> None:
     """So the tree's size and shape decide nothing: what is left is fp32's noise, pushed over few rounding borders."""
     changes = []
-    for line in range(4):
+    for line in range(2):
         text, rng = prompt(line, 48), random.Random(line)
         parents = [rng.choice([None, *range(offset)]) for offset in range(16)]
         tokens = tuple(rng.randrange(3, 4_000) for _ in parents)
@@ -156,7 +156,7 @@ async def test_lossless_stays_the_default(here: InProcessSwarm, sent: list[tuple
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("nodes", [0, 4, 64])
+@pytest.mark.parametrize("nodes", [0, 64])
 async def test_every_token_is_the_int8_targets_own_pick(nodes: int, client: AsyncSwarm, target: RaggedModel) -> None:
     """For every tree size, up to the noise between two shapes."""
     for line in (1, 2):
