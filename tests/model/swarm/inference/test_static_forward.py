@@ -22,7 +22,7 @@ from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.static_forward import StaticForward, StaticOutput
 from swarm.kernels.batch_plan import BatchPlan
 from swarm.layers import Span
-from tests.model.tiny_models import FEW, chain, reference, tiny_model, whole_model
+from tests.model.tiny_models import FAMILIES, FEW, chain, reference, tiny_model, whole_model
 
 TOLERANCE = 1e-5
 PARENTS = ((None, 0, 1, 2, 3, 4, 2), (None, 0, None))
@@ -31,8 +31,6 @@ LEAVES = ((5, 6), (1, 2))
 THIRDS = (Span(0, 1), Span(1, 2), Span(2, 3))
 TEXT = 16
 """Certain tokens in front of a tree."""
-KINDS = ("cohere2", "deepseek_v3", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "llama", "opt", "phi3", "qwen2")
-"""Families whose layers call the kernels in different ways; others differ from these before attention or behind it."""
 
 
 def by_kernels(model: RaggedModel, *buckets: int, sessions: int = 8, backend: str | None = None) -> StaticForward:
@@ -81,8 +79,8 @@ def in_thirds(model: RaggedModel, caches: Sequence[Sequence[KvCache]], works: Se
     return rows
 
 
-@pytest.mark.parametrize("family", KINDS)
-def test_families_in_three_spans_give_the_whole_models_logits(family: str) -> None:
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_in_three_spans_gives_the_whole_models_logits(family: str) -> None:
     changes = FEW | ({"num_key_value_heads": 2} if family == "deepseek_v3" else {})  # whose latents have no groups
     whole = tiny_model(family, changes=changes)
     model = whole_model(whole)
