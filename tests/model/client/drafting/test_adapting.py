@@ -29,7 +29,7 @@ def texts(target: RaggedModel, draft: RaggedModel, temperature: float) -> tuple[
     """Sweeps of some texts, which are the plain ones, by a client whose draft does not adapt and by one whose does."""
     sources = [ModelSource(draft, VOCAB, 512, Ranker(VOCAB, Calibration()), adapt=adapt) for adapt in (False, True)]
     drafters, sweeps = [TreeDrafter([source]) for source in sources], [0, 0]
-    for number, prompt in enumerate(demo_prompts(6, tokens=64)):
+    for number, prompt in enumerate(demo_prompts(3, tokens=64)):
         sampling = Sampling(31 + number, temperature)
         plain = generate(target, NoDrafter(), prompt, sampling, Size(SIZE.new_tokens, 0))
         for way, drafter in enumerate(drafters):

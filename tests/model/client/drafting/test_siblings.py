@@ -37,7 +37,7 @@ def model_source(draft: RaggedModel) -> ModelSource:
 def texts(target: RaggedModel, sources: Sequence[Source]) -> list[Run]:
     drafter = TreeDrafter(sources) if sources else NoDrafter()
     size = SIZE if sources else Size(SIZE.new_tokens, 0)
-    prompts = demo_prompts(4, tokens=64)
+    prompts = demo_prompts(2, tokens=64)
     return [generate(target, drafter, prompt, Sampling(91 + n, 1.0), size) for n, prompt in enumerate(prompts)]
 
 
@@ -52,22 +52,21 @@ def test_sampled_text_takes_fewer_sweeps_and_stays_the_same(target: RaggedModel,
 
 def test_greedy_text_takes_fewer_sweeps_and_a_text_told_again_as_many(target: RaggedModel, draft: RaggedModel) -> None:
     """What another text told is forgotten: a benchmark that tells a text twice measures the same twice."""
-    siblings, prompts, size = CrossBranchCache(), demo_prompts(3, tokens=64), Size(64, 64)
+    siblings = CrossBranchCache()
     alone, told, again = 0, 0, 0
-    for prompt in prompts:
-        plain = generate(target, NoDrafter(), prompt, Sampling(), Size(size.new_tokens, 0))
+    for prompt in demo_prompts(2, tokens=64):
+        plain = generate(target, NoDrafter(), prompt, Sampling(), Size(SIZE.new_tokens, 0))
         runs = [
-            generate(target, TreeDrafter(sources), prompt, Sampling(), size)
+            generate(target, TreeDrafter(sources), prompt, Sampling(), SIZE)
             for sources in (
                 [model_source(draft)],
-                [SiblingSource(CrossBranchCache()), model_source(draft)],
                 [SiblingSource(siblings), model_source(draft)],
                 [SiblingSource(siblings), model_source(draft)],
             )
         ]
         assert all(run.tokens == plain.tokens for run in runs)
         siblings.calibrator = CrossBranchCache().calibrator  # whom to believe is kept, and not what this is about
-        alone, told, again = alone + runs[0].sweeps, told + runs[1].sweeps, again + runs[3].sweeps
+        alone, told, again = alone + runs[0].sweeps, told + runs[1].sweeps, again + runs[2].sweeps
     assert told < alone
     assert again > 0.8 * told, "or it was remembered"
 
@@ -90,12 +89,12 @@ def test_news_change_the_tree_that_grows_and_cost_no_pass(draft: RaggedModel) ->
     assert (again.tokens, again.parents) == (after.tokens, after.parents), "nothing new came since"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "times"), [(0.0, 2), (1.0, 1)])
 def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
-    target: RaggedModel, draft: RaggedModel, temperature: float, monkeypatch: pytest.MonkeyPatch
+    target: RaggedModel, draft: RaggedModel, temperature: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In virtual time, where draft and target run themselves; `replay_texts` compares the texts."""
-    prompts = demo_prompts(4, tokens=64)
+    prompts = demo_prompts(2, tokens=64)
     samplings = [Sampling(11 + place, temperature) for place in range(len(prompts))]
     texts, tokenizer = generate_texts(target, prompts, samplings, 20), AutoTokenizer.from_pretrained(TARGET)
     began: list[bool] = []
@@ -106,12 +105,12 @@ def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
         return began[-1]
 
     monkeypatch.setattr(SiblingSource, "is_stale", counted)
-    speeds = []
-    for _ in range(2):
+    speeds = set()
+    for _ in range(times):
         siblings = CrossBranchCache()
         drafter = TreeDrafter([SiblingSource(siblings), model_source(draft)])
         setup = ReplaySetup(partial(VirtualDrafter, drafter, FAR), target)
-        speeds.append(replay_texts(texts, FAR, Goodput(128), tokenizer, setup))
+        speeds.add(replay_texts(texts, FAR, Goodput(128), tokenizer, setup))
         assert siblings.calibrator.right.sum() > 0, "what dead branches told came true"
-    assert speeds[0] == speeds[1], "virtual time is the same each time"
+    assert len(speeds) == 1, "virtual time is the same each time"
     assert sum(began) > 10, "and while a tree grew its search began anew, by what replies to dead branches told"
