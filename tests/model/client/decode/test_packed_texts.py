@@ -8,7 +8,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.errors import RouteError
 from tests.in_process_swarm import in_process_swarm, swarm_in
 
-LAYOUTS = (["0-12"], ["0-6", "6-12"], ["0-4", "4-8", "8-12"])
+LAYOUTS = (["0-12"], ["0-4", "4-8", "8-12"])
 PROMPT = "The lighthouse keeper opened the door, and"
 
 
@@ -19,7 +19,7 @@ async def test_machines_and_trees_leave_the_text_as_it_is() -> None:
             for temperature in (0.0, 1.0):
                 for nodes in (0, 16):
                     result = await client.generate(
-                        PROMPT, max_new_tokens=12, nodes=nodes, temperature=temperature, seed=3
+                        PROMPT, max_new_tokens=8, nodes=nodes, temperature=temperature, seed=3
                     )
                     assert result.stats.numeric_class == "cpu-float32+w4"
                     assert result.stats.reproducible

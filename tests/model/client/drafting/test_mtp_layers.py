@@ -33,7 +33,7 @@ TEXT = [int(token) for token in torch.randint(3, 128, (24,), generator=torch.Gen
 ROWS = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.fixture(scope="module", params=["deepseek_v3", "glm4_moe"])
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return publish(request.param, tmp_path_factory.mktemp(request.param), mtp_layers=MTP_LAYERS)
 
@@ -99,7 +99,7 @@ def check(source: LayerHeadSource, theirs: MtpModel, text: Sequence[int], base: 
     assert levels == set(range(5))
 
 
-@pytest.mark.parametrize("catch_up", [256, 3])
+@pytest.mark.parametrize(("folder", "catch_up"), [("deepseek_v3", 256), ("glm4_moe", 3)], indirect=["folder"])
 @torch.inference_mode()
 def test_every_level_is_drafted_by_its_own_layer(
     catch_up: int, folder: Path, theirs: MtpModel, monkeypatch: pytest.MonkeyPatch
