@@ -33,9 +33,10 @@ from tests.oracle import oracle_pick
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NEW = 40
+NEW = 20
 IDS = tuple(prompt(4, 24))
-SIZES = (0, 16, 64)
+SIZES = {"greedy": (0, 64), "sampled": (16,)}
+"""Nodes of a tree; what picks under the masks is the same for all of them."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -108,7 +109,7 @@ async def test_a_text_under_a_grammar_is_plain_decodings_for_every_tree(
     sampling = SAMPLED if how == "sampled" else Sampling()
     options: dict[str, Any] = {} if how == "greedy" else {"temperature": 0.9, "seed": 23, "top_p": 0.9}
     wanted = expected(hugging_face, GRAMMARS[name], sampling, client.target.eos_ids)
-    for nodes in SIZES:
+    for nodes in SIZES[how]:
         result = await client.generate(IDS, max_new_tokens=NEW, nodes=nodes, grammar=GRAMMARS[name], **options)
         assert result.tokens == wanted, f"K = {nodes}"
     if result.finish_reason == "eos":
@@ -127,7 +128,7 @@ def check(name: str, text: str) -> None:
             assert found["mood"] in ("glad", "sad")
 
 
-@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.7, 1), (1.5, 2)])
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (1.5, 2)])
 async def test_json_always_parses(seed: int, temperature: float, client: AsyncSwarm) -> None:
     """And the end of the text is picked where nothing more fits: the model itself never ends one here."""
     result = await client.generate(
@@ -145,9 +146,9 @@ async def test_rules_work_together_and_sessions_apart(client: AsyncSwarm) -> Non
         {"grammar": GRAMMARS["schema"], "repetition_penalty": 1.3},
         {"grammar": GRAMMARS["schema"], "multistep": True, "temperature": 1.0, "seed": 3},
     ]
-    plain = [await client.generate(IDS, max_new_tokens=20, nodes=0, **options) for options in some]
+    plain = [await client.generate(IDS, max_new_tokens=12, nodes=0, **options) for options in some]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(client.generate(IDS, max_new_tokens=20, nodes=16, **options)) for options in some]
+        tasks = [group.create_task(client.generate(IDS, max_new_tokens=12, nodes=16, **options)) for options in some]
     found = [task.result() for task in tasks]
     assert [result.tokens for result in found[:-1]] == [result.tokens for result in plain[:-1]]
     assert found[-1].text.startswith("{"), "multi-step picks follow another law, within the grammar"

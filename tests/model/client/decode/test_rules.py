@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, cast
 
 import pytest
@@ -37,7 +38,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NEW = 24
 """Tokens of most generations here."""
 IDS = tuple(prompt(4, 24))
-SIZES = (16, 64)
+SIZES = {"greedy": (0, 64), "sampled": (16,)}
+"""Nodes of a tree; what picks from the processed scores is the same for all of them."""
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 17, "top_p": 0.95}
 BIAS = {12: -1.5, 15: -100.0, 261: -100.0, 520: 2.5}
 RULES: dict[str, dict[str, Any]] = {
@@ -117,6 +119,11 @@ def expected(
     return tuple(text[len(ids) :])
 
 
+@cache
+def without_rules(model: PreTrainedModel, sampling: Sampling) -> tuple[int, ...]:
+    return expected(model, IDS, {}, sampling)
+
+
 @pytest.mark.parametrize("how", ["greedy", "sampled"])
 @pytest.mark.parametrize("name", RULES)
 async def test_a_text_with_penalties_and_biases_is_hugging_faces_for_every_tree(
@@ -125,18 +132,18 @@ async def test_a_text_with_penalties_and_biases_is_hugging_faces_for_every_tree(
     options: dict[str, Any] = {"max_new_tokens": NEW, **(SAMPLED if how == "sampled" else {}), **RULES[name]}
     sampling = Sampling(17, 0.9, top_p=0.95) if how == "sampled" else Sampling()
     wanted = expected(hugging_face, IDS, RULES[name], sampling)
-    for nodes in (0, *SIZES):
+    for nodes in SIZES[how]:
         result = await swarm.generate(IDS, nodes=nodes, **options)
         assert result.tokens == wanted, f"K = {nodes}"
-    assert max(sweep.nodes for sweep in result.stats.sweeps) == max(SIZES), "the trees were as large as asked"
-    assert wanted != expected(hugging_face, IDS, {}, sampling), "the rule decided something"
+    assert max(sweep.nodes for sweep in result.stats.sweeps) == max(SIZES[how]), "the trees were as large as asked"
+    assert wanted != without_rules(hugging_face, sampling), "the rule decided something"
 
 
 async def test_sessions_with_other_rules_share_batches(swarm: AsyncSwarm) -> None:
-    some: list[dict[str, Any]] = [{}, *RULES.values()]
-    alone = [await swarm.generate(IDS, max_new_tokens=NEW, nodes=16, **options) for options in some]
+    some: list[dict[str, Any]] = [{}, *(RULES[name] for name in ("frequency", "negative", "repetition", "bias"))]
+    alone = [await swarm.generate(IDS, max_new_tokens=16, nodes=16, **options) for options in some]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(swarm.generate(IDS, max_new_tokens=NEW, nodes=16, **options)) for options in some]
+        tasks = [group.create_task(swarm.generate(IDS, max_new_tokens=16, nodes=16, **options)) for options in some]
     assert [task.result().tokens for task in tasks] == [result.tokens for result in alone]
     assert len({result.tokens for result in alone}) > len(some) - 2, "the rules differ"
 
