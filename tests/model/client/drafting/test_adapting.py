@@ -25,11 +25,11 @@ VOCAB = 8_192
 SIZE = Size(64, 32)
 
 
-def texts(target: RaggedModel, draft: RaggedModel, temperature: float) -> tuple[int, int, ModelSource]:
+def texts(target: RaggedModel, draft: RaggedModel, temperature: float, prompts: int) -> tuple[int, int, ModelSource]:
     """Sweeps of some texts, which are the plain ones, by a client whose draft does not adapt and by one whose does."""
     sources = [ModelSource(draft, VOCAB, 512, Ranker(VOCAB, Calibration()), adapt=adapt) for adapt in (False, True)]
     drafters, sweeps = [TreeDrafter([source]) for source in sources], [0, 0]
-    for number, prompt in enumerate(demo_prompts(3, tokens=64)):
+    for number, prompt in enumerate(demo_prompts(prompts, tokens=64)):
         sampling = Sampling(31 + number, temperature)
         plain = generate(target, NoDrafter(), prompt, sampling, Size(SIZE.new_tokens, 0))
         for way, drafter in enumerate(drafters):
@@ -45,14 +45,14 @@ def adapter_of(source: ModelSource) -> Adapter:
 
 
 def test_greedy_text_takes_fewer_sweeps(target: RaggedModel, draft: RaggedModel) -> None:
-    alone, told, source = texts(target, draft, 0.0)
+    alone, told, source = texts(target, draft, 0.0, 4)
     assert adapter_of(source).lessons > told / 2
-    assert told < 0.95 * alone
+    assert told < 0.9 * alone, "one that learns the wrong way takes hardly fewer"
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_sampled_text_takes_hardly_more(target: RaggedModel, draft: RaggedModel, temperature: float) -> None:
-    alone, told, source = texts(target, draft, temperature)
+    alone, told, source = texts(target, draft, temperature, 3)
     assert adapter_of(source).lessons > told / 2
     assert told < 1.05 * alone
 
