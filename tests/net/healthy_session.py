@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,7 +22,7 @@ from swarm.protocol.messages import Attach, Close, Codec, Fault, Frame, Ready, R
 from swarm.wire.frames import split
 from tests.in_process_swarm import in_process_swarm
 from tests.net.raw_client import RawLink, SweepNumbering, attach, info, opening, raw_link, raw_replies, route_of
-from tests.net.three_nodes import SPANS
+from tests.net.three_nodes import SPANS, until
 
 WIDTH, VOCAB = 192, 4096
 WORDS = (2565, 591, 572, 289, 663, 281)
@@ -71,9 +70,11 @@ async def healthy_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPat
 
 async def until_sessions(nodes: tuple[Node, ...], count: int) -> None:
     """Wait until every node holds this number of sessions."""
-    async with asyncio.timeout(5):
-        while any([(await info(node)).sessions != count for node in nodes]):
-            pass
+
+    async def held() -> bool:
+        return all([(await info(node)).sessions == count for node in nodes])
+
+    await until(held)
 
 
 @asynccontextmanager

@@ -66,7 +66,7 @@ async def until(check: Callable[[], Any], timeout_s: float = 5.0) -> None:
     """Repeat a check until it is true; it usually asks a node over the network."""
     async with asyncio.timeout(timeout_s):
         while not await check():  # noqa: ASYNC110 - what it asks has no event
-            await asyncio.sleep(0)  # or a check that never waits could not be timed out
+            await asyncio.sleep(0.002)  # leave the time to what is waited for
 
 
 async def until_freed(nodes: Iterable[Node], timeout_s: float = 5.0) -> None:
