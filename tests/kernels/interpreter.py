@@ -8,15 +8,16 @@ sum of integers was made again, as tensors of 64 bits, for an assertion that is 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 
 def prepare_interpreter() -> None:
-    """Spare the interpreter what it did before. Does nothing before it is imported."""
+    """Spare the interpreter what it did before. Does nothing before it is imported, and on cards, which need none."""
     interpreter: Any = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is None or not hasattr(interpreter, "_patch_lang") or hasattr(interpreter._patch_lang, "once"):
+    if interpreter is None or os.environ.get("TRITON_INTERPRET") != "1" or hasattr(interpreter._patch_lang, "once"):
         return
     exchange_names_once(interpreter)
     remember_types(interpreter)
