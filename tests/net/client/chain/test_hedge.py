@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 import torch
 
+import client.library.session
 from client.chain.chain import Chain
-from client.control.policy import SWEEPS_IN_FLIGHT
 from client.options import GenerateOptions
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
@@ -29,8 +29,8 @@ from tests.net.three_nodes import grown, prompt, until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
 IDS = prompt(4, 24)
-GREEDY: GenerateOptions = {"max_new_tokens": 24, "nodes": 8}
-SAMPLED: GenerateOptions = {"max_new_tokens": 24, "nodes": 8, "temperature": 1.0, "seed": 7}
+GREEDY: GenerateOptions = {"max_new_tokens": 20, "nodes": 8}
+SAMPLED: GenerateOptions = {"max_new_tokens": 20, "nodes": 8, "temperature": 1.0, "seed": 7}
 MIXED = pytest.mark.parametrize(
     ("place", "options"), [(0, SAMPLED), (1, GREEDY), (2, SAMPLED)], ids=["a0 sampled", "a1 greedy", "a2 sampled"]
 )
@@ -135,14 +135,23 @@ async def test_one_that_stops_working_holds_nobody_up(
 
 
 @PLACES
-async def test_one_that_falls_too_far_behind_is_left(place: int, nodes: KillableNodes) -> None:
+async def test_one_that_falls_too_far_behind_is_left(
+    place: int, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What waits for it is bounded: it leaves, and the chain goes on with the other one, nothing replayed."""
-    long = SAMPLED | {"max_new_tokens": 4 * SWEEPS_IN_FLIGHT, "nodes": 1}
+    monkeypatch.setattr(client.library.session, "SWEEPS_IN_FLIGHT", 4)  # twice as many may wait
+    long = SAMPLED | {"max_new_tokens": 32, "nodes": 1}
     plain = await nodes.undisturbed(IDS, **long)
     await nodes.announce(f"b{place}")
     with nodes.counted() as paths:
         nodes.stall(f"a{place}", 4)
-        result = await nodes.client.generate(IDS, **long)
+        arrived = nodes.stall(f"b{place}", 14)
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(nodes.client.generate(IDS, **long))
+            await arrived.wait()
+            await until(partial(is_repaired, nodes.chains[-1]))
+            nodes.go_on(f"b{place}")
+    result = telling.result()
     nodes.go_on(f"a{place}")  # what it tries when it wakes up is another matter
     assert result.tokens == plain
     assert nodes.route()[place] == f"b{place}"
@@ -151,12 +160,20 @@ async def test_one_that_falls_too_far_behind_is_left(place: int, nodes: Killable
     assert paths == {}
 
 
+async def is_repaired(chain: Chain) -> bool:
+    """Whether a chain was repaired."""
+    await asyncio.sleep(0)
+    return bool(chain.repairs)
+
+
 @PLACES
 @pytest.mark.parametrize("victim", ["in the route", "replica"])
 async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, place: int, nodes: KillableNodes) -> None:
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     await nodes.announce(f"b{place}")
     stalled = nodes.stall(f"a{place}", 4)  # whoever dies has not done all: that it lives on matters
+    held = f"a{(place + 1) % 3}"
+    nodes.stall(held, 5)  # or the text might be over before the death is seen
     with nodes.counted() as paths:
         async with asyncio.TaskGroup() as group:
             telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
@@ -164,6 +181,8 @@ async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, pla
             dying = nodes.route()[place] if victim == "in the route" else replica(nodes)
             nodes.go_on(f"a{place}")
             await nodes.kill(dying)
+            await until(partial(is_repaired, nodes.chains[-1]))
+            nodes.go_on(held)
     result = telling.result()
     assert result.tokens == plain
     assert dying not in nodes.route()
@@ -173,13 +192,12 @@ async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, pla
 
 
 async def test_a_third_machine_takes_the_place_of_a_dead_replica(nodes: KillableNodes) -> None:
-    long = SAMPLED | {"max_new_tokens": 60}
-    plain = await nodes.undisturbed(IDS, **long)
+    plain = await nodes.undisturbed(IDS, **SAMPLED)
     await nodes.announce("b1")
     stalled = nodes.stall("a2", 4)
     with nodes.counted() as paths:
         async with asyncio.TaskGroup() as group:
-            telling = group.create_task(nodes.client.generate(IDS, **long))
+            telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
             await stalled.wait()
             dying = nodes.route()[1]
             await nodes.announce("c1")
