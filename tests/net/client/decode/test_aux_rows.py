@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tests.net.three_nodes import prompt
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
 IDS = prompt(4, 24)
-NEW = 24
+NEW = 16
 USUAL = (2, 6, 9)
 """What heads for 12 layers read unless they say otherwise: one in the middle of each span."""
 BORDERS = (4, 7, 8)
@@ -53,8 +54,11 @@ class Notes:
         """All of it is what the published forward gives on transformers' hidden states of the same text."""
         published = PublishedForward(folder, TARGET, layers)
         assert len(self.said) > NEW // 4
+        behind = cache(published.logits)
         for text, base, count, logits in self.said:
-            wanted = published.logits(text[: base + count + 1], base)[-1]
+            end = base + count + 1
+            longest = max((one for one, *_ in self.said if one[:end] == text[:end]), key=len)
+            wanted = behind(longest, base)[count - 1]  # no row depends on what comes later
             found = logits[0][logits[0].isfinite()]
             assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max().clamp_min(1), f"behind {base + count}"
 
@@ -129,7 +133,7 @@ async def test_a_death_in_mid_text(victim: str, nodes: KillableNodes, notes: Not
     notes.check(folder, USUAL)
 
 
-@pytest.mark.parametrize("name", ["a0", "a1", "a2"])
+@pytest.mark.parametrize("name", ["a0", "a2"])
 async def test_a_machine_that_says_that_it_sends_none_is_gone_around(
     name: str, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -173,7 +177,7 @@ async def test_one_that_refuses_such_an_opening_after_all_is_gone_around(
     assert nodes.route() == ["a0", "b1", "a2"]
 
 
-@pytest.mark.parametrize("parts", [1, 3, 5])
+@pytest.mark.parametrize("parts", [1, 5])
 async def test_a_tail_whose_replies_have_another_width_is_left(
     parts: int, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
