@@ -29,13 +29,13 @@ SCHEMA = {
 }
 PENALTIES: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.2}
 SCHEMED: dict[str, Any] = {"grammar": Grammar("json_schema", json.dumps(SCHEMA)), "temperature": 0.8, "seed": 5}
-RULES = {"penalties": PENALTIES, "grammar": SCHEMED, "both": {**SCHEMED, **PENALTIES}}
+RULES = {"penalties": {**PENALTIES, "max_new_tokens": 20}, "both": {**SCHEMED, **PENALTIES}}
 
 
-@pytest.mark.parametrize(("name", "victim"), [("penalties", "a2"), ("grammar", "a2"), ("both", "a2"), ("both", "a0")])
+@pytest.mark.parametrize(("name", "victim"), [("penalties", "a2"), ("both", "a2"), ("both", "a0")])
 async def test_a_death_in_mid_text_leaves_the_rules(name: str, victim: str, nodes: KillableNodes) -> None:
     """A tail that is replaced gets them with the snapshot, and counts and matches the text so far."""
-    options: dict[str, Any] = {"max_new_tokens": 80, "nodes": 8, "log_probs": 2, **RULES[name]}
+    options: dict[str, Any] = {"max_new_tokens": 60, "nodes": 8, "log_probs": 2, **RULES[name]}
     plain = await nodes.client.generate(IDS, **options)
     arrived = nodes.stall(victim, 4)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -71,7 +71,7 @@ def old(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("name", ["a0", "a1", "a2"])
+@pytest.mark.parametrize("name", ["a1", "a2"])
 async def test_a_machine_that_knows_no_rules_is_gone_around(name: str, nodes: KillableNodes, old: set[str]) -> None:
     """Wherever it stands: a middle hop would drop them on the way to the tail."""
     options: dict[str, Any] = {"max_new_tokens": 12, "nodes": 8, **PENALTIES}
