@@ -55,17 +55,17 @@ async def ask(client: httpx2.AsyncClient, path: str, **body: Any) -> dict[str, A
 async def test_a_seed_gives_one_text(client: httpx2.AsyncClient) -> None:
     name = (await client.get("/v1/models")).json()["data"][0]["id"]
     sampling = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 5}
-    said = await ask(client, "/v1/chat/completions", model=name, messages=HI, max_tokens=12, **sampling)
+    said = await ask(client, "/v1/chat/completions", model=name, messages=HI, max_tokens=8, **sampling)
     text = said["choices"][0]["message"]["content"]
-    response = await ask(client, "/v1/responses", model=name, input="Once", max_output_tokens=12, **sampling)
+    response = await ask(client, "/v1/responses", model=name, input="Once", max_output_tokens=8, **sampling)
     assert response["output"][0]["content"][0]["text"] == text
-    options = {**sampling, "num_predict": 12}
+    options = {**sampling, "num_predict": 8}
     chat = await ask(client, "/api/chat", model=f"{name}:latest", messages=HI, options=options, stream=False)
     assert chat["message"]["content"] == text
     generated = await ask(client, "/api/generate", model=name, prompt="Once", options=options, stream=False)
     assert generated["response"] == text
-    greedy = await ask(client, "/v1/messages", model=name, messages=HI, max_tokens=12, temperature=0)
-    chosen = await ask(client, "/v1/responses", model=name, input="Once", max_output_tokens=12, temperature=0)
+    greedy = await ask(client, "/v1/messages", model=name, messages=HI, max_tokens=8, temperature=0)
+    chosen = await ask(client, "/v1/responses", model=name, input="Once", max_output_tokens=8, temperature=0)
     assert greedy["content"][0]["text"] == chosen["output"][0]["content"][0]["text"]
     assert greedy["stop_reason"] == "max_tokens"
     counted = await ask(client, "/v1/messages/count_tokens", model=name, messages=HI)
