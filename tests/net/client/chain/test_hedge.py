@@ -29,8 +29,8 @@ from tests.net.three_nodes import grown, prompt, until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
 IDS = prompt(4, 24)
-GREEDY: GenerateOptions = {"max_new_tokens": 20, "nodes": 8}
-SAMPLED: GenerateOptions = {"max_new_tokens": 20, "nodes": 8, "temperature": 1.0, "seed": 7}
+GREEDY: GenerateOptions = {"max_new_tokens": 24, "nodes": 8}
+SAMPLED: GenerateOptions = {"max_new_tokens": 24, "nodes": 8, "temperature": 1.0, "seed": 7}
 MIXED = pytest.mark.parametrize(
     ("place", "options"), [(0, SAMPLED), (1, GREEDY), (2, SAMPLED)], ids=["a0 sampled", "a1 greedy", "a2 sampled"]
 )
@@ -192,12 +192,13 @@ async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, pla
 
 
 async def test_a_third_machine_takes_the_place_of_a_dead_replica(nodes: KillableNodes) -> None:
-    plain = await nodes.undisturbed(IDS, **SAMPLED)
+    long = SAMPLED | {"max_new_tokens": 60}
+    plain = await nodes.undisturbed(IDS, **long)
     await nodes.announce("b1")
     stalled = nodes.stall("a2", 4)
     with nodes.counted() as paths:
         async with asyncio.TaskGroup() as group:
-            telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+            telling = group.create_task(nodes.client.generate(IDS, **long))
             await stalled.wait()
             dying = nodes.route()[1]
             await nodes.announce("c1")

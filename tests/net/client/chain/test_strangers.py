@@ -115,6 +115,7 @@ def refusing(error: Exception) -> Callable[..., HopSession]:
     [
         pytest.param({"b0": MISMATCH, "b2": BUSY}, id="both ends"),
         pytest.param({"b0": FULL, "wide": BROKEN}, id="hop 0, twice"),
+        pytest.param({"b1": BUSY, "c1": BUSY, "b2": BUSY}, id="three are full"),
         pytest.param({"b1": BROKEN, "c1": INTERNAL, "b2": FULL}, id="three behind one honest hop"),
         pytest.param({"b1": LEAVING, "rest": MISMATCH}, id="two behind"),
     ],

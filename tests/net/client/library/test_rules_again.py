@@ -29,7 +29,7 @@ async def running() -> AsyncIterator[ThreeNodes]:
         yield running
 
 
-@pytest.mark.parametrize(("name", "nodes"), [("grammar", 0), ("grammar", 8), ("penalties", 8)])
+@pytest.mark.parametrize(("name", "nodes"), [("grammar", 0), ("grammar", 8), ("penalties", 0), ("penalties", 8)])
 async def test_a_second_text_of_the_same_prompt_begins_its_rules_anew(
     running: ThreeNodes, name: str, nodes: int
 ) -> None:
