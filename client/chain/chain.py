@@ -43,6 +43,7 @@ from client.chain.reroutes import FindRoute, Rerouter
 from client.stats import Repair
 from swarm import wire
 from swarm.errors import (
+    HopClosed,
     HopError,
     HopLeaving,
     HopMisbehaved,
@@ -452,7 +453,7 @@ class Chain:
     async def _ask(self, hop: RouteHop, request: bytes) -> Held | None:
         try:
             connection = self._connection(hop)
-        except SwarmError:  # it announces no certificate: nobody dials it
+        except SwarmError:  # it announces no certificate, or is not in the route any more: nobody dials it
             return None
         return await _send_hold(connection, self._key, request, STANDING_S)
 
@@ -473,7 +474,10 @@ class Chain:
         return self._dialer.path(first), self._dialer.path(last)
 
     def _connection(self, hop: RouteHop, stuck: grpc.aio.Channel | None = None) -> Connection:
-        endpoint = self.route.endpoint(hop.peer)
+        try:
+            endpoint = self.route.endpoint(hop.peer)
+        except KeyError:  # a repair came between
+            raise HopClosed(hop.peer, str(hop.span), "is not in the route any more") from None
         return Connection(self._dialer.channel(endpoint, stuck), endpoint, is_member=self._dialer.is_member)
 
 

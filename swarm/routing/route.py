@@ -82,8 +82,12 @@ class Route:
         return tuple(blob for blob, size in zip(blobs, sizes, strict=True) if size <= RECORDS_BYTES)
 
     def endpoint(self, peer: PeerId) -> Endpoint:
-        """How to reach a machine of the chain, or the replica, from its signed record."""
-        return next(record.endpoint for record in self._all_records if record.peer == peer)
+        """How to reach a machine of the chain, or the replica, from its signed record.
+
+        Raises:
+            KeyError: it is neither.
+        """
+        return {record.peer: record.endpoint for record in self._all_records}[peer]
 
     def relay_of(self, peer: str) -> str | None:
         """`host:port` of the relay through which a machine of the chain is reached; None where there is none."""
