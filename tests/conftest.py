@@ -42,6 +42,7 @@ from _pytest import runner  # noqa: E402
 from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from swarm.discovery.identity import Identity  # noqa: E402
 from tests.kernels.interpreter import prepare_interpreter  # noqa: E402
 from tests.leftovers import SERVERS, descendants, has_ended, started_meanwhile  # noqa: E402
 
@@ -68,28 +69,27 @@ settings.register_profile("explore", deadline=None, max_examples=2_000, print_bl
 settings.load_profile("canopy")
 
 
-_generate_rsa_key = rsa.generate_private_key
 _primes: list[int] = []
 _pairs: list[tuple[int, int]] = []
+_pairing = threading.Lock()
 
 
-def quick_rsa_key(public_exponent: int, key_size: int, backend: object = None) -> rsa.RSAPrivateKey:
-    """An RSA key that nobody had before, of two primes of other keys: to find primes takes half of a node's start."""
-    if (public_exponent, key_size) != (65_537, 2_048):
-        return _generate_rsa_key(public_exponent, key_size, backend)
-    if not _pairs:
-        found = _generate_rsa_key(public_exponent, key_size).private_numbers()
-        for prime in (found.p, found.q):
-            _pairs.extend((max(prime, other), min(prime, other)) for other in _primes)
-            _primes.append(prime)
-    p, q = _pairs.pop()
-    d = pow(public_exponent, -1, (p - 1) * (q - 1))
-    public = rsa.RSAPublicNumbers(public_exponent, p * q)
+def quick_identity(cls: type[Identity]) -> Identity:
+    """One that nobody had before, of two primes of other ones: to find primes takes half of a node's start."""
+    with _pairing:
+        if not _pairs:
+            found = rsa.generate_private_key(public_exponent=65_537, key_size=2_048).private_numbers()
+            for prime in (found.p, found.q):
+                _pairs.extend((max(prime, other), min(prime, other)) for other in _primes)
+                _primes.append(prime)
+        p, q = _pairs.pop()
+    d = pow(65_537, -1, (p - 1) * (q - 1))
+    public = rsa.RSAPublicNumbers(65_537, p * q)
     parts = rsa.RSAPrivateNumbers(p, q, d, d % (p - 1), d % (q - 1), pow(q, -1, p), public)
-    return parts.private_key(unsafe_skip_rsa_key_validation=True)
+    return cls(parts.private_key(unsafe_skip_rsa_key_validation=True))
 
 
-rsa.generate_private_key = quick_rsa_key
+Identity.ephemeral = classmethod(quick_identity)  # type: ignore[method-assign, assignment]
 
 
 def folder_of(path: Path) -> str:
