@@ -94,8 +94,10 @@ async def _of_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    """What nobody expected; the server logs it."""
-    return refusal(request, as_api_error(error))
+    """What nobody expected; the server logs it, and closes the connection, on which nobody must ask again meanwhile."""
+    response = refusal(request, as_api_error(error))
+    response.headers["Connection"] = "close"
+    return response
 
 
 def from_validation(problems: Sequence[Any]) -> ApiError:

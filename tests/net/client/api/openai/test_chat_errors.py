@@ -129,6 +129,8 @@ def test_an_error_before_the_first_token_is_a_status(
     assert "secret" not in str(error.body)
     waits = {"the queue is full": "8", "KV is full": "5", "layers are missing": "30", "the chain broke": "5"}
     assert error.response.headers.get("retry-after") == waits.get(name)
+    is_closed = error.response.headers.get("connection") == "close"
+    assert is_closed is (status == 500), "the server closes it, and another request must not meet that"
 
 
 def test_an_error_in_mid_stream_is_an_event(client: openai.OpenAI, backend: ScriptedBackend) -> None:
