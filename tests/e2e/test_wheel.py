@@ -127,7 +127,7 @@ def test_the_demo_streams_compares_and_leaves_nothing(installed: Path, tmp_path:
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
     accepted = {row[0]: float(row[3]) for row in cells}
     assert accepted["plain decoding"] == 1.0
-    assert accepted["as it comes"] >= 1.0, "how large trees are depends on the machine's speed"
+    assert accepted["as it comes"] > 1.0, "how much more depends on how large trees the machine's speed allows"
     assert accepted["a tree of 32 at a time"] > 2.0
     assert not list(tmp_path.iterdir())
 
