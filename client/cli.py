@@ -206,7 +206,7 @@ def api(command: ApiCommand) -> None:
         origins=command.origin,
         limits=BackendLimits(
             QueueLimits(command.running, command.waiting, command.waiting_per_key),
-            SessionLimits(command.keep, command.keep_idle),
+            SessionLimits(command.keep, command.keep_idle, command.share_prompts),
         ),
     )
     options.check()

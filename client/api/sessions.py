@@ -1,7 +1,8 @@
 """Sessions that are kept between requests, so that a prompt which begins like an earlier one does not travel again.
 
-A session is one sequence. Of the idle ones a request takes that whose sequence has most in common with its prompt. Kept
-sessions hold memory of the swarm's nodes, so they are few, and none is kept idle for long.
+A session is one sequence. Of the idle ones of its own key a request takes that whose sequence has most in common with
+its prompt: a key that got another key's session would learn from `cached_tokens`, and from the time to the first token,
+what the other one wrote. Kept sessions hold memory of the swarm's nodes: they are few, and none is kept idle for long.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ class SessionLimits:
     Attributes:
         kept: idle sessions.
         idle_s: how long one is kept.
+        share: whether a key's request may take a session of another key.
     """
 
     kept: int = 8
     idle_s: float = 60.0
+    share: bool = False
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class LentSession:
     Attributes:
         session: open.
         nodes: tree nodes of a sweep that it was opened for.
+        owner: key whose request opened it.
         sequence: token ids that its machines hold.
         was_kept: whether an earlier request opened it.
         is_good: whether it may be kept; whoever uses it says so at the end.
@@ -52,6 +56,7 @@ class LentSession:
     held: HeldContext[Session]
     session: Session
     nodes: int
+    owner: str
     sequence: tuple[int, ...] = ()
     was_kept: bool = False
     is_good: bool = False
@@ -93,43 +98,56 @@ class SessionPool:
         return len(self._idle)
 
     @asynccontextmanager
-    async def lend(self, state: GenerationState) -> AsyncIterator[LentSession]:
+    async def lend(self, state: GenerationState, owner: str) -> AsyncIterator[LentSession]:
         """A session for a generation: a kept one that shares its prompt's beginning, else a new one.
 
         It is kept afterwards where `is_good` was set, else closed.
+
+        Args:
+            state: of the generation.
+            owner: key of the request.
 
         Raises:
             RouteError: nobody serves some layers.
             HopError: no machine takes the session.
         """
-        lent = self._shared(state) or await self.open(state, 0, state.max_new_tokens)
+        lent = self._shared(state, owner) or await self.open(state, owner, 0, state.max_new_tokens)
         try:
             yield lent
         finally:
             await self._take_back(lent)
 
-    async def open(self, state: GenerationState, larger_than: int, max_new_tokens: int) -> LentSession:
-        """A new session with room for the sequence so far and some more, or for all that may come if that is less.
+    async def open(self, state: GenerationState, owner: str, larger_than: int, max_new_tokens: int) -> LentSession:
+        """A new session with room for the sequence so far and half as much again, up to the model's context.
+
+        The next turn of a conversation goes on in it, so the window is not cut to what this request may come to. Where
+        machines have no room for that, it is.
 
         Args:
             state: of the generation.
+            owner: key of the request.
             larger_than: tokens of the window that was too small; 0 for none.
             max_new_tokens: that may come after the prompt in all.
         """
         limit = self.opener.target.max_positions
         most = len(state.prompt) + max_new_tokens
-        most = most if limit is None else min(most, limit)
         window = FIRST_WINDOW_TOKENS
         while window < len(state.sequence) * 3 // 2 or window <= larger_than:
             window *= 2
-        window = min(window, most)
+        if limit is not None:
+            window, most = min(window, limit), min(most, limit)
         try:
-            return await self._open(window, state.nodes)
+            return await self._open(window, state.nodes, owner)
         except Busy:
-            if not self._idle:
+            if not self._idle and most >= window:
                 raise
-            await self.clear()  # what is kept takes the room that is needed
-            return await self._open(window, state.nodes)
+        await self.clear()  # what is kept takes the room that is needed
+        try:
+            return await self._open(window, state.nodes, owner)
+        except Busy:
+            if most >= window:
+                raise
+        return await self._open(most, state.nodes, owner)
 
     async def clear(self) -> None:
         """Close every session that is kept."""
@@ -141,14 +159,14 @@ class SessionPool:
         """Close a session that was lent."""
         await lent.held.close()
 
-    async def _open(self, window_tokens: int, nodes: int) -> LentSession:
+    async def _open(self, window_tokens: int, nodes: int, owner: str) -> LentSession:
         held: HeldContext[Session] = HeldContext(self._scope)
         session = await held.open(self.opener.open(window_tokens, nodes))
         self.opened += 1
-        return LentSession(held, session, nodes)
+        return LentSession(held, session, nodes, owner)
 
-    def _shared(self, state: GenerationState) -> LentSession | None:
-        """The kept session whose sequence has most in common with the prompt.
+    def _shared(self, state: GenerationState, owner: str) -> LentSession | None:
+        """The kept session of this owner whose sequence has most in common with the prompt.
 
         One that would lose most of its sequence is left to the conversation that it belongs to, while others may still
         be kept.
@@ -156,7 +174,7 @@ class SessionPool:
         fitting = [
             (common_prefix(lent.sequence, state.prompt), lent)
             for lent in self._idle
-            if lent.fits(len(state.prompt), state.nodes)
+            if (self._limits.share or lent.owner == owner) and lent.fits(len(state.prompt), state.nodes)
         ]
         shared, best = max(fitting, key=lambda pair: pair[0], default=(0, None))
         if best is None:

@@ -138,7 +138,7 @@ class SwarmBackend:
     async def _answer(self, job: Job, caller: ApiCaller) -> AsyncGenerator[AnswerEvent, None]:
         model = self.link.model()
         prepared = await _prepare(model, job)
-        async with self.queue.turn(caller.key), model.sessions.lend(prepared.state) as lent:
+        async with self.queue.turn(caller.key), model.sessions.lend(prepared.state, caller.key) as lent:
             yield Begun(len(prepared.state.prompt))
             run = _AnswerRun(prepared, model.sessions, self._clock)
             async with aclosing(run.pieces(lent)) as pieces:
@@ -239,5 +239,5 @@ class _AnswerRun:
         """Put a new session in the place of one that ended or is full."""
         await self._sessions.close(lent)
         self._prepared.state.max_new_tokens = self._most  # the last one may have had room for a single token
-        fresh = await self._sessions.open(self._prepared.state, larger_than, self._most)
+        fresh = await self._sessions.open(self._prepared.state, lent.owner, larger_than, self._most)
         lent.held, lent.session, lent.nodes, lent.was_kept = fresh.held, fresh.session, fresh.nodes, False

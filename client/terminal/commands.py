@@ -166,7 +166,7 @@ class Bench(ConnectionOptions):
 
 @headed(
     server=("host", "port", "api_key", "open_to_all", "allow_host", "origin"),
-    bounds=("running", "waiting", "waiting_per_key", "keep", "keep_idle"),
+    bounds=("running", "waiting", "waiting_per_key", "keep", "keep_idle", "share_prompts"),
     swarm=_SWARM,
     links=_LINKS,
     drafting=_DRAFTING,
@@ -188,6 +188,8 @@ class ApiCommand(ConnectionOptions):
         waiting_per_key: requests of one key that may wait.
         keep: idle sessions to keep, for prompts that begin like earlier ones.
         keep_idle: seconds to keep an idle session.
+        share_prompts: let a key's request go on in a session that another key's request left: faster where all keys
+            use one opening, but each can find out by guessing what others wrote.
     """
 
     host: Host = "127.0.0.1"
@@ -201,3 +203,4 @@ class ApiCommand(ConnectionOptions):
     waiting_per_key: Count = 64
     keep: Count = 8
     keep_idle: Seconds = 60.0
+    share_prompts: bool = False

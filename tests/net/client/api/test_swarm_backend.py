@@ -111,23 +111,49 @@ async def test_a_long_text_goes_on_in_a_larger_window(running: Running, monkeypa
 
 
 async def test_a_session_after_a_full_one_has_room_for_trees(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.api.sessions, "FIRST_WINDOW_TOKENS", 16)
     backend, asked = running.backend, []
     sessions = backend.link.sessions
     assert sessions is not None
     await sessions.clear()
     opened = sessions._open
 
-    async def recorded(window_tokens: int, nodes: int) -> LentSession:
+    async def recorded(window_tokens: int, nodes: int, owner: str) -> LentSession:
         asked.append((window_tokens, nodes))
-        return await opened(window_tokens, nodes)
+        return await opened(window_tokens, nodes, owner)
 
     monkeypatch.setattr(sessions, "_open", recorded)
     ids = prompt(3, 48)
-    await events(backend, TextJob(ids[:-1], {**OPTIONS, "max_new_tokens": 2}))
-    await events(backend, TextJob(ids, OPTIONS))
+    await events(backend, TextJob(ids[:20], {**OPTIONS, "max_new_tokens": 2}))
+    await events(backend, TextJob(ids, {**OPTIONS, "max_new_tokens": 2}))
     (first, nodes), (second, others) = asked
-    assert (first, second) == (len(ids) + 1, len(ids) + OPTIONS["max_new_tokens"])
+    assert (first, second) == (32, 128)
     assert nodes == others > 0
+
+
+async def test_turns_with_short_answers_go_on_where_the_last_one_ended(running: Running) -> None:
+    backend, ids = running.backend, prompt(5, 180)
+    assert backend.link.sessions is not None
+    await backend.link.sessions.clear()
+    options: GenerateOptions = {**OPTIONS, "max_new_tokens": 8}
+    await events(backend, TextJob(ids[:90], options))
+    for length in (120, 150, 180):
+        turn = end_of(await events(backend, TextJob(ids[:length], options))).result
+        assert turn.stats.reused_tokens >= length - 30 - 1
+    alone = await running.nodes.client.generate(ids, **options)
+    assert turn.tokens == alone.tokens
+
+
+async def test_one_key_learns_nothing_of_what_another_asked(running: Running) -> None:
+    backend, ids = running.backend, prompt(6, 58)
+    assert backend.link.sessions is not None
+    await backend.link.sessions.clear()
+
+    async def reused(key: str) -> int:
+        found = [event async for event in backend.run(TextJob(ids, OPTIONS), ApiCaller(key))]
+        return end_of(found).result.stats.reused_tokens
+
+    assert [await reused(key) for key in ("one", "another", "one")] == [0, 0, 57]
 
 
 async def test_a_reader_that_goes_away_frees_every_hop(running: Running) -> None:

@@ -37,13 +37,14 @@ class FakeOpener:
     """Opens sessions as long as there is room for them."""
 
     room: int = 99
+    largest: int = 99_999
     target: FakeTarget = field(default_factory=FakeTarget)
     windows: list[int] = field(default_factory=list)
     is_open: int = 0
 
     @asynccontextmanager
     async def open(self, window_tokens: int, nodes: int) -> AsyncIterator[FakeSession]:
-        if self.is_open >= self.room:
+        if self.is_open >= self.room or window_tokens > self.largest:
             raise Busy("peer", "0-4", "full")
         self.windows.append(window_tokens)
         self.is_open += 1
@@ -77,15 +78,24 @@ class Clock:
 
 
 @asynccontextmanager
-async def pool(opener: FakeOpener, clock: Clock, kept: int = 2, idle_s: float = 60.0) -> AsyncIterator[SessionPool]:
+async def pool(
+    opener: FakeOpener, clock: Clock, kept: int = 2, idle_s: float = 60.0, *, share: bool = False
+) -> AsyncIterator[SessionPool]:
     async with TaskScope() as scope:
-        yield SessionPool(cast("SessionOpener", opener), scope, SessionLimits(kept, idle_s), clock)
+        yield SessionPool(cast("SessionOpener", opener), scope, SessionLimits(kept, idle_s, share), clock)
 
 
-async def used(pool: SessionPool, prompt: Sequence[int], *, is_good: bool = True, **fields: Any) -> bool:  # noqa: ANN401
+async def used(
+    pool: SessionPool,
+    prompt: Sequence[int],
+    owner: str = "a key",
+    *,
+    is_good: bool = True,
+    **fields: Any,  # noqa: ANN401
+) -> bool:
     """Lend a session for a prompt, and say whether it was a kept one."""
     state = cast("GenerationState", FakeState(tuple(prompt), **fields))
-    async with pool.lend(state) as lent:
+    async with pool.lend(state, owner) as lent:
         lent.sequence, lent.is_good = tuple(prompt), is_good
         return lent.was_kept
 
@@ -133,7 +143,7 @@ async def test_one_that_broke_or_was_left_is_closed() -> None:
         await used(kept, LONG, is_good=False)
         assert (opener.is_open, kept.idle) == (0, 0)
         with pytest.raises(ValueError, match="broke"):
-            async with kept.lend(cast("GenerationState", FakeState(LONG))):
+            async with kept.lend(cast("GenerationState", FakeState(LONG)), "a key"):
                 raise ValueError("broke")
         assert opener.is_open == 0
 
@@ -161,21 +171,49 @@ async def test_old_ones_are_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "new", "larger_than", "window"),
-    [
-        (10, 50, 0, 60),
-        (10, 100_000, 0, 2_048),
-        (2_000, 100_000, 0, 4_096),
-        (10, 100_000, 2_048, 4_096),
-        (3_000, 1_000, 0, 4_000),
-    ],
+    ("prompt", "larger_than", "window"),
+    [(10, 0, 2_048), (2_000, 0, 4_096), (10, 2_048, 4_096), (3_000, 0, 5_000), (3_000, 4_096, 5_000)],
 )
-async def test_windows_are_no_larger_than_they_must_be(prompt: int, new: int, larger_than: int, window: int) -> None:
-    opener = FakeOpener()
+async def test_a_window_has_room_for_the_next_turns_up_to_the_context(
+    prompt: int, larger_than: int, window: int
+) -> None:
+    opener = FakeOpener(target=FakeTarget(5_000))
     async with pool(opener, Clock()) as kept:
         state = cast("GenerationState", FakeState(range(prompt)))
-        await kept.close(await kept.open(state, larger_than, new))
+        await kept.close(await kept.open(state, "a key", larger_than, 8))
     assert opener.windows == [window]
+
+
+async def test_where_machines_have_no_room_for_next_turns_this_one_is_answered() -> None:
+    opener = FakeOpener(largest=100)
+    async with pool(opener, Clock()) as kept:
+        assert not await used(kept, range(40), max_new_tokens=20)
+        assert opener.windows == [60]
+        with pytest.raises(Busy):
+            await used(kept, range(90), max_new_tokens=20)
+
+
+async def test_each_turn_of_a_conversation_goes_on_where_the_last_one_ended() -> None:
+    opener = FakeOpener(target=FakeTarget(8_192))
+    async with pool(opener, Clock()) as kept:
+        sequence = list(range(543))
+        assert not await used(kept, sequence, max_new_tokens=8)
+        for turn in range(8):
+            sequence += [9_000 + turn] * 110
+            assert await used(kept, sequence, max_new_tokens=8), f"turn {turn}"
+    assert opener.windows == [2_048]
+
+
+async def test_a_key_never_gets_a_session_of_another_one() -> None:
+    opener = FakeOpener()
+    async with pool(opener, Clock(), kept=1) as kept:
+        assert not await used(kept, LONG, "one")
+        assert not await used(kept, LONG, "another"), "although no more are kept"
+        assert await used(kept, LONG, "another")
+        assert not await used(kept, LONG, "one"), "its own gave way"
+    async with pool(opener, Clock(), share=True) as kept:
+        assert not await used(kept, LONG, "one")
+        assert await used(kept, LONG, "another")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +226,7 @@ def test_common_prefix(one: Sequence[int], other: Sequence[int], shared: int) ->
 
 
 async def test_a_strangers_session_is_lent_only_where_the_whole_answer_has_room() -> None:
-    opener, clock = FakeOpener(), Clock()
+    opener, clock = FakeOpener(largest=70), Clock()  # machines have no room for more than an answer
     async with pool(opener, clock, kept=1) as kept:
         assert not await used(kept, range(100, 140), max_new_tokens=20)  # 60 tokens
         assert not await used(kept, range(200, 245), max_new_tokens=20)  # 65: in the place of the first
