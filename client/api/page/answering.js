@@ -5,7 +5,7 @@ import { stream } from "./api.js";
 const MAX_SWEEPS = 4_000; // of one answer; later ones are not drawn
 
 function newStats() {
-  return { tokens: 0, perSweep: 0, rate: 0, firstMs: null, totalMs: 0 };
+  return { tokens: 0, perSweep: 0, rate: 0, firstMs: null, totalMs: 0, context: null }; // context: tokens of prompt and answer
 }
 
 // Reads an answer into `message`; returns when it has ended, however it ended.
@@ -18,7 +18,7 @@ export class Answering {
     this.message = message;
     this.onChange = onChange;
     this.clock = clock;
-    Object.assign(message, { content: "", reasoning: "", sweeps: [], sweepBytes: 0, sweepsLeftOut: 0, stats: newStats(), state: "streaming", finish: null, error: "" });
+    Object.assign(message, { content: "", reasoning: "", sweeps: [], sweepBytes: 0, sweepsLeftOut: 0, stats: newStats(), state: "streaming", finish: null, error: "", isContextFull: false });
   }
 
   stop() {
@@ -36,6 +36,7 @@ export class Answering {
     } catch (error) {
       message.state = this.#abort.signal.aborted ? "stopped" : "failed";
       message.error = error instanceof TypeError ? "the connection broke" : error.message;
+      message.isContextFull = error.code === "context_length_exceeded";
       return message.state === "failed" ? error : null;
     } finally {
       this.onChange();
@@ -83,6 +84,7 @@ export class Answering {
     const { stats } = this.message;
     const accepted = usage.completion_tokens_details?.accepted_prediction_tokens ?? 0;
     stats.tokens = usage.completion_tokens ?? stats.tokens;
+    stats.context = (usage.prompt_tokens ?? 0) + stats.tokens;
     if (this.#trees === 0 && stats.tokens > accepted) stats.perSweep = stats.tokens / (stats.tokens - accepted);
   }
 }

@@ -36,22 +36,24 @@ export async function health(signal) {
 }
 
 export class AnswerError extends Error {
-  constructor(message, status = 0, retryAfter = null) {
+  constructor(message, status = 0, retryAfter = null, code = "") {
     super(message);
     this.status = status;
     this.retryAfter = retryAfter;
+    this.code = code;
   }
 }
 
 async function refused(response) {
   const retryAfter = Number(response.headers.get("retry-after")) || null;
-  let message = `the server answered ${response.status}`;
+  let error = {};
   try {
-    message = (await response.json()).error.message;
+    error = (await response.json()).error;
   } catch {
     // no body that says more
   }
-  return new AnswerError(String(message), response.status, retryAfter);
+  const message = String(error?.message ?? `the server answered ${response.status}`);
+  return new AnswerError(message, response.status, retryAfter, String(error?.code ?? ""));
 }
 
 // Ask, and hand every chunk of the answer over; returns when the server says that it is done.

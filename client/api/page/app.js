@@ -3,7 +3,7 @@
 import { Answering } from "./answering.js";
 import { Composer } from "./composer.js";
 import * as conversations from "./conversation.js";
-import { announce, byId, el, setAttribute } from "./dom.js";
+import { announce, byId, el, setAttribute, setText } from "./dom.js";
 import { MessageView } from "./message_view.js";
 import { Service } from "./service.js";
 import { lastSettings, samplingOf, Settings } from "./settings.js";
@@ -14,6 +14,7 @@ import { Store } from "./store.js";
 const DRAW_MS = 40; // between drawings of a streaming answer, at least; more where drawing takes long
 const SAVE_MS = 3_000;
 const NEAR_END = 80; // pixels from the end of the log in which new text keeps it at the end
+const CONTEXT_HIGH = 0.8; // of the context: from here on the page offers to leave out the oldest turns
 const THEMES = ["auto", "light", "dark"];
 
 const store = new Store((message) => message === answering?.message, heard);
@@ -76,10 +77,36 @@ function draw() {
   });
   while (holder.childElementCount > elements.length) holder.lastElementChild.remove();
   for (const message of shown) drawMessage(message);
+  drawLeftOut(shown);
+  drawContext(shown);
   byId("welcome").hidden = shown.length > 0;
   document.title = conversation.title === "" ? "Canopy chat" : `${conversation.title} · Canopy chat`;
   byId("undo").hidden = removed === null;
   sidebar.draw();
+}
+
+// Where the model's reading begins, once the oldest turns are left out.
+function drawLeftOut(shown) {
+  const count = conversations.leftOut(conversation, shown);
+  shown.forEach((message, place) => viewOf(message).element.classList.toggle("is-left-out", place < count));
+  const note = byId("left-out");
+  note.hidden = count === 0;
+  if (count > 0) viewOf(shown[count]).element.prepend(note);
+  else byId("log").append(note);
+}
+
+// How much of the context the last answer that ended left.
+function drawContext(shown) {
+  const used = shown.findLast((message) => message.stats?.context)?.stats.context ?? 0;
+  const size = service.card?.context_length ?? 0;
+  const isKnown = used > 0 && size > 0;
+  byId("context").hidden = !isKnown;
+  if (!isKnown) return;
+  const part = used / size;
+  setText(byId("context-words"), `${used.toLocaleString("en")} of ${size.toLocaleString("en")} tokens of context`);
+  Object.assign(byId("context-meter"), { max: size, high: size * CONTEXT_HIGH, optimum: 0, value: Math.min(used, size) });
+  const turns = shown.filter((message, place) => message.role === "user" && place >= conversations.leftOut(conversation, shown)).length;
+  byId("leave-out").hidden = part < CONTEXT_HIGH || turns < 2 || answering !== null;
 }
 
 let drawTimer = 0;
@@ -129,6 +156,7 @@ function open(next) {
   views.clear();
   clearTimeout(drawTimer);
   drawTimer = 0;
+  byId("log").append(byId("left-out")); // it may stand in a message
   byId("messages").replaceChildren();
   remember("canopy.open", conversation.id);
   draw();
@@ -213,8 +241,20 @@ const actions = {
     save();
     views.get(id)?.element.querySelector(".versions button:enabled")?.focus();
   },
+  leaveOut(message) {
+    if (leaveOut() && mayAsk()) answer(message.parent);
+  },
   redraw: draw,
 };
+
+function leaveOut() {
+  const isLess = conversations.leaveOutOldest(conversation);
+  if (isLess) announce("The oldest turns are left out from now on; they stay on the page.");
+  else composer.say("This turn alone is too long for the model's context: shorten it, or attach less.");
+  draw();
+  save();
+  return isLess;
+}
 
 function saveSettings(next) {
   conversation.settings = next;
@@ -273,6 +313,12 @@ function wire() {
   byId("sweeps").addEventListener("click", () => showSweeps(!isSweepView));
   byId("open-settings").addEventListener("click", () => settings.open(conversation.settings, saveSettings));
   byId("newest").addEventListener("click", toEnd);
+  byId("leave-out").addEventListener("click", leaveOut);
+  byId("read-again").addEventListener("click", () => {
+    delete conversation.from;
+    draw();
+    save();
+  });
   byId("undo-button").addEventListener("click", async () => {
     const one = removed;
     removed = null;
@@ -303,6 +349,7 @@ function wire() {
     if (service.state === "ready" && wasIll) composer.say("");
     wasIll = service.state !== "ready";
     const card = service.card;
+    drawContext(conversations.path(conversation));
     byId("about").textContent = card ? `${card.context_length.toLocaleString("en")} tokens of context${card.has_template ? "" : " · it brings no chat template, so turns are joined as a plain transcript"}` : "";
   });
 }

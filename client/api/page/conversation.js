@@ -65,10 +65,28 @@ export function wholeText(message) {
   return files.join("") + message.content;
 }
 
+// How many of the messages that are shown, the oldest, no request carries any more.
+export function leftOut(conversation, shown = path(conversation)) {
+  return Math.max(shown.findIndex((message) => message.id === conversation.from), 0);
+}
+
+// Leave out so many of the oldest turns that half of what was written is left; the last turn always is. Returns whether
+// there was one to leave out.
+export function leaveOutOldest(conversation) {
+  const shown = path(conversation);
+  const already = leftOut(conversation, shown);
+  const begins = shown.map((message, place) => place).filter((place) => place > already && shown[place].role === "user");
+  const chars = (from) => shown.slice(from).reduce((sum, message) => sum + wholeText(message).length, 0);
+  const from = begins.find((place) => chars(place) <= chars(already) / 2) ?? begins.at(-1);
+  if (from === undefined) return false;
+  conversation.from = shown[from].id;
+  return true;
+}
+
 // The messages of a request, up to and without the answer that is asked for.
 export function requestMessages(conversation, answer) {
   const shown = path(conversation);
-  const before = shown.slice(0, shown.indexOf(answer)).filter((message) => message.role === "user" || message.content !== "");
+  const before = shown.slice(leftOut(conversation, shown), shown.indexOf(answer)).filter((message) => message.role === "user" || message.content !== "");
   const told = conversation.settings.system.trim();
   const system = told === "" ? [] : [{ role: "system", content: told }];
   return [...system, ...before.map((message) => ({ role: message.role, content: wholeText(message) }))];
@@ -95,7 +113,7 @@ export function merge(ours, theirs, isOwn) {
   }
   ours.roots = union(ours.roots, theirs.roots);
   ours.chosen = { ...theirs.chosen, ...ours.chosen };
-  Object.assign(ours, { title: theirs.title, settings: theirs.settings, updated: Math.max(ours.updated, theirs.updated) });
+  Object.assign(ours, { title: theirs.title, settings: theirs.settings, from: theirs.from, updated: Math.max(ours.updated, theirs.updated) });
   return ours;
 }
 

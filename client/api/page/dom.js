@@ -96,6 +96,13 @@ export function copyButton(read, label, extra = "icon") {
   return button;
 }
 
+// Offer a text as a file.
+export function download(name, kind, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: kind }));
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
 // Say something to those who do not see the page.
 export function announce(text) {
   const place = byId("announcer");

@@ -1,9 +1,12 @@
 // Markdown as elements. marked finds the structure; every text becomes a text node, so nothing a model writes is markup.
 
+import { coloured } from "./code_colours.js";
 import { copyButton, el } from "./dom.js";
-import { lexer } from "./vendor/marked.js";
+import { drawFormula, extensions } from "./formulas.js";
+import { Marked } from "./vendor/marked.js";
 
 const MAX_DEPTH = 24;
+const BUDGET_MS = 100; // for the mark-up inside of lines; what is left then stays as it was written
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", hellip: "…", mdash: "—", ndash: "–" };
 const FIRST_LEVEL = 3; // the page's own headings are h1 and h2
 const LAST_LEVEL = 6;
@@ -55,6 +58,8 @@ function one(token, depth) {
       return link(token.href, inline(token.tokens, depth + 1));
     case "image":
       return link(token.href, [`image: ${token.text || token.href}`]); // never loaded: it would tell its server who reads this
+    case "formula":
+      return drawFormula(token);
     case "checkbox":
       return el("input", { type: "checkbox", disabled: true, checked: token.checked, "aria-label": token.checked ? "done" : "to do" });
     default:
@@ -66,7 +71,7 @@ export function codeBlock(code, language) {
   const name = /^[\w+#.-]{1,24}/.exec(language ?? "")?.[0] ?? "";
   return el("div", { class: "code" },
     el("div", { class: "code-head" }, el("span", { class: "code-language" }, name || "text"), copyButton(() => code, "Copy this code", "code-copy")),
-    el("pre", { tabindex: "0", role: "group", "aria-label": name === "" ? "code" : `code, ${name}` }, el("code", {}, code)));
+    el("pre", { tabindex: "0", role: "group", "aria-label": name === "" ? "code" : `code, ${name}` }, coloured(code, name)));
 }
 
 function table(token, depth) {
@@ -128,18 +133,37 @@ function levelled(tokens) {
   return tokens;
 }
 
+// Some texts take time that grows with the square of their length: an opening that never closes is looked for again and
+// again. Past the budget nothing opens any more.
+const marked = new Marked({ gfm: true, breaks: true });
+let clock = () => performance.now();
+let until = Infinity;
+const withinBudget = () => (clock() < until ? false : undefined); // false: marked's own tokenizer goes on
+marked.use({
+  extensions: extensions.map((each) => ({
+    ...each,
+    start: (source) => (clock() < until ? each.start(source) : undefined),
+    tokenizer: (source) => (clock() < until ? each.tokenizer(source) : undefined),
+  })),
+  tokenizer: Object.fromEntries(["escape", "emStrong", "codespan", "del", "link", "reflink", "tag", "autolink", "url"].map((name) => [name, withinBudget])),
+});
+
 function parts(source) {
+  until = clock() + BUDGET_MS;
   try {
-    return levelled(lexer(source, { gfm: true, breaks: true }).filter((token) => token.type !== "space" && token.type !== "def"));
+    return levelled(marked.lexer(source).filter((token) => token.type !== "space" && token.type !== "def"));
   } catch {
     return [{ type: "paragraph", raw: source, tokens: [{ type: "escape", raw: source, text: source }] }];
+  } finally {
+    until = Infinity;
   }
 }
 
 const drawn = new WeakMap(); // holder → the raw text of each child
 
 // Show a text; blocks that did not change stay, so that a selection or a focus in them survives streaming.
-export function render(holder, source) {
+export function render(holder, source, now = () => performance.now()) {
+  clock = now;
   const before = drawn.get(holder) ?? [];
   const after = parts(source);
   let same = 0;

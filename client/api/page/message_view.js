@@ -25,7 +25,7 @@ export function factsOf({ stats, state, finish }) {
 export class MessageView {
   #isEditing = false;
 
-  // `actions`: edit(message, text), again(message), show(id); none of them while an answer comes.
+  // `actions`: edit(message, text), again(message), show(id), leaveOut(message); none of them while an answer comes.
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
@@ -78,7 +78,9 @@ export class MessageView {
     this.problem.hidden = message.state !== "failed";
     if (message.state === "failed" && this.problem.dataset.said !== message.error) {
       this.problem.dataset.said = message.error;
-      this.problem.replaceChildren(icon("warning"), el("p", {}, message.content === "" ? `No answer: ${message.error}` : `The answer broke off: ${message.error}`));
+      this.problem.replaceChildren(icon("warning"), el("div", {},
+        el("p", {}, message.content === "" ? `No answer: ${message.error}` : `The answer broke off: ${message.error}`),
+        message.isContextFull ? this.#shorter() : null));
     }
     setText(this.facts, factsOf(message).join(" · "));
   }
@@ -99,6 +101,12 @@ export class MessageView {
       if (versions.length > 1) tools.unshift(this.#versions(versions));
     }
     this.tools.replaceChildren(...tools);
+  }
+
+  #shorter() {
+    const button = el("button", { type: "button", class: "button" }, "Leave out the oldest turns, and ask again");
+    button.addEventListener("click", () => this.actions.leaveOut(this.message));
+    return button;
   }
 
   #versions(versions) {

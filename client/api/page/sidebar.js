@@ -1,17 +1,11 @@
 // The list of conversations: search, open, rename, export, delete.
 
-import { byId, el, iconButton, setAttribute } from "./dom.js";
+import { byId, download, el, iconButton, setAttribute } from "./dom.js";
 import { asMarkdown, mentions } from "./conversation.js";
 import { when } from "./format.js";
 
 const MAX_SHOWN = 200;
 const MAX_TITLE = 120;
-
-function download(name, kind, text) {
-  const url = URL.createObjectURL(new Blob([text], { type: kind }));
-  el("a", { href: url, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
-}
 
 export class Sidebar {
   #renaming = null;

@@ -1,6 +1,6 @@
 // The tree of one sweep: what was drafted, the path that the text took, and the target's own token at its end.
 
-import { svg } from "./dom.js";
+import { setAttribute, svg } from "./dom.js";
 import { plural, tokenLabel } from "./format.js";
 
 const ROW = 27;
@@ -97,4 +97,20 @@ export function drawTree(sweep) {
   return svg("svg", { class: "tree", width: Math.ceil(wide), height: Math.ceil(height), viewBox: `0 0 ${Math.ceil(wide)} ${Math.ceil(height)}`, role: "img", "aria-label": describe(sweep) },
     ...under.filter((node) => node.parent !== null).map(edge),
     ...all.map(box));
+}
+
+const PAINT = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "text-anchor", "dominant-baseline"];
+
+// A tree that is on the page as a file of its own: the colours that the page's styles give stand in it as attributes.
+export function treeFile(tree, title) {
+  const copy = tree.cloneNode(true);
+  const [drawn, copied] = [tree, copy].map((each) => [...each.querySelectorAll("rect, path, text")]);
+  drawn.forEach((element, place) => {
+    const style = getComputedStyle(element);
+    for (const name of PAINT) setAttribute(copied[place], name, style.getPropertyValue(name));
+  });
+  setAttribute(copy, "xmlns", "http://www.w3.org/2000/svg");
+  const ground = svg("rect", { width: "100%", height: "100%", fill: getComputedStyle(tree.closest(".sweep-panel")).backgroundColor });
+  copy.prepend(svg("title", {}, title), ground);
+  return new XMLSerializer().serializeToString(copy);
 }

@@ -1,12 +1,19 @@
 // An answer as it came: its tokens coloured by sweep, and below them the sweep that is looked at.
 
-import { el, setAttribute } from "./dom.js";
+import { download, el, iconButton, setAttribute, setText } from "./dom.js";
 import { milliseconds, plural } from "./format.js";
-import { describe, drawTree } from "./sweep_tree.js";
+import { describe, drawTree, treeFile } from "./sweep_tree.js";
 import { drawWaterfall, legend } from "./sweep_waterfall.js";
 
 const TONES = 5;
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+
+// What speculation brought, in words that need no explanation.
+export function headline(sweeps) {
+  const tokens = sweeps.reduce((sum, sweep) => sum + sweep.emitted.length, 0);
+  const trips = sweeps.filter((sweep) => !sweep.is_part).length; // a part travels behind the sweep before it
+  return `${plural(tokens, "token")} in ${plural(trips, "trip")}; one at a time takes ${tokens.toLocaleString("en")}`;
+}
 
 export class SweepView {
   #sweeps = [];
@@ -20,8 +27,9 @@ export class SweepView {
     this.text = el("div", { class: "swept", role: "group", "aria-label": "The answer by sweep; arrow keys go from sweep to sweep" });
     this.panel = el("section", { class: "sweep-panel", "aria-label": "The sweep that is looked at" });
     this.none = el("p", { class: "small" }, "How this answer came was not kept.");
+    this.headline = el("p", { class: "swept-headline" });
     this.key = el("p", { class: "small swept-key" }, "Every colour is one sweep through the swarm. An underlined token is the target’s own; the others were drafted, and it would have said the same.");
-    this.element = el("div", { class: "sweep-view" }, this.none, this.key, this.text, this.panel);
+    this.element = el("div", { class: "sweep-view" }, this.none, this.headline, this.key, this.text, this.panel);
     this.text.addEventListener("pointerover", (event) => this.#look(this.#at(event.target)));
     this.text.addEventListener("pointerleave", () => this.#look(this.#pinned));
     this.text.addEventListener("focusin", (event) => this.#pin(this.#at(event.target)));
@@ -36,8 +44,15 @@ export class SweepView {
     for (const sweep of sweeps.slice(this.#sweeps.length)) this.#add(sweep);
     this.none.textContent = leftOut > 0 ? `The text goes on: its last ${plural(leftOut, "sweep")} are not drawn.` : "How this answer came was not kept.";
     this.none.hidden = this.#sweeps.length > 0 && leftOut === 0;
-    this.panel.hidden = this.key.hidden = this.#sweeps.length === 0;
-    if (this.#sweeps.length > 0) this.#look(this.#pinned ?? this.#sweeps.length - 1);
+    this.panel.hidden = this.key.hidden = this.headline.hidden = this.#sweeps.length === 0;
+    setText(this.headline, headline(this.#sweeps));
+    if (this.#sweeps.length > 0) this.#look(this.#pinned);
+  }
+
+  // The sweep that brought most tokens, the first of equals: the one to see first.
+  get #best() {
+    const most = Math.max(...this.#sweeps.map((sweep) => sweep.emitted.length));
+    return this.#sweeps.findIndex((sweep) => sweep.emitted.length === most);
   }
 
   #clear() {
@@ -93,8 +108,9 @@ export class SweepView {
   }
 
   #look(place) {
-    const chosen = place ?? (this.#sweeps.length > 0 ? this.#sweeps.length - 1 : null);
-    if (chosen === null || chosen === this.#shown) return;
+    if (this.#sweeps.length === 0) return;
+    const chosen = place ?? this.#best;
+    if (chosen === this.#shown) return;
     this.#groups[this.#shown]?.classList.remove("is-looked-at");
     this.#groups[chosen].classList.add("is-looked-at");
     this.#shown = chosen;
@@ -111,13 +127,17 @@ export class SweepView {
       ...(sweep.is_part ? ["goes on below the sweep before it"] : []),
     ];
     const left = sweep.left_out > 0 ? el("p", { class: "small" }, `${plural(sweep.left_out, "unlikely node")} not drawn`) : null;
+    const tree = drawTree(sweep);
+    const title = `Sweep ${place + 1} of ${this.#sweeps.length}: ${describe(sweep)}`;
+    const save = iconButton("save", "Save this tree as SVG", () => download(`sweep-${place + 1}.svg`, "image/svg+xml", treeFile(tree, title)), "sweep-save");
     this.panel.replaceChildren(
       el("div", { class: "sweep-head" },
         el("h3", {}, `Sweep ${place + 1} of ${this.#sweeps.length}`),
         el("p", { class: "sweep-facts" }, facts.join(" · ")),
-        sweep.reason ? el("p", { class: "sweep-reason", title: "why the tree had this size" }, sweep.reason) : null),
+        sweep.reason ? el("p", { class: "sweep-reason", title: "why the tree had this size" }, sweep.reason) : null,
+        save),
       el("div", { class: "sweep-parts" },
-        el("div", { class: "tree-scroll", tabindex: "0", role: "region", "aria-label": `Tree of sweep ${place + 1}. ${describe(sweep)}` }, drawTree(sweep), left),
+        el("div", { class: "tree-scroll", tabindex: "0", role: "region", "aria-label": `Tree of sweep ${place + 1}. ${describe(sweep)}` }, tree, left),
         el("div", { class: "fall-box" }, drawWaterfall(sweep), legend())));
   }
 }

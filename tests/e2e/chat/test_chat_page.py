@@ -7,17 +7,19 @@ a request to anybody but its own server fails the test.
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import expect
 
 from client.api.backend import Begun, Delta, Job
 from client.api.chat_page import PAGE
 from client.dialogue.messages import ContentDelta, ReasoningDelta
-from swarm.errors import GenerationInterrupted
+from swarm.errors import ContextFull, GenerationInterrupted
 from tests.e2e.chat.conftest import Chat
 from tests.e2e.pages import NARROW, WIDE, grave_findings, in_browser
 from tests.scripted_backend import CARD, Gate, Step, finished, saying
@@ -32,6 +34,7 @@ HOSTILE = """<img src=x onerror="document.title='taken'"> <script>document.title
 <img src=x onerror=alert(1)>
 ```
 """
+SVG = "{http://www.w3.org/2000/svg}"
 NEVER = "layers 5-8 are missing"
 
 
@@ -50,7 +53,7 @@ def sweep(number: int, start: int, emitted: list[str], nodes: list[dict[str, Any
         "number": number,
         "start": start,
         "emitted": [token(text) for text in emitted],
-        "root": {**token("The"), "pick": token(emitted[0])},
+        "root": {**token("The"), "pick": token(emitted[0]) if emitted else None},
         "nodes": nodes,
         "left_out": 0,
         "depth": 2,
@@ -74,6 +77,7 @@ SWEEPS = [
         node(" moss", None, 0.1),
         node(" grows", 0, 0.5, is_accepted=True),
     ]),
+    {**sweep(3, 4, [], []), "is_part": True},
 ]  # fmt: skip
 
 
@@ -135,6 +139,98 @@ def test_an_answer_streams_in_and_stays(chat: Chat) -> None:
     expect(chat.answer.locator(".reasoning")).to_contain_text("A greeting.")
     chat.answer.get_by_role("button", name="Copy the answer").click()
     assert chat.page.evaluate("navigator.clipboard.readText()") == "Hello, **world**"
+
+
+FORMULAS = r"""Inline \(a^2\), $e^{i\pi}$ and $$x_1$$; it costs $5 and $6, `$code$`, a\_b.
+
+\[ \begin{aligned} x &= 1 \\ y &= \frac{1}{2} \end{aligned} \]
+
+Not \(\frac{1\), \(\def\a{\a\a}\a\), $\href{javascript:alert(1)}{x}$.
+
+```python
+def merge(one):  # both
+```
+```no-such-language
+def
+```
+"""
+
+
+@in_browser
+def test_formulas_become_mathml_and_code_has_colours(chat: Chat) -> None:
+    chat.backend.script = saying(FORMULAS)
+    chat.open()
+    chat.asked("Show me")
+    prose = chat.answer.locator("> .prose")
+    expect(prose.locator("math")).to_have_count(4)
+    expect(prose.locator("math mfrac")).to_have_count(1)
+    expect(prose.locator("math mtr")).to_have_count(2)
+    expect(prose.locator("p").first).to_contain_text("it costs $5 and $6, $code$, a_b.")
+    expect(prose.locator("p").last).to_have_text(
+        r"Not \(\frac{1\), \(\def\a{\a\a}\a\), $\href{javascript:alert(1)}{x}$."
+    )
+    known, unknown = prose.locator("pre code").all()
+    expect(known.locator(".is-keyword")).to_have_text("def")
+    expect(known.locator(".is-comment")).to_have_text("# both")
+    expect(unknown.locator("span")).to_have_count(0)
+    for scheme in ("light", "dark"):
+        chat.page.emulate_media(color_scheme=scheme)
+        assert grave_findings(chat.page) == []
+
+
+@in_browser
+@pytest.mark.parametrize("text", ["_a" * 900, "*a" * 900, "$a" * 900, "[a](" * 900, "\\(a " * 900])
+def test_mark_up_that_takes_too_long_stays_as_it_was_written(chat: Chat, text: str) -> None:
+    chat.open()
+    shown = """async ([text, stepMs]) => {
+      const { render } = await import("/page/markdown.js");
+      const holder = document.createElement("div");
+      let now = 0;
+      let asked = 0;
+      render(holder, `**b** ${text}`, () => { asked += 1; return now += stepMs; });
+      return [holder.textContent, holder.querySelectorAll("strong").length, asked];
+    }"""
+    _, strong, _ = chat.page.evaluate(shown, [text, 0])
+    assert strong == 1
+    late, strong, asked = chat.page.evaluate(shown, [text, 1_000])
+    assert (late, strong) == (f"**b** {text}", 0)
+    assert asked > 20, "the clock was looked at while it went on"
+
+
+@in_browser
+def test_a_full_context_is_foretold_and_no_dead_end(chat: Chat) -> None:
+    chat.backend.model = replace(CARD, context_length=100)
+    chat.backend.script = lambda job: [
+        Begun(10),
+        Delta((ContentDelta("One"),), (1,)),
+        finished("One", 1, prompt_tokens=10),
+    ]
+    chat.open()
+    chat.asked("First " * 20)
+    expect(chat.page.locator("#context")).to_contain_text("11 of 100 tokens of context")
+    expect(chat.page.locator("#leave-out")).to_be_hidden()
+    chat.backend.script = lambda job: [
+        Begun(85),
+        Delta((ContentDelta("Two"),), (1,)),
+        finished("Two", 1, prompt_tokens=85),
+    ]
+    chat.asked("Second")
+    expect(chat.page.locator("#leave-out")).to_be_visible()
+    chat.backend.script = lambda job: [ContextFull("This model's maximum context length is 100 tokens.")]
+    chat.asked("Third")
+    chat.errors.clear()  # the browser logs a 400
+    expect(chat.answer).to_contain_text("maximum context length is 100 tokens")
+    assert grave_findings(chat.page) == []
+    chat.backend.script = saying("Here")
+    chat.answer.get_by_role("button", name="Leave out the oldest turns, and ask again").click()
+    expect(chat.answer).to_contain_text("Here")
+    assert [message.content for message in chat.backend.last.messages] == ["Second", "Two", "Third"]
+    expect(chat.page.locator("article.is-left-out")).to_have_count(2)
+    chat.open()
+    expect(chat.page.locator("#left-out")).to_be_visible()
+    chat.page.get_by_role("button", name="Read all of it again").click()
+    chat.asked("Fourth")
+    assert len(chat.backend.last.messages) == 7
 
 
 @in_browser
@@ -278,9 +374,11 @@ def test_how_the_text_came_is_drawn_and_legible_to_everybody(chat: Chat) -> None
     expect(sweeps).to_have_text(["The", " tree grows on"])
     expect(sweeps.nth(1).locator(".is-drafted")).to_have_text([" tree", " grows"])
     expect(sweeps.nth(1).locator(".is-own")).to_have_text([" on"])
+    expect(chat.answer.locator(".swept-headline")).to_have_text("4 tokens in 2 trips; one at a time takes 4")
     panel = chat.answer.locator(".sweep-panel")
+    expect(panel.locator("h3")).to_have_text("Sweep 2 of 3")
     sweeps.first.hover()
-    expect(panel.locator("h3")).to_have_text("Sweep 1 of 2")
+    expect(panel.locator("h3")).to_have_text("Sweep 1 of 3")
     expect(panel).to_contain_text("nothing drafted")
     sweeps.first.focus()
     sweeps.first.press("ArrowRight")
@@ -290,6 +388,13 @@ def test_how_the_text_came_is_drawn_and_legible_to_everybody(chat: Chat) -> None
     expect(panel.locator(".node.is-pick text")).to_have_text(["on"])
     expect(panel.locator(".node.is-drafted text")).to_have_text(["moss"])
     expect(panel.locator(".fall-name")).to_contain_text(["draft", "to hop 0", "layers 0…3", "layers 4…7", "rest"])
+    with chat.page.expect_download() as download:
+        panel.get_by_role("button", name="Save this tree as SVG").click()
+    saved = ElementTree.parse(download.value.path())
+    assert [each.text for each in saved.iter(f"{SVG}text")] == ["The", "tree", "moss", "grows", "on"]
+    colours = {each.get("fill") for each in saved.iter(f"{SVG}rect")}
+    assert len(colours) > 2
+    assert all(colour and colour.startswith("rgb") for colour in colours), "a file has no style sheet"
     for size in (WIDE, NARROW):
         chat.page.set_viewport_size(size)
         for scheme in ("light", "dark"):
