@@ -1,28 +1,36 @@
 """Sessions that are kept between requests, so that a prompt which begins like an earlier one does not travel again.
 
 A session is one sequence. Of the idle ones of its own key a request takes that whose sequence has most in common with
-its prompt: a key that got another key's session would learn from `cached_tokens`, and from the time to the first token,
-what the other one wrote. Kept sessions hold memory of the swarm's nodes: they are few, and none is kept idle for long.
+its prompt. Else a new one is opened, which begins with the tokens that any session of the key has in common with the
+prompt (P15), one that computes them just now included: of many requests with one opening the first computes it.
+
+A key that got another key's session would learn from `cached_tokens`, and from the time to the first token, what the
+other one wrote. Kept sessions hold memory of the swarm's nodes: they are few, and none is kept idle for long.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from client.decode.state import GenerationState
 from client.library.session import Session, SessionOpener
-from swarm.errors import Busy
+from swarm.errors import Busy, SwarmError
 from swarm.runtime.tasks import HeldContext, TaskScope
+
+logger = logging.getLogger(__name__)
 
 FIRST_WINDOW_TOKENS: Final = 2_048
 """Window that a session reserves at first."""
 MIN_SHARED_TOKENS: Final = 32
 """Tokens that a prompt and a session must have in common at least, for the session to be worth more than another."""
+OPENING_S: Final = 120.0
+"""How long a request waits for another one that computes the opening of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,21 @@ class LentSession:
         return prompt_tokens < self.session.window_tokens and nodes <= self.nodes
 
 
+@dataclass(frozen=True, slots=True)
+class ComingPrompt:
+    """A prompt that machines compute just now.
+
+    Attributes:
+        owner: key of the request.
+        tokens: its ids.
+        is_held: set once the machines hold it, or never will.
+    """
+
+    owner: str
+    tokens: Sequence[int]
+    is_held: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class SessionPool:
     """Opens sessions, lends them and keeps some.
 
@@ -74,6 +97,7 @@ class SessionPool:
         opener: of sessions of one model.
         reused: how often a kept one was lent.
         opened: how often a new one was opened.
+        forked: how often it began with another one's tokens.
     """
 
     def __init__(
@@ -88,8 +112,11 @@ class SessionPool:
         self._limits = limits
         self._clock = clock
         self._idle: list[LentSession] = []
+        self._lent: list[LentSession] = []
+        self._coming: list[ComingPrompt] = []
         self.reused = 0
         self.opened = 0
+        self.forked = 0
         scope.spawn(self._forget_old(), "kept sessions")
 
     @property
@@ -98,10 +125,11 @@ class SessionPool:
         return len(self._idle)
 
     @asynccontextmanager
-    async def lend(self, state: GenerationState, owner: str) -> AsyncIterator[LentSession]:
+    async def lend(self, state: GenerationState, owner: str) -> AsyncIterator[tuple[LentSession, ComingPrompt]]:
         """A session for a generation: a kept one that shares its prompt's beginning, else a new one.
 
-        It is kept afterwards where `is_good` was set, else closed.
+        It is kept afterwards where `is_good` was set, else closed. With the first token `is_held` is to be set, so that
+        requests with the same opening go on.
 
         Args:
             state: of the generation.
@@ -111,11 +139,22 @@ class SessionPool:
             RouteError: nobody serves some layers.
             HopError: no machine takes the session.
         """
-        lent = self._shared(state, owner) or await self.open(state, owner, 0, state.max_new_tokens)
+        lent = self._shared(state, owner)
+        if lent is None:
+            await self._wait_for_opening(state, owner)
+        coming = ComingPrompt(owner, state.prompt)
+        self._coming.append(coming)
         try:
-            yield lent
+            lent = lent or await self.open(state, owner, 0, state.max_new_tokens)
+            self._lent.append(lent)
+            try:
+                yield lent, coming
+            finally:
+                self._lent.remove(lent)
+                await self._take_back(lent)
         finally:
-            await self._take_back(lent)
+            self._coming.remove(coming)
+            coming.is_held.set()
 
     async def open(self, state: GenerationState, owner: str, larger_than: int, max_new_tokens: int) -> LentSession:
         """A new session with room for the sequence so far and half as much again, up to the model's context.
@@ -129,13 +168,12 @@ class SessionPool:
             larger_than: tokens of the window that was too small; 0 for none.
             max_new_tokens: that may come after the prompt in all.
         """
-        limit = self.opener.target.max_positions
-        most = len(state.prompt) + max_new_tokens
-        window = FIRST_WINDOW_TOKENS
-        while window < len(state.sequence) * 3 // 2 or window <= larger_than:
-            window *= 2
-        if limit is not None:
-            window, most = min(window, limit), min(most, limit)
+        window, most = self._windows(state, larger_than, max_new_tokens)
+        for size in (window, most) if most < window else (window,):
+            with suppress(Busy):
+                if (forked := await self._fork(state, size, owner)) is not None:
+                    return forked
+                break
         try:
             return await self._open(window, state.nodes, owner)
         except Busy:
@@ -155,9 +193,75 @@ class SessionPool:
         for lent in idle:
             await lent.held.close()
 
-    async def close(self, lent: LentSession) -> None:
-        """Close a session that was lent."""
+    async def renew(
+        self, lent: LentSession, state: GenerationState, larger_than: int, max_new_tokens: int
+    ) -> LentSession:
+        """A session in the place of one that was lent and ended, or is full: then it begins with what that holds.
+
+        Args:
+            lent: is closed.
+            state: of the generation.
+            larger_than: tokens of the window that was too small; 0 where the session has ended.
+            max_new_tokens: as of `open`.
+        """
+        fresh = None
+        if larger_than:
+            with suppress(Busy):
+                fresh = await self._fork(state, self._windows(state, larger_than, max_new_tokens)[0], lent.owner)
         await lent.held.close()
+        return fresh or await self.open(state, lent.owner, larger_than, max_new_tokens)
+
+    def _windows(self, state: GenerationState, larger_than: int, max_new_tokens: int) -> tuple[int, int]:
+        """The window of a new session, and the least that will do."""
+        limit = self.opener.target.max_positions
+        most = len(state.prompt) + max_new_tokens
+        window = FIRST_WINDOW_TOKENS
+        while window < len(state.sequence) * 3 // 2 or window <= larger_than:
+            window *= 2
+        return (window, most) if limit is None else (min(window, limit), min(most, limit))
+
+    async def _wait_for_opening(self, state: GenerationState, owner: str) -> None:
+        """Wait while other requests of this owner compute more of the prompt's beginning than any session holds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OPENING_S):
+                while True:
+                    held = max((len(tokens) for _, tokens in self._held(state, owner)), default=0)
+                    coming = [
+                        (shared, one)
+                        for one in self._coming
+                        if (self._limits.share or one.owner == owner) and not one.is_held.is_set()
+                        if (shared := common_prefix(one.tokens, state.prompt)) >= held + MIN_SHARED_TOKENS
+                    ]
+                    if not coming:
+                        return
+                    await max(coming, key=lambda pair: pair[0])[1].is_held.wait()
+
+    def _held(self, state: GenerationState, owner: str) -> list[tuple[LentSession, tuple[int, ...]]]:
+        """Sessions of this owner, each with the tokens of the sequence that all its machines hold for certain."""
+        sequence = state.sequence
+        return [
+            (lent, tuple(sequence[: min(common_prefix(lent.session.held, sequence), len(sequence) - 1)]))
+            for lent in (*self._idle, *self._lent)
+            if self._limits.share or lent.owner == owner
+        ]
+
+    async def _fork(self, state: GenerationState, window_tokens: int, owner: str) -> LentSession | None:
+        """A new session that begins with what one of this owner holds of the prompt; None where none holds enough."""
+        found = self._held(state, owner)
+        parent, tokens = max(found, key=lambda each: len(each[1]), default=(None, ()))
+        if parent is None or len(tokens) < MIN_SHARED_TOKENS:
+            return None
+        held: HeldContext[Session] = HeldContext(self._scope)
+        try:
+            session = await held.open(self.opener.fork(parent.session, tokens, window_tokens, state.nodes))
+        except Busy:
+            raise
+        except SwarmError as error:
+            logger.debug("a session was not forked", exc_info=error)
+            return None
+        self.opened += 1
+        self.forked += 1
+        return LentSession(held, session, state.nodes, owner)
 
     async def _open(self, window_tokens: int, nodes: int, owner: str) -> LentSession:
         held: HeldContext[Session] = HeldContext(self._scope)

@@ -138,11 +138,12 @@ class SwarmBackend:
     async def _answer(self, job: Job, caller: ApiCaller) -> AsyncGenerator[AnswerEvent, None]:
         model = self.link.model()
         prepared = await _prepare(model, job)
-        async with self.queue.turn(caller.key), model.sessions.lend(prepared.state, caller.key) as lent:
+        async with self.queue.turn(caller.key), model.sessions.lend(prepared.state, caller.key) as (lent, coming):
             yield Begun(len(prepared.state.prompt))
             run = _AnswerRun(prepared, model.sessions, self._clock)
             async with aclosing(run.pieces(lent)) as pieces:
                 async for piece in pieces:
+                    coming.is_held.set()
                     if piece.result is None:
                         yield run.delta(piece)
                         continue
@@ -236,8 +237,7 @@ class _AnswerRun:
         return replace(result, stats=stats)
 
     async def _again(self, lent: LentSession, larger_than: int) -> None:
-        """Put a new session in the place of one that ended or is full."""
-        await self._sessions.close(lent)
+        """Put a new session in the place of one that ended or is full; it begins with what a full one holds."""
         self._prepared.state.max_new_tokens = self._most  # the last one may have had room for a single token
-        fresh = await self._sessions.open(self._prepared.state, lent.owner, larger_than, self._most)
+        fresh = await self._sessions.renew(lent, self._prepared.state, larger_than, self._most)
         lent.held, lent.session, lent.nodes, lent.was_kept = fresh.held, fresh.session, fresh.nodes, False

@@ -62,6 +62,7 @@ from swarm.protocol.messages import (
     Attach,
     Credits,
     Fault,
+    Fork,
     Open,
     Ready,
     Reply,
@@ -149,6 +150,7 @@ class Chain:
         self._plan = RepairPlan(route, wait_s)
         self._rerouter = Rerouter(owner.find_route)
         self._key = SessionKey.fresh()
+        self._fork: Fork | None = None
         self._journal: Journal | None = None
         self._next: SessionLink | None = None
         self._owner = owner
@@ -192,6 +194,15 @@ class Chain:
         """Leave a machine soon that keeps the session from opening, if there is a route without it. Before that."""
         self._progress.is_hasty = True
 
+    def begin_with(self, parent: Chain, tokens: Sequence[int]) -> None:
+        """Ask for a fork (P15), before it is opened; `credits.forked` says then whether every hop could make it.
+
+        Args:
+            parent: a chain of this client over the same route.
+            tokens: the first committed tokens of its session, which every hop has.
+        """
+        self._fork = parent._key.fork(self._key.session, tokens)
+
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""
         self._journal = Journal(state)
@@ -233,7 +244,8 @@ class Chain:
             return
         if ready.generation == self.generation == 0:
             want = self._want
-            self.credits = ready.credits.min_with(Credits(want.window_tokens, want.sweeps, want.nodes))
+            forked = 0 if self._fork is None else self._fork.tokens
+            self.credits = ready.credits.min_with(Credits(want.window_tokens, want.sweeps, want.nodes, forked))
         self._plan.report(RouteAttached(ready.generation), time.monotonic())
         self._news.set()
 
@@ -373,7 +385,7 @@ class Chain:
 
     def _wanted(self) -> Open:
         if not self.generation:
-            return self._want
+            return replace(self._want, fork=self._fork)
         credits = self.credits  # no new hop may have less than what the session uses
         return replace(self._want, window_tokens=credits.window_tokens, sweeps=credits.sweeps, nodes=credits.nodes)
 

@@ -32,8 +32,15 @@ class Walk:
         log_probs: one per pick of `passed`, where they were asked for.
     """
 
-    def __init__(self, limits: Limits, sampling: Sampling) -> None:
-        self.state = SessionState(limits)
+    def __init__(self, limits: Limits, sampling: Sampling, forked: Sequence[int] = ()) -> None:
+        """Begin a sequence.
+
+        Args:
+            limits: what the session may hold.
+            sampling: how to pick.
+            forked: tokens that it begins with (P15).
+        """
+        self.state = SessionState.forked(limits, forked)
         self.generation = 0
         self.pending: int | None = None
         self.want: Want | None = None
@@ -47,6 +54,13 @@ class Walk:
         self._answered: set[int] = set()
         self._acked = 0
         self._truncate_to: int | None = None
+        self._committed_by: dict[int, int] = {}  # unanswered sweep → tokens that are committed with it
+        self._held = len(forked)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The committed tokens that every hop has for certain: it answered a sweep that came with or after them."""
+        return tuple(token.token for token in self.state.committed[: self._held])
 
     @property
     def in_flight(self) -> int:
@@ -86,7 +100,7 @@ class Walk:
         pairs = zip(held, prompt[:-1], strict=False)
         differing = (place for place, (ours, theirs) in enumerate(pairs) if ours.token != theirs)
         kept = next(differing, min(len(held), len(prompt) - 1))
-        self._truncate_to = kept if self.state.sequence else None
+        self._truncate_to = kept if self.state.sequence or held else None
         self._certain = held[kept - 1].id if kept else None
         self._forced_until, self.pending = first, prompt[-1]
         self._sampling, self._picks, self._log_probs = sampling, {}, {}
@@ -162,6 +176,7 @@ class Walk:
         while self._acked + 1 in self._answered:
             self._acked += 1
             self._answered.remove(self._acked)
+            self._held = self._committed_by.pop(self._acked)
         emitted = self._follow()
         if self._lacks_pick():
             raise RemoteProtocolError("picks", f"none for node {self._certain}, which cannot be dead")
@@ -232,6 +247,10 @@ class Walk:
         )
         self._sampling = self._truncate_to = None
         self.state.apply(sweep)
+        if truncate_to is not None:
+            self._held = min(self._held, truncate_to)
+            self._committed_by = {number: min(count, truncate_to) for number, count in self._committed_by.items()}
+        self._committed_by[sweep.sequence] = sweep.committed
         alive = self.state.live
         self._picks = {node: token for node, token in self._picks.items() if node in alive}
         self._log_probs = {node: found for node, found in self._log_probs.items() if node in alive}

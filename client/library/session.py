@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from client.chain.chain import Chain, ChainOwner
-from client.chain.opening import ChainOpening, first_open
+from client.chain.opening import ChainOpening, first_open, open_chain
 from client.chain.peer_latency import PeerLatency
 from client.chain.refusals import BUSY_S, RETRY_S, Refusals
 from client.control.policy import SWEEPS_IN_FLIGHT
@@ -60,6 +60,10 @@ RANDOM_HEDGE = 0.1
 logger = logging.getLogger(__name__)
 
 
+class ForkRefused(SwarmError):
+    """A session cannot begin with another one's tokens; it can be opened without."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What became certain by one sweep.
@@ -101,6 +105,11 @@ class Session:
     def window_tokens(self) -> int:
         """Tokens that the sequence may grow to."""
         return self.chain.credits.window_tokens
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The first tokens of its sequence, which every hop has for certain."""
+        return self.walk.held
 
     async def run(
         self, state: GenerationState, report: Callable[[Stats], None] = lambda _: None
@@ -307,6 +316,51 @@ class SessionOpener:
             codec = _codec(made.chain.route.numeric_class, self.codec)
             yield Session(made.chain, walk, codec, self.nearby)
 
+    @asynccontextmanager
+    async def fork(
+        self, parent: Session, tokens: Sequence[int], window_tokens: int, nodes: int
+    ) -> AsyncIterator[Session]:
+        """Open a session that begins with the first tokens of another one, on its route: they are not computed again.
+
+        Args:
+            parent: open.
+            tokens: of its sequence, which it holds for certain (`Walk.held`); fewer than the window.
+            window_tokens: as of `open`.
+            nodes: as of `open`.
+
+        Raises:
+            ForkRefused: a hop does not have them, or does not know forks.
+            SwarmError: the chain does not open.
+        """
+        route = parent.chain.route
+        if route.hedge is not None:
+            raise ForkRefused("a hedged session is not forked")
+        chain = self._chain(route, window_tokens, nodes + 1)
+        chain.begin_with(parent.chain, tokens)
+        async with open_chain(chain), TaskScope() as scope:
+            if chain.credits.forked != len(tokens):
+                raise ForkRefused("a hop does not hold its tokens any more")
+            walk = self._walk(chain, tokens)
+            chain.begin(walk.state)
+            scope.spawn(self._keep_known())
+            yield Session(chain, walk, _codec(route.numeric_class, self.codec), self.nearby)
+
+    def _chain(self, route: Route, window_tokens: int, sweep_nodes: int) -> Chain:
+        """A chain over a route, not opened yet."""
+        want = Open(
+            fingerprint=self.identity.fingerprint,
+            window_tokens=window_tokens,
+            sweeps=SWEEPS_IN_FLIGHT,
+            nodes=sweep_nodes + max(PREFILLS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens), sweep_nodes),
+            codec=_codec(route.numeric_class, self.codec),
+            aux_layers=self.aux_layers,
+        )
+        width = self.target.hidden_size * want.row_parts(self.target.num_layers)
+        owner = ChainOwner(partial(self._detour, route.numeric_class), self.nearby.blame, partial(_check_rows, width))
+        chain = Chain(self.dialer, route, want, owner, self.wait_s)
+        chain.accept_rows(_reply_rows_bytes(width, route))
+        return chain
+
     async def _opened(self, scope: TaskScope, window_tokens: int, sweep_nodes: int) -> ChainOpening:
         """The first opening that stands, on whichever route; what kept others from it is remembered.
 
@@ -316,19 +370,7 @@ class SessionOpener:
         refusals = Refusals(self.wait_s)
 
         def begin(route: Route, *, is_hasty: bool) -> ChainOpening:
-            want = Open(
-                fingerprint=self.identity.fingerprint,
-                window_tokens=window_tokens,
-                sweeps=SWEEPS_IN_FLIGHT,
-                nodes=sweep_nodes + max(PREFILLS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens), sweep_nodes),
-                codec=_codec(route.numeric_class, self.codec),
-                aux_layers=self.aux_layers,
-            )
-            width = self.target.hidden_size * want.row_parts(self.target.num_layers)
-            detour = partial(self._detour, route.numeric_class)
-            owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, width))
-            chain = Chain(self.dialer, route, want, owner, self.wait_s)
-            chain.accept_rows(_reply_rows_bytes(width, route))
+            chain = self._chain(route, window_tokens, sweep_nodes)
             if is_hasty:
                 chain.hurry()
             return ChainOpening(scope, chain)
@@ -418,10 +460,10 @@ class SessionOpener:
                     logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.gap)
             await asyncio.sleep(RETRY_S)
 
-    def _walk(self, chain: Chain) -> Walk:
+    def _walk(self, chain: Chain, forked: Sequence[int] = ()) -> Walk:
         credits = chain.credits
         limits = Limits(self.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
-        return Walk(limits, Sampling())
+        return Walk(limits, Sampling(), forked)
 
 
 def _no_promise(name: str, left_out: Sequence[str], error: RouteError) -> RouteError:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -40,7 +41,7 @@ from swarm.errors import (
 )
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
-from swarm.protocol.authority import check_command, place_in
+from swarm.protocol.authority import check_command, may_fork, place_in, token_digest
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
@@ -51,6 +52,7 @@ from swarm.protocol.messages import (
     Close,
     Credits,
     Fault,
+    Fork,
     HopTime,
     Ready,
     Reroute,
@@ -66,6 +68,8 @@ from swarm.wire.frames import FrameLimits
 
 MAX_FAULTS = 64
 """Faults of the hops behind that are passed on in one generation."""
+REST_S = 1.0
+"""How long a new session waits for the end of a sweep of the one that it begins with."""
 GRANTS_TOO_LITTLE = "grants less than the session needs"
 NOBODY_SIGNED = "passed on a fault that its reporter did not sign"
 
@@ -84,7 +88,18 @@ class HopSession:
         used_at: when the last sweep came, or the session began, on the clock of `time.monotonic`.
     """
 
-    def __init__(self, context: NodeContext, attach: Attach, credits: Credits, owner: str) -> None:
+    def __init__(
+        self, context: NodeContext, attach: Attach, credits: Credits, owner: str, parent: HopSession | None = None
+    ) -> None:
+        """Begin a session.
+
+        Args:
+            context: what all sessions share.
+            attach: its first message.
+            credits: what it is granted.
+            owner: who pays for it.
+            parent: the session here that it asks to begin with (P15).
+        """
         self.credits = credits
         self.owner = owner
         self.used_at = time.monotonic()
@@ -101,6 +116,7 @@ class HopSession:
         self._passed_faults_in, self._passed_faults = -1, 0
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
+        self._parent, self._children = parent, 0
         self._tail = Tail(self.log, partial(context.compile, self.span) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
@@ -307,6 +323,7 @@ class HopSession:
         self._attaching = asyncio.current_task()
         try:
             self._kv_cache = await self._context.kv_cache(self.span, self.credits)
+            await self._begin_as_fork()
             self._attaching = None
             self._context.engine.submit(self)  # a replay may have come before there was room for it
             await (self._serve_tail() if self._is_tail else self._serve_linked())
@@ -323,22 +340,73 @@ class HopSession:
             self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
+    async def _begin_as_fork(self) -> None:
+        """Begin with the tokens that another session of this client holds here (P15); with none if it does not."""
+        fork, parent, self._parent = self._attach.open.fork, self._parent, None
+        if fork is None or parent is None or not parent._lends(fork, self._attach):
+            return
+        async with parent._resting() as its_kv:
+            tokens = [token.token for token in parent.log.executed.committed[: fork.tokens]]
+            own_kv = self._kv_cache
+            if its_kv is None or own_kv is None or token_digest(tokens) != fork.digest:
+                return
+            try:
+                await self._context.engine.on_thread(partial(own_kv.fork, its_kv, fork.tokens))
+            except LocalProtocolError as error:
+                logger.info("a session cannot be forked: %s", error)
+                return
+            self.log.fork(tokens)
+            self.journal.forked(self.log.executed, parent.journal)
+        self._account()
+        self.credits = replace(self.credits, forked=fork.tokens)
+
+    def _lends(self, fork: Fork, attach: Attach) -> bool:
+        """Whether a new session may begin with tokens of this one, and does the same work here."""
+        mine = self._attach.open
+        return (
+            not attach.generation
+            and attach.hedge is None
+            and fork.tokens < attach.open.window_tokens
+            and attach.open.codec is mine.codec
+            and self.serves(attach)
+            and may_fork(mine.session_key, attach.session, fork)
+        )
+
+    @asynccontextmanager
+    async def _resting(self) -> AsyncIterator[KvCache | None]:
+        """This session's KV while no sweep changes it; None where there is none, or it takes too long."""
+        self._children += 1
+        try:
+            until = time.monotonic() + REST_S
+            while self._running is not None and time.monotonic() < until:
+                await self._context.engine.on_thread(_nothing)
+            is_still = self._running is None and not self.is_closed and not self.log.is_replaying
+            yield self._kv_cache if is_still else None
+        finally:
+            self._children -= 1
+            self._context.engine.submit(self)
+
     def pending(self) -> PendingWork | None:
         """For the engine: what `next_run` would return."""
-        if self.is_closed or self._kv_cache is None or not self._tail.is_ready:
+        if self.is_closed or self._kv_cache is None or not self._tail.is_ready or self._is_resting:
             return None
         rows = self.log.next_rows if self._running is None else self._running.remaining
         return None if rows is None else PendingWork(self.span, rows)
 
     def next_run(self) -> SweepRun | None:
         """For the engine: the sweep to work on."""
-        if self.is_closed or self._kv_cache is None or not self._tail.is_ready:
+        if self.is_closed or self._kv_cache is None or not self._tail.is_ready or self._is_resting:
             return None
         if self._running is None:
             work = self.log.next_work()
             if work is not None:
                 self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, self._tail.picking())
         return self._running
+
+    @property
+    def _is_resting(self) -> bool:
+        """Whether a new session copies from this one, so that no further sweep is begun."""
+        return self._children > 0 and self._running is None
 
     def finish(self, run: SweepRun) -> None:
         """For the engine: a sweep is done; send it on, or answer it."""
@@ -389,7 +457,7 @@ class HopSession:
         """What the next hop lacks, unless this one is in the middle of a sweep or being replayed itself."""
         if self.log.is_replaying or self._running is not None:
             return None
-        if self.log.executed.sequence == (received or 0):
+        if self.log.executed.sequence == (received or 0) and not self._lacks_fork(received):
             return ()
         if self.journal.is_dropped:
             self._need_replay()
@@ -398,6 +466,10 @@ class HopSession:
         self._context.counters.replays += any(isinstance(message, Snapshot) for message in messages)
         self._context.counters.catch_ups += sum(isinstance(message, SweepFrame) for message in messages)
         return messages
+
+    def _lacks_fork(self, received: int | None) -> bool:
+        """Whether a machine that came later lacks the tokens that the session began with: no sweep has brought them."""
+        return received is None and self._attach.generation > 0 and bool(self.log.executed.committed)
 
     def _need_replay(self) -> None:
         """Ask for a replay before one can be given (R8); where that found no room either, another machine must do."""
@@ -498,3 +570,7 @@ class HopSession:
 
     def _account(self) -> None:
         self._journal_bytes = self._context.journals.settle(self._journal_bytes, self.journal)
+
+
+def _nothing() -> None:
+    """What the compute thread is asked for by those who wait for it."""

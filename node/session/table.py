@@ -174,7 +174,8 @@ class SessionTable:
         credits = Credits(asked.window_tokens, min(asked.sweeps, MAX_SWEEPS), min(asked.nodes, MAX_NODES))
         reservation = Reservation(owner, self._context.kv_tokens(credits))
         self._make_room(attach, reservation)
-        hop = HopSession(self._context, attach, credits, owner)
+        fork = asked.fork
+        hop = HopSession(self._context, attach, credits, owner, None if fork is None else self.find(fork.session))
         self._open[attach.session] = hop
         self._reserved[hop] = reservation
         return hop

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swarm.errors import LocalProtocolError
 from swarm.inference.kv_slots import KvSlots
 from swarm.inference.states.session_states import MixerState, SessionStates
 from swarm.inference.states.state_slots import state_entries
@@ -151,6 +152,18 @@ class KvCache:
         capacity = self.slots.capacity
         where = [(self._keys[index].data_ptr(), self._values[index].data_ptr(), capacity) for index in layers]
         return torch.tensor(where, dtype=torch.int64).reshape(-1, 3)
+
+    def fork(self, parent: KvCache, length: int) -> None:
+        """Begin with the first committed tokens of another session in the same layers: a copy, of the same bits.
+
+        Raises:
+            LocalProtocolError: there are not so many, or mixers keep states, of which none is left in the middle.
+        """
+        if length > parent.slots.committed or self.states is not None:
+            raise LocalProtocolError("fork", f"{length} of {parent.slots.committed} committed tokens")
+        self.slots.fork(length)
+        for own, its in zip(self._tensors(), parent._tensors(), strict=True):
+            own[:, :length] = its[:, :length]
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens and no live node."""

@@ -66,6 +66,12 @@ class KvSlots:
     def __contains__(self, node: TreeNodeId) -> bool:
         return node in self._index
 
+    def fork(self, length: int) -> None:
+        """Begin with committed tokens, whose rows are copied from another session."""
+        if self.used or length > self.capacity:
+            raise LocalProtocolError("fork", f"{length} tokens into {self.used} of {self.capacity} slots")
+        self.committed = length
+
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens and no live node."""
         if not 0 <= length <= self.committed:

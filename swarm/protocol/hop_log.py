@@ -11,7 +11,7 @@ rules' state, which follows the client's log alone; only their rows are missing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -88,6 +88,11 @@ class HopLog:
         """Tighten the limits once those of the hops behind are known (F1)."""
         self.received.limits = limits
         self.executed.limits = limits
+
+    def fork(self, tokens: Sequence[int]) -> None:
+        """Begin with committed tokens of another session (P15), before any sweep."""
+        limits = self.received.limits
+        self.received, self.executed = SessionState.forked(limits, tokens), SessionState.forked(limits, tokens)
 
     def receive(self, frame: SweepFrame) -> bool:
         """Queue the next sweep; False when it is a repetition, which is not executed again (P9).

@@ -72,6 +72,16 @@ class Journal:
         self._headers = {header.sequence: header for header in headers}
         self._committed, self._live = {}, {}
 
+    def forked(self, state: SessionState, parent: Journal) -> None:
+        """Begin with the rows of another session's first tokens (P15); without any where it has given its own up."""
+        self.state = state
+        if parent.is_dropped:
+            self.drop()
+            return
+        self._form, self.row_bytes = parent._form, parent.row_bytes
+        pairs = zip(state.committed, parent.state.committed, strict=False)
+        self._committed = {own.id: parent._committed[its.id] for own, its in pairs if its.id in parent._committed}
+
     def replay(self, received: int | None) -> list[SweepFrame] | list[Snapshot]:
         """What a successor needs (R4): nothing, the sweeps that it lacks, or a snapshot.
 
@@ -79,7 +89,7 @@ class Journal:
             received: the last sequence that the successor received; None if it does not have the session.
         """
         assert not self.is_dropped, "rows that were given up cannot be replayed"
-        if self.state.sequence == 0:
+        if self.state.sequence == 0 and not self.state.committed:
             return list[SweepFrame]()
         later = None if received is None else self.since(received)
         return [self.snapshot()] if later is None else later

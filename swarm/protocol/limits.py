@@ -46,6 +46,8 @@ SESSION_BYTES = 16
 """A session's id, exactly."""
 SESSION_KEY_BYTES = 32
 """A session's public key (ed25519), exactly."""
+TOKEN_DIGEST_BYTES = 16
+"""Of what names the tokens that a session begins with."""
 SESSION_SIGNATURE_BYTES = 64
 """Its signature, exactly."""
 MAX_KEY_BYTES = 1_024

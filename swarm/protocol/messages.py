@@ -8,7 +8,7 @@ A parent of None is the tip: the last committed node after the sweep's own commi
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
@@ -177,6 +177,23 @@ class RouteHop:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A running session of the same client whose first tokens a new one begins with (P15).
+
+    Attributes:
+        session: the running one.
+        tokens: how many of its committed tokens.
+        digest: of these, 16 bytes (`swarm.protocol.authority.token_digest`).
+        signature: of the running session's key, over all of this and the new session's name.
+    """
+
+    session: SessionId
+    tokens: int
+    digest: bytes
+    signature: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """What a session asks every hop to reserve (P8, F1).
 
@@ -189,6 +206,7 @@ class Open:
         session_key: the public key that commands the session (R14), 32 bytes; b"" until its client signs.
         aux_layers: at most `MAX_AUX_LAYERS`, rising, none of them the first: what enters these travels beside each row
             from there on (P14).
+        fork: what to begin with, in generation 0; None for nothing. It has a signature of its own.
     """
 
     fingerprint: str
@@ -198,6 +216,7 @@ class Open:
     codec: Codec
     session_key: bytes = b""
     aux_layers: tuple[int, ...] = ()
+    fork: Fork | None = None
 
     def row_parts(self, layer: int) -> int:
         """How many rows of the model's width stand side by side where rows enter a layer: its own and earlier ones."""
@@ -341,16 +360,17 @@ class Credits:
         window_tokens: the session's window.
         sweeps: unanswered sweeps.
         nodes: live nodes, and nodes of unanswered sweeps.
+        forked: tokens that the session began with (P15).
     """
 
     window_tokens: int
     sweeps: int
     nodes: int
+    forked: int = 0
 
     def min_with(self, other: Credits) -> Credits:
         """Each credit's minimum: what both allow."""
-        ours, theirs = (self.window_tokens, self.sweeps, self.nodes), (other.window_tokens, other.sweeps, other.nodes)
-        return Credits(*map(min, ours, theirs))
+        return Credits(*map(min, astuple(self), astuple(other)))
 
     def suffice(self, asked: Open, *, in_use: bool) -> bool:
         """Whether these are enough for a session that asked for so much: half of the nodes hold a whole sweep.

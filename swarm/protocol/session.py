@@ -11,6 +11,7 @@ the same state, and all give the same verdict on a bad header (P8). It knows not
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -113,6 +114,15 @@ class SessionState:
         self.live: dict[TreeNodeId, LiveNode] = {}
         self._children: dict[Parent, dict[int, TreeNodeId]] = {}  # parent → token → live child
         self._unanswered: dict[int, int] = {}  # sequence → number of its nodes
+
+    @classmethod
+    def forked(cls, limits: Limits, tokens: Sequence[int]) -> SessionState:
+        """The state of a session that begins with committed tokens of another one (P15): ids 0, 1, 2 … of no sweep."""
+        assert len(tokens) < limits.window_tokens, "there is room for a token more"
+        state = cls(limits)
+        state.committed = [CommittedToken(TreeNodeId(place), token, 0) for place, token in enumerate(tokens)]
+        state.next_id = TreeNodeId(len(tokens))
+        return state
 
     @classmethod
     def restored(cls, limits: Limits, snapshot: Snapshot) -> SessionState:

@@ -33,6 +33,7 @@ from swarm.protocol.limits import (
     SESSION_KEY_BYTES,
     SESSION_SIGNATURE_BYTES,
     TEXT_CHARACTERS,
+    TOKEN_DIGEST_BYTES,
     HeadLimits,
 )
 from swarm.protocol.messages import (
@@ -43,6 +44,7 @@ from swarm.protocol.messages import (
     Codec,
     Credits,
     Fault,
+    Fork,
     Frame,
     Hedge,
     HopTime,
@@ -149,6 +151,7 @@ def decode_upstream(data: bytes) -> Upstream:
                     checks.positive(credits_.window_tokens, "window_tokens"),
                     checks.positive(credits_.sweeps, "sweeps"),
                     checks.positive(credits_.nodes, "nodes"),
+                    credits_.forked,
                 ),
             )
         case "ack":
@@ -436,6 +439,16 @@ def _open(opened: pb.Open) -> Open:
         codec=_codec(opened.codec),
         session_key=checks.exactly(opened.session_key, SESSION_KEY_BYTES, "session_key"),
         aux_layers=_aux_layers(opened.aux_layers),
+        fork=_fork(opened.fork) if opened.HasField("fork") else None,
+    )
+
+
+def _fork(fork: pb.Fork) -> Fork:
+    return Fork(
+        session=checks.session_id(fork.session),
+        tokens=checks.positive(fork.tokens, "fork"),
+        digest=checks.exactly(fork.digest, TOKEN_DIGEST_BYTES, "fork"),
+        signature=checks.exactly(fork.signature, SESSION_SIGNATURE_BYTES, "fork"),
     )
 
 

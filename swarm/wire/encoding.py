@@ -166,9 +166,7 @@ def _upstream(message: Upstream) -> pb.Upstream:
         case Attached():
             return pb.Upstream(attached=pb.Attached(generation=message.generation, received=message.received))
         case Ready():
-            credits_ = pb.Credits(
-                window_tokens=message.credits.window_tokens, sweeps=message.credits.sweeps, nodes=message.credits.nodes
-            )
+            credits_ = pb.Credits(**asdict(message.credits))
             return pb.Upstream(ready=pb.Ready(generation=message.generation, credits=credits_))
         case Ack():
             return pb.Upstream(ack=pb.Ack(sequence=message.sequence, parts=message.parts, working=message.working))
@@ -321,6 +319,7 @@ def _open(opened: Open) -> pb.Open:
         codec=CODECS[opened.codec],
         session_key=opened.session_key,
         aux_layers=opened.aux_layers,
+        fork=None if opened.fork is None else pb.Fork(**asdict(opened.fork)),
     )
 
 

@@ -859,6 +859,7 @@ class Open(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     SESSION_KEY_FIELD_NUMBER: _builtins.int
     AUX_LAYERS_FIELD_NUMBER: _builtins.int
+    FORK_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """The model's fingerprint, at most 256 characters."""
     window_tokens: _builtins.int
@@ -877,6 +878,10 @@ class Open(_message.Message):
         `wide_attach` or `wide_reroute` only.
         """
 
+    @_builtins.property
+    def fork(self) -> Global___Fork:
+        """A session of the same client whose first tokens this one begins with (P15), in generation 0; absent: none."""
+
     def __init__(
         self,
         *,
@@ -887,14 +892,51 @@ class Open(_message.Message):
         codec: Global___Codec.ValueType = ...,
         session_key: _builtins.bytes = ...,
         aux_layers: _abc.Iterable[_builtins.int] | None = ...,
+        fork: Global___Fork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fork", b"fork"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aux_layers", b"aux_layers", "codec", b"codec", "fingerprint", b"fingerprint", "nodes", b"nodes", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aux_layers", b"aux_layers", "codec", b"codec", "fingerprint", b"fingerprint", "fork", b"fork", "nodes", b"nodes", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Fork(_message.Message):
+    """A running session, and what a new one begins with (P15)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """The running session's name, 16 bytes."""
+    tokens: _builtins.int
+    """How many of its committed tokens, at least 1."""
+    digest: _builtins.bytes
+    """The first 16 bytes of SHA-256 of these token ids, four bytes each, little-endian."""
+    signature: _builtins.bytes
+    """Of the running session's key, 64 bytes: over "canopy-fork\\n" and the msgpack of [the new session's name, session,
+    tokens, digest].
+    """
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        tokens: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "session", b"session", "signature", b"signature", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fork: _TypeAlias = Fork  # noqa: Y015
 
 @_typing.final
 class Attach(_message.Message):
@@ -1282,22 +1324,26 @@ class Credits(_message.Message):
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     SWEEPS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    FORKED_FIELD_NUMBER: _builtins.int
     window_tokens: _builtins.int
     """KV tokens of the session."""
     sweeps: _builtins.int
     """Unanswered sweeps."""
     nodes: _builtins.int
     """Live tree nodes, and nodes of unanswered sweeps."""
+    forked: _builtins.int
+    """Tokens that the session began with (P15); 0 where a hop has none of them, or knows no forks."""
     def __init__(
         self,
         *,
         window_tokens: _builtins.int = ...,
         sweeps: _builtins.int = ...,
         nodes: _builtins.int = ...,
+        forked: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forked", b"forked", "nodes", b"nodes", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import pytest
 
 from client.api.sessions import SessionLimits, SessionPool, common_prefix
 from client.decode.state import GenerationState
-from client.library.session import SessionOpener
+from client.library.session import ForkRefused, SessionOpener
 from swarm.errors import Busy
 from swarm.runtime.tasks import TaskScope
 
@@ -23,6 +24,7 @@ class FakeSession:
     """A session of so many tokens."""
 
     window_tokens: int
+    held: Sequence[int] = ()
 
 
 @dataclass
@@ -40,7 +42,20 @@ class FakeOpener:
     largest: int = 99_999
     target: FakeTarget = field(default_factory=FakeTarget)
     windows: list[int] = field(default_factory=list)
+    forks: list[int] = field(default_factory=list)
+    refuses: bool = False
     is_open: int = 0
+
+    @asynccontextmanager
+    async def fork(
+        self, parent: FakeSession, tokens: Sequence[int], window_tokens: int, nodes: int
+    ) -> AsyncIterator[FakeSession]:
+        assert list(parent.held[: len(tokens)]) == list(tokens)
+        if self.refuses:
+            raise ForkRefused("no")
+        async with self.open(window_tokens, nodes) as session:
+            self.forks.append(len(tokens))
+            yield session
 
     @asynccontextmanager
     async def open(self, window_tokens: int, nodes: int) -> AsyncIterator[FakeSession]:
@@ -85,6 +100,12 @@ async def pool(
         yield SessionPool(cast("SessionOpener", opener), scope, SessionLimits(kept, idle_s, share), clock)
 
 
+async def yielded() -> None:
+    """Let every task go on as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def used(
     pool: SessionPool,
     prompt: Sequence[int],
@@ -95,8 +116,9 @@ async def used(
 ) -> bool:
     """Lend a session for a prompt, and say whether it was a kept one."""
     state = cast("GenerationState", FakeState(tuple(prompt), **fields))
-    async with pool.lend(state, owner) as lent:
+    async with pool.lend(state, owner) as (lent, _):
         lent.sequence, lent.is_good = tuple(prompt), is_good
+        cast("FakeSession", lent.session).held = prompt
         return lent.was_kept
 
 
@@ -180,7 +202,7 @@ async def test_a_window_has_room_for_the_next_turns_up_to_the_context(
     opener = FakeOpener(target=FakeTarget(5_000))
     async with pool(opener, Clock()) as kept:
         state = cast("GenerationState", FakeState(range(prompt)))
-        await kept.close(await kept.open(state, "a key", larger_than, 8))
+        await (await kept.open(state, "a key", larger_than, 8)).held.close()
     assert opener.windows == [window]
 
 
@@ -202,6 +224,81 @@ async def test_each_turn_of_a_conversation_goes_on_where_the_last_one_ended() ->
             sequence += [9_000 + turn] * 110
             assert await used(kept, sequence, max_new_tokens=8), f"turn {turn}"
     assert opener.windows == [2_048]
+
+
+async def test_a_new_session_begins_with_what_another_one_holds() -> None:
+    opener = FakeOpener()
+    async with pool(opener, Clock(), kept=9) as kept:
+        await used(kept, LONG)
+        assert not await used(kept, (*LONG[:40], *range(500, 560))), "it would cost the other one its rest"
+        assert not await used(kept, (*LONG[:20], 1)), "shares too little"
+        assert not await used(kept, LONG, "another key")
+        assert not await used(kept, tuple(range(2_048))), "is too long for the window of the first one"
+        assert (opener.forks, kept.forked, kept.opened) == ([40, 100], 2, 5)
+        opener.refuses = True
+        assert not await used(kept, (*LONG[:45], *range(500, 560)))
+        assert (kept.forked, kept.opened) == (2, 6)
+
+
+async def test_of_many_requests_with_one_opening_the_first_computes_it() -> None:
+    opener = FakeOpener()
+    first_token, all_began = asyncio.Event(), asyncio.Event()
+    began: list[int] = []
+
+    async def ask(number: int) -> None:
+        prompt = (*LONG, 500 + number)
+        async with kept.lend(cast("GenerationState", FakeState(prompt)), "a key") as (lent, coming):
+            began.append(number)
+            if len(began) == 8:
+                all_began.set()
+            await first_token.wait()
+            cast("FakeSession", lent.session).held = prompt
+            coming.is_held.set()
+            await all_began.wait()
+
+    async with pool(opener, Clock()) as kept, asyncio.TaskGroup() as group:
+        for number in range(8):
+            group.create_task(ask(number))
+        await yielded()
+        assert began == [0]
+        first_token.set()
+    assert (opener.forks, kept.opened) == ([100] * 7, 8)
+
+
+async def test_who_waits_for_an_opening_goes_on_where_it_fails() -> None:
+    opener = FakeOpener()
+    breaks = asyncio.Event()
+
+    async def fail() -> None:
+        async with kept.lend(cast("GenerationState", FakeState(LONG)), "a key"):
+            await breaks.wait()
+            raise Busy("peer", "0-4", "broke")
+
+    async with pool(opener, Clock()) as kept:
+        failing = asyncio.ensure_future(fail())  # noqa: TID251 - awaited below
+        await yielded()
+        waiting = asyncio.ensure_future(used(kept, (*LONG, 1)))  # noqa: TID251 - awaited below
+        await yielded()
+        assert not waiting.done()
+        breaks.set()
+        with pytest.raises(Busy):
+            await failing
+        assert not await waiting
+        assert (opener.forks, kept.opened) == ([], 2)
+
+
+async def test_a_session_whose_window_is_full_goes_on_in_a_larger_one() -> None:
+    opener = FakeOpener()
+    async with pool(opener, Clock()) as kept:
+        state = cast("GenerationState", FakeState(LONG))
+        async with kept.lend(state, "a key") as (lent, _):
+            cast("FakeSession", lent.session).held = LONG[:90]
+            fresh = await kept.renew(lent, state, lent.session.window_tokens, 50)
+            assert (opener.forks, opener.windows, opener.is_open) == ([90], [2_048, 4_096], 1)
+            lent.held, lent.session = fresh.held, fresh.session
+            fresh = await kept.renew(lent, state, 0, 50)
+            assert opener.forks == [90], "one that ended has nothing to begin with"
+            lent.held = fresh.held
 
 
 async def test_a_key_never_gets_a_session_of_another_one() -> None:

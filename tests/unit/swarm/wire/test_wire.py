@@ -16,10 +16,13 @@ from swarm.protocol.messages import (
     Attach,
     Close,
     Codec,
+    Credits,
     Fault,
     FaultKind,
+    Fork,
     Open,
     Ping,
+    Ready,
     Reply,
     Reroute,
     RouteHop,
@@ -70,6 +73,15 @@ def test_zero_is_an_id_and_absent_is_none() -> None:
     assert (zero.sweep.commit_to, zero.sweep.truncate_to) == (0, 0)
     assert (absent.sweep.commit_to, absent.sweep.truncate_to) == (None, None)
     assert absent.sweep.parents == (None, 10, 0)
+
+
+def test_a_fork_travels_whole_or_not_at_all() -> None:
+    fork = Fork(SessionId(b"p" * 16), 680, b"d" * 16, b"s" * 64)
+    attach = replace(ATTACH, open=replace(ATTACH.open, fork=fork))
+    assert wire.decode_frame(wire.encode_frame(attach)) == attach
+    assert wire.decode_upstream(wire.encode_upstream(Ready(1, Credits(9, 8, 7, 6)))) == Ready(1, Credits(9, 8, 7, 6))
+    for broken in (replace(fork, tokens=0), replace(fork, digest=b"d" * 15), replace(fork, signature=b"")):
+        assert refused(parsed(replace(ATTACH, open=replace(ATTACH.open, fork=broken)))) == "fork"
 
 
 def test_a_header_of_2048_nodes_is_small() -> None:
