@@ -27,6 +27,7 @@ from swarm.runtime.cli import plain_words
 from swarm.runtime.cli_types import Count, File, Fingerprint, Found, Insecure, Peer
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.transport.network_key import KEY_BYTES, NetworkKey
+from swarm.ways.egress import Egress
 
 if TYPE_CHECKING:
     from client.decode.text_stream import FinishReason
@@ -118,6 +119,11 @@ class FilteredRegistry:
     def peer_id(self) -> PeerId:
         """This machine's name in the swarm."""
         return self._registry.peer_id
+
+    @property
+    def egress(self) -> Egress | None:
+        """How connections leave."""
+        return self._registry.egress
 
     def join_addresses(self) -> list[str]:
         """Empty: a probe is a client."""

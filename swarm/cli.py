@@ -42,7 +42,8 @@ from swarm.joining.command import (
 )
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.relay.lending import lend, lent_settings, offered_hosts
+from swarm.relay.beyond import node_finder
+from swarm.relay.lending import NO_RELAY, lend, lent_settings, local_service, offered_hosts
 from swarm.routing.costs import sweep_ms
 from swarm.runtime.cli import fit, plain_words
 from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
@@ -70,7 +71,7 @@ _SHAREABLE = frozenset(map(_TITLES.index, ("class", "version")))
 @headed(
     swarm=("join", "network_key", "identity"),
     network=("host", "port", "announce_address", "allow_private", "lan"),
-    relay=("relay_port", "relay_mbit"),
+    relay=("relay_port", "relay_mbit", "tls_port"),
 )
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
@@ -91,6 +92,8 @@ class Bootstrap:
         relay_port: TCP port of the relay that is lent to nodes which nobody can dial; 0 takes any free one
             (default: 31338, or a free one where that is taken).
         relay_mbit: Mbit/s that the relay carries at most, both ways counted; 0 lends none.
+        tls_port: TCP port that offers all of this in TLS, best 443, for machines whose network lets nothing else out
+            (default: none).
         lan: whether the swarm is announced in the local network, so that machines there find it.
     """
 
@@ -103,6 +106,7 @@ class Bootstrap:
     allow_private: bool = False
     relay_port: Port | None = None
     relay_mbit: MegabitsPerSecond = 20.0
+    tls_port: Port | None = None
     lan: bool = True
 
 
@@ -235,6 +239,8 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
         lent = lent_settings(opened.peer_id, mbit, host=command.host, port=port, usual_port=RELAY_PORT)
         if lent is not None and membership.network is not None:
             lent = replace(lent, members=membership.network.presence.hex())
+        if command.tls_port is not None and lent is None:
+            raise ConfigError(NO_RELAY)
         registry = await stack.enter_async_context(opened)
         addresses = registry.join_addresses()
         console.print(Text(f"DHT peer {registry.peer_id}; a node joins with:"))
@@ -244,8 +250,15 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
         if membership.network is not None:
             console.print(Text("the swarm is private: members need its network key, which `swarm invite` passes on"))
         if lent is not None:
-            relay = await stack.enter_async_context(lend(registry, lent, partial(_beside, registry)))
+            lent = replace(lent, tls_port=command.tls_port, directory=local_service(command.host, addresses[0]))
+            finder = await node_finder(registry, addresses, membership.network, allow_private=command.allow_private)
+            lending = lend(registry, lent, partial(_beside, registry), find=finder.find)
+            relay = await stack.enter_async_context(lending)
             console.print(Text(f"lends a relay on port {relay.port}: up to {mbit:g} Mbit/s"))
+            if relay.tls_port is not None:
+                await registry.offer_tls_port(relay.tls_port)
+                for address in registry.join_addresses()[len(addresses) :]:
+                    console.print(Text(f"for networks that let nothing else out: {address}"))
         async with TaskScope() as scope:
             is_told = command.lan and membership.network is None  # strangers could not join a private one
             said = announced(addresses, command.join) if is_told else None

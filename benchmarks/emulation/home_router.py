@@ -7,6 +7,7 @@ inside, or what was mapped. miniupnpd maps: it speaks PCP, NAT-PMP and UPnP.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -174,3 +175,30 @@ def lan(router: RouterSetup, cables: list[str]) -> list[str]:
 
 FORWARDING: Final = ("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1",)
 """The commands that make a namespace a router."""
+
+
+def confinement(hosts: Iterable[Sequence[str]], port: int) -> str:
+    """The rules of a router that passes out TCP to one port of some hosts alone.
+
+    Args:
+        hosts: of each its IPv4 address, and its IPv6 address if it has one.
+        port: at which they are reached.
+    """
+    found = list(hosts)
+    passed = [f"ip daddr {host[0]} tcp dport {port} accept" for host in found]
+    passed += [f"ip6 daddr {host[1]} tcp dport {port} accept" for host in found if len(host) > 1]
+    lines = "".join(f"  {line}\n" for line in [*passed, "meta l4proto ipv6-icmp accept"])
+    chain = f"  type filter hook forward priority -5\n  ct state established,related accept\n{lines}  drop\n"
+    return f"table inet confinement {{\n chain passing {{\n{chain} }}\n}}\n"
+
+
+def black_hole(mtu: int) -> str:
+    """The rules of a router that drops longer packets without a word (a path MTU black hole)."""
+    return f"""
+table inet narrow {{
+ chain passing {{
+  type filter hook forward priority -20
+  meta length > {mtu} drop
+ }}
+}}
+"""

@@ -217,6 +217,20 @@ class HomesNetwork:
         )
         await self.run(name, "nft", "-f", "-", stdin=f"table inet silence {{\n{rules}}}\n")
 
+    async def confine(self, home: str, *, hosts: Sequence[str], port: int) -> None:
+        """Let a home's router pass nothing out but TCP to one port of these public hosts; the rest vanishes."""
+        await self._on_router(home, ["nft", "-f", "-"], home_router.confinement(map(self._known, hosts), port))
+
+    def _known(self, name: str) -> Sequence[str]:
+        return [self.public_address(name), *([self.address6(name)] if self.plan.ipv6 else [])]
+
+    async def narrow(self, home: str, mtu: int) -> None:
+        """Let a home's router drop packets that are longer, both ways, and say nothing of it."""
+        machines = self._homes[home].names
+        line = f"ip link set {MACHINE_DEVICE} gso_max_segs 1"  # else longer ones pass here, which are cut later
+        await asyncio.gather(*(self._shell(self._number[name], [line]) for name in machines))
+        await self._on_router(home, ["nft", "-f", "-"], home_router.black_hole(mtu))
+
     async def unsilence(self, name: str) -> None:
         """Undo `silence`."""
         await self.run(name, "nft", "delete", "table", "inet", "silence")

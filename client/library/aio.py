@@ -32,6 +32,7 @@ from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm,
 from swarm.discovery.coverage import Coverage, cover
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.ids import ModelIdentity
 from swarm.joining.resolve import expand
@@ -136,7 +137,8 @@ class AsyncSwarm:
         config = DhtConfig(join=peers, client_mode=True, membership=membership)
         opened = options.get("registry") or DhtRegistry.open(config)
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
-        async with opened, _links(membership, insecure=options.get("insecure", False)) as (dialer, nearby, scope):
+        links = partial(_links, membership, opened, insecure=options.get("insecure", False))
+        async with opened, links() as (dialer, nearby, scope):
             search = ModelSearch(peers, fingerprint, nearby.probe)
             identity = await find_in_swarm(target, opened, search)
             if membership.note_model is not None:
@@ -276,11 +278,13 @@ def _swarm(options: ConnectOptions) -> tuple[tuple[str, ...], Membership]:
 
 
 @asynccontextmanager
-async def _links(membership: Membership, *, insecure: bool) -> AsyncIterator[tuple[Dialer, PeerLatency, TaskScope]]:
+async def _links(
+    membership: Membership, registry: Registry, *, insecure: bool
+) -> AsyncIterator[tuple[Dialer, PeerLatency, TaskScope]]:
     """What dials machines, what knows how far they are, and who owns the tasks; all end in order."""
     network = membership.network
     async with (
-        open_ways() as ways,
+        open_ways(egress=registry.egress) as ways,
         Dialer(insecure=insecure, ways=ways, network=network) as dialer,
         TaskScope() as scope,
     ):

@@ -45,6 +45,7 @@ from swarm.gateway.upnp import UpnpRouter
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint, is_loopback
+from swarm.ways.streams import connect
 
 REMEMBER_S: Final = 120.0
 """How often it is asked who lends a relay, also where none is needed now."""
@@ -186,7 +187,7 @@ class Arrival:
             fallback=self._fallback(),
             is_first=not config.join,
             dial_back=self._dial_back,
-            call_self=self._call_self,
+            call_self=self._call_self if self.registry.egress is None else self._asks_peers,
             map_port=None if config.no_port_mapping else self._map_port,
             unmap=self._unmap,
             relays=None if config.relay == "off" else self._stand,
@@ -246,6 +247,10 @@ class Arrival:
             return False
         return check_hello(endpoint.peer, nonce, endpoint.digest, answer)
 
+    async def _asks_peers(self, address: str) -> bool:
+        """The same for a machine that cannot call itself through a relay: its network lets little out."""
+        return await self._dial_back(address) is not False
+
     async def _map_port(self) -> tuple[str, str]:
         if is_loopback(self._config.host) or not behind_router(interface_addresses()):
             raise NoMapping("no router lies between this machine and others")
@@ -295,7 +300,9 @@ class Arrival:
             assert self._scope is not None, "background work has an owner by now"
             config = self._config
             network = config.membership.network
-            circuits = Circuits(LocalServer(config.host, self._bound.port), self._scope)
+            egress = self.registry.egress
+            dial = connect if egress is None else egress.open_relay
+            circuits = Circuits(LocalServer(config.host, self._bound.port), self._scope, dial=dial)
             punches = PunchAnswerer(circuits.adopt)
 
             async def punch(request: PunchRequest) -> None:
@@ -304,7 +311,8 @@ class Arrival:
             options = StandingOptions(
                 policy=DialPolicy(only_public=self._is_public and not config.allow_private),
                 only=None if config.relay == "auto" else config.relay,
-                on_punch=punch,
+                on_punch=punch if egress is None else None,
+                egress=egress,
                 members=b"" if network is None else network.presence,
             )
             self._standing = Standing(self.registry.identity, circuits, self._relays, options)

@@ -133,7 +133,8 @@ class StartUp:
         counters = NodeCounters()
         ways = None
         if bound.certificate is not None:
-            ways = await stack.enter_async_context(node_ways(config.host, arrived.whereabouts, map_port))
+            opened = node_ways(config.host, arrived.whereabouts, map_port, registry.egress)
+            ways = await stack.enter_async_context(opened)
         return NodeResources(
             config=config,
             say=self._say,

@@ -18,6 +18,7 @@ from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, stand_in
 from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
+from swarm.ways.relay_circuit import Dial
 from swarm.ways.streams import CHUNK_BYTES, Streams, connect, splice, tuned
 
 CONNECT_S: Final = 5.0
@@ -70,14 +71,22 @@ class LocalServer:
 class Circuits:
     """All circuits of this machine, bounded per relay."""
 
-    def __init__(self, server: LocalServer, scope: TaskScope, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        server: LocalServer,
+        scope: TaskScope,
+        clock: Callable[[], float] = time.monotonic,
+        dial: Dial = connect,
+    ) -> None:
         """Carry none yet.
 
         Args:
             server: this machine's gRPC server.
             scope: owns the circuits.
             clock: a monotonic one, in seconds.
+            dial: connects to `host:port` of a relay, or of a dialler.
         """
+        self._dial = dial
         self._server = server
         self._scope = scope
         self._quota = Quota(_LIMITS, clock)
@@ -118,7 +127,7 @@ class Circuits:
     async def _carry(self, way: str, address: str, token: str, source: str) -> None:
         try:
             async with asyncio.timeout(CONNECT_S):
-                far = await connect(address)
+                far = await self._dial(address)
             far.writer.write(f"TAKE {token}\n".encode())
         except (OSError, TimeoutError) as error:
             self._log.say(address, f"no connection to {address} for a circuit: {describe(error)}")

@@ -17,6 +17,7 @@ from typing import Final
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.openings import MAX_LINE_BYTES, words
+from swarm.ways.relay_circuit import Dial
 from swarm.ways.streams import connect
 
 NEAR_FACTOR: Final = 1.5
@@ -79,11 +80,11 @@ def parse_load(line: bytes) -> float:
             raise RemoteProtocolError("load", "a relay says LOAD and four numbers")
 
 
-async def ask(address: str, peer: PeerId | None = None) -> RelayProbe | None:
+async def ask(address: str, peer: PeerId | None = None, dial: Dial = connect) -> RelayProbe | None:
     """Ask a relay how much it carries, and measure the way; None where it gives no sound answer in time."""
     try:
         async with asyncio.timeout(ASK_S):
-            ends = await connect(address)
+            ends = await dial(address)
             try:
                 asked = time.perf_counter()
                 ends.writer.write(b"LOAD\n")

@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from node.reach import relay_choice
@@ -29,6 +30,8 @@ from swarm.runtime.counted_log import CountedLog
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, parse_ip
 from swarm.runtime.tasks import TaskScope, unending
+from swarm.ways.egress import Egress
+from swarm.ways.relay_circuit import Dial
 from swarm.ways.streams import Streams, connect
 
 WANTED: Final = 2
@@ -98,12 +101,14 @@ class StandingOptions:
         policy: which relays are dialled.
         only: the one relay to stand at, `host:port`; None: those that the directory knows.
         on_punch: makes holes; None: diallers stay with the relay.
+        egress: of a machine whose network lets little out.
         members: secret of a private swarm, whose relays carry nobody else.
     """
 
     policy: DialPolicy
     only: str | None = None
     on_punch: OnPunch | None = None
+    egress: Egress | None = None
     members: bytes = field(default=b"", repr=False)
 
 
@@ -133,7 +138,7 @@ class Standing:
         circuits: Circuits,
         find: FindRelays,
         options: StandingOptions,
-        probe: AskRelay = relay_choice.ask,
+        probe: AskRelay | None = None,
     ) -> None:
         """Stand nowhere yet.
 
@@ -149,7 +154,8 @@ class Standing:
         self._circuits = circuits
         self._find = find
         self._options = options
-        self._probe = probe
+        self._dial: Dial = connect if options.egress is None else options.egress.open_relay
+        self._probe = probe or partial(relay_choice.ask, dial=self._dial)
         self._stands: list[_Stand] = []  # the one that is announced first
         self._failures: dict[str, _Failures] = {}
         self._quota = Quota(_LIMITS, lambda: asyncio.get_running_loop().time())
@@ -237,7 +243,7 @@ class Standing:
             is_due = failed is None or failed.until <= now
             is_taken = address in self._taken or (peer is not None and peer in self._taken.values())
             is_other = not is_taken and peer != self._identity.peer_id
-            if is_due and is_other and await self._options.policy.resolve(address) is not None:
+            if is_due and is_other and await self._may_stand(address, peer):
                 wanted[address] = peer
         probes = await asyncio.gather(*(self._probe(address, peer) for address, peer in wanted.items()))
         for address, probe in zip(wanted, probes, strict=True):
@@ -246,6 +252,15 @@ class Standing:
         # Of a relay that answers by both families, the address that it prefers: more of the others reach that one.
         found = list({probe.peer or probe.address: probe for probe in reversed(probes) if probe is not None}.values())
         return next(iter(relay_choice.in_order(found, self._identity.peer_id)), None)
+
+    async def _may_stand(self, address: str, peer: PeerId | None) -> bool:
+        """Whether a relay may be dialled; behind a proxy this machine may know no names."""
+        policy, egress = self._options.policy, self._options.egress
+        if egress is not None:
+            egress.know_relay(address, peer)
+            if egress.proxy is not None:
+                return policy.allows(address)
+        return await policy.resolve(address) is not None
 
     def _note_failure(self, relay: str, why: str) -> None:
         known = self._failures.pop(relay, None)
@@ -264,7 +279,7 @@ class Standing:
         """
         try:
             async with asyncio.timeout(CONNECT_S):
-                ends = await connect(probe.address)
+                ends = await self._dial(probe.address)
         except (OSError, TimeoutError) as error:
             raise RelayLost("cannot be dialled") from error
         stand = None

@@ -13,23 +13,27 @@ from swarm.discovery.node_record import Reach, bracketed, split_address
 from swarm.gateway.ports import NoMapping
 from swarm.runtime.counted_log import describe
 from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
+from swarm.ways.egress import Egress
 from swarm.ways.local_dialler import LocalDialler, open_ways
 
 logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def node_ways(host: str, whereabouts: Whereabouts, map_port: MapPort) -> AsyncIterator[LocalDialler | None]:
+async def node_ways(
+    host: str, whereabouts: Whereabouts, map_port: MapPort, egress: Egress | None = None
+) -> AsyncIterator[LocalDialler | None]:
     """The ways of a node, while the block runs; None where the system has not what they need.
 
     Args:
         host: where the node listens.
         whereabouts: how it is reached, now.
         map_port: asked once, if a router maps the node's own port.
+        egress: of a machine whose network lets little out; nobody calls it.
     """
     async with AsyncExitStack() as stack:
-        ways = await stack.enter_async_context(open_ways())
-        if ways is not None:
+        ways = await stack.enter_async_context(open_ways(egress=egress))
+        if ways is not None and egress is None:
             calls = ExpectedCalls()
             try:
                 port = await stack.enter_async_context(CallBackListener.listen(calls, host))

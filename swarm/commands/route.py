@@ -77,7 +77,7 @@ async def route(command: ShowRoute, console: Console) -> None:
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
     network = command.membership.network
-    async with open_ways() as ways:
+    async with open_ways(egress=registry.egress) as ways:
         measure = partial(measure_delays, insecure=command.insecure, ways=ways, network=network)
         await _show(command, registry, console, measure)
 

@@ -89,6 +89,11 @@ class MemoryRegistry:
         """This machine's name in the swarm."""
         return self.identity.peer_id
 
+    @property
+    def egress(self) -> None:
+        """Nothing leaves this machine."""
+        return
+
     def join_addresses(self) -> list[str]:
         """An address of the right form; nothing listens there."""
         return [f"/ip4/127.0.0.1/tcp/1/p2p/{self.peer_id}"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from swarm.discovery.identity import Identity
     from swarm.discovery.node_record import NodeRecord
     from swarm.transport.endpoint import Endpoint
+    from swarm.ways.egress import Egress
 
 RECENT_S = 1.5
 """Age up to which the directory's cached answers are used by default."""
@@ -65,6 +66,11 @@ class Registry(Protocol):
     @property
     def peer_id(self) -> PeerId:
         """This machine's name in the swarm."""
+        ...
+
+    @property
+    def egress(self) -> Egress | None:
+        """How connections should leave this machine, whose network lets little out; None: as they are."""
         ...
 
     def join_addresses(self) -> list[str]:

@@ -23,6 +23,7 @@ from swarm.errors import ConfigError
 from swarm.joining.invite import MAX_CHARACTERS, Invite, is_invite, open_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
 from swarm.transport.network_key import NetworkKey
+from swarm.ways.proxy import VARIABLE, Proxy
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -172,10 +173,13 @@ class SwarmFinder:
                 "somebody in it; `swarm forget` forgets it, and `node serve MODEL --new` begins another"
             )
 
+        proxy = self._environment.get(VARIABLE) or None
+        if proxy is not None:
+            Proxy.parse(proxy)
         if self._memory.path is None:
-            return Membership(network, nobody=nobody)
+            return Membership(network, nobody=nobody, proxy=proxy)
         recorder = _SwarmRecorder(self._memory, choice, network, is_look=self._is_look)
-        return Membership(network, recorder.note_peers, recorder.note_model, nobody)
+        return Membership(network, recorder.note_peers, recorder.note_model, nobody, proxy)
 
     def _known_key(self, known: RememberedSwarm | None, join: Iterable[str]) -> NetworkKey | None:
         """The key of the remembered swarm that is meant, or that one of these peers is of."""

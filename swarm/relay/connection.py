@@ -61,7 +61,7 @@ class RelayConnection:
         while b"\n" not in self._rest:
             if len(self._rest) >= most:
                 raise RemoteProtocolError("opening", f"a line has at most {most} bytes")
-            piece = await asyncio.get_running_loop().sock_recv(self._sock, most - len(self._rest))
+            piece = await self._receive(most - len(self._rest))
             if not piece:
                 raise ConnectionResetError("ended within a line")
             self._rest += piece
@@ -80,6 +80,27 @@ class RelayConnection:
             buffer[:count] = self._rest[:count]
             del self._rest[:count]
             return count
+        return await self._fill(buffer)
+
+    async def look(self, most: int) -> bytes:
+        """What has come so far and was not read, after more has come; it stays to be read.
+
+        Args:
+            most: bytes that may be kept so.
+
+        Raises:
+            OSError: the connection ended.
+        """
+        piece = await self._receive(most - len(self._rest))
+        if not piece:
+            raise ConnectionResetError("ended before it said what it wants")
+        self._rest += piece
+        return bytes(self._rest)
+
+    async def _receive(self, most: int) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self._sock, most)
+
+    async def _fill(self, buffer: memoryview) -> int:
         return await asyncio.get_running_loop().sock_recv_into(self._sock, buffer)
 
     async def send(self, data: bytes | memoryview) -> None:

@@ -16,7 +16,7 @@ from swarm.errors import ConfigError, RegistryError, SwarmError
 from swarm.ids import PeerId
 from swarm.relay.child import RelaySettings
 from swarm.relay.process import RelayProcess, relay_process
-from swarm.relay.server import RelayLoad
+from swarm.relay.server import FindNode, RelayLoad
 from swarm.runtime.counted_log import describe
 from swarm.runtime.tasks import TaskScope
 
@@ -29,6 +29,8 @@ RATE_S = 1.0
 """How often the rate is looked at that the relay is to carry."""
 RESTART_S = 5.0
 """Pause before a relay that died is started again."""
+
+NO_RELAY = "--tls-port offers the relay that this machine lends, and --relay-mbit 0 lends none: leave one of them out"
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,18 @@ def lent_settings(
     return RelaySettings(peer, mbit_per_s, "127.0.0.1" if host == "localhost" else host, chosen, port is None)
 
 
+def local_service(host: str, address: str) -> str:
+    """`host:port` under which this machine reaches a service of its own.
+
+    Args:
+        host: IP address that it is bound to; a wildcard stands for this machine.
+        address: a multiaddress of it, whose port counts.
+    """
+    port = address.split("/")[4]
+    ip = ip_address("127.0.0.1" if host == "localhost" else host)
+    return f"127.0.0.1:{port}" if ip.is_unspecified else f"{bracketed(str(ip))}:{port}"
+
+
 def offered_hosts(addresses: Sequence[str]) -> list[str]:
     """The hosts of the multiaddresses under which most others reach a DHT peer, as they stand before a port.
 
@@ -91,18 +105,24 @@ class LentRelay:
 
     Attributes:
         port: where it listens.
+        tls_port: where it listens for TLS, if it does.
         addresses: `host:port` under which it is offered; none while it is not.
         load: what it carries; None before it said so.
     """
 
     port: int
+    tls_port: int | None = None
     addresses: tuple[str, ...] = ()
     load: RelayLoad | None = None
 
 
 @asynccontextmanager
 async def lend(
-    registry: Registry, settings: RelaySettings, reached_at: ReachedAt, mbit_per_s: Callable[[], float] | None = None
+    registry: Registry,
+    settings: RelaySettings,
+    reached_at: ReachedAt,
+    mbit_per_s: Callable[[], float] | None = None,
+    find: FindNode | None = None,
 ) -> AsyncIterator[LentRelay]:
     """Run a relay and offer it; leaving takes the offer back and ends it.
 
@@ -114,13 +134,14 @@ async def lend(
         settings: whose it is, where it listens and what it carries.
         reached_at: under which address others reach its port; asked again before each check.
         mbit_per_s: what it carries at most, as of now; None: what the settings say.
+        find: finds listed nodes for whoever comes by its TLS port.
 
     Raises:
         SwarmError: it does not start.
     """
     async with TaskScope() as scope:
         started: asyncio.Future[LentRelay] = asyncio.get_running_loop().create_future()
-        lender = _LentRelayKeeper(registry, settings, reached_at, mbit_per_s or (lambda: settings.mbit_per_s))
+        lender = _LentRelayKeeper(registry, settings, reached_at, mbit_per_s or (lambda: settings.mbit_per_s), find)
         scope.spawn(lender.run(started))
         lent = await started
         try:
@@ -135,8 +156,14 @@ class _LentRelayKeeper:
     """Keeps a relay running, and offered while others reach it."""
 
     def __init__(
-        self, registry: Registry, settings: RelaySettings, reached_at: ReachedAt, mbit_per_s: Callable[[], float]
+        self,
+        registry: Registry,
+        settings: RelaySettings,
+        reached_at: ReachedAt,
+        mbit_per_s: Callable[[], float],
+        find: FindNode | None,
     ) -> None:
+        self._find = find
         self._registry = registry
         self._settings = settings
         self._reached_at = reached_at
@@ -148,10 +175,12 @@ class _LentRelayKeeper:
         while True:
             settings = replace(self._settings, mbit_per_s=self._mbit_per_s())
             try:
-                async with relay_process(self._registry.identity, settings) as relay, TaskScope() as scope:
+                async with relay_process(self._registry.identity, settings, self._find) as relay, TaskScope() as scope:
                     if self._lent is None:
-                        self._lent = LentRelay(relay.port)
-                        self._settings = replace(settings, port=relay.port, takes_any_port=False)
+                        self._lent = LentRelay(relay.port, relay.tls_port)
+                        self._settings = replace(
+                            settings, port=relay.port, takes_any_port=False, tls_port=relay.tls_port
+                        )
                         started.set_result(self._lent)
                     scope.spawn(self._keep_offering(self._lent))
                     scope.spawn(self._keep_rate(relay, self._lent, settings.mbit_per_s))

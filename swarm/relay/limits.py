@@ -19,6 +19,7 @@ NEW: Final = "new connections"
 SUMMONS: Final = "summons"
 OWN_SUMMONS: Final = "summons by one dialler"
 PROOFS: Final = "questions whose relay this is"
+BEYOND: Final = "links to nodes that stand elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class RelayLimits:
         own_summons: what one address has one machine told, per second: a fifth of what the machine bears, so that
             nobody alone uses that up, whatever its address may stand for.
         proofs: answers to WHO per second: each is a signature.
+        beyond: links per second to nodes that do not stand here, for who comes by the TLS port: each may take a look-up
+            in the directory and a call.
         idle_s: a circuit that carries nothing for so long is closed.
     """
 
@@ -50,6 +53,7 @@ class RelayLimits:
     summons: RateLimit = field(default_factory=lambda: RateLimit(20.0, 100.0, 200.0, 800.0))
     own_summons: RateLimit = field(default_factory=lambda: RateLimit(4.0, 20.0, 400.0, 1_600.0))
     proofs: RateLimit = field(default_factory=lambda: RateLimit(0.2, 6.0, 4.0, 40.0))
+    beyond: RateLimit = field(default_factory=lambda: RateLimit(1.0, 20.0, 10.0, 80.0))
     idle_s: float = 60.0
 
     def quota(self, clock: Callable[[], float]) -> Quota:
@@ -61,7 +65,13 @@ class RelayLimits:
             CIRCUITS: self.circuits,
             SEEN: self.seen,
         }
-        rates = {NEW: self.new, SUMMONS: self.summons, OWN_SUMMONS: self.own_summons, PROOFS: self.proofs}
+        rates = {
+            NEW: self.new,
+            SUMMONS: self.summons,
+            OWN_SUMMONS: self.own_summons,
+            PROOFS: self.proofs,
+            BEYOND: self.beyond,
+        }
         return Quota(QuotaLimits(holdings, rates), clock, weight_of)
 
 

@@ -17,8 +17,9 @@ from typing import Any
 from swarm.discovery.address_proof import who_answer
 from swarm.discovery.identity import Identity
 from swarm.errors import SwarmError
+from swarm.ids import PeerId
 from swarm.relay.child import MAX_LINE_BYTES, RelaySettings
-from swarm.relay.server import RelayLoad
+from swarm.relay.server import FindNode, RelayLoad
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.tasks import TaskScope
 
@@ -34,14 +35,16 @@ class RelayProcess:
 
     Attributes:
         port: where it listens.
+        tls_port: where it listens for TLS, if it does.
         load: what it carried when it last said so.
     """
 
-    def __init__(self, process: Process, identity: Identity, port: int) -> None:
-        self.port = port
+    def __init__(self, process: Process, identity: Identity, ports: tuple[int, int | None], find: FindNode) -> None:
+        self.port, self.tls_port = ports
         self.load: RelayLoad | None = None
         self._process = process
         self._identity = identity
+        self._find = find
 
     @property
     def pid(self) -> int:
@@ -55,13 +58,19 @@ class RelayProcess:
     async def listen(self) -> None:
         """Answer what it asks, until it ends."""
         assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            message: dict[str, Any] = json.loads(line)
-            if "load" in message:
-                self.load = RelayLoad(**message["load"])
-            if "sign" in message:
-                signed = who_answer(self._identity, bytes.fromhex(message["sign"]))
-                await self._say(signed=signed.decode())
+        async with TaskScope() as scope:
+            while line := await self._process.stdout.readline():
+                message: dict[str, Any] = json.loads(line)
+                if "load" in message:
+                    self.load = RelayLoad(**message["load"])
+                if "sign" in message:
+                    signed = who_answer(self._identity, bytes.fromhex(message["sign"]))
+                    await self._say(signed=signed.decode())
+                if "find" in message:
+                    scope.spawn(self._tell_where(PeerId(message["find"])))
+
+    async def _tell_where(self, peer: PeerId) -> None:
+        await self._say(found=peer, at=await self._find(peer))
 
     async def lend(self, mbit_per_s: float) -> None:
         """Let it carry so much at most from now on."""
@@ -75,8 +84,15 @@ class RelayProcess:
 
 
 @asynccontextmanager
-async def relay_process(identity: Identity, settings: RelaySettings) -> AsyncIterator[RelayProcess]:
+async def relay_process(
+    identity: Identity, settings: RelaySettings, find: FindNode | None = None
+) -> AsyncIterator[RelayProcess]:
     """Run a relay; leaving ends it, and with it every circuit.
+
+    Args:
+        identity: signs for it.
+        settings: what it is told.
+        find: finds listed nodes for whoever comes by its TLS port; it never raises. None: there are none.
 
     Raises:
         SwarmError: it does not start; the message says why.
@@ -88,7 +104,7 @@ async def relay_process(identity: Identity, settings: RelaySettings) -> AsyncIte
         async with TaskScope() as scope:
             scope.spawn(_log_lines(process))
             process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
-            relay = RelayProcess(process, identity, await _port(process))
+            relay = RelayProcess(process, identity, await _ports(process), find or _no_node)
             scope.spawn(relay.listen())
             yield relay
     finally:
@@ -112,7 +128,11 @@ async def _start() -> Process:
         raise SwarmError(f"the relay's process cannot be started: {error.strerror or error}") from error
 
 
-async def _port(process: Process) -> int:
+async def _no_node(_peer: PeerId) -> str:
+    return ""
+
+
+async def _ports(process: Process) -> tuple[int, int | None]:
     assert process.stdout is not None
     try:
         async with asyncio.timeout(START_S):
@@ -122,7 +142,7 @@ async def _port(process: Process) -> int:
     said: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
     if "error" in said:
         raise SwarmError(f"the relay did not start: {said['error']}")
-    return int(said["port"])
+    return said["port"], said["tls_port"]
 
 
 async def _log_lines(process: Process) -> None:

@@ -1,7 +1,8 @@
 """A relay: knows machines by their names, and passes bytes between them and whoever wants to reach them.
 
-It reads nothing of what it carries, dials nobody, and leads only to machines that stand here by a proof of their name
-(`swarm.relay.openings`). What each address may cost is bounded (`swarm.relay.limits`), and all circuits share one rate.
+It reads nothing of what it carries, and leads only to machines that stand here by a proof of their name
+(`swarm.relay.openings`). It dials nobody but listed nodes, for those whose networks let nothing out but a TLS port
+(`swarm.relay.tls_port`). What each address may cost is bounded (`swarm.relay.limits`), and all circuits share one rate.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from functools import partial
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.connection import RelayConnection
+from swarm.relay.dialling import dial, dial_node, skip_headers
 from swarm.relay.fair_share import FairShare, Flow
-from swarm.relay.limits import CIRCUITS, NAMES, OPENINGS, OWN_SUMMONS, PROOFS, SEEN, SUMMONS, RelayLimits
+from swarm.relay.limits import BEYOND, CIRCUITS, NAMES, OPENINGS, OWN_SUMMONS, PROOFS, SEEN, SUMMONS, RelayLimits
 from swarm.relay.machines import Machine
 from swarm.relay.openings import (
-    MAX_HEADER_BYTES,
     MAX_LINE_BYTES,
     MAX_PROOF_BYTES,
     MEETING_BYTES,
@@ -39,15 +40,21 @@ from swarm.relay.openings import (
 )
 from swarm.relay.presence import check_presence
 from swarm.relay.splice import Circuit, CircuitBounds
+from swarm.relay.tls_port import TlsEntry
 from swarm.relay.visits import Visit, Visits
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.plain_text import plain_line
-from swarm.runtime.quota import parse_ip
+from swarm.runtime.quota import parse_ip, stand_in
+from swarm.runtime.segments import keep_segments_small
 from swarm.runtime.tasks import TaskScope
 
 LOOK_S = 1.0
 """How often circuits are looked at that carry nothing."""
 MBIT_BYTES = 125_000
+OWN_MBIT = 10_000.0
+"""What this machine's own services may carry through its TLS port: they bound themselves."""
+FIND_S = 10.0
+"""How long a listed node may take to be found and called."""
 _FULL_S = 0.2
 _BACKLOG = 128
 
@@ -55,6 +62,8 @@ logger = logging.getLogger(__name__)
 
 SignWho = Callable[[bytes], Awaitable[bytes]]
 """Makes the line that answers WHO, given the nonce."""
+FindNode = Callable[[PeerId], Awaitable[str]]
+"""Where a listed node is reached, its host an IP address; empty where it is not listed, or does not answer there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,8 @@ class RelayServer:
         self._circuits: dict[Circuit, Visit] = {}
         self._log = CountedLog(logger, clock)
         self._members = b""
+        self._own_share = FairShare(OWN_MBIT * MBIT_BYTES, clock=clock)
+        self._find: FindNode | None = None
 
     @property
     def load(self) -> RelayLoad:
@@ -134,29 +145,34 @@ class RelayServer:
         """Carry only those machines that sign this secret of a private swarm along; all where it is empty."""
         self._members = members
 
+    def lead_beyond(self, find: FindNode) -> None:
+        """Lead those who come by the TLS port to listed nodes that stand elsewhere too."""
+        self._find = find
+
     def lend(self, mbit_per_s: float) -> None:
         """Carry so much at most from now on."""
         self._lent = mbit_per_s
         self._share.change(mbit_per_s * MBIT_BYTES)
 
     @asynccontextmanager
-    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
+    async def listening(self, host: str, port: int, entry: TlsEntry | None = None) -> AsyncIterator[int]:
         """Answer until the block is left; yields the TCP port.
 
         Args:
             host: IP address to listen on; `0.0.0.0` is every address, of IPv6 too where this machine has it.
             port: 0 takes a free one.
+            entry: of a TLS port; None: whoever connects says at once what it wants.
 
         Raises:
             OSError: the port cannot be had.
         """
         with listen_on(host, port) as listener:
             async with TaskScope() as scope:
-                scope.spawn(self._accept(listener, scope))
+                scope.spawn(self._accept(listener, scope, entry))
                 scope.spawn(self._end_idle_circuits())
                 yield listener.getsockname()[1]
 
-    async def _accept(self, listener: socket.socket, scope: TaskScope) -> None:
+    async def _accept(self, listener: socket.socket, scope: TaskScope, entry: TlsEntry | None) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -165,9 +181,9 @@ class RelayServer:
                 self._log.say("accept", f"cannot accept a connection: {describe(error)}")
                 await asyncio.sleep(_FULL_S)
                 continue
-            visit = Visit(RelayConnection(sock, peer[:2]))
+            visit = Visit(RelayConnection(sock, peer[:2]), is_confined=entry is not None)
             if self._visits.admit(visit):
-                visit.task = scope.spawn(self._answer(visit))
+                visit.task = scope.spawn(self._answer(visit, entry))
                 visit.task.add_done_callback(partial(self._is_over, visit))
             else:
                 self._log.say(visit.key, f"too many connections from {visit.key}: refused")
@@ -184,23 +200,38 @@ class RelayServer:
                 if is_over or now - circuit.moved_at >= self._limits.idle_s:
                     visit.end()
 
-    async def _answer(self, visit: Visit) -> None:
-        connection = visit.connection
+    async def _answer(self, visit: Visit, entry: TlsEntry | None) -> None:
         try:
             async with asyncio.timeout(OPENING_S):
-                opening = parse_opening(await connection.read_line(MAX_LINE_BYTES))
-                if opening.verb is Verb.CONNECT:
-                    await _skip_headers(connection)
-                elif opening.verb is Verb.HERE:
-                    await self._check_name(connection, _named(opening))
+                service = "" if entry is None else await entry.enter(visit)
+                opening = None if service else await self._opening(visit.connection)
             self._visits.give(visit, OPENINGS)
-            await self._serve(visit, opening)
+            if opening is None:
+                await self._lead_in(visit, service)
+            else:
+                await self._serve(visit, opening)
         except RemoteProtocolError as error:
             self._log.say(f"odd {visit.key}", f"{visit.key} says what no relay is told: {plain_line(str(error))}")
         except OSError:  # it went, or took too long
             pass
         except Exception as error:  # noqa: BLE001 - what one brings about must not end the relay for all
             self._log.say("failed", f"a connection failed: {plain_line(describe(error))}")
+
+    async def _opening(self, connection: RelayConnection) -> Opening:
+        opening = parse_opening(await connection.read_line(MAX_LINE_BYTES))
+        if opening.verb is Verb.CONNECT:
+            await skip_headers(connection)
+        elif opening.verb is Verb.HERE:
+            await self._check_name(connection, _named(opening))
+        return opening
+
+    async def _lead_in(self, visit: Visit, service: str) -> None:
+        """Lead somebody to a service of this machine, which sees an address that stands for him."""
+        near = await dial(service, stand_in(TlsEntry.__name__, visit.key))
+        try:
+            await self._run(visit, near, self._own_share)
+        finally:
+            near.close()
 
     def _is_over(self, visit: Visit, _: asyncio.Task[None]) -> None:
         """Let a visit go whose task has ended, also where that was before it began."""
@@ -262,6 +293,8 @@ class RelayServer:
         """Lead somebody to a machine that stands here."""
         try:
             machine = self._machines.get(_named(opening))
+            if machine is None and visit.is_confined and opening.verb is Verb.CONNECT and self._find is not None:
+                return await self._go_beyond(visit, _named(opening), self._find)
             if machine is None:
                 raise _Refusal(404, "nobody of that name is here")
             if opening.addresses and str(parse_ip(opening.addresses[0])) != visit.connection.host:
@@ -295,20 +328,42 @@ class RelayServer:
         try:
             met = f"OK {other.connection.address}\n".encode()
             await visit.connection.send(met if is_meeting else b"HTTP/1.1 200 OK\r\n\r\n")
-            circuit = Circuit(
-                (visit.connection, other.connection),
-                self._share,
-                Flow(partial(self._visits.crowd, visit.key)),
-                self._clock,
-                CircuitBounds(MEETING_S, MEETING_BYTES) if is_meeting else None,
-            )
-            self._circuits[circuit] = visit
-            try:
-                await circuit.run()
-            finally:
-                del self._circuits[circuit]
+            bounds = CircuitBounds(MEETING_S, MEETING_BYTES) if is_meeting else None
+            await self._run(visit, other.connection, self._share, bounds)
         finally:
             self._visits.leave(other)
+
+    async def _run(
+        self, visit: Visit, other: RelayConnection, share: FairShare, bounds: CircuitBounds | None = None
+    ) -> None:
+        """Pass bytes between a visit and another connection until that ends."""
+        flow = Flow(partial(self._visits.crowd, visit.key))
+        circuit = Circuit((visit.connection, other), share, flow, self._clock, bounds)
+        self._circuits[circuit] = visit
+        try:
+            await circuit.run()
+        finally:
+            del self._circuits[circuit]
+
+    async def _go_beyond(self, visit: Visit, peer: PeerId, find: FindNode) -> None:
+        """Lead somebody to a listed node that does not stand here: it answered at its address under its own name."""
+        if not self._visits.spend(BEYOND, visit.key):
+            raise _Refusal(429, "you want other nodes too often")
+        if not self._visits.hold(visit, CIRCUITS, peer):
+            raise _Refusal(429, "too many circuits")
+        try:
+            async with asyncio.timeout(FIND_S):
+                address = await find(peer)
+                far = await dial_node(address) if address else None
+        except (OSError, RemoteProtocolError):
+            far = None
+        if far is None:
+            raise _Refusal(404, "no listed node of that name answers")
+        try:
+            await visit.connection.send(b"HTTP/1.1 200 OK\r\n\r\n")
+            await self._run(visit, far, self._share)
+        finally:
+            far.close()
 
     async def _summon(self, machine: Machine, verb: str, hint: str) -> Visit:
         """Tell a machine of a circuit, and wait until it takes it.
@@ -346,19 +401,6 @@ def _named(opening: Opening) -> PeerId:
     return opening.peer
 
 
-async def _skip_headers(connection: RelayConnection) -> None:
-    """Read what stands behind CONNECT; none of it matters.
-
-    Raises:
-        RemoteProtocolError: it is too long.
-    """
-    left = MAX_HEADER_BYTES
-    while (line := await connection.read_line(left)).strip():
-        left -= len(line)
-        if left <= 0:
-            raise RemoteProtocolError("opening", f"headers have at most {MAX_HEADER_BYTES} bytes")
-
-
 def listen_on(host: str, port: int) -> socket.socket:
     """A socket that listens, and does not block.
 
@@ -378,6 +420,7 @@ def listen_on(host: str, port: int) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_v6 and host == "::":
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        keep_segments_small(sock)
         sock.bind((host, port))
         sock.listen(_BACKLOG)
         sock.setblocking(False)

@@ -20,12 +20,14 @@ class Visit:
         places: what it holds, by kind.
         task: serves it.
         is_taken: whether it is the machine's end of a circuit; whose task ends it then.
+        is_confined: whether it came by the TLS port: its network may let nothing else out.
     """
 
     connection: RelayConnection
     places: dict[str, RelayPlace] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     is_taken: bool = False
+    is_confined: bool = False
 
     @property
     def key(self) -> str:

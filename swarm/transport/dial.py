@@ -95,7 +95,7 @@ def open_channel(
         endpoint: whom to dial.
         options: of gRPC.
         insecure: whether a machine without a certificate is dialled in plain text, if it is on this machine.
-        door: leads to a relayed machine; without one gRPC asks the relay.
+        door: leads to the machine; without one gRPC dials it, or asks its relay.
         network: the private swarm's key, if it is one: the dialler shows that it is a member.
 
     Raises:
@@ -105,10 +105,10 @@ def open_channel(
         _check_plain(endpoint, insecure)
         return grpc.aio.insecure_channel(endpoint.address, options=options)
     credentials, pinned = pin(endpoint.certificate, server_name(endpoint.peer), network)
-    if endpoint.relay is None:
-        return grpc.aio.secure_channel(endpoint.address, credentials, options=[*options, *pinned])
     if door is not None:
         return grpc.aio.secure_channel(door.address, credentials, options=[*_with(options, _PATIENT), *pinned])
+    if endpoint.relay is None:
+        return grpc.aio.secure_channel(endpoint.address, credentials, options=[*options, *pinned])
     through: ChannelOptions = [("grpc.http_proxy", f"http://{endpoint.relay}"), *pinned]
     # gRPC says `CONNECT PEER:1` to the relay, which knows its machines by name; nobody looks a name up here.
     return grpc.aio.secure_channel(f"{endpoint.peer}:1", credentials, options=[*_with(options, _RELAYED), *through])
@@ -324,7 +324,7 @@ class Dialer:
 
     def _open(self, endpoint: Endpoint) -> grpc.aio.Channel:
         door = None
-        if self._ways is not None and endpoint.relay is not None and endpoint.certificate:
+        if self._ways is not None and endpoint.certificate:
             door = self._ways.open_door(endpoint)
         channel = open_channel(endpoint, CHANNEL_OPTIONS, insecure=self._insecure, door=door, network=self._network)
         if door is not None:

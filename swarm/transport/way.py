@@ -43,7 +43,7 @@ class Door(Protocol):
 
 
 class Ways(Protocol):
-    """Opens doors to machines that are reached through relays."""
+    """Opens doors to machines that are reached through relays, or that this machine's network lets it not dial."""
 
     def open_door(self, endpoint: Endpoint) -> Door | None:
-        """A door to a relayed machine; None where nothing is better than to let gRPC ask the relay."""
+        """A door to a machine; None where nothing is better than to let gRPC dial it, or ask its relay."""

@@ -27,6 +27,8 @@ from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.way import LinkPath
+from swarm.ways.confined import DirectWay, confined_ways
+from swarm.ways.egress import Egress
 from swarm.ways.hole import IS_SUPPORTED
 from swarm.ways.memory import WayMemory
 from swarm.ways.punch import PunchWay
@@ -68,19 +70,19 @@ class _Attempt:
 class PathChoice:
     """Chooses a way for each connection."""
 
-    def __init__(self, better: Sequence[Way], scope: TaskScope, memory: WayMemory, relayed: Way | None = None) -> None:
+    def __init__(self, better: Sequence[Way], last: Way, scope: TaskScope, memory: WayMemory) -> None:
         """Know nothing yet.
 
         Args:
-            better: ways past the relay, the best first.
-            scope: owns attempts that go on while the relay serves.
+            better: ways that are tried first, the best first.
+            last: the way that is always there, such as the relay.
+            scope: owns attempts that go on while the last way serves.
             memory: of what failed and what worked.
-            relayed: the way that is always there.
         """
         self._better = list(better)
+        self._last = last
         self._scope = scope
         self._memory = memory
-        self._relayed: Way = relayed or RelayCircuit()
         self._attempts: dict[PeerId, _Attempt] = {}
         self._spares: dict[PeerId, OpenedWay] = {}
 
@@ -106,7 +108,7 @@ class PathChoice:
                 opened = await self._better_one(peer, relay)
         except TimeoutError:
             pass
-        return opened or await self._relayed.open(peer, relay)
+        return opened or await self._last.open(peer, relay)
 
     async def _better_one(self, peer: PeerId, relay: str) -> OpenedWay | None:
         """A connection by a better way, as soon as there is one; None where there will be none."""
@@ -181,8 +183,7 @@ class _LocalDoor:
         Raises:
             OSError: the socket cannot be had.
         """
-        assert endpoint.relay is not None, "only relayed machines need a door"
-        self._peer, self._relay = endpoint.peer, endpoint.relay
+        self._peer, self._relay = endpoint.peer, endpoint.relay or endpoint.address
         self._file = path
         self._choice = choice
         self._carried = 0
@@ -257,24 +258,33 @@ class LocalDialler:
     """Opens doors; made by `open_ways`.
 
     Attributes:
-        choice: of ways.
+        choice: of ways to relayed machines.
     """
 
-    def __init__(self, choice: PathChoice, scope: TaskScope) -> None:
+    def __init__(self, choice: PathChoice, scope: TaskScope, direct: PathChoice | None = None) -> None:
+        """Open none yet.
+
+        Args:
+            choice: of ways to relayed machines.
+            scope: owns the doors' tasks.
+            direct: of ways to machines that have an address of their own; None: gRPC dials them itself.
+        """
         self.choice = choice
+        self._direct = direct
         self._scope = scope
         self._folder: Path | None = None
         self._is_broken = False
         self._doors: set[_LocalDoor] = set()
 
     def open_door(self, endpoint: Endpoint) -> _LocalDoor | None:
-        """A door to a relayed machine; None where only the relay is left, or too many doors are open."""
-        if endpoint.relay is None or self._is_broken or len(self._doors) >= MAX_DOORS:
+        """A door to a machine; None where gRPC does as well without, or too many doors are open."""
+        choice = self._direct if endpoint.relay is None else self.choice
+        if choice is None or self._is_broken or len(self._doors) >= MAX_DOORS:
             return None
-        if self.choice.is_hopeless(endpoint.peer):
+        if self._direct is None and choice.is_hopeless(endpoint.peer):
             return None
         try:
-            door = _LocalDoor(endpoint, self._private_folder() / f"{secrets.token_hex(4)}", self.choice)
+            door = _LocalDoor(endpoint, self._private_folder() / f"{secrets.token_hex(4)}", choice)
         except OSError as error:
             self._is_broken = True
             logger.debug("no local sockets here: %s", describe(error))
@@ -317,13 +327,14 @@ def are_supported() -> bool:
 
 @asynccontextmanager
 async def open_ways(
-    better: Sequence[Way] | None = None, clock: Callable[[], float] = time.monotonic
+    better: Sequence[Way] | None = None, clock: Callable[[], float] = time.monotonic, egress: Egress | None = None
 ) -> AsyncIterator[LocalDialler | None]:
     """Better ways for the dialers of one program, while the block runs; None where the system has not what they need.
 
     Args:
         better: the ways, the best first; holes by default.
         clock: seconds that never go back.
+        egress: of a machine whose network lets little out; then it chooses all ways.
     """
     if not are_supported():
         yield None
@@ -331,8 +342,16 @@ async def open_ways(
     dialler = None
     try:
         async with TaskScope() as scope:
-            choice = PathChoice([PunchWay()] if better is None else better, scope, WayMemory(clock))
-            dialler = LocalDialler(choice, scope)
+            memory = WayMemory(clock)
+            if egress is None:
+                choice = PathChoice([PunchWay()] if better is None else better, RelayCircuit(), scope, memory)
+                dialler = LocalDialler(choice, scope)
+            else:
+                relayed, direct = (
+                    PathChoice(*confined_ways(way, egress), scope, memory)
+                    for way in (RelayCircuit(egress.open_relay), DirectWay(egress))
+                )
+                dialler = LocalDialler(relayed, scope, direct)
             yield dialler
     finally:
         if dialler is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from swarm.errors import RemoteProtocolError
@@ -16,18 +17,28 @@ from swarm.ways.way import NoWay, OpenedWay
 CONNECT_S: Final = 5.0
 """How long a relay and the peer behind it may take."""
 
+Dial = Callable[[str], Awaitable[Streams]]
+
 
 class RelayCircuit:
     """Asks a relay for a circuit."""
 
     name = "relay"
 
+    def __init__(self, dial: Dial = connect) -> None:
+        """Ask nobody yet.
+
+        Args:
+            dial: connects to a relay at `host:port`.
+        """
+        self._dial = dial
+
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
         """A circuit to a peer; errors as of every way."""
         streams: Streams | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
-                streams = await connect(relay)
+                streams = await self._dial(relay)
                 streams.writer.write(f"CONNECT {peer}:1 HTTP/1.1\r\n\r\n".encode())
                 await streams.writer.drain()
                 status = await _answer(streams.reader)

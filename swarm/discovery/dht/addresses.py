@@ -29,12 +29,14 @@ class Membership:
         note_peers: takes the multiaddresses of peers of the swarm, once when it was joined and now and then afterwards.
         note_model: takes the fingerprint of the model that is served or used.
         nobody: what to say, and what to do, where no peer answers; empty says only who was asked.
+        proxy: URL of the HTTP proxy that its user set for Canopy; everything leaves through it.
     """
 
     network: NetworkKey | None = None
     note_peers: Callable[[Sequence[str]], None] | None = field(default=None, compare=False, repr=False)
     note_model: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
     nobody: str = ""
+    proxy: str | None = field(default=None, repr=False)
 
 
 OPEN_SWARM = Membership()
@@ -87,6 +89,7 @@ class ListenAddresses:
         announce: under what others reach it; None for what it listens on.
         client: nothing listens here.
         allow_private: private addresses are dialled back also from a public one.
+        proxy: URL of the HTTP proxy through which peers are reached; None: nothing is between.
     """
 
     join: tuple[str, ...]
@@ -94,6 +97,7 @@ class ListenAddresses:
     announce: tuple[str, ...] | None
     client: bool
     allow_private: bool = False
+    proxy: str | None = field(default=None, repr=False)
 
 
 def listen_addresses(config: DhtConfig) -> ListenAddresses:
@@ -117,7 +121,8 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
     is_reached = is_reached_by_ipv6(interface_addresses(), joins_by_ipv6=by_ipv6)
     if host == _EVERYWHERE and not config.client_mode and is_reached:
         listened.append(f"/ip6/::/tcp/{port}")  # libp2p listens to one family at a time
-    return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, config.allow_private)
+    private, proxy = config.allow_private, config.membership.proxy
+    return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, private, proxy)
 
 
 async def answers(join: Sequence[str], limit_s: float = ANSWER_S) -> bool:
@@ -186,16 +191,16 @@ def check_join_address(address: str) -> None:
         ConfigError: the address is malformed.
     """
     match = _JOIN.fullmatch(address)
-    if match is None or not is_peer_id(match["peer"]) or not 0 < int(match["port"]) < 65_536:
+    if match is None or not is_peer_id(match["peer"]) or not 0 < int(match["tcp"] or match["udp"]) < 65_536:
         raise ConfigError(
             f"--join {address[:120]!r} is no peer address; it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm…, "
-            "as `swarm bootstrap` and `node serve` print it"
+            "or /dns/example.org/tcp/443/tls/p2p/Qm…, as `swarm bootstrap` and `node serve` print it"
         )
 
 
 _JOIN = re.compile(
     r"/(ip4/[0-9.]+|ip6/[0-9A-Fa-f:.]+|dns[46]?/[A-Za-z0-9._-]+)"
-    r"/(tcp|udp)/(?P<port>[0-9]{1,5})(/quic(-v1)?)?/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]+)"
+    r"/(tcp/(?P<tcp>[0-9]{1,5})(/tls)?|udp/(?P<udp>[0-9]{1,5})(/quic(-v1)?)?)/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]+)"
 )
 
 

@@ -14,8 +14,8 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -41,6 +41,7 @@ from swarm.discovery.dht.protocol import DirectoryProtocol
 from swarm.discovery.dht.relay_offers import ASK_S, ASKS_ALL, PEERS_ASKED, RelayDesk, parse_offer
 from swarm.discovery.dht.relay_offers import HANDLER as OFFER_HANDLER
 from swarm.discovery.dht.search import DirectoryPeer
+from swarm.discovery.dht.way_out import WayOut, find_way_out
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.record_store import open_item
 from swarm.discovery.registry import storage_key
@@ -87,22 +88,30 @@ class DhtPeer:
     Attributes:
         daemon: libp2p.
         directory: what it knows and holds.
+        way: by which its peers are reached.
         admission: of a private swarm.
     """
 
     daemon: Daemon
     directory: DirectoryPeer
+    way: WayOut
     admission: NetworkAdmission | None = None
     desk: RelayDesk = field(default_factory=RelayDesk)
 
     @classmethod
     async def join(
-        cls, listen: ListenAddresses, identity_path: str, start_s: float, network: NetworkKey | None = None
+        cls,
+        listen: ListenAddresses,
+        identity_path: str,
+        start_s: float,
+        stack: AsyncExitStack,
+        network: NetworkKey | None = None,
     ) -> DhtPeer:
         """Start both.
 
         Args:
             listen: where to listen and whom to join.
+            stack: closes what leads on to peers.
             identity_path: the key file.
             start_s: how long the daemon may take to start.
             network: of a private swarm.
@@ -112,22 +121,24 @@ class DhtPeer:
                 where only time was missing.
         """
         daemon = None
+        way = await find_way_out(listen, stack)
+        listen = replace(listen, join=way.join)
         try:
             async with asyncio.timeout(start_s + DIRECTORY_S):
                 daemon = await start_daemon(listen, identity_path, start_s)
                 own_id = PeerId(daemon.peer_id.to_base58())
                 admission = None if network is None else NetworkAdmission(network, own_id)
-                peer = cls(daemon, await DirectoryPeer.join(daemon, listen, admission), admission)
+                peer = cls(daemon, await DirectoryPeer.join(daemon, listen, admission), way, admission)
                 if not listen.client:
                     await peer._answer_others(listen, network)
                 await peer.check_releases()
                 return peer
         except TimeoutError as error:
-            raise RequestRefused(await _late(start_s, listen)) from error
+            raise RequestRefused(await _late(start_s, listen, way)) from error
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
             is_late = "start in" in str(error)
             told = None if daemon is None else await _told_apart(daemon, listen, network)
-            reason = await _late(start_s, listen) if is_late else told or _explain(str(error), listen)
+            reason = await _late(start_s, listen, way) if is_late else told or _explain(str(error), listen, way)
             raise RequestRefused(reason) from error
 
     async def check_releases(self) -> None:
@@ -182,7 +193,7 @@ class DhtPeer:
         """This peer's id, and the multiaddresses under which it listens."""
         listens = not self.directory.node.protocol.client_mode
         addresses = [str(address) for address in await self.daemon.get_visible_maddrs(latest=True)] if listens else []
-        return {"peer_id": self.daemon.peer_id.to_base58(), "addresses": addresses}
+        return {"peer_id": self.daemon.peer_id.to_base58(), "addresses": addresses, "egress": self.way.describe()}
 
     async def peers(self) -> list[str]:
         """Multiaddresses of other peers of the swarm that can be joined through, at most `MAX_NAMED`."""
@@ -198,8 +209,12 @@ class DhtPeer:
             async with asyncio.timeout(NAMING_S), asyncio.TaskGroup() as tasks:
                 for peer in chosen:
                     tasks.create_task(look_up(peer))
-        named = [f"{address}/p2p/{peer.to_base58()}" for peer, own in found.items() for address in own]
-        return [address for address in named if _is_joinable(address)]
+        named = [
+            self.way.meant.get(address, f"{address}/p2p/{peer.to_base58()}")
+            for peer, own in found.items()
+            for address in own
+        ]
+        return list(dict.fromkeys(address for address in named if _is_joinable(address)))
 
     async def dial_back(self, address: str, nonce: bytes, certificate: bytes) -> bool | None:
         """Ask up to three peers to call this machine; one that got through is enough."""
@@ -321,8 +336,9 @@ class DhtPeer:
         await self.daemon.shutdown()
 
 
-def _listed(listen: ListenAddresses) -> str:
-    return ", ".join(listen.join) or "no address"
+def _listed(listen: ListenAddresses, way: WayOut) -> str:
+    meant = [way.meant.get(address.rpartition("/p2p/")[0], address) for address in listen.join]
+    return (", ".join(meant) or "no address") + (f" ({way.trouble})" if way.trouble else "")
 
 
 def _is_joinable(address: str) -> bool:
@@ -355,21 +371,21 @@ _PRIVATE = (
 _OPEN = "the peers there are of an open swarm, and this machine has a private one's network key: join without it"
 
 
-async def _late(start_s: float, listen: ListenAddresses) -> str:
+async def _late(start_s: float, listen: ListenAddresses, way: WayOut) -> str:
     """Why nothing had started in time: peers that are not there, or a machine with too much to do."""
-    if listen.join and not await answers(listen.join):
-        return f"no peer answers at {_listed(listen)} (waited {start_s:.0f} s)"
+    if way.trouble or (listen.join and not await answers(listen.join)):
+        return f"no peer answers at {_listed(listen, way)} (waited {start_s:.0f} s)"
     return f"{SLOW} within {start_s:.0f} s"
 
 
-def _explain(reason: str, listen: ListenAddresses) -> str:
+def _explain(reason: str, listen: ListenAddresses, way: WayOut) -> str:
     text = " ".join(reason.split())
     if "local time must be within" in text:
         return f"this machine's clock differs by more than 3 s from the swarm's: set it (NTP) and try again ({text})"
     if "can't access this node" in text:
         return f"the swarm's peers cannot reach this machine: open its DHT port or set --announce-address ({text})"
     if listen.join and "bootstrap" in text:
-        return f"no peer answers at {_listed(listen)}"
+        return f"no peer answers at {_listed(listen, way)}"
     return f"the p2p daemon did not start: {text[:300]}"
 
 
@@ -409,10 +425,11 @@ async def serve(parent: ParentPipe, source: BinaryIO) -> None:
     folder = str(arguments["folder"])
     try:
         Daemon.keep_sockets_in(folder)
-        peer = await _open(parent, number, arguments)
-        if peer is not None:
-            await _answer_all(peer, parent, requests)
-            await peer.leave()
+        async with AsyncExitStack() as stack:
+            peer = await _open(parent, number, arguments, stack)
+            if peer is not None:
+                await _answer_all(peer, parent, requests)
+                await peer.leave()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -430,11 +447,11 @@ async def _answer_all(peer: DhtPeer, parent: ParentPipe, requests: AsyncIterator
         pass
 
 
-async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any]) -> DhtPeer | None:
+async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any], stack: AsyncExitStack) -> DhtPeer | None:
     try:
         listen, secret = ListenAddresses(**arguments["listen"]), arguments["network_key"]
         network = None if secret is None else NetworkKey(secret)
-        peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"], network)
+        peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"], stack, network)
     except RequestRefused as error:
         parent.reply(number, error.message)
         return None

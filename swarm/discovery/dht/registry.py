@@ -29,6 +29,7 @@ from swarm.discovery.dht.addresses import (
     listen_addresses,
 )
 from swarm.discovery.dht.child import NO_ANSWER, NOBODY_ANSWERS, DhtPipe, start_pipe
+from swarm.discovery.dht.way_out import read_egress
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
@@ -38,6 +39,7 @@ from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.protocol.limits import MAX_LAYERS
 from swarm.transport.endpoint import Endpoint
+from swarm.ways.egress import Egress
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ __all__ = ["DhtConfig", "DhtRegistry"]
 
 START_S = (15.0, 60.0)
 """How long the p2p daemon may take to start, at each try: a machine that has much to do takes long."""
-JOIN_SLACK_S = 8.0
+JOIN_SLACK_S = 16.0
 """How much later the answer comes, at most."""
 CALL_DEADLINE_S = 18.0
 DIAL_BACK_DEADLINE_S = 25.0
@@ -56,6 +58,10 @@ SHARDS_PER_QUESTION = 8
 ENOUGH_REPLICAS = 2
 """So many other peers should give an announcement back; it counts from the first, for this machine holds it too."""
 _TAKEN = "address already in use"
+SMALL_PACKETS = (
+    "large packets do not pass on the way to the swarm, and nobody says so (path MTU): this program sends small ones; "
+    "an MTU of 1280 on this machine's or the router's uplink would help all programs"
+)
 PEERS_DEADLINE_S = 4.0
 """For the addresses of other peers, which nobody waits for but who leaves."""
 NOTE_S = 600.0
@@ -88,6 +94,8 @@ class DhtRegistry:
         self._addresses: list[str] = []
         self._cache: dict[str, tuple[float, list[bytes]]] = {}
         self._noted_at = float("-inf")
+        self._egress: Egress | None = None
+        self._tls_port: int | None = None
 
     @classmethod
     def open(cls, config: DhtConfig) -> DhtRegistry:
@@ -189,6 +197,9 @@ class DhtRegistry:
             raise
         if described["peer_id"] != self.peer_id:
             raise RegistryError(f"the p2p daemon runs as {described['peer_id']}, not as {self.peer_id}")
+        self._egress = read_egress(described["egress"], self._config.membership.proxy)
+        if described["egress"] and described["egress"]["is_small"]:
+            _log.warning("%s", SMALL_PACKETS)
         self._addresses = sorted(described["addresses"], key=lambda one: (_is_loopback(one), one.startswith("/ip6/")))
 
     def _check_join(self) -> None:
@@ -211,9 +222,26 @@ class DhtRegistry:
         """This machine's name in the swarm."""
         return self.identity.peer_id
 
+    @property
+    def egress(self) -> Egress | None:
+        """How other connections should leave this machine, as joining has shown; None: as they are."""
+        return self._egress
+
     def join_addresses(self) -> list[str]:
         """Multiaddresses for `--join`, those that other machines can reach first; empty for a client."""
-        return [] if self._config.client_mode else list(self._addresses)
+        return [] if self._config.client_mode else [*self._addresses, *self._tls_addresses()]
+
+    async def offer_tls_port(self, port: int) -> None:
+        """Name a TLS port of this machine too, which offers its directory (`swarm.relay.tls_port`)."""
+        self._tls_port = port
+        await self._note_peers()
+
+    def _tls_addresses(self) -> list[str]:
+        """The same hosts at the TLS port."""
+        if self._tls_port is None:
+            return []
+        places = dict.fromkeys("/".join(address.split("/")[1:3]) for address in self._addresses)
+        return [f"/{place}/tcp/{self._tls_port}/tls/p2p/{self.peer_id}" for place in places]
 
     async def announce(self, record: NodeRecord) -> None:
         """Publish this machine's record; the next one must expire later.

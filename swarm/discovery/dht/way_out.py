@@ -1,0 +1,105 @@
+"""By which way the directory's peers are reached: as they are, in small packets, by a TLS port, or through a proxy.
+
+libp2p's daemon dials by itself and knows none of the last three. There it dials ports of this machine, which lead on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from swarm.discovery.dht.addresses import MAX_TRIED, ListenAddresses, host_and_port
+from swarm.ids import PeerId
+from swarm.relay.client_hello import DIRECTORY
+from swarm.ways.egress import Egress, TlsPort, tls_port
+from swarm.ways.forwarder import Forwarder
+from swarm.ways.path_probe import PathVerdict, probe_path
+from swarm.ways.proxy import Proxy
+from swarm.ways.streams import Streams
+
+Probe = Callable[[str], Awaitable[PathVerdict]]
+
+
+@dataclass(slots=True)
+class WayOut:
+    """How peers are reached.
+
+    Attributes:
+        join: multiaddresses for libp2p.
+        egress: how other connections should leave; None: as they are.
+        is_small: whether only small packets pass.
+        forwarders: those that lead on, by the loopback multiaddress that libp2p dials.
+        meant: the multiaddress that each of these stands for.
+    """
+
+    join: tuple[str, ...]
+    egress: Egress | None = None
+    is_small: bool = False
+    forwarders: dict[str, Forwarder] = field(default_factory=dict)
+    meant: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def trouble(self) -> str:
+        """Why a peer was not reached by a way of this kind; empty where that is not known."""
+        return next((one.trouble for one in self.forwarders.values() if one.trouble), "")
+
+    def describe(self) -> dict[str, object] | None:
+        """For the parent; `read_egress` reads it."""
+        if self.egress is None:
+            return None
+        ports = [[port.peer, port.address] for port in self.egress.ports]
+        return {"ports": ports, "is_small": self.is_small}
+
+
+def read_egress(said: dict[str, list[list[str]]] | None, proxy: str | None) -> Egress | None:
+    """How connections should leave, as the DHT process found out."""
+    if said is None:
+        return None
+    ports = tuple(TlsPort(PeerId(peer), address) for peer, address in said["ports"])
+    return Egress(ports, None if proxy is None else Proxy.parse(proxy))
+
+
+async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: Probe = probe_path) -> WayOut:
+    """Choose a way: the plainest that leads somewhere.
+
+    Args:
+        listen: whom to join.
+        stack: closes the ports that lead on.
+        probe: looks what reaches a peer's own port.
+
+    Raises:
+        OSError: no port is to be had on this machine.
+    """
+    ports = {address: port for address in listen.join if (port := tls_port(address)) is not None}
+    plain = [address for address in listen.join if address not in ports]
+    if listen.proxy is not None:
+        egress = Egress(tuple(ports.values()), Proxy.parse(listen.proxy))
+        return await _lead_on([*plain, *ports], egress, stack)
+    tcp = [address for address in plain if "/udp/" not in address][:MAX_TRIED]
+    verdicts = dict(zip(tcp, await asyncio.gather(*(probe(host_and_port(one)) for one in tcp)), strict=True))
+    if PathVerdict.PASSES not in verdicts.values():
+        small = [address for address, verdict in verdicts.items() if verdict is PathVerdict.SMALL_ONLY]
+        if small:
+            way = await _lead_on(small, Egress(tuple(ports.values())), stack)
+            way.is_small = True
+            return way
+        if ports:
+            return await _lead_on(list(ports), Egress(tuple(ports.values())), stack)
+    return WayOut(tuple(plain))
+
+
+async def _lead_on(addresses: list[str], egress: Egress, stack: AsyncExitStack) -> WayOut:
+    way = WayOut((), egress)
+    for address in addresses[:MAX_TRIED]:
+        port, peer = tls_port(address), address.rpartition("/")[2]
+        open_far: Callable[[], Awaitable[Streams]] = (
+            partial(egress.open, host_and_port(address)) if port is None else partial(egress.open_tls, port, DIRECTORY)
+        )
+        forwarder = await stack.enter_async_context(Forwarder.listening(open_far))
+        local = f"/ip4/127.0.0.1/tcp/{forwarder.port}"
+        way.forwarders[local], way.meant[local] = forwarder, address
+        way.join = (*way.join, f"{local}/p2p/{peer}")
+    return way

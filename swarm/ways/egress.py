@@ -1,0 +1,166 @@
+"""How connections leave a machine whose network lets little out: one TLS port, a proxy, segments that fit any path.
+
+A peer may offer everything at one TLS port (`swarm.relay.tls_port`): its directory, its relay, and by that the machines
+behind it. Whoever connects says by ALPN what it wants. That TLS is there for the networks on the way and vouches for
+nobody: what travels inside is encrypted between its own two ends. So nothing of it is verified.
+
+Segments are small enough for a path of 1,280 bytes. A path that drops larger packets and says nothing of it (a path MTU
+black hole) so carries all that goes out here; what comes back keeps to the same size, for it is announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from asyncio.staggered import staggered_race
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from swarm.discovery.node_record import bracketed, split_address
+from swarm.ids import PeerId
+from swarm.relay.client_hello import RELAY
+from swarm.runtime.segments import keep_segments_small
+from swarm.ways.proxy import Proxy, ask_proxy
+from swarm.ways.streams import CHUNK_BYTES, FAMILY_DELAY_S, Streams, tuned
+
+OPEN_S: Final = 5.0
+"""How long a connection may take, its proxy and its TLS included."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPort:
+    """The one port of a peer.
+
+    Attributes:
+        peer: whose it is.
+        address: `host:port`.
+    """
+
+    peer: PeerId
+    address: str
+
+
+def tls_port(multiaddress: str) -> TlsPort | None:
+    """The TLS port that `/ip4/A/tcp/P/tls/p2p/PEER` names; None where an address is of another kind."""
+    match multiaddress.split("/"):
+        case ["", _, host, "tcp", port, "tls", "p2p", peer]:
+            return TlsPort(PeerId(peer), f"{bracketed(host)}:{port}")
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    """How connections leave this machine.
+
+    Attributes:
+        ports: TLS ports of peers that can be reached.
+        proxy: for everything that leaves; None: nothing is between.
+    """
+
+    ports: tuple[TlsPort, ...] = ()
+    proxy: Proxy | None = None
+    _relays: dict[str, TlsPort] = field(default_factory=dict, compare=False, repr=False)
+
+    def know_relay(self, address: str, peer: PeerId | None) -> None:
+        """Note whose relay listens at `host:port`: it can be had through that peer's TLS port too."""
+        port = next((one for one in self.ports if one.peer == peer), None)
+        if port is not None and len(self._relays) < _MAX_RELAYS:
+            self._relays[address] = port
+
+    async def open(self, address: str) -> Streams:
+        """A connection to `host:port`, through the proxy where there is one.
+
+        Raises:
+            OSError: nothing answers there, or the proxy refuses.
+            TimeoutError: it takes too long.
+            RecordError: it is no address.
+        """
+        return await self._open(address, None)
+
+    async def open_tls(self, port: TlsPort, protocol: str) -> Streams:
+        """A connection to what a TLS port offers under an ALPN name; errors as of `open`."""
+        return await self._open(port.address, protocol)
+
+    async def _open(self, address: str, protocol: str | None) -> Streams:
+        async with asyncio.timeout(OPEN_S):
+            sock = await _through(address, self.proxy)
+            try:
+                streams = await _streams(sock, address, protocol)
+            except BaseException:
+                sock.close()
+                raise
+        return streams
+
+    async def open_relay(self, address: str) -> Streams:
+        """A connection to the relay at `host:port`, through its peer's TLS port if it is known; errors as of `open`."""
+        port = self._relays.get(address)
+        return await self.open(address) if port is None else await self.open_tls(port, RELAY)
+
+
+_MAX_RELAYS: Final = 64
+
+
+async def _through(address: str, proxy: Proxy | None) -> socket.socket:
+    """A socket that is connected to `host:port`, through a proxy where one is given."""
+    host, port = split_address(address)
+    if proxy is None:
+        return await _connected(host.strip("[]"), port)
+    sock = await _connected(proxy.host, proxy.port)
+    try:
+        await ask_proxy(proxy, address, sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _streams(sock: socket.socket, address: str, protocol: str | None) -> Streams:
+    """A socket's streams, in TLS where a protocol is named; TLS errors are OSErrors."""
+    if protocol is None:
+        return tuned(*await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES))
+    host = split_address(address)[0].strip("[]")
+    context = _context(protocol)
+    streams = tuned(*await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES, ssl=context, server_hostname=host))
+    if streams.writer.get_extra_info("ssl_object").selected_alpn_protocol() != protocol:
+        streams.abort()
+        raise ConnectionRefusedError(f"{address} does not offer {protocol}")
+    return streams
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """A connected socket. A name's addresses are tried beside each other, so one dead family does no harm.
+
+    Raises:
+        OSError: nothing answers.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    tries = [partial(_connect, family, where) for family, _, _, _, where in found]
+    taken: socket.socket | None
+    taken, _, failed = await staggered_race(tries, FAMILY_DELAY_S)
+    if taken is not None:
+        return taken
+    raise next((error for error in failed if isinstance(error, OSError)), OSError(f"{host} has no address"))
+
+
+async def _connect(family: int, where: Any) -> socket.socket:  # noqa: ANN401  (as getaddrinfo gives it)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        keep_segments_small(sock)
+        await asyncio.get_running_loop().sock_connect(sock, where)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _context(protocol: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # who is inside proves it there
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols([protocol])
+    return context

@@ -1,0 +1,55 @@
+"""Machines whose network lets little out write texts and serve: through one TLS port, a proxy, or small packets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.emulation import homes_swarm
+from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan
+from benchmarks.emulation.homes_swarm import HomesSwarm, open_homes_swarm
+from tests.forked.machines import forked_json_program, forked_program
+
+pytestmark = [
+    pytest.mark.needs_root,
+    pytest.mark.needs_program("nft", "nftables"),
+    pytest.mark.needs_program("conntrack", "conntrack"),
+]
+TOKENS = 6
+WHOLE, FIRST, SECOND = "0-12", "0-6", "6-12"
+TLS_PORT = 443
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes_swarm, "start_program", forked_program)
+    monkeypatch.setattr(homes_swarm, "json_program", forked_json_program)
+
+
+async def one_port(swarm: HomesSwarm, machine: str) -> str:
+    """Run a bootstrap peer with a TLS port; the multiaddress of that."""
+    await swarm.bootstrap(machine, "--tls-port", str(TLS_PORT))
+    return await swarm.programs[machine].wait_for(r"/ip4/\S+/tls/\S+")
+
+
+async def test_a_network_that_lets_443_out_alone(tmp_path: Path) -> None:
+    """A node that anybody can dial, and one in that network; the client is in it too."""
+    office = Home("office", machines=2)
+    async with HomesNetwork(HomesPlan((office,))) as world, open_homes_swarm(world, tmp_path) as swarm:
+        await world.confine("office", hosts=["P"], port=TLS_PORT)
+        address = await one_port(swarm, "P")
+        await swarm.serve("Q", WHOLE, [address])
+        await swarm.serve("office", WHOLE, [address])
+        client = await swarm.client("office.2", [address])
+        near, far = swarm.peers["office"], swarm.peers["Q"]
+        await client.wait_up(near, far)
+        assert client.listed[near]["reach"] == "relayed"
+        assert client.listed[far]["reach"] == "direct"
+        whole = await client.generate({"hops": [[far, WHOLE]], "new_tokens": TOKENS})
+        assert whole["error"] is None, whole
+        told = await client.generate({"hops": [[near, FIRST], [far, SECOND]], "new_tokens": TOKENS})
+        assert told["error"] is None, told
+        assert told["tokens"] == whole["tokens"]
+        out = {other for _, other in await world.connections("office.2") if not other.startswith(("127.", "["))}
+        assert out == {f"{world.address('P')}:{TLS_PORT}"}
