@@ -11,6 +11,7 @@ Links' delays are as the nodes and the client's pings measure them.
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import sys
 import time
@@ -26,7 +27,7 @@ from benchmarks.emulation.json_program import jobs, tell
 from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import TARGET
-from swarm.discovery.dht.addresses import DhtConfig
+from swarm.discovery.dht.addresses import DhtConfig, Membership
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
@@ -35,6 +36,7 @@ from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.runtime.library_logging import quiet_libraries
 from swarm.runtime.tasks import TaskScope
+from swarm.ways.proxy import VARIABLE
 
 PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
 GIVE_UP_S = 90.0
@@ -146,7 +148,8 @@ async def some_model(registry: Registry) -> None:
 
 async def work(peers: Sequence[str]) -> None:
     """Take jobs until standard input is closed."""
-    config = DhtConfig(join=tuple(peers), client_mode=True)
+    membership = Membership(proxy=os.environ.get(VARIABLE))
+    config = DhtConfig(join=tuple(peers), client_mode=True, membership=membership)
     async with DhtRegistry.open(config) as registry, TaskScope() as scope:
         chosen = ChosenMachines(registry)
         say("joined")

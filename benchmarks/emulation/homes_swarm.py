@@ -82,6 +82,7 @@ class HomesSwarm:
         programs: By machine.
         peers: Peer ids by machine.
         started_at: When each program was started, on this machine's monotonic clock.
+        settings: Further variables of all programs' environments, each `NAME=VALUE`.
     """
 
     world: HomesNetwork
@@ -90,12 +91,13 @@ class HomesSwarm:
     programs: dict[str, RunningProgram] = field(default_factory=dict)
     peers: dict[str, str] = field(default_factory=dict)
     started_at: dict[str, float] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
 
     def inside(self, machine: str) -> list[str]:
         """What a program on a machine is run by: its network, and a configuration folder of its own."""
         home = self.folder / machine
         settings = [f"XDG_CONFIG_HOME={home / 'config'}", f"XDG_CACHE_HOME={self.folder / 'cache'}"]
-        return self.world.command(machine, ["env", *settings])
+        return self.world.command(machine, ["env", *settings, *self.settings])
 
     async def bootstrap(self, machine: str, *options: str, join: Sequence[str] = (), ipv6: bool = False) -> str:
         """Run `swarm bootstrap` on a public host; its multiaddress.

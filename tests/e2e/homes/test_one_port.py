@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from benchmarks.emulation import homes_swarm
 from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan
 from benchmarks.emulation.homes_swarm import HomesSwarm, open_homes_swarm
 from tests.forked.machines import forked_json_program, forked_program
+from tests.net.connect_proxy import ConnectProxy, proxying
 
 pytestmark = [
     pytest.mark.needs_root,
@@ -18,7 +20,8 @@ pytestmark = [
 ]
 TOKENS = 6
 WHOLE, FIRST, SECOND = "0-12", "0-6", "6-12"
-TLS_PORT = 443
+TLS_PORT, PROXY_PORT = 443, 3_128
+NARROW_MTU = 1_280
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +56,65 @@ async def test_a_network_that_lets_443_out_alone(tmp_path: Path) -> None:
         assert told["tokens"] == whole["tokens"]
         out = {other for _, other in await world.connections("office.2") if not other.startswith(("127.", "["))}
         assert out == {f"{world.address('P')}:{TLS_PORT}"}
+
+
+async def test_a_network_that_lets_a_proxy_out_alone(tmp_path: Path) -> None:
+    """The proxy stands between all machines of that network and the TLS port, and passes nothing else."""
+    plan = HomesPlan((Home("office", machines=2),), public=("P", "proxy"))
+    async with HomesNetwork(plan) as world, open_homes_swarm(world, tmp_path) as swarm:
+        await world.confine("office", hosts=["proxy"], port=PROXY_PORT)
+        address = await one_port(swarm, "P")
+        listener = world.socket("proxy")
+        listener.bind((world.address("proxy"), PROXY_PORT))
+        passed = ConnectProxy((TLS_PORT,), "canopy:secret")
+        async with proxying(listener, passed, partial(world.socket, "proxy")):
+            swarm.settings = (f"CANOPY_PROXY=http://canopy:secret@{world.address('proxy')}:{PROXY_PORT}",)
+            await swarm.serve("office", WHOLE, [address])
+            client = await swarm.client("office.2", [address])
+            near = swarm.peers["office"]
+            await client.wait_up(near)
+            assert client.listed[near]["reach"] == "relayed"
+            told = await client.generate({"hops": [[near, WHOLE]], "new_tokens": TOKENS})
+            assert told["error"] is None, told
+            assert len(told["tokens"]) == TOKENS
+            out = {other for _, other in await world.connections("office.2") if not other.startswith("127.")}
+            assert out == {f"{world.address('proxy')}:{PROXY_PORT}"}
+        assert passed.connected == {f"{world.address('P')}:{TLS_PORT}"}
+        assert "secret" not in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+
+
+async def test_a_network_with_ipv6_alone_that_lets_443_out_alone(tmp_path: Path) -> None:
+    plan = HomesPlan((Home("office", machines=2, ipv4=False),), ipv6=True)
+    async with HomesNetwork(plan) as world, open_homes_swarm(world, tmp_path) as swarm:
+        await world.confine("office", hosts=["P"], port=TLS_PORT)
+        await swarm.bootstrap("P", "--tls-port", str(TLS_PORT), ipv6=True)
+        address = await swarm.programs["P"].wait_for(r"/ip6/\S+/tls/\S+")
+        await swarm.serve("Q", WHOLE, [address])
+        await swarm.serve("office", WHOLE, [address])
+        client = await swarm.client("office.2", [address])
+        near, far = swarm.peers["office"], swarm.peers["Q"]
+        await client.wait_up(near, far)
+        assert client.listed[near]["reach"] == "relayed"
+        told = await client.generate({"hops": [[near, FIRST], [far, SECOND]], "new_tokens": TOKENS})
+        assert told["error"] is None, told
+        assert len(told["tokens"]) == TOKENS
+
+
+async def test_a_path_that_drops_large_packets_and_says_nothing(tmp_path: Path) -> None:
+    """As behind a tunnel whose router sends no ICMP: what is short passes, so that everything seems to be well."""
+    async with (
+        HomesNetwork(HomesPlan((Home("tunnel", machines=2),))) as world,
+        open_homes_swarm(world, tmp_path) as swarm,
+    ):
+        await world.narrow("tunnel", NARROW_MTU)
+        address = await swarm.bootstrap("P")
+        await swarm.serve("Q", WHOLE, [address])
+        program = await swarm.serve("tunnel", WHOLE, [address])
+        client = await swarm.client("tunnel.2", [address])
+        near, far = swarm.peers["tunnel"], swarm.peers["Q"]
+        await client.wait_up(near, far)
+        assert client.listed[near]["reach"] == "relayed"
+        told = await client.generate({"hops": [[near, FIRST], [far, SECOND]], "new_tokens": TOKENS})
+        assert told["error"] is None, told
+        assert len(told["tokens"]) == TOKENS
+        assert "path MTU" in program.log.read_text()
