@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Self
 import tyro
 
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.egress.ports import Egress
 from swarm.errors import Busy, ConfigError, GenerationInterrupted, RegistryError, RouteError, SwarmError
 from swarm.runtime.cli import plain_words
 from swarm.runtime.cli_types import Count, File, Fingerprint, Found, Insecure, Peer
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.transport.network_key import KEY_BYTES, NetworkKey
-from swarm.ways.egress import Egress
 
 if TYPE_CHECKING:
     from client.decode.text_stream import FinishReason

@@ -42,7 +42,6 @@ from swarm.joining.command import (
 )
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.relay.beyond import node_finder
 from swarm.relay.lending import NO_RELAY, lend, lent_settings, local_service, offered_hosts
 from swarm.routing.costs import sweep_ms
 from swarm.runtime.cli import fit, plain_words
@@ -54,6 +53,7 @@ from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.tasks import TaskScope
 from swarm.top.options import Top
+from swarm.ways.node_finder import node_finder
 
 BOOTSTRAP_PORT = 31_337
 RELAY_PORT = 31_338

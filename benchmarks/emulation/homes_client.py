@@ -31,12 +31,12 @@ from swarm.discovery.dht.addresses import DhtConfig, Membership
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
+from swarm.egress.proxy import VARIABLE
 from swarm.errors import SwarmError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.runtime.library_logging import quiet_libraries
 from swarm.runtime.tasks import TaskScope
-from swarm.ways.proxy import VARIABLE
 
 PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
 GIVE_UP_S = 90.0

@@ -37,6 +37,7 @@ from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import NodeRecord, Reach, bracketed
 from swarm.discovery.registry import Registry, RelayOffer
+from swarm.egress.streams import connect
 from swarm.errors import ConfigError, RegistryError, SwarmError
 from swarm.gateway.messages import PCP_NONCE_BYTES
 from swarm.gateway.ports import NoMapping, PcpRouter, PmpRouter, PortMapper, Router
@@ -45,7 +46,6 @@ from swarm.gateway.upnp import UpnpRouter
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint, is_loopback
-from swarm.ways.streams import connect
 
 REMEMBER_S: Final = 120.0
 """How often it is asked who lends a relay, also where none is needed now."""

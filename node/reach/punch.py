@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from swarm.egress.streams import Streams, connect
 from swarm.errors import SwarmError
 from swarm.relay.openings import TOKEN_BYTES
 from swarm.runtime.counted_log import CountedLog, describe
@@ -20,7 +21,6 @@ from swarm.runtime.quota import Quota, QuotaLimits, RateLimit
 from swarm.ways.hole import Hole, HoleTokens
 from swarm.ways.own_addresses import OwnAddresses, own_addresses
 from swarm.ways.punch import AGREE_S, hear_addresses, told
-from swarm.ways.streams import Streams, connect
 from swarm.ways.targets import allowed_targets
 
 MAX_AT_A_TIME: Final = 8

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from swarm.egress.lines import MAX_LINE_BYTES, words
+from swarm.egress.streams import connect
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.relay.openings import MAX_LINE_BYTES, words
-from swarm.ways.relay_circuit import Dial
-from swarm.ways.streams import connect
+from swarm.ways.relay_circuit import DialRelay
 
 NEAR_FACTOR: Final = 1.5
 NEAR_MS: Final = 10.0
@@ -80,7 +80,7 @@ def parse_load(line: bytes) -> float:
             raise RemoteProtocolError("load", "a relay says LOAD and four numbers")
 
 
-async def ask(address: str, peer: PeerId | None = None, dial: Dial = connect) -> RelayProbe | None:
+async def ask(address: str, peer: PeerId | None = None, dial: DialRelay = connect) -> RelayProbe | None:
     """Ask a relay how much it carries, and measure the way; None where it gives no sound answer in time."""
     try:
         async with asyncio.timeout(ASK_S):

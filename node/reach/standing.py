@@ -22,17 +22,18 @@ from swarm.discovery.dialable import DialPolicy, is_public
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import split_address
 from swarm.discovery.registry import RelayOffer
+from swarm.egress.lines import MAX_LINE_BYTES, words
+from swarm.egress.ports import Egress
+from swarm.egress.streams import Streams, connect
 from swarm.errors import RegistryError, RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.relay.openings import DEAD_S, MAX_LINE_BYTES, check_token, parse_addresses, words
+from swarm.relay.openings import DEAD_S, check_token, parse_addresses
 from swarm.relay.presence import NONCE_BYTES, prove_presence
 from swarm.runtime.counted_log import CountedLog
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, parse_ip
 from swarm.runtime.tasks import TaskScope, unending
-from swarm.ways.egress import Egress
-from swarm.ways.relay_circuit import Dial
-from swarm.ways.streams import Streams, connect
+from swarm.ways.relay_circuit import DialRelay
 
 WANTED: Final = 2
 """Relays at which a machine stands."""
@@ -154,7 +155,7 @@ class Standing:
         self._circuits = circuits
         self._find = find
         self._options = options
-        self._dial: Dial = connect if options.egress is None else options.egress.open_relay
+        self._dial: DialRelay = connect if options.egress is None else options.egress.open_relay
         self._probe = probe or partial(relay_choice.ask, dial=self._dial)
         self._stands: list[_Stand] = []  # the one that is announced first
         self._failures: dict[str, _Failures] = {}

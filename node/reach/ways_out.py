@@ -10,10 +10,10 @@ from ipaddress import ip_address
 from node.reach.lend import MapPort
 from node.reach.reached import Whereabouts
 from swarm.discovery.node_record import Reach, bracketed, split_address
+from swarm.egress.ports import Egress
 from swarm.gateway.ports import NoMapping
 from swarm.runtime.counted_log import describe
 from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
-from swarm.ways.egress import Egress
 from swarm.ways.local_dialler import LocalDialler, open_ways
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ Every DHT peer runs `open_filed` on what it stores, every reader runs `live_reco
 from __future__ import annotations
 
 import enum
-import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ import msgpack
 from swarm.discovery import record_fields as fields
 from swarm.discovery.identity import Identity, peer_id_of, verify
 from swarm.discovery.record_fields import RecordError
+from swarm.egress.host_port import split_host
 from swarm.errors import LayersError
 from swarm.ids import MAX_MODEL_NAME, ModelIdentity, PeerId, is_model_name
 from swarm.layers import Span
@@ -292,38 +292,16 @@ def split_address(address: str) -> tuple[str, int]:
     Raises:
         RecordError: the address is malformed.
     """
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match["port"]) < 65_536:
-        raise RecordError("address", f"{address[:80]!r} is not host:port")
-    if not _names_a_machine(match["host"]):
-        raise RecordError("address", f"{address[:80]!r} is not the address of one machine")
-    return match["host"], int(match["port"])
-
-
-def _names_a_machine(host: str) -> bool:
-    """Whether a host is a name, or an IP address that one machine can have.
-
-    A host that ends in a number has to be an IP address in full: resolvers read `0` and `0x7f.1` as addresses too.
-    """
-    is_ip = host.startswith("[") or _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]) is not None
-    if not is_ip:
-        return True
     try:
-        ip = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    mapped = getattr(ip, "ipv4_mapped", None) or ip
-    return not (mapped.is_unspecified or mapped.is_multicast or str(mapped) == "255.255.255.255")
+        return split_host(address)
+    except ValueError as error:
+        raise RecordError("address", str(error)) from None
 
 
 def _age(sealed: Sealed) -> tuple[float, int]:
     return sealed.record.expires_at, sealed.record.sequence
 
 
-_ADDRESS = re.compile(
-    r"(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):(?P<port>[0-9]{1,5})", re.ASCII
-)
-_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NUMERIC_CLASS = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_.+]+)+")
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]*")

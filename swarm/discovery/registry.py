@@ -17,8 +17,8 @@ from swarm.ids import ModelIdentity, PeerId
 if TYPE_CHECKING:
     from swarm.discovery.identity import Identity
     from swarm.discovery.node_record import NodeRecord
+    from swarm.egress.ports import Egress
     from swarm.transport.endpoint import Endpoint
-    from swarm.ways.egress import Egress
 
 RECENT_S = 1.5
 """Age up to which the directory's cached answers are used by default."""

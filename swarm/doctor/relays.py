@@ -14,8 +14,8 @@ from swarm.discovery.dht.addresses import free_port
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
 from swarm.doctor.network import ResolveName, is_address, resolve
+from swarm.egress.lines import MAX_LINE_BYTES, words
 from swarm.errors import RemoteProtocolError
-from swarm.relay.openings import MAX_LINE_BYTES, words
 
 ASK_S: Final = 3.0
 RELAYS_ASKED: Final = 4

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.egress.proxy import VARIABLE, HttpProxy
 from swarm.errors import ConfigError
 from swarm.joining.invite import MAX_CHARACTERS, Invite, is_invite, open_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
 from swarm.transport.network_key import NetworkKey
-from swarm.ways.proxy import VARIABLE, Proxy
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -175,7 +175,7 @@ class SwarmFinder:
 
         proxy = self._environment.get(VARIABLE) or None
         if proxy is not None:
-            Proxy.parse(proxy)
+            HttpProxy.parse(proxy)
         if self._memory.path is None:
             return Membership(network, nobody=nobody, proxy=proxy)
         recorder = _SwarmRecorder(self._memory, choice, network, is_look=self._is_look)

@@ -9,13 +9,6 @@ from typing import Final
 
 from swarm.errors import RemoteProtocolError
 
-DIRECTORY: Final = "canopy-directory"
-"""The ALPN name of libp2p's bytes, as the DHT peer there speaks them on its own port."""
-RELAY: Final = "canopy-relay"
-"""The ALPN name of what a relay is told (`swarm.relay.openings`)."""
-NODE: Final = "h2"
-"""The ALPN name that gRPC gives: its own TLS goes on to the node as it is."""
-
 MAX_HELLO_BYTES: Final = 8_192
 """Of a ClientHello; one with keys of several kinds has 2 KiB."""
 _RECORD_HEADER, _MESSAGE_HEADER = 5, 4

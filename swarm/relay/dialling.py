@@ -7,10 +7,11 @@ import socket
 from typing import Final
 
 from swarm.discovery.node_record import split_address
+from swarm.egress.lines import MAX_LINE_BYTES, words
+from swarm.egress.segments import keep_segments_small
 from swarm.errors import RemoteProtocolError
 from swarm.relay.connection import RelayConnection
-from swarm.relay.openings import MAX_HEADER_BYTES, MAX_LINE_BYTES, words
-from swarm.runtime.segments import keep_segments_small
+from swarm.relay.openings import MAX_HEADER_BYTES
 from swarm.transport.relayed import parse_relayed
 
 CONNECT_S: Final = 5.0

@@ -47,11 +47,10 @@ from typing import Final
 from swarm.discovery.identity import is_peer_id
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
+from swarm.egress.lines import words
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 
-MAX_LINE_BYTES: Final = 512
-"""Of an opening, and of everything that a relay says; its line feed included."""
 MAX_PROOF_BYTES: Final = 2_048
 """Of the one line that holds a public key and a signature."""
 MAX_HEADER_BYTES: Final = 4_096
@@ -136,20 +135,6 @@ def parse_opening(line: bytes) -> Opening:
             return Opening(Verb.WHO, nonce=_nonce(nonce))
         case _:
             raise RemoteProtocolError("opening", "no opening of a relay")
-
-
-def words(line: bytes) -> list[str]:
-    """The words of a line.
-
-    Raises:
-        RemoteProtocolError: it is too long or not printable ASCII.
-    """
-    if len(line) > MAX_LINE_BYTES:
-        raise RemoteProtocolError("opening", f"a line has at most {MAX_LINE_BYTES} bytes")
-    text = line.removesuffix(b"\n").removesuffix(b"\r")
-    if not text.isascii() or not text.decode("ascii", "replace").isprintable():
-        raise RemoteProtocolError("opening", "a line is printable ASCII")
-    return text.decode().split(" ")
 
 
 def parse_addresses(listed: str, limit: int = MAX_ADDRESSES) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from swarm.egress.lines import MAX_LINE_BYTES
+from swarm.egress.segments import keep_segments_small
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.connection import RelayConnection
@@ -25,7 +27,6 @@ from swarm.relay.fair_share import FairShare, Flow
 from swarm.relay.limits import BEYOND, CIRCUITS, NAMES, OPENINGS, OWN_SUMMONS, PROOFS, SEEN, SUMMONS, RelayLimits
 from swarm.relay.machines import Machine
 from swarm.relay.openings import (
-    MAX_LINE_BYTES,
     MAX_PROOF_BYTES,
     MEETING_BYTES,
     MEETING_S,
@@ -45,7 +46,6 @@ from swarm.relay.visits import Visit, Visits
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.quota import parse_ip, stand_in
-from swarm.runtime.segments import keep_segments_small
 from swarm.runtime.tasks import TaskScope
 
 LOOK_S = 1.0

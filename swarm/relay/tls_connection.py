@@ -15,7 +15,7 @@ from swarm.relay.connection import RelayConnection
 from swarm.transport.certificate import ServerCertificate
 
 _RECEIVED_BYTES: Final = 65_536
-_Made = TypeVar("_Made")
+_Step = TypeVar("_Step")
 
 
 class TlsConnection(RelayConnection):
@@ -74,7 +74,7 @@ class TlsConnection(RelayConnection):
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return 0
 
-    async def _run(self, step: Callable[[], _Made]) -> _Made:
+    async def _run(self, step: Callable[[], _Step]) -> _Step:
         """Take a step of TLS, which may need bytes to come or leave bytes to go."""
         while True:
             try:

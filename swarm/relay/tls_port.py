@@ -12,9 +12,10 @@ the address that he comes from, as at the relay's own port; the services see a l
 
 from __future__ import annotations
 
+from swarm.egress.ports import DIRECTORY, NODE, RELAY
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.relay.client_hello import DIRECTORY, MAX_HELLO_BYTES, NODE, RELAY, named_protocols
+from swarm.relay.client_hello import MAX_HELLO_BYTES, named_protocols
 from swarm.relay.tls_connection import TlsConnection, tls_context
 from swarm.relay.visits import Visit
 

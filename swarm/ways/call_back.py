@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
+from swarm.egress.streams import CHUNK_BYTES, Streams, connect, tuned
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.openings import OPENING_S, TOKEN_BYTES, check_token
@@ -15,7 +16,6 @@ from swarm.runtime.plain_text import plain_line
 from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.way import LinkPath
-from swarm.ways.streams import CHUNK_BYTES, Streams, connect, tuned
 from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay, OpenedWay
 
 ASKED_S: Final = 3.0

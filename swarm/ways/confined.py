@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from swarm.egress.ports import RELAY, Egress, TlsPort
+from swarm.egress.streams import Streams
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
-from swarm.relay.client_hello import RELAY
 from swarm.runtime.counted_log import describe
 from swarm.transport.way import LinkPath
-from swarm.ways.egress import Egress, TlsPort
 from swarm.ways.relay_circuit import RelayCircuit
-from swarm.ways.streams import Streams
 from swarm.ways.way import REMEMBERED_S, NoWay, OpenedWay, Way
 
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarm.discovery.node_record import split_address
+from swarm.egress.streams import CHUNK_BYTES, Streams, tuned
 from swarm.errors import RemoteProtocolError
 from swarm.relay.openings import TOKEN_BYTES, parse_addresses
 from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.way import LinkPath
 from swarm.ways.own_addresses import MAX_GLOBAL_V6, MAX_LAN, OwnAddresses, own_addresses
-from swarm.ways.streams import CHUNK_BYTES, Streams, tuned
 from swarm.ways.targets import Targets, Vantage
 
 SEEN_S: Final = 3.0

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from swarm.egress.ports import Egress
+from swarm.egress.streams import CHUNK_BYTES, Streams, splice
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
 from swarm.runtime.counted_log import describe
@@ -28,12 +30,10 @@ from swarm.runtime.tasks import TaskScope
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.way import LinkPath
 from swarm.ways.confined import DirectWay, confined_ways
-from swarm.ways.egress import Egress
 from swarm.ways.hole import IS_SUPPORTED
 from swarm.ways.memory import WayMemory
 from swarm.ways.punch import PunchWay
 from swarm.ways.relay_circuit import RelayCircuit
-from swarm.ways.streams import CHUNK_BYTES, Streams, splice
 from swarm.ways.way import SOON_S, NoWay, OpenedWay, Way
 
 HEAD_START_S: Final = 0.7

@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from swarm.egress.lines import MAX_LINE_BYTES
+from swarm.egress.streams import Streams, connect
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.relay.openings import MAX_HEADER_BYTES, MAX_LINE_BYTES
+from swarm.relay.openings import MAX_HEADER_BYTES
 from swarm.runtime.plain_text import plain_line
 from swarm.transport.way import LinkPath
-from swarm.ways.streams import Streams, connect
 from swarm.ways.way import NoWay, OpenedWay
 
 CONNECT_S: Final = 5.0
 """How long a relay and the peer behind it may take."""
 
-Dial = Callable[[str], Awaitable[Streams]]
+DialRelay = Callable[[str], Awaitable[Streams]]
 
 
 class RelayCircuit:
@@ -25,7 +26,7 @@ class RelayCircuit:
 
     name = "relay"
 
-    def __init__(self, dial: Dial = connect) -> None:
+    def __init__(self, dial: DialRelay = connect) -> None:
         """Ask nobody yet.
 
         Args:

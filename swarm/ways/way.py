@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from swarm.egress.streams import Streams
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
 from swarm.transport.way import LinkPath
-from swarm.ways.streams import Streams
 
 REMEMBERED_S: Final = 600.0
 """For how long a way that failed is not tried again to the same peer."""

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from swarm.egress.streams import Streams, splice
 from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
-from swarm.ways.streams import Streams, splice
 
 
 @dataclass

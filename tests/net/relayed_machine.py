@@ -12,6 +12,7 @@ from functools import partial
 from node.reach.punch import PunchAnswerer
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import Streams, connect, splice
 from swarm.ids import PeerId
 from swarm.relay.openings import Opening, Verb, parse_opening
 from swarm.runtime.stream_tasks import spawn_on
@@ -19,7 +20,6 @@ from swarm.runtime.tasks import TaskScope
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.relayed import RelayedAddress
 from swarm.ways.own_addresses import OwnAddresses
-from swarm.ways.streams import Streams, connect, splice
 from tests.net.hello_server import answering
 
 

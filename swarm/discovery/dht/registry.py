@@ -35,11 +35,11 @@ from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
 from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key
+from swarm.egress.ports import Egress
 from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.protocol.limits import MAX_LAYERS
 from swarm.transport.endpoint import Endpoint
-from swarm.ways.egress import Egress
 
 _log = logging.getLogger(__name__)
 

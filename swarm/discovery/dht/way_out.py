@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from swarm.discovery.dht.addresses import MAX_TRIED, ListenAddresses, host_and_port
+from swarm.egress.forwarder import Forwarder
+from swarm.egress.path_probe import PathVerdict, probe_path
+from swarm.egress.ports import DIRECTORY, Egress, TlsPort, tls_port
+from swarm.egress.proxy import HttpProxy
+from swarm.egress.streams import Streams
 from swarm.ids import PeerId
-from swarm.relay.client_hello import DIRECTORY
-from swarm.ways.egress import Egress, TlsPort, tls_port
-from swarm.ways.forwarder import Forwarder
-from swarm.ways.path_probe import PathVerdict, probe_path
-from swarm.ways.proxy import Proxy
-from swarm.ways.streams import Streams
 
-Probe = Callable[[str], Awaitable[PathVerdict]]
+ProbePath = Callable[[str], Awaitable[PathVerdict]]
 
 
 @dataclass(slots=True)
@@ -59,10 +58,10 @@ def read_egress(said: dict[str, list[list[str]]] | None, proxy: str | None) -> E
     if said is None:
         return None
     ports = tuple(TlsPort(PeerId(peer), address) for peer, address in said["ports"])
-    return Egress(ports, None if proxy is None else Proxy.parse(proxy))
+    return Egress(ports, None if proxy is None else HttpProxy.parse(proxy))
 
 
-async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: Probe = probe_path) -> WayOut:
+async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: ProbePath = probe_path) -> WayOut:
     """Choose a way: the plainest that leads somewhere.
 
     Args:
@@ -76,7 +75,7 @@ async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: Pr
     ports = {address: port for address in listen.join if (port := tls_port(address)) is not None}
     plain = [address for address in listen.join if address not in ports]
     if listen.proxy is not None:
-        egress = Egress(tuple(ports.values()), Proxy.parse(listen.proxy))
+        egress = Egress(tuple(ports.values()), HttpProxy.parse(listen.proxy))
         return await _lead_on([*plain, *ports], egress, stack)
     tcp = [address for address in plain if "/udp/" not in address][:MAX_TRIED]
     verdicts = dict(zip(tcp, await asyncio.gather(*(probe(host_and_port(one)) for one in tcp)), strict=True))

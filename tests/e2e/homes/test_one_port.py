@@ -80,7 +80,7 @@ async def test_a_network_that_lets_a_proxy_out_alone(tmp_path: Path) -> None:
             out = {other for _, other in await world.connections("office.2") if not other.startswith("127.")}
             assert out == {f"{world.address('proxy')}:{PROXY_PORT}"}
         assert passed.connected == {f"{world.address('P')}:{TLS_PORT}"}
-        assert "secret" not in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+        assert "secret" not in "".join(program.log.read_text() for program in swarm.programs.values())
 
 
 async def test_a_network_with_ipv6_alone_that_lets_443_out_alone(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from node.reach.punch import MAX_AT_A_TIME, PunchAnswerer
 from swarm.discovery.identity import Identity
+from swarm.egress.streams import Streams
 from swarm.errors import RemoteProtocolError
 from swarm.runtime.tasks import TaskScope
 from swarm.ways import hole as hole_module
 from swarm.ways.own_addresses import OwnAddresses
 from swarm.ways.punch import PunchWay
-from swarm.ways.streams import Streams
 from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay
 
 PEER = Identity.ephemeral().peer_id

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
+from swarm.egress.streams import connect
 from swarm.relay.openings import Verb
 from swarm.transport.way import LinkPath
 from swarm.ways import call_back
 from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
-from swarm.ways.streams import connect
 from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay
 from tests.net.relayed_machine import relaying, standing
 

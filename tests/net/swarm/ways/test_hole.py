@@ -10,12 +10,12 @@ from ipaddress import IPv4Interface, IPv6Address
 
 import pytest
 
+from swarm.egress.streams import Streams, connect
 from swarm.errors import RemoteProtocolError
 from swarm.transport.way import LinkPath
 from swarm.ways import hole as hole_module
 from swarm.ways.hole import Hole, HoleTokens
 from swarm.ways.own_addresses import OwnAddresses
-from swarm.ways.streams import Streams, connect
 from swarm.ways.targets import Targets
 from tests.net.relayed_machine import relaying
 

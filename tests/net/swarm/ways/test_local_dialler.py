@@ -18,6 +18,7 @@ import pytest
 from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import Reach
+from swarm.egress.streams import connect
 from swarm.ids import PeerId
 from swarm.relay.openings import Verb
 from swarm.routing.latency import measure_delays, measure_rate
@@ -30,7 +31,6 @@ from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
 from swarm.ways.local_dialler import LocalDialler, open_ways
 from swarm.ways.own_addresses import OwnAddresses
 from swarm.ways.punch import PunchWay
-from swarm.ways.streams import connect
 from swarm.ways.way import REMEMBERED_S, NoWay, OpenedWay, Way
 from tests.net.relayed_machine import RelayedMachine, StubRelay, relaying, standing
 from tests.sample_records import sample_record

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.runtime.plain_text import plain_line
 
@@ -38,7 +37,7 @@ class ProxyRefused(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class HttpProxy:
     """An HTTP proxy.
 
     Attributes:
@@ -51,11 +50,16 @@ class Proxy:
     port: int
     credentials: str = field(default="", repr=False)
 
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
-        return f"the proxy {bracketed(self.host)}:{self.port}"
+        return f"the proxy {self.address}"
 
     @classmethod
-    def parse(cls, url: str) -> Proxy:
+    def parse(cls, url: str) -> HttpProxy:
         """Read `http://[USER:PASSWORD@]HOST[:PORT]`.
 
         Raises:
@@ -77,11 +81,11 @@ class Proxy:
         """What asks it for a connection to `host:port`."""
         lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
         if self.credentials:
-            lines.append(f"Proxy-Authorization: Basic {base64.b64encode(self.credentials.encode()).decode()}")
+            lines.append(f"HttpProxy-Authorization: Basic {base64.b64encode(self.credentials.encode()).decode()}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-async def ask_proxy(proxy: Proxy, address: str, sock: socket.socket) -> None:
+async def ask_proxy(proxy: HttpProxy, address: str, sock: socket.socket) -> None:
     """Have a proxy connect; afterwards the socket is the other end's.
 
     Args:

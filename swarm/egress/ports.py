@@ -13,18 +13,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from asyncio.staggered import staggered_race
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from swarm.discovery.node_record import bracketed, split_address
+from swarm.egress.host_port import split_host
+from swarm.egress.proxy import HttpProxy, ask_proxy
+from swarm.egress.streams import CHUNK_BYTES, Streams, connected_socket, tuned
 from swarm.ids import PeerId
-from swarm.relay.client_hello import RELAY
-from swarm.runtime.segments import keep_segments_small
-from swarm.ways.proxy import Proxy, ask_proxy
-from swarm.ways.streams import CHUNK_BYTES, FAMILY_DELAY_S, Streams, tuned
 
+DIRECTORY: Final = "canopy-directory"
+"""The ALPN name of libp2p's bytes, as the DHT peer there speaks them on its own port."""
+RELAY: Final = "canopy-relay"
+"""The ALPN name of what a relay is told (`swarm.relay.openings`)."""
+NODE: Final = "h2"
+"""The ALPN name that gRPC gives: its own TLS goes on to the node as it is."""
 OPEN_S: Final = 5.0
 """How long a connection may take, its proxy and its TLS included."""
 
@@ -46,7 +48,7 @@ def tls_port(multiaddress: str) -> TlsPort | None:
     """The TLS port that `/ip4/A/tcp/P/tls/p2p/PEER` names; None where an address is of another kind."""
     match multiaddress.split("/"):
         case ["", _, host, "tcp", port, "tls", "p2p", peer]:
-            return TlsPort(PeerId(peer), f"{bracketed(host)}:{port}")
+            return TlsPort(PeerId(peer), f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         case _:
             return None
 
@@ -61,7 +63,7 @@ class Egress:
     """
 
     ports: tuple[TlsPort, ...] = ()
-    proxy: Proxy | None = None
+    proxy: HttpProxy | None = None
     _relays: dict[str, TlsPort] = field(default_factory=dict, compare=False, repr=False)
 
     def know_relay(self, address: str, peer: PeerId | None) -> None:
@@ -74,9 +76,8 @@ class Egress:
         """A connection to `host:port`, through the proxy where there is one.
 
         Raises:
-            OSError: nothing answers there, or the proxy refuses.
+            OSError: nothing answers there, the proxy refuses, or it is no address.
             TimeoutError: it takes too long.
-            RecordError: it is no address.
         """
         return await self._open(address, None)
 
@@ -103,12 +104,11 @@ class Egress:
 _MAX_RELAYS: Final = 64
 
 
-async def _through(address: str, proxy: Proxy | None) -> socket.socket:
+async def _through(address: str, proxy: HttpProxy | None) -> socket.socket:
     """A socket that is connected to `host:port`, through a proxy where one is given."""
-    host, port = split_address(address)
+    sock = await connected_socket(address if proxy is None else proxy.address)
     if proxy is None:
-        return await _connected(host.strip("[]"), port)
-    sock = await _connected(proxy.host, proxy.port)
+        return sock
     try:
         await ask_proxy(proxy, address, sock)
     except BaseException:
@@ -121,40 +121,13 @@ async def _streams(sock: socket.socket, address: str, protocol: str | None) -> S
     """A socket's streams, in TLS where a protocol is named; TLS errors are OSErrors."""
     if protocol is None:
         return tuned(*await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES))
-    host = split_address(address)[0].strip("[]")
+    host = split_host(address)[0].strip("[]")
     context = _context(protocol)
     streams = tuned(*await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES, ssl=context, server_hostname=host))
     if streams.writer.get_extra_info("ssl_object").selected_alpn_protocol() != protocol:
         streams.abort()
         raise ConnectionRefusedError(f"{address} does not offer {protocol}")
     return streams
-
-
-async def _connected(host: str, port: int) -> socket.socket:
-    """A connected socket. A name's addresses are tried beside each other, so one dead family does no harm.
-
-    Raises:
-        OSError: nothing answers.
-    """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    tries = [partial(_connect, family, where) for family, _, _, _, where in found]
-    taken: socket.socket | None
-    taken, _, failed = await staggered_race(tries, FAMILY_DELAY_S)
-    if taken is not None:
-        return taken
-    raise next((error for error in failed if isinstance(error, OSError)), OSError(f"{host} has no address"))
-
-
-async def _connect(family: int, where: Any) -> socket.socket:  # noqa: ANN401  (as getaddrinfo gives it)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        keep_segments_small(sock)
-        await asyncio.get_running_loop().sock_connect(sock, where)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _context(protocol: str) -> ssl.SSLContext:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from asyncio.staggered import staggered_race
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-from swarm.discovery.node_record import bracketed, split_address
+from swarm.egress.host_port import split_host
+from swarm.egress.lines import MAX_LINE_BYTES, words
+from swarm.egress.segments import keep_segments_small
 from swarm.errors import RemoteProtocolError
-from swarm.relay.openings import MAX_LINE_BYTES, words
 from swarm.runtime.tasks import TaskScope
 
 CHUNK_BYTES: Final = 1 << 16
@@ -45,7 +48,10 @@ class Streams:
     def remote(self) -> str:
         """`host:port` of the other end, an IPv6 host in brackets; empty where it has none."""
         name = self.writer.get_extra_info("peername")
-        return f"{bracketed(self.remote_host)}:{name[1]}" if isinstance(name, tuple) else ""
+        if not isinstance(name, tuple):
+            return ""
+        host = self.remote_host
+        return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
 
     async def say(self, *line: str) -> None:
         """Send one line of words.
@@ -82,12 +88,42 @@ async def connect(address: str) -> Streams:
     """Connect to `host:port`. A name's addresses are tried beside each other, so one dead family does no harm.
 
     Raises:
-        OSError: nothing answers there.
-        RecordError: it is no address.
+        OSError: nothing answers there, or it is no address.
     """
-    host, port = split_address(address)
-    ends = await asyncio.open_connection(host.strip("[]"), port, limit=CHUNK_BYTES, happy_eyeballs_delay=FAMILY_DELAY_S)
-    return tuned(*ends)
+    sock = await connected_socket(address)
+    try:
+        return tuned(*await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES))
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def connected_socket(address: str) -> socket.socket:
+    """A socket that is connected to `host:port` in small segments (`swarm.egress.segments`); errors as of `connect`."""
+    try:
+        bracketed, port = split_host(address)
+    except ValueError as error:
+        raise OSError(str(error)) from None
+    host = bracketed.strip("[]")
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    tries = [partial(_connect, family, where) for family, _, _, _, where in found]
+    taken: socket.socket | None
+    taken, _, failed = await staggered_race(tries, FAMILY_DELAY_S)
+    if taken is not None:
+        return taken
+    raise next((error for error in failed if isinstance(error, OSError)), OSError(f"{host} has no address"))
+
+
+async def _connect(family: int, where: Any) -> socket.socket:  # noqa: ANN401  (as getaddrinfo gives it)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        keep_segments_small(sock)
+        await asyncio.get_running_loop().sock_connect(sock, where)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def tuned(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Streams:

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from swarm.discovery.record_fields import RecordError
+from swarm.egress.streams import CHUNK_BYTES, Streams, splice, tuned
 from swarm.runtime.counted_log import describe
 from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
-from swarm.ways.streams import CHUNK_BYTES, Streams, splice, tuned
 
 MAX_CARRIED: Final = 8
 """Connections of one port at a time; the daemon has one or two."""
@@ -40,7 +39,7 @@ class Forwarder:
         """Carry what connects, while the block runs.
 
         Args:
-            open_far: opens the other end of a connection; raises OSError, TimeoutError or RecordError.
+            open_far: opens the other end of a connection; raises OSError or TimeoutError.
 
         Raises:
             OSError: there is no port to be had.
@@ -66,7 +65,7 @@ class Forwarder:
             far = await self._open_far()
             self.trouble = ""
             await splice(near, far)
-        except (OSError, TimeoutError, RecordError) as error:
+        except (OSError, TimeoutError) as error:
             self.trouble = describe(error)
         finally:
             self._carried -= 1

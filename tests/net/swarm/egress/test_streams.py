@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from swarm.egress import streams as streams_module
+from swarm.egress.streams import Streams, connect, splice
 from swarm.errors import RemoteProtocolError
 from swarm.runtime.tasks import TaskScope
-from swarm.ways import streams as streams_module
-from swarm.ways.streams import Streams, connect, splice
 
 
 @dataclass(frozen=True, slots=True)
