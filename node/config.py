@@ -15,7 +15,7 @@ from swarm.discovery.record_fields import RecordError
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.relay.lending import lent_settings
+from swarm.relay.lending import NO_RELAY, lent_settings
 from swarm.runtime.cli_types import (
     Count,
     DayTimes,
@@ -59,7 +59,7 @@ MAX_MBIT = 100_000
     machine=("device", "threads", "kv_tokens", "no_graphs", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
     network=("host", "port", "dht_port", "allow_private", "insecure"),
-    reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit"),
+    reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit", "tls_port"),
     courtesy=("pause_when_busy", "pause_on_battery", "quiet_hours", "pause_frees_memory", "max_mbit"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
@@ -130,6 +130,9 @@ class ServeConfig:
     relay_mbit: MegabitsPerSecond | None = None
     """Mbit/s that this relay carries at most, both ways counted; 0 lends none (default: a quarter of the measured
     uplink, 10 until it is measured)."""
+    tls_port: Port | None = None
+    """TCP port that offers this node's directory and relay in TLS, best 443, for machines whose network lets nothing
+    else out; while this node is reached directly (default: none)."""
     insecure: Insecure = False
     """Speak plain text and announce no certificate: for a swarm on this machine's loopback addresses only."""
     allow_private: bool = False
@@ -179,11 +182,7 @@ class ServeConfig:
             Span.parse(self.layers)
             if self.num_layers is not None:
                 raise ConfigError(f"--num-layers {self.num_layers} goes with --layers auto, not with {self.layers}")
-        ports = (("--port", self.port), ("--dht-port", self.dht_port), ("--metrics-port", self.metrics_port or 0))
-        for option, port in ports:
-            if not 0 <= port < 65_536:
-                raise ConfigError(f"{option} {port}: a TCP port is 1 to 65535, or 0 for a free one")
-        lent_settings(PeerId(""), self.relay_mbit or 0.0, host=self.host, port=self.relay_port)
+        self._check_ports()
         check_threads(self.threads, "--threads")
         counts = (("--kv-tokens", self.kv_tokens), ("--num-layers", self.num_layers))
         for option, count in counts:
@@ -220,6 +219,16 @@ class ServeConfig:
             ConfigError: they are none.
         """
         return None if self.quiet_hours is None else QuietHours.parse(self.quiet_hours)
+
+    def _check_ports(self) -> None:
+        ports = {"--port": self.port, "--dht-port": self.dht_port}
+        ports |= {"--metrics-port": self.metrics_port or 0, "--tls-port": self.tls_port or 0}
+        for option, port in ports.items():
+            if not 0 <= port < 65_536:
+                raise ConfigError(f"{option} {port}: a TCP port is 1 to 65535, or 0 for a free one")
+        lent_settings(PeerId(""), self.relay_mbit or 0.0, host=self.host, port=self.relay_port)
+        if self.tls_port is not None and self.relay_mbit == 0:
+            raise ConfigError(NO_RELAY)
 
     def _check_courtesy(self) -> None:
         self.quiet()

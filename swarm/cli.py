@@ -42,7 +42,7 @@ from swarm.joining.command import (
 )
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.relay.lending import NO_RELAY, lend, lent_settings, local_service, offered_hosts
+from swarm.relay.lending import NO_RELAY, lend, lent_settings, offered_hosts
 from swarm.routing.costs import sweep_ms
 from swarm.runtime.cli import fit, plain_words
 from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
@@ -53,7 +53,7 @@ from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.tasks import TaskScope
 from swarm.top.options import Top
-from swarm.ways.node_finder import node_finder
+from swarm.ways.tls_offer import TlsOffer
 
 BOOTSTRAP_PORT = 31_337
 RELAY_PORT = 31_338
@@ -250,15 +250,14 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
         if membership.network is not None:
             console.print(Text("the swarm is private: members need its network key, which `swarm invite` passes on"))
         if lent is not None:
-            lent = replace(lent, tls_port=command.tls_port, directory=local_service(command.host, addresses[0]))
-            finder = await node_finder(registry, addresses, membership.network, allow_private=command.allow_private)
-            lending = lend(registry, lent, partial(_beside, registry), find=finder.find)
+            lending = lend(registry, lent, partial(_beside, registry))
+            if command.tls_port is not None:
+                offer = TlsOffer(command.tls_port, command.host, membership.network, command.allow_private)
+                lending = offer.lend(registry, lent, partial(_beside, registry))
             relay = await stack.enter_async_context(lending)
             console.print(Text(f"lends a relay on port {relay.port}: up to {mbit:g} Mbit/s"))
-            if relay.tls_port is not None:
-                await registry.offer_tls_port(relay.tls_port)
-                for address in registry.join_addresses()[len(addresses) :]:
-                    console.print(Text(f"for networks that let nothing else out: {address}"))
+            for address in registry.join_addresses()[len(addresses) :]:
+                console.print(Text(f"for networks that let nothing else out: {address}"))
         async with TaskScope() as scope:
             is_told = command.lan and membership.network is None  # strangers could not join a private one
             said = announced(addresses, command.join) if is_told else None

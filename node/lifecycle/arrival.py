@@ -179,7 +179,7 @@ class Arrival:
         return reached
 
     def _rungs(self) -> Rungs:
-        config = self._config
+        config, egress = self._config, self.registry.egress
         return Rungs(
             peer=self.registry.peer_id,
             announced=config.announce_address,
@@ -187,10 +187,11 @@ class Arrival:
             fallback=self._fallback(),
             is_first=not config.join,
             dial_back=self._dial_back,
-            call_self=self._call_self if self.registry.egress is None else self._asks_peers,
+            call_self=self._call_self if egress is None else self._asks_peers,
             map_port=None if config.no_port_mapping else self._map_port,
             unmap=self._unmap,
             relays=None if config.relay == "off" else self._stand,
+            is_narrow=egress is not None and egress.is_narrow,
         )
 
     def _own(self) -> list[str]:

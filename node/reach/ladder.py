@@ -66,6 +66,7 @@ class Rungs:
         map_port: has the router map the port; gives its external `host:port` and how. None: it may not be asked.
         unmap: gives that port back.
         relays: brings standing connections up and gives them; None: no relay is to be used.
+        is_narrow: whether large packets do not pass here, and nobody says so: only a relay keeps what comes small.
     """
 
     peer: PeerId
@@ -78,6 +79,7 @@ class Rungs:
     map_port: Callable[[], Awaitable[tuple[str, str]]] | None = None
     unmap: Callable[[], Awaitable[None]] | None = None
     relays: Callable[[], Relays] | None = None
+    is_narrow: bool = False
 
 
 class Ladder:
@@ -108,7 +110,12 @@ class Ladder:
             return await self._announced(rungs.announced)
         if quickly and rungs.relays is not None:
             rungs.relays()  # they are looked for while the router is asked
-        for rung in (self._direct, self._mapped, partial(self._relayed, quickly=quickly)):
+        relayed = partial(self._relayed, quickly=quickly)
+        found: list[Callable[[], Awaitable[Reached | None]]] = [self._direct, self._mapped, relayed]
+        if rungs.is_narrow and rungs.relays is not None:
+            self.tried.append("direct, mapped: callers' large packets would not pass (path MTU)")
+            found = [relayed]
+        for rung in found:
             reached = await rung()
             if reached is not None:
                 return reached

@@ -11,12 +11,15 @@ from typing import Final
 
 from node.config import ServeConfig
 from node.reach.reached import Whereabouts
+from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import is_public
 from swarm.discovery.interfaces import interface_addresses
 from swarm.discovery.node_record import Reach, bracketed, split_address
 from swarm.discovery.registry import Registry
 from swarm.gateway.ports import NoMapping
+from swarm.relay.child import RelaySettings
 from swarm.relay.lending import lend, lent_settings
+from swarm.ways.tls_offer import TlsOffer
 
 LOOK_S: Final = 3.0
 """How often it is looked whether this machine is still reached without a relay."""
@@ -73,12 +76,24 @@ class RelayLender:
             while settings is not None:
                 is_reached = self._whereabouts.now.reach is not Reach.RELAYED
                 if is_reached and not is_lent:
-                    lent = await stack.enter_async_context(lend(self._registry, settings, self._reached_at, mbit_per_s))
-                    settings = replace(settings, port=lent.port)
+                    settings = await self._lend(stack, settings, mbit_per_s)
                 elif is_lent and not is_reached:
                     await stack.aclose()
                 is_lent = is_reached
                 await asyncio.sleep(LOOK_S)
+
+    async def _lend(
+        self, stack: AsyncExitStack, settings: RelaySettings, mbit_per_s: Callable[[], float]
+    ) -> RelaySettings:
+        """Lend, in TLS too where that was asked for; the settings with the port that was taken."""
+        config, registry = self._config, self._registry
+        lending = lend(registry, settings, self._reached_at, mbit_per_s)
+        is_direct = self._whereabouts.now.reach is Reach.DIRECT
+        if config.tls_port is not None and is_direct and isinstance(registry, DhtRegistry):
+            offer = TlsOffer(config.tls_port, config.host, config.membership.network, config.allow_private)
+            lending = offer.lend(registry, settings, self._reached_at, mbit_per_s)
+        lent = await stack.enter_async_context(lending)
+        return replace(settings, port=lent.port)
 
     async def _reached_at(self, port: int) -> list[str]:
         """Under which addresses others may reach the relay: as the node, and by its other family."""

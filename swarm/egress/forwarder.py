@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+from swarm.egress.proxy import ProxyRefused
 from swarm.egress.streams import CHUNK_BYTES, Streams, splice, tuned
 from swarm.runtime.counted_log import describe
 from swarm.runtime.stream_tasks import spawn_on
@@ -66,7 +67,7 @@ class Forwarder:
             self.trouble = ""
             await splice(near, far)
         except (OSError, TimeoutError) as error:
-            self.trouble = describe(error)
+            self.trouble = str(error) if isinstance(error, ProxyRefused) else describe(error)
         finally:
             self._carried -= 1
             if not near.writer.is_closing():

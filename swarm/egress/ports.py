@@ -25,8 +25,6 @@ DIRECTORY: Final = "canopy-directory"
 """The ALPN name of libp2p's bytes, as the DHT peer there speaks them on its own port."""
 RELAY: Final = "canopy-relay"
 """The ALPN name of what a relay is told (`swarm.relay.openings`)."""
-NODE: Final = "h2"
-"""The ALPN name that gRPC gives: its own TLS goes on to the node as it is."""
 OPEN_S: Final = 5.0
 """How long a connection may take, its proxy and its TLS included."""
 
@@ -60,10 +58,12 @@ class Egress:
     Attributes:
         ports: TLS ports of peers that can be reached.
         proxy: for everything that leaves; None: nothing is between.
+        is_narrow: whether large packets do not pass, and nobody says so.
     """
 
     ports: tuple[TlsPort, ...] = ()
     proxy: HttpProxy | None = None
+    is_narrow: bool = False
     _relays: dict[str, TlsPort] = field(default_factory=dict, compare=False, repr=False)
 
     def know_relay(self, address: str, peer: PeerId | None) -> None:

@@ -81,7 +81,7 @@ class HttpProxy:
         """What asks it for a connection to `host:port`."""
         lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
         if self.credentials:
-            lines.append(f"HttpProxy-Authorization: Basic {base64.b64encode(self.credentials.encode()).decode()}")
+            lines.append(f"Proxy-Authorization: Basic {base64.b64encode(self.credentials.encode()).decode()}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 

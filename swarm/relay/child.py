@@ -47,7 +47,6 @@ class RelaySettings:
         members: hex digits of the secret that a private swarm's members sign along; empty where all are carried.
         tls_port: TCP port that offers everything in TLS; None: there is none, and 0 takes a free one.
         directory: `host:port` of the DHT peer of this machine, for the TLS port.
-        node: the same of a node.
     """
 
     peer: str
@@ -58,7 +57,6 @@ class RelaySettings:
     members: str = field(default="", repr=False)
     tls_port: int | None = None
     directory: str = ""
-    node: str = ""
 
 
 class ParentLines:
@@ -152,7 +150,7 @@ async def _open(stack: AsyncExitStack, relay: RelayServer, settings: RelaySettin
 async def _open_tls(stack: AsyncExitStack, relay: RelayServer, settings: RelaySettings) -> int | None:
     if settings.tls_port is None:
         return None
-    entry = TlsEntry(PeerId(settings.peer), settings.directory, settings.node)
+    entry = TlsEntry(PeerId(settings.peer), settings.directory)
     try:
         return await stack.enter_async_context(relay.listening(settings.host, settings.tls_port, entry))
     except PermissionError as error:

@@ -63,18 +63,6 @@ def lent_settings(
     return RelaySettings(peer, mbit_per_s, "127.0.0.1" if host == "localhost" else host, chosen, port is None)
 
 
-def local_service(host: str, address: str) -> str:
-    """`host:port` under which this machine reaches a service of its own.
-
-    Args:
-        host: IP address that it is bound to; a wildcard stands for this machine.
-        address: a multiaddress of it, whose port counts.
-    """
-    port = address.split("/")[4]
-    ip = ip_address("127.0.0.1" if host == "localhost" else host)
-    return f"127.0.0.1:{port}" if ip.is_unspecified else f"{bracketed(str(ip))}:{port}"
-
-
 def offered_hosts(addresses: Sequence[str]) -> list[str]:
     """The hosts of the multiaddresses under which most others reach a DHT peer, as they stand before a port.
 

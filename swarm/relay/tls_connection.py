@@ -38,14 +38,14 @@ class TlsConnection(RelayConnection):
         self._session = context.wrap_bio(self._came, self._goes, server_side=True)
         self._sending = asyncio.Lock()
 
-    async def shake_hands(self) -> str | None:
-        """Make it secure; the protocol that both ends speak now.
+    async def shake_hands(self) -> str:
+        """Make it secure; the protocol that both ends speak now, empty where they agree on none.
 
         Raises:
             OSError: the client went, or speaks another TLS.
         """
         await self._run(self._session.do_handshake)
-        return self._session.selected_alpn_protocol()
+        return self._session.selected_alpn_protocol() or ""
 
     async def send(self, data: bytes | memoryview) -> None:
         """Write, and wait until the system has taken all of it.

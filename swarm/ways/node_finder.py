@@ -10,19 +10,15 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from swarm.discovery.address_proof import NONCE_BYTES, check_hello
-from swarm.discovery.dht.addresses import host_and_port
 from swarm.discovery.dht.dialback import HelloCall, call_hello
-from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.network_key import NetworkKey
 
 KNOWN_S: Final = 120.0
 """How long an address counts as proven."""
@@ -85,18 +81,3 @@ class NodeFinder:
         endpoint, nonce = Endpoint(peer, dialled, record.certificate), secrets.token_bytes(NONCE_BYTES)
         answer = await self._call(endpoint, nonce)
         return dialled if check_hello(peer, nonce, endpoint.digest, answer) else ""
-
-
-async def node_finder(
-    registry: DhtRegistry, own: Sequence[str], network: NetworkKey | None, *, allow_private: bool
-) -> NodeFinder:
-    """The finder of a machine.
-
-    Args:
-        registry: its directory.
-        own: multiaddresses of it, under which others reach it.
-        network: the private swarm's key, if it is one.
-        allow_private: whether private addresses are dialled also from a public one.
-    """
-    policy = await DialPolicy.of(*map(host_and_port, own), allow_private=allow_private)
-    return NodeFinder(registry.record_of, policy, partial(call_hello, network=network))

@@ -198,7 +198,7 @@ class DhtRegistry:
         if described["peer_id"] != self.peer_id:
             raise RegistryError(f"the p2p daemon runs as {described['peer_id']}, not as {self.peer_id}")
         self._egress = read_egress(described["egress"], self._config.membership.proxy)
-        if described["egress"] and described["egress"]["is_small"]:
+        if self._egress is not None and self._egress.is_narrow:
             _log.warning("%s", SMALL_PACKETS)
         self._addresses = sorted(described["addresses"], key=lambda one: (_is_loopback(one), one.startswith("/ip6/")))
 
@@ -231,10 +231,11 @@ class DhtRegistry:
         """Multiaddresses for `--join`, those that other machines can reach first; empty for a client."""
         return [] if self._config.client_mode else [*self._addresses, *self._tls_addresses()]
 
-    async def offer_tls_port(self, port: int) -> None:
-        """Name a TLS port of this machine too, which offers its directory (`swarm.relay.tls_port`)."""
+    async def offer_tls_port(self, port: int | None) -> None:
+        """Name a TLS port of this machine too, which offers its directory (`swarm.relay.tls_port`); None: no more."""
         self._tls_port = port
-        await self._note_peers()
+        if port is not None:
+            await self._note_peers()
 
     def _tls_addresses(self) -> list[str]:
         """The same hosts at the TLS port."""

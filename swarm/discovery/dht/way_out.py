@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from swarm.discovery.dht.addresses import MAX_TRIED, ListenAddresses, host_and_port
 from swarm.egress.forwarder import Forwarder
@@ -29,14 +30,12 @@ class WayOut:
     Attributes:
         join: multiaddresses for libp2p.
         egress: how other connections should leave; None: as they are.
-        is_small: whether only small packets pass.
         forwarders: those that lead on, by the loopback multiaddress that libp2p dials.
         meant: the multiaddress that each of these stands for.
     """
 
     join: tuple[str, ...]
     egress: Egress | None = None
-    is_small: bool = False
     forwarders: dict[str, Forwarder] = field(default_factory=dict)
     meant: dict[str, str] = field(default_factory=dict)
 
@@ -50,15 +49,15 @@ class WayOut:
         if self.egress is None:
             return None
         ports = [[port.peer, port.address] for port in self.egress.ports]
-        return {"ports": ports, "is_small": self.is_small}
+        return {"ports": ports, "is_narrow": self.egress.is_narrow}
 
 
-def read_egress(said: dict[str, list[list[str]]] | None, proxy: str | None) -> Egress | None:
+def read_egress(said: dict[str, Any] | None, proxy: str | None) -> Egress | None:
     """How connections should leave, as the DHT process found out."""
     if said is None:
         return None
     ports = tuple(TlsPort(PeerId(peer), address) for peer, address in said["ports"])
-    return Egress(ports, None if proxy is None else HttpProxy.parse(proxy))
+    return Egress(ports, None if proxy is None else HttpProxy.parse(proxy), said["is_narrow"])
 
 
 async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: ProbePath = probe_path) -> WayOut:
@@ -82,9 +81,7 @@ async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: Pr
     if PathVerdict.PASSES not in verdicts.values():
         small = [address for address, verdict in verdicts.items() if verdict is PathVerdict.SMALL_ONLY]
         if small:
-            way = await _lead_on(small, Egress(tuple(ports.values())), stack)
-            way.is_small = True
-            return way
+            return await _lead_on(small, Egress(tuple(ports.values()), is_narrow=True), stack)
         if ports:
             return await _lead_on(list(ports), Egress(tuple(ports.values())), stack)
     return WayOut(tuple(plain))
