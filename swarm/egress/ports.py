@@ -123,7 +123,11 @@ async def _streams(sock: socket.socket, address: str, protocol: str | None) -> S
         return tuned(*await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES))
     host = split_host(address)[0].strip("[]")
     context = _context(protocol)
-    streams = tuned(*await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES, ssl=context, server_hostname=host))
+    try:
+        ends = await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES, ssl=context, server_hostname=host)
+    except ConnectionError as error:
+        raise ConnectionRefusedError(f"{address} hangs up: it offers no {protocol}, or a firewall cuts it") from error
+    streams = tuned(*ends)
     if streams.writer.get_extra_info("ssl_object").selected_alpn_protocol() != protocol:
         streams.abort()
         raise ConnectionRefusedError(f"{address} does not offer {protocol}")
