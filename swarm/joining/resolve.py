@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
-from swarm.egress.proxy import VARIABLE, HttpProxy
+from swarm.egress.proxy import HttpProxy
 from swarm.errors import ConfigError
 from swarm.joining.invite import MAX_CHARACTERS, Invite, is_invite, open_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
@@ -173,7 +173,7 @@ class SwarmFinder:
                 "somebody in it; `swarm forget` forgets it, and `node serve MODEL --new` begins another"
             )
 
-        proxy = self._environment.get(VARIABLE) or None
+        proxy = self._environment.get("CANOPY_PROXY") or None
         if proxy is not None:
             HttpProxy.parse(proxy)
         if self._memory.path is None:

@@ -339,6 +339,12 @@ def stand_in(way: str, peer: str) -> str:
     return str(STAND_INS[1 + int.from_bytes(digest[:8], "big") % (STAND_INS.num_addresses - 2)])
 
 
+def is_stand_in(address: str) -> bool:
+    """Whether an IP address stands for a stranger, and is no address of anybody."""
+    found = parse_ip(address)
+    return isinstance(found, IPv4Address) and found in STAND_INS
+
+
 def is_private(key: str) -> bool:
     """Whether the address that a key names is this machine's or its private network's; `UNKNOWN` names none.
 

@@ -47,6 +47,7 @@ from swarm.discovery.record_store import open_item
 from swarm.discovery.registry import storage_key
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
+from swarm.runtime.quota import is_stand_in
 from swarm.transport.network_key import NetworkKey
 
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -129,6 +130,7 @@ class DhtPeer:
                 own_id = PeerId(daemon.peer_id.to_base58())
                 admission = None if network is None else NetworkAdmission(network, own_id)
                 peer = cls(daemon, await DirectoryPeer.join(daemon, listen, admission), way, admission)
+                peer.directory.is_confined = way.is_confined
                 if not listen.client:
                     await peer._answer_others(listen, network)
                 await peer.check_releases()
@@ -182,7 +184,8 @@ class DhtPeer:
 
         async def say_about(_request: BytesValue, context: P2PContext) -> BytesValue:
             origin = await self.directory.node.protocol.origin(context.remote_id)
-            return BytesValue(value=about.pack_about(time.time(), origin.address.partition("/")[0]))
+            seen = "" if is_stand_in(origin.address) else origin.address.partition("/")[0]
+            return BytesValue(value=about.pack_about(time.time(), seen))
 
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
         await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)

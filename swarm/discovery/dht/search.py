@@ -84,7 +84,11 @@ class StoreOutcome:
 
 
 class DirectoryPeer:
-    """This machine's Kademlia node, as the directory uses it."""
+    """This machine's Kademlia node, as the directory uses it.
+
+    Attributes:
+        is_confined: whether no peer can be dialled but those joined through, so that the others are not asked.
+    """
 
     def __init__(self, node: DHTNode, joined: Iterable[PeerID]) -> None:
         """Take over a running node.
@@ -98,6 +102,7 @@ class DirectoryPeer:
         admission = self._protocol.authorizer
         self._anchors = {kademlia_id(peer, admission): peer for peer in joined if peer != node.peer_id}
         self._anew_at = float("-inf")
+        self.is_confined = False
 
     @property
     def joined(self) -> list[PeerID]:
@@ -167,7 +172,7 @@ class DirectoryPeer:
         """Ask the peers nearest to each key, and those joined through, all at once."""
         result = LookUp(time.monotonic() + LOOK_UP_S)
         asking: dict[DHTID, asyncio.Task[dict[DHTID, tuple[DHTID, ...]]]] = {}
-        for key in keys:
+        for key in () if self.is_confined else keys:
             result.peers |= dict(self._protocol.routing_table.get_nearest_neighbors(key, BEAM))
         result.peers |= self._anchors
         groups = [keys[at : at + keys_per_question] for at in range(0, len(keys), keys_per_question)]
@@ -232,6 +237,8 @@ class DirectoryPeer:
             told[key] = found
             result.size += found.size
             result.peers |= nearer
+        if self.is_confined:
+            return {}
         return {key: tuple(nearer) for key, (_, nearer) in answer.items()}
 
     async def keep(self, items: Sequence[FiledItem]) -> StoreOutcome:

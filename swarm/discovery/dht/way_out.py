@@ -40,6 +40,11 @@ class WayOut:
     meant: dict[str, str] = field(default_factory=dict)
 
     @property
+    def is_confined(self) -> bool:
+        """Whether libp2p reaches nobody but those that are led on to."""
+        return self.egress is not None and not self.egress.is_narrow
+
+    @property
     def trouble(self) -> str:
         """Why a peer was not reached by a way of this kind; empty where that is not known."""
         return next((one.trouble for one in self.forwarders.values() if one.trouble), "")

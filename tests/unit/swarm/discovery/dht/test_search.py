@@ -90,6 +90,21 @@ async def test_what_is_filed_is_found_by_everybody_with_few_messages(identity: I
     assert kept.is_outdated
 
 
+async def test_who_reaches_those_alone_that_it_joined_through_asks_nobody_else(identity: Identity) -> None:
+    rng, network = random.Random(2), KademliaNetwork()
+    peers = await honest_peers(network, 5, rng)
+    node = await network.peer(peer_id_of(identity), peers[0], client=True)
+    reader = await network.peer(random_peer(rng), peers[0], client=True)
+    node.is_confined = reader.is_confined = True
+    network.calls.clear()
+    kept, filings = await announced(node, identity)
+    assert (kept.asked, kept.copies) == (1, (1, 1, 1))
+    assert Counter(network.calls) == {"rpc_find": 2, "rpc_store": 1}
+    network.calls.clear()
+    assert await reader.fetch([one.key for one in filings], len(filings)) == [[one.data] for one in filings]
+    assert network.calls == ["rpc_find"]
+
+
 async def test_alone_a_node_holds_its_own(identity: Identity) -> None:
     node = await KademliaNetwork().peer(peer_id_of(identity))
     kept, [own, *_] = await announced(node, identity)
