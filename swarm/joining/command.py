@@ -23,6 +23,7 @@ from rich.text import Text
 from swarm.discovery.dht.addresses import Membership, check_join_address
 from swarm.discovery.dialable import is_public
 from swarm.discovery.identity import Identity, default_identity_path
+from swarm.egress.ports import tls_port
 from swarm.errors import ConfigError
 from swarm.ids import is_model_name, without_ending
 from swarm.joining.invite import MAX_DAYS, Invite, inviter_name, open_invite, seal_invite
@@ -33,6 +34,8 @@ from swarm.transport.network_key import NetworkKey
 
 PEERS_INVITED: Final = 3
 """Addresses that stand in an invite; more make its picture too fine to scan."""
+PORTS_INVITED: Final = 1
+"""Addresses of TLS ports beside them, for networks that let nothing else out."""
 _DAY_S: Final = 86_400
 _QUIET: Final = (4, 2)
 """Modules of white around a QR code: as its standard asks, and as scanners need."""
@@ -136,11 +139,13 @@ def _made_key(command: MakeInvite) -> Path:
 def _chosen(join: Sequence[str]) -> tuple[str, ...]:
     """The addresses that are worth their room: of each peer its best one first, then the others."""
     best: dict[str, str] = {}
-    for address in sorted(join, key=_farness):  # stable: of equals those met last come first
+    plain = (address for address in join if tls_port(address) is None)
+    for address in sorted(plain, key=_farness):  # stable: of equals those met last come first
         best.setdefault(peer_of(address), address)
     ordered = sorted(best.values(), key=_farness)
     useful = [address for address in ordered if _farness(address) < _HERE]
-    return tuple((useful or ordered)[:PEERS_INVITED])
+    ports = [address for address in sorted(join, key=_farness) if tls_port(address) is not None]
+    return (*(useful or ordered)[:PEERS_INVITED], *ports[:PORTS_INVITED])
 
 
 _EVERYWHERE, _NEAR, _HERE = 0, 1, 2

@@ -3,7 +3,8 @@
     canopy:// + base58( version · msgpack body · Ed25519 signature · checksum )
 
 The body is a list: peers, expiry, the inviter's public key, then what may be nil: model, the first 16 bytes of its
-fingerprint, broker, network key. A later release may say more behind these; it is read past. Another version is not.
+fingerprint, broker, network key; the ninth place holds peers' TLS ports, which release 0.2 cannot read among the peers.
+A later release may say more behind these; it is read past. Another version is not.
 The checksum tells a damaged word from one of another release. The signature tells whose word it is, and that nothing in
 it was changed since. It is made with a key that belongs to the inviter's identity (`Identity.derive`): a signature of
 the identity itself would be six times as long. Whoever can change a word on its way can put his own in its place: who
@@ -28,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.identity import Identity
+from swarm.egress.ports import tls_port
 from swarm.errors import ConfigError
 from swarm.ids import is_model_name
 from swarm.telemetry.broker_address import parse_broker
@@ -47,7 +49,8 @@ _KEY, _SIGNATURE, _CHECKSUM = 32, 64, 4
 _LATEST: Final = 2**32
 _DOMAIN: Final = b"canopy-invite-1\n"
 _PURPOSE: Final = b"invites"
-_FIELDS: Final = 7
+_FIELDS: Final = 9
+_TLS: Final = "/tls/p2p/"
 _HEX: Final = re.compile(rf"[0-9a-f]{{{FINGERPRINT_DIGITS}}}")
 _TCP: Final = re.compile(r"/(ip4|ip6|dns)/([^/]+)/tcp/([0-9]+)/p2p/([^/]+)")
 _DIGEST: Final = b"\x12\x20"
@@ -59,7 +62,7 @@ class Invite:
     """What an invite says, checked.
 
     Attributes:
-        peers: multiaddresses to join through; 1 … `MAX_PEERS`.
+        peers: multiaddresses to join through, those of TLS ports last; 1 … `MAX_PEERS`.
         expires_at: Unix seconds.
         model: hub id, or a folder's name.
         fingerprint: how the model's begins, `FINGERPRINT_DIGITS` hex digits.
@@ -105,14 +108,16 @@ def seal_invite(invite: Invite, identity: Identity) -> str:
     """
     signer = Ed25519PrivateKey.from_private_bytes(identity.derive(_PURPOSE))
     key = signer.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    body = [
-        [_packed(peer) for peer in invite.peers],
+    body: list[object] = [
+        [_packed(peer) for peer in invite.peers if tls_port(peer) is None],
         invite.expires_at,
         key,
         invite.model,
         None if invite.fingerprint is None else bytes.fromhex(invite.fingerprint[:FINGERPRINT_DIGITS]),
         invite.broker,
         None if invite.network is None else invite.network.secret,
+        None,
+        [_packed(peer.replace(_TLS, "/p2p/")) for peer in invite.peers if tls_port(peer) is not None] or None,
     ]
     while body[-1] is None and len(body) > 3:
         body.pop()
@@ -180,15 +185,16 @@ def _too_long() -> ConfigError:
 def _decoded(body: Any) -> Invite:  # noqa: ANN401 - any msgpack value
     if not isinstance(body, list) or len(body) < 3:
         raise _Malformed("body")
-    peers, expires_at, key, model, fingerprint, broker, secret = [*body, *[None] * _FIELDS][:_FIELDS]
-    if not isinstance(peers, list) or not 0 < len(peers) <= MAX_PEERS:
+    peers, expires_at, key, model, fingerprint, broker, secret, _, tls = [*body, *[None] * _FIELDS][:_FIELDS]
+    ports = [] if tls is None else tls
+    if not isinstance(peers, list) or not isinstance(ports, list) or not 0 < len(peers) + len(ports) <= MAX_PEERS:
         raise _Malformed("peers")
     if type(expires_at) is not int or not 0 <= expires_at < _LATEST:
         raise _Malformed("expiry")
     if not isinstance(key, bytes) or len(key) != _KEY:
         raise _Malformed("inviter")
     return Invite(
-        peers=tuple(map(_unpacked, peers)),
+        peers=(*map(_unpacked, peers), *(_unpacked(port).replace("/p2p/", _TLS) for port in ports)),
         expires_at=expires_at,
         model=_model(model),
         fingerprint=_fingerprint(fingerprint),

@@ -130,6 +130,13 @@ def test_the_picture_holds_the_word(memory: SwarmMemory, make: Callable[..., lis
     assert int(code.version) <= 13  # finer ones are hard to scan from a screen
 
 
+def test_an_invite_holds_a_tls_port_beside_the_best_addresses(make: Callable[..., list[str]]) -> None:
+    """The port leads where nothing else does; a peer's other addresses are the shorter way."""
+    port, local = (peer(A, host).replace("31337/", "443/tls/") for host in ("9.9.9.9", "192.168.1.2"))
+    near, far = peer(A), peer(A, "9.9.9.9")
+    assert opened(make(join=(local, port, near, far, peer(B, "9.9.9.8")))).peers == (far, peer(B, "9.9.9.8"), port)
+
+
 def test_an_invite_to_nowhere_or_for_too_long_is_refused(make: Callable[..., list[str]]) -> None:
     with pytest.raises(ConfigError, match="an invite to which swarm"):
         make()

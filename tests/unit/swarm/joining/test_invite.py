@@ -31,6 +31,12 @@ PEERS = (
     f"/dns/boot.example/tcp/31337/p2p/{OTHER.peer_id}",
     f"/dns4/boot.example/udp/31337/quic-v1/p2p/{OTHER.peer_id}",
 )
+PORTS = (
+    PEER,
+    f"/ip6/2001:db8::1/tcp/443/tls/p2p/{OTHER.peer_id}",
+    f"/dns/boot.example/tcp/443/tls/p2p/{OTHER.peer_id}",
+    f"/dns4/boot.example/tcp/443/tls/p2p/{OTHER.peer_id}",
+)
 PLAIN = Invite((PEER,), int(NOW) + 3_600)
 FULL = Invite(
     PEERS,
@@ -50,10 +56,22 @@ def signed(word: str) -> bytes:
     return base58.b58decode(word.removeprefix(SCHEME))[:-4]
 
 
-@pytest.mark.parametrize("invite", [PLAIN, FULL, replace(FULL, network=None)])
+@pytest.mark.parametrize("invite", [PLAIN, FULL, replace(FULL, network=None), replace(PLAIN, peers=PORTS[1:])])
 def test_what_goes_in_comes_out(invite: Invite) -> None:
     opened = open_invite(seal_invite(invite, ME), NOW)
     assert opened == replace(invite, inviter=opened.inviter)
+
+
+def test_release_0_2_reads_past_tls_ports() -> None:
+    """It refuses an invite whose first place holds an address that it does not know."""
+    invite = replace(PLAIN, peers=PORTS)
+    word = seal_invite(invite, ME)
+    assert open_invite(word, NOW).peers == PORTS
+    body = msgpack.unpackb(signed(word)[1:-64])
+    assert len(body[0]) == 1
+    assert body[3:8] == [None] * 5
+    with pytest.raises(ConfigError, match="peers"):
+        seal_invite(replace(PLAIN, peers=PORTS * 3), ME)
 
 
 def test_it_is_short() -> None:

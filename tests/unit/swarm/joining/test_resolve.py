@@ -189,3 +189,14 @@ def test_commands_are_filled_in(memory: SwarmMemory) -> None:
     assert (looks.join, looks.model) == ((peer(A),), None)
     looks, _ = with_swarm(Status((peer(A),), "some"), finder, wants_model=False)
     assert looks.model == "some"
+
+
+def test_a_proxy_is_used_where_it_is_set_for_canopy(memory: SwarmMemory) -> None:
+    url = "http://me:secret@proxy.example:8080"
+    choice = find(memory, peer(A), environment={"CANOPY_PROXY": url, "https_proxy": "http://other"})
+    assert choice.membership.proxy == url
+    assert "secret" not in repr(choice)
+    assert find(memory, peer(A), environment={"https_proxy": url, "CANOPY_PROXY": ""}).membership.proxy is None
+    with pytest.raises(ConfigError, match="CANOPY_PROXY") as caught:
+        find(memory, peer(A), environment={"CANOPY_PROXY": "socks5://me:secret@proxy.example"})
+    assert "secret" not in str(caught.value)
