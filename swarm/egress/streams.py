@@ -106,15 +106,22 @@ async def connected_socket(address: str) -> socket.socket:
         raise OSError(str(error)) from None
     host = bracketed.strip("[]")
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    tries = [partial(_connect, family, where) for family, _, _, _, where in found]
-    taken: socket.socket | None
-    taken, _, failed = await staggered_race(tries, FAMILY_DELAY_S)
+    opened: list[socket.socket] = []
+    taken: socket.socket | None = None
+    tries = [partial(_connect, family, where, opened) for family, _, _, _, where in found]
+    try:
+        taken, _, failed = await staggered_race(tries, FAMILY_DELAY_S)
+    finally:  # what lost the race, or came as nobody waited any more
+        for sock in opened:
+            if sock is not taken:
+                sock.close()
     if taken is not None:
         return taken
     raise next((error for error in failed if isinstance(error, OSError)), OSError(f"{host} has no address"))
 
 
-async def _connect(family: int, where: Any) -> socket.socket:  # noqa: ANN401  (as getaddrinfo gives it)
+async def _connect(family: int, where: Any, opened: list[socket.socket]) -> socket.socket:  # noqa: ANN401
+    """Connect to an address as getaddrinfo gives it; the socket is noted among those that are open."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -123,6 +130,7 @@ async def _connect(family: int, where: Any) -> socket.socket:  # noqa: ANN401  (
     except BaseException:
         sock.close()
         raise
+    opened.append(sock)
     return sock
 
 

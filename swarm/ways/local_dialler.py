@@ -22,7 +22,7 @@ from typing import Final
 
 from swarm.egress.ports import Egress
 from swarm.egress.streams import CHUNK_BYTES, Streams, splice
-from swarm.errors import SwarmError
+from swarm.errors import ConfigError, SwarmError
 from swarm.ids import PeerId
 from swarm.runtime.counted_log import describe
 from swarm.runtime.stream_tasks import spawn_on
@@ -335,8 +335,13 @@ async def open_ways(
         better: the ways, the best first; holes by default.
         clock: seconds that never go back.
         egress: of a machine whose network lets little out; then it chooses all ways.
+
+    Raises:
+        ConfigError: links can leave this machine in no way that this system supports.
     """
     if not are_supported():
+        if egress is not None and not egress.is_narrow:
+            raise ConfigError("links through a TLS port or a proxy need local sockets, which this system has not")
         yield None
         return
     dialler = None

@@ -41,8 +41,8 @@ class WayOut:
 
     @property
     def is_confined(self) -> bool:
-        """Whether libp2p reaches nobody but those that are led on to."""
-        return self.egress is not None and not self.egress.is_narrow
+        """Whether libp2p reaches nobody well but those that are led on to."""
+        return self.egress is not None
 
     @property
     def trouble(self) -> str:

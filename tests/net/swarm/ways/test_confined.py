@@ -11,7 +11,9 @@ import pytest
 from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
 from swarm.discovery.identity import Identity
 from swarm.egress.ports import Egress
+from swarm.egress.proxy import HttpProxy
 from swarm.egress.streams import Streams, connect, splice
+from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.transport.dial import Dialer
 from swarm.transport.endpoint import Endpoint
@@ -81,3 +83,11 @@ async def test_without_a_port_the_link_fails() -> None:
         assert await greet(dialer, node) is LinkPath.DIRECT
         with pytest.raises(grpc.aio.AioRpcError):
             await greet(dialer, replace(node, address=SHUT))
+
+
+async def test_a_system_without_local_sockets_does_not_pass_by_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.ways.local_dialler.are_supported", lambda: False)
+    with pytest.raises(ConfigError, match="proxy"):
+        await open_ways(egress=Egress(proxy=HttpProxy("127.0.0.1", 1))).__aenter__()
+    async with open_ways(egress=Egress(is_narrow=True)) as ways:
+        assert ways is None
