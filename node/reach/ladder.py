@@ -66,7 +66,8 @@ class Rungs:
         map_port: has the router map the port; gives its external `host:port` and how. None: it may not be asked.
         unmap: gives that port back.
         relays: brings standing connections up and gives them; None: no relay is to be used.
-        is_narrow: whether large packets do not pass here, and nobody says so: only a relay keeps what comes small.
+        is_narrow: whether large packets do not pass here, and nobody says so: a relay is tried first, which keeps what
+            comes small.
     """
 
     peer: PeerId
@@ -113,8 +114,7 @@ class Ladder:
         relayed = partial(self._relayed, quickly=quickly)
         found: list[Callable[[], Awaitable[Reached | None]]] = [self._direct, self._mapped, relayed]
         if rungs.is_narrow and rungs.relays is not None:
-            self.tried.append("direct, mapped: callers' large packets would not pass (path MTU)")
-            found = [relayed]
+            found = [relayed, self._direct, self._mapped]
         for rung in found:
             reached = await rung()
             if reached is not None:

@@ -151,3 +151,12 @@ async def test_what_the_user_forbids_is_not_tried() -> None:
         await ladder.climb()
     assert "--no-port-mapping" in ladder.tried[1]
     assert "--relay off" in ladder.tried[2]
+
+
+async def test_where_large_packets_do_not_pass_a_relay_is_tried_first() -> None:
+    world = World({OWN: True, f"{PEER}.via.{RELAY}": True})
+    rungs = replace(world.rungs(OWN), is_narrow=True)
+    assert (await Ladder(rungs).climb()).reach is Reach.RELAYED
+    assert (await Ladder(replace(rungs, relays=None)).climb()).reach is Reach.DIRECT
+    world.relays = FakeRelays(())
+    assert (await Ladder(rungs).climb()).reach is Reach.DIRECT

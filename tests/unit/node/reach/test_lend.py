@@ -13,12 +13,14 @@ import pytest
 from node.config import ServeConfig
 from node.reach import lend
 from node.reach.reached import Reached, Whereabouts
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError
 from swarm.gateway.ports import NoMapping
 from swarm.relay.child import RelaySettings
 from swarm.relay.lending import LentRelay, ReachedAt
+from swarm.ways.tls_offer import TlsOffer
 
 DIRECT = Reached("[2001:db8::1]:5000", Reach.DIRECT, "")
 MAPPED = Reached("192.0.2.1:5000", Reach.MAPPED, "")
@@ -104,7 +106,7 @@ async def test_an_option_says_how_much_and_zero_is_nothing(monkeypatch: pytest.M
     registry = MemoryRegistry(MemoryNetwork())
     await lend.RelayLender(registry, ServeConfig("0-4", relay_mbit=0.0), Whereabouts(DIRECT), mapped).run(lambda: 100.0)
     assert not lent.settings
-    for options in ({"relay_mbit": -1.0}, {"relay_port": 70_000}):
+    for options in ({"relay_mbit": -1.0}, {"relay_port": 70_000}, {"relay_mbit": 0.0, "tls_port": 443}):
         with pytest.raises(ConfigError, match="--relay-"):
             ServeConfig("0-4", **options).check()
 
@@ -125,4 +127,27 @@ async def test_who_bounds_what_sessions_send_bounds_its_relay_too(
         running = tasks.create_task(lender.run(lambda: measured))
         await lent.said.get()
         assert lent.rate() == lent_mbit
+        running.cancel()
+
+
+@pytest.mark.parametrize(("reached", "ports"), [(DIRECT, [443]), (MAPPED, [])])
+async def test_a_tls_port_is_offered_while_callers_reach_it(
+    reached: Reached, ports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mapped node it is another port of the router, which is not asked for."""
+    lent, offered = Lent(), list[int]()
+
+    class Offer(TlsOffer):
+        def lend(self, *arguments: Any) -> Any:  # noqa: ANN401 - as the one that it replaces
+            offered.append(self.port)
+            return lent.lend(*arguments)
+
+    monkeypatch.setattr(lend, "lend", lent.lend)
+    monkeypatch.setattr(lend, "TlsOffer", Offer)
+    config = ServeConfig("0-4", tls_port=443)
+    lender = lend.RelayLender(DhtRegistry.open(DhtConfig()), config, Whereabouts(reached), mapped)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(lender.run(lambda: 100.0))
+        await lent.said.get()
+        assert offered == ports
         running.cancel()
