@@ -80,7 +80,7 @@ async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: Pr
     plain = [address for address in listen.join if address not in ports]
     if listen.proxy is not None:
         egress = Egress(tuple(ports.values()), HttpProxy.parse(listen.proxy))
-        return await _lead_on([*plain, *ports], egress, stack)
+        return await _lead_on([*ports, *plain], egress, stack)
     tcp = [address for address in plain if "/udp/" not in address][:MAX_TRIED]
     verdicts = dict(zip(tcp, await asyncio.gather(*(probe(host_and_port(one)) for one in tcp)), strict=True))
     if PathVerdict.PASSES not in verdicts.values():

@@ -63,7 +63,7 @@ async def test_without_a_tls_port_it_is_tried_as_usual() -> None:
 async def test_a_proxy_is_used_for_everything() -> None:
     way, probed = await way_out(PLAIN, TLS, proxy="http://me:secret@proxy.example:8080", v4=PathVerdict.PASSES)
     assert way.egress == Egress((PORT,), HttpProxy("proxy.example", 8080, "me:secret"))
-    assert list(way.meant.values()) == [PLAIN, TLS]
+    assert list(way.meant.values()) == [TLS, PLAIN]
     assert not probed
     assert "secret" not in repr(way)
 
