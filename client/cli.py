@@ -340,6 +340,7 @@ def _connect_options(command: ConnectionOptions) -> ConnectOptions:
         "draft_device": command.draft_device,
         "revision": command.revision,
         "fingerprint": command.fingerprint,
+        "generation_config": command.generation_config,
         "threads": command.threads,
         "codec": command.codec,
         "wait": command.wait,

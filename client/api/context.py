@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.requests import Request
@@ -16,7 +16,6 @@ from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, Delta, Fi
 from client.api.errors import ApiError, server_leaves, unknown_model
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
 from client.stats import TokenLogProbs
-from swarm.errors import ContextFull
 from swarm.runtime.tasks import TaskScope
 
 MAX_BODY_BYTES: Final = 8 * 2**20
@@ -173,26 +172,15 @@ class ApiContext:
             raise unknown_model(model, card.id)
         return card
 
-    async def begin(self, job: Job, request: Request, *, may_end_early: bool = False) -> StartedAnswer:
+    async def begin(self, job: Job, request: Request) -> StartedAnswer:
         """Start a run and wait until its prompt was taken; errors until then become HTTP statuses.
-
-        Args:
-            job: to run.
-            request: that asks for it.
-            may_end_early: whether a limit of tokens that does not fit the context is one: then the answer ends where
-                the context does. Otherwise it is refused.
 
         Raises:
             ApiError: the client has gone meanwhile.
             SwarmError: as `Backend.run`.
         """
         async with while_there(request):
-            try:
-                return await self.start(job, self.caller(request))
-            except ContextFull:
-                if not may_end_early or "max_new_tokens" not in job.options:
-                    raise
-            return await self.start(_without_limit(job), self.caller(request))
+            return await self.start(job, self.caller(request))
 
     async def start(self, job: Job, caller: ApiCaller) -> StartedAnswer:
         """The same for a caller that nobody watches."""
@@ -211,11 +199,9 @@ class ApiContext:
         await self.read(job, request, full.take)
         return full
 
-    async def read(
-        self, job: Job, request: Request, take: Callable[[AnswerEvent], None], *, may_end_early: bool = False
-    ) -> Finished:
+    async def read(self, job: Job, request: Request, take: Callable[[AnswerEvent], None]) -> Finished:
         """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
-        answer = await self.begin(job, request, may_end_early=may_end_early)
+        answer = await self.begin(job, request)
         take(answer.begun)
         end: Finished | None = None
         async with aclosing(answer.events) as events, while_there(request):
@@ -230,13 +216,6 @@ def reasoning_tokens(delta: Delta) -> int:
     """Tokens of a delta that were thought and not said."""
     is_thought = bool(delta.parts) and all(isinstance(part, ReasoningDelta) for part in delta.parts)
     return len(delta.tokens) if is_thought else 0
-
-
-def _without_limit(job: Job) -> Job:
-    """The job whose answer may fill the rest of the context."""
-    options = job.options.copy()
-    options.pop("max_new_tokens", None)
-    return replace(job, options=options)
 
 
 def api_key(request: Request) -> str:

@@ -31,7 +31,7 @@ from swarm.runtime.cli_types import (
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
-_SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "wait")
+_SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "generation_config", "wait")
 _LINKS = ("codec", "reproducible", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
@@ -53,6 +53,7 @@ class ConnectionOptions:
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1, xpu, mps (default: a GPU, or the CPU).
         revision: branch, tag or commit of a hub model (default: its main branch).
         fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it (default: what is served).
+        generation_config: sample as the model's generation_config.json says where no option does.
         threads: CPU threads for the draft model (default: as many as pay, which is measured).
         wait: seconds to wait for a machine when some layers are no longer served.
         codec: how hidden rows travel between nodes; int8 sends less and changes results.
@@ -74,6 +75,7 @@ class ConnectionOptions:
     draft_device: DeviceName | None = None
     revision: Revision | None = None
     fingerprint: Fingerprint | None = None
+    generation_config: bool = True
     threads: Count | None = None
     codec: CodecChoice = "lossless"
     wait: Seconds = 60.0

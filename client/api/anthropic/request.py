@@ -10,8 +10,9 @@ from client.api.anthropic.blocks import InputBlock, block_text, read_messages
 from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
-from client.api.openai.fields import ApiModel
-from client.api.sampling_fields import asked_options, schema_grammar
+from client.api.openai.fields import ApiModel, RequestBody
+from client.api.request_fields import Body
+from client.api.sampling_fields import Whole, asked_options, one_grammar, schema_grammar
 from client.dialogue.messages import Message, Tool, ToolChoice
 
 MAX_STOPS: Final = 64
@@ -64,8 +65,10 @@ class OutputConfig(ApiModel):
     format: JsonFormat | None = None
 
 
-class MessagesInput(ApiModel):
-    """What makes the prompt: of a message, and of counting its tokens; unknown fields are ignored."""
+class MessagesInput(RequestBody):
+    """What makes the prompt: of a message, and of counting its tokens."""
+
+    body = Body.MESSAGES
 
     model: str
     messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -74,20 +77,18 @@ class MessagesInput(ApiModel):
     tool_choice: ToolChoiceSpec | None = None
     thinking: ThinkingSpec | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
 
 
 class MessagesRequest(MessagesInput):
-    """A request for a message; without a temperature it is 1, as Anthropic has it."""
+    """A request for a message."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: Whole = Field(ge=1)
     stream: bool = False
     stop_sequences: list[str] | None = Field(default=None, max_length=MAX_STOPS)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    metadata: dict[str, Any] | None = None
-    container: Any = None
-    mcp_servers: list[Any] | None = None
+    top_k: Annotated[Whole, Field(ge=-1)] | None = None
 
 
 def make_job(request: MessagesInput) -> ChatJob:
@@ -103,8 +104,11 @@ def make_job(request: MessagesInput) -> ChatJob:
     continues = messages[-1].role == "assistant"
     if continues:
         _check_prefill(messages[-1])
-    output_format = request.output_config.format if request.output_config is not None else None
-    grammar = None if output_format is None else schema_grammar(output_format.schema_)
+    formats = {
+        "output_config": None if request.output_config is None else request.output_config.format,
+        "output_format": request.output_format,
+    }
+    grammar = one_grammar({name: None if one is None else schema_grammar(one.schema_) for name, one in formats.items()})
     options = asked_options(grammar=grammar)
     if isinstance(request, MessagesRequest):
         _check_request(request)
@@ -112,9 +116,9 @@ def make_job(request: MessagesInput) -> ChatJob:
             grammar=grammar,
             max_new_tokens=request.max_tokens,
             stop=tuple(request.stop_sequences) if request.stop_sequences else None,
-            temperature=1.0 if request.temperature is None else request.temperature,
+            temperature=request.temperature,
             top_p=request.top_p,
-            top_k=request.top_k or None,
+            top_k=request.top_k,
         )
     thinking = request.thinking.type if request.thinking is not None else None
     return ChatJob(
@@ -133,10 +137,6 @@ def hides_thinking(request: MessagesRequest) -> bool:
 
 
 def _check_request(request: MessagesRequest) -> None:
-    if request.container is not None:
-        raise unsupported("container", "container: containers are not supported")
-    if request.mcp_servers:
-        raise unsupported("mcp_servers", "mcp_servers: MCP servers are not supported")
     for place, stop in enumerate(request.stop_sequences or ()):
         if not stop.strip():
             raise invalid(f"stop_sequences.{place}: each stop sequence must contain non-whitespace", "stop_sequences")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -30,21 +29,6 @@ REFUSED: Final = {
 """Paths of Ollama's that change or embed, and why they are refused."""
 
 
-class OllamaRoute(JsonRoute):
-    """A route whose body is JSON whatever its header says: `curl -d` says that it is a form."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, for a request that says JSON."""
-        handle = super().get_route_handler()
-
-        async def handle_any(request: Request) -> Response:
-            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
-            headers = [*others, (b"content-type", b"application/json")]
-            return await handle(Request({**request.scope, "headers": headers}, request.receive))
-
-        return handle_any
-
-
 class ShowRequest(ApiModel):
     """Of `/api/show`; older clients say `name`."""
 
@@ -54,7 +38,7 @@ class ShowRequest(ApiModel):
 
 def routes(context: ApiContext) -> APIRouter:
     """All routes."""
-    router = APIRouter(tags=["Ollama"], route_class=OllamaRoute)
+    router = APIRouter(tags=["Ollama"], route_class=JsonRoute)
     service = _Ollama(context)
     router.post("/api/chat", response_model=None, summary="Chat")(service.chat)
     router.post("/api/generate", response_model=None, summary="Generate")(service.generate)
@@ -114,9 +98,9 @@ class _Ollama:
 
     async def _answer(self, job: Job, body: RunRequest, writer: RunWriter, request: Request) -> Response:
         if body.is_streamed:
-            answer = await self._context.begin(job, request, may_end_early=True)
+            answer = await self._context.begin(job, request)
             return json_lines_response(answer, _frames(writer, answer), _error_frame, self._context.settings)
-        end = await self._context.read(job, request, lambda event: _take(writer, event), may_end_early=True)
+        end = await self._context.read(job, request, lambda event: _take(writer, event))
         _ = list(writer.finish(end))
         return JSONResponse(writer.whole(end))
 
@@ -127,7 +111,7 @@ async def _version() -> Response:
 
 
 async def _refuse(request: Request) -> Response:
-    raise ApiError(501, REFUSED[request.url.path])
+    raise ApiError(501, REFUSED[request.scope["path"]])
 
 
 def _nothing_done(body: RunRequest) -> str:

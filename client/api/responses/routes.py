@@ -76,10 +76,10 @@ class _Responses:
         writer = ResponseWriter(asked.head, self._log_prob_entries)
         caller = self._context.caller(request)
         if body.stream:
-            answer = await self._context.begin(asked.job, request, may_end_early=True)
+            answer = await self._context.begin(asked.job, request)
             frames = self._frames(asked, writer, answer, caller)
             return sse_response(answer, frames, lambda error: _error_frames(writer, error), self._context.settings)
-        end = await self._context.read(asked.job, request, lambda event: _take(writer, event), may_end_early=True)
+        end = await self._context.read(asked.job, request, lambda event: _take(writer, event))
         _ = list(writer.finish(end, self._context.settings.clock()))
         return JSONResponse(self._kept(asked, writer, end, caller))
 
@@ -195,7 +195,7 @@ def response_head(request: ResponsesRequest, card: ModelCard, created_at: float)
         "background": False,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": request.max_tool_calls,
+        "max_tool_calls": None,
         "metadata": request.metadata or {},
         "parallel_tool_calls": choice.parallel,
         "previous_response_id": request.previous_response_id,

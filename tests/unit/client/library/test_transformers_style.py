@@ -36,7 +36,7 @@ def options(**arguments: Any) -> GenerateOptions:  # noqa: ANN401 (what a caller
         ),
         (
             {"do_sample": True, "temperature": 0.5, "top_k": 0, "min_p": 0.1, "seed": 4},
-            {"max_new_tokens": 20, "temperature": 0.5, "top_k": None, "top_p": None, "min_p": 0.1, "seed": 4},
+            {"max_new_tokens": 20, "temperature": 0.5, "top_k": 0, "top_p": None, "min_p": 0.1, "seed": 4},
         ),
         ({"repetition_penalty": 1.2, "nodes": 4}, {"max_new_tokens": 20, "repetition_penalty": 1.2, "nodes": 4}),
         ({"eos_token_id": 9}, {"max_new_tokens": 20, "end_tokens": [9]}),
