@@ -196,7 +196,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_honoured(_OPENAI, "llama.cpp", grammar="in GBNF or Lark; one such field at a time", json_schema=_ONE_CONSTRAINT),
     # Tools and thoughts
     *_honoured(
-        _OPENAI,
+        Body.CHAT | Body.RESPONSES,
         "OpenAI",
         tools="functions; `strict` makes the arguments follow their schema",
         tool_choice="`auto`, `none`, `required`, a function, `allowed_tools`",
@@ -212,7 +212,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     ),
     *_honoured(Body.OLLAMA_CHAT, "Ollama", tools="functions; a call comes whole, with its arguments as an object"),
     *_honoured(Body.CHAT, "OpenAI", reasoning_effort="`none` and `minimal` turn thinking off, others on"),
-    *_honoured(Body.CHAT, "vLLM", chat_template_kwargs="`enable_thinking`; others are ignored"),
+    *_honoured(Body.CHAT, "vLLM", chat_template_kwargs="`enable_thinking`, `thinking`; others are refused"),
     *_honoured(
         Body.RESPONSES,
         "OpenAI",

@@ -11,7 +11,7 @@ from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import ApiModel, RequestBody
-from client.api.request_fields import Body
+from client.api.request_fields import Body, note_left_out
 from client.api.sampling_fields import Whole, asked_options, one_grammar, schema_grammar
 from client.dialogue.messages import Message, Tool, ToolChoice
 
@@ -120,6 +120,10 @@ def make_job(request: MessagesInput) -> ChatJob:
             top_p=request.top_p,
             top_k=request.top_k,
         )
+    if request.output_config is not None and request.output_config.effort is not None:
+        note_left_out("output_config.effort")
+    if request.thinking is not None and request.thinking.budget_tokens is not None:
+        note_left_out("thinking.budget_tokens")
     thinking = request.thinking.type if request.thinking is not None else None
     return ChatJob(
         messages=tuple(messages),

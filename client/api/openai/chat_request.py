@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
@@ -106,9 +106,12 @@ class AllowedTools(ApiModel):
 
 
 class TemplateFields(ApiModel):
-    """`chat_template_kwargs`, as vLLM has it; of its switches one is known."""
+    """`chat_template_kwargs`, as vLLM has it: the switches by which templates turn thinking on and off."""
+
+    model_config = ConfigDict(extra="forbid")
 
     enable_thinking: bool | None = None
+    thinking: bool | None = None
 
 
 class ChatRequest(SamplingRequest):
@@ -177,8 +180,9 @@ class ChatRequest(SamplingRequest):
         return ToolChoice(choice or "auto", parallel=parallel)
 
     def _reasoning(self) -> bool | None:
-        if self.chat_template_kwargs is not None and self.chat_template_kwargs.enable_thinking is not None:
-            return self.chat_template_kwargs.enable_thinking
+        switches = self.chat_template_kwargs or TemplateFields()
+        if (asked := switches.thinking if switches.enable_thinking is None else switches.enable_thinking) is not None:
+            return asked
         return None if self.reasoning_effort is None else self.reasoning_effort not in {"none", "minimal"}
 
 

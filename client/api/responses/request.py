@@ -11,7 +11,7 @@ from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
 from client.api.openai.fields import ApiModel, Limit, SampledRequest
-from client.api.request_fields import Body
+from client.api.request_fields import Body, note_left_out
 from client.api.responses.items import InputItem, read_items
 from client.api.sampling_fields import Whole, schema_grammar, token_limit
 from client.dialogue.messages import Message, Tool, ToolChoice
@@ -128,6 +128,10 @@ def make_job(request: ResponsesInput, conversation: Sequence[Message]) -> ChatJo
     """
     instructions = [Message("system", request.instructions)] if request.instructions else []
     tools, choice = read_tools(request)
+    if request.text is not None and request.text.verbosity is not None:
+        note_left_out("text.verbosity")
+    if request.reasoning is not None and request.reasoning.summary is not None:
+        note_left_out("reasoning.summary")
     effort = None if request.reasoning is None else request.reasoning.effort
     return ChatJob(
         messages=(*instructions, *conversation),
