@@ -19,9 +19,10 @@ from client.api.anthropic import routes as anthropic
 from client.api.backend import Backend
 from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
-from client.api.guard import ApiGuard, refusal
+from client.api.guard import OF_DESKTOP, ApiGuard, refusal
 from client.api.ollama import routes as ollama
 from client.api.openai import chat_completions, completions, models
+from client.api.request_fields import LEFT_OUT
 from client.api.responses import routes as responses
 from swarm.errors import SwarmError
 from swarm.runtime.version import VERSION
@@ -70,9 +71,14 @@ def build_app(backend: Backend, settings: ApiSettings | None = None, more: Seque
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unexpected)
     app.add_middleware(ApiGuard, settings=settings, requests=context.requests)
-    if settings.origins:
-        methods = ["GET", "POST", "DELETE"]
-        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=methods, allow_headers=["*"])
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.origins,
+        allow_origin_regex=OF_DESKTOP,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=[LEFT_OUT],
+    )
     return app
 
 
@@ -89,7 +95,7 @@ async def _of_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, ApiError):  # FastAPI wraps what befalls it while it reads a body
         return refusal(request, error.__cause__)
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    message = f"{request.method} {request.scope['path'][:200]}: {error.detail}"
     return refusal(request, ApiError(error.status_code, message, code=_CODES.get(error.status_code)))
 
 

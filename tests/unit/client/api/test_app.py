@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -15,6 +19,7 @@ from client.api.guard import host_name
 from tests.api_server import served
 from tests.scripted_backend import CARD, ScriptedBackend, saying
 
+ROOT = Path(__file__).parents[4]
 KEYS = ("sk-first", "sk-second")
 
 
@@ -92,6 +97,72 @@ def test_pages_of_an_allowed_origin_may_call(backend: ScriptedBackend) -> None:
 )
 def test_a_host_is_read_without_its_port(host: str, name: str) -> None:
     assert host_name(host) == name
+
+
+def test_no_guard_takes_a_path_from_a_header() -> None:
+    """`request.url` is made of the `Host` header too: `Host: localhost:#` once made every path an empty one."""
+    files = [path for folder in ("client/api", "swarm/health/web") for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 20
+    assert [path for path in files if "url.path" in path.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize("host", ["localhost:#", "localhost:?", "localhost/#", "localhost"])
+async def test_a_strange_host_header_opens_nothing(backend: ScriptedBackend, host: str) -> None:
+    app = build_app(backend, ApiSettings(keys=KEYS))
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        answer = await http.get("/v1/models", headers={"host": host})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("app://obsidian.md", 200),
+        ("tauri://localhost", 200),
+        ("vscode-webview://1a2b", 200),
+        ("https://app.example", 403),
+        ("xapp://a", 403),
+        ("app://a/https://b", 403),
+        ("null", 403),
+    ],
+)
+def test_programs_on_the_desktop_may_call(url: str, origin: str, status: int) -> None:
+    answer = httpx2.get(f"{url}/v1/models", headers={"origin": origin, "x-api-key": KEYS[0]})
+    assert answer.status_code == status
+    assert answer.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/demo-model", "/api/tags", "/health", "/"])
+def test_head_is_a_get_without_a_body(url: str, path: str) -> None:
+    answer = httpx2.head(f"{url}{path}", headers={"x-api-key": KEYS[0]})
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert httpx2.head(f"{url}/v1/completions", headers={"x-api-key": KEYS[0]}).status_code == 405
+
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "status", "says"),
+    [
+        ("gzip", gzip.compress(BODY), 200, "Hello"),
+        ("GZIP", gzip.compress(BODY), 200, "Hello"),
+        ("deflate", zlib.compress(BODY), 200, "Hello"),
+        ("identity", BODY, 200, "Hello"),
+        ("gzip", BODY, 400, "no gzip"),
+        ("gzip", gzip.compress(BODY)[:-9], 400, "no whole gzip"),
+        ("gzip", gzip.compress(b" " * 1_001), 413, "larger than 1,000"),
+        ("gzip", gzip.compress(b" " * 10**8), 413, "larger than 1,000"),
+        ("br", BODY, 415, "gzip and deflate are"),
+        ("gzip, gzip", gzip.compress(gzip.compress(BODY)), 415, "gzip and deflate are"),
+    ],
+)
+def test_a_packed_body_is_unpacked_within_the_bound(
+    url: str, encoding: str, content: bytes, status: int, says: str
+) -> None:
+    headers = {"x-api-key": KEYS[0], "content-encoding": encoding}
+    answer = httpx2.post(f"{url}/v1/chat/completions", content=iter([content[:40], content[40:]]), headers=headers)
+    assert (answer.status_code, says in answer.text) == (status, True), answer.text
 
 
 class SilentDirectory(ScriptedBackend):

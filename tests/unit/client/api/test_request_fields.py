@@ -117,11 +117,8 @@ async def test_every_refused_field_is_named_and_asks_for_nothing_by_its_neutral_
     for body, field in refused:
         with pytest.raises(ApiError) as caught, noting_left_out():
             take_fields(body, {field.name: {"any": "value"}})
-        assert (caught.value.status, caught.value.param, caught.value.code) == (
-            400,
-            field.name,
-            "unsupported_parameter",
-        )
+        error = caught.value
+        assert (error.status, error.param, error.code) == (400, field.name, "unsupported_parameter")
         assert f"'{field.name}' is not supported" in error.message
         with noting_left_out() as names:
             for value in (None, *field.neutral):
