@@ -165,6 +165,56 @@ def test_a_packed_body_is_unpacked_within_the_bound(
     assert (answer.status_code, says in answer.text) == (status, True), answer.text
 
 
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"stop": ["a"] * 5}, "stop", "at most 4 items, not 5"),
+        ({"stop": ""}, "stop", "at least 1 character"),
+        ({"stop": 5}, "stop", "expected a string or an array, got a number"),
+        ({"stop": [5]}, "stop[0]", "expected a string, got a number"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type", "Missing"),
+        ({"messages": [{"role": "user", "content": {}}]}, "messages[0].content", "a string or an array, got an object"),
+        ({"messages": [*HI, {"role": "user", "content": 5}, {}]}, "messages[1].content", "a string or an array"),
+        ({"tool_choice": "always"}, "tool_choice", "expected 'none', 'auto' or 'required' or an object, got a string"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "Missing"),
+        ({"max_tokens": "5"}, "max_tokens", "expected a whole number, got a string"),
+        ({"max_tokens": -3}, "max_tokens", "give 1 or more, or -1 for no limit"),
+        ({"messages": None}, "messages", "expected an array, got null"),
+        ({"logprobs": 1}, "logprobs", "expected a boolean, got a number"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+async def test_an_error_names_the_rule_that_was_broken(
+    backend: ScriptedBackend, fields: dict[str, object], param: str, says: str
+) -> None:
+    transport = httpx2.ASGITransport(build_app(backend))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        answer = await http.post("/v1/chat/completions", json={"messages": HI, **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
+    assert "valid dictionary" not in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
+@pytest.mark.parametrize(
+    ("path", "more"), [("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 8}), ("/api/chat", {})]
+)
+async def test_a_body_is_json_whatever_its_header_says(
+    backend: ScriptedBackend, path: str, more: dict[str, int], kind: str | None
+) -> None:
+    """`curl -d` says that it sends a form."""
+    body = {"model": CARD.id, "messages": HI, "stream": False, **more}
+    transport = httpx2.ASGITransport(build_app(backend))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        headers = {} if kind is None else {"content-type": kind}
+        answer = await http.post(path, content=json.dumps(body), headers=headers)
+    assert (answer.status_code, "Hello" in answer.text) == (200, True)
+
+
 class SilentDirectory(ScriptedBackend):
     """Its directory never answers."""
 

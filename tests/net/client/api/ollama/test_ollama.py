@@ -410,11 +410,3 @@ def test_a_field_in_the_wrong_place_is_named_and_ignored(url: str) -> None:
 def test_the_tag_latest_names_the_model(url: str) -> None:
     answer = ask(url, "/api/chat", model="demo-model:latest", messages=HI, stream=False)
     assert answer.json()["model"] == "demo-model:latest"
-
-
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
-def test_a_body_is_json_whatever_its_header_says(url: str, kind: str | None) -> None:
-    """`curl -d`, as in Ollama's own documentation, says that it sends a form."""
-    headers = {} if kind is None else {"content-type": kind}
-    body = json.dumps({"model": "demo-model", "prompt": "Hi", "stream": False})
-    assert httpx2.post(f"{url}/api/generate", content=body, headers=headers).json()["response"] == "Hello"
