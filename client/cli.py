@@ -204,6 +204,8 @@ def api(command: ApiCommand) -> None:
         open_to_all=command.open_to_all,
         hosts=command.allow_host,
         origins=command.origin,
+        aliases=command.alias,
+        any_model=command.any_model,
         limits=BackendLimits(
             QueueLimits(command.running, command.waiting, command.waiting_per_key),
             SessionLimits(command.keep, command.keep_idle, command.share_prompts),

@@ -49,6 +49,8 @@ class ServerOptions:
         open_to_all: whether others than this machine may call without one.
         hosts: further names that a `Host` header may have.
         origins: of web pages that may call.
+        aliases: further names of the model.
+        any_model: whether every name is taken for it.
         limits: of the queue and of kept sessions.
     """
 
@@ -58,6 +60,8 @@ class ServerOptions:
     open_to_all: bool = False
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
     limits: BackendLimits = field(default_factory=BackendLimits)
 
     @property
@@ -83,6 +87,8 @@ class ServerOptions:
                 f"--host {self.host} without a key lets everybody who reaches it use your swarm: give --api-key (or "
                 "CANOPY_API_KEY), or say --open-to-all"
             )
+        if any(not name.strip() or not name.isprintable() for name in self.aliases):
+            raise ConfigError("--alias: give a name that can be printed")
         queue, sessions = self.limits.queue, self.limits.sessions
         for name, value in (("--running", queue.running), ("--waiting", queue.waiting)):
             if value < 1:
@@ -94,7 +100,7 @@ class ServerOptions:
         """What the application keeps to; on loopback only this machine's names are answered to (DNS rebinding)."""
         names = (*LOOPBACK_NAMES, self.host, *self.hosts)
         hosts = tuple(name.lower() for name in names) if self.is_loopback else ()
-        return ApiSettings(self.keys, hosts, self.origins)
+        return ApiSettings(self.keys, hosts, origins=self.origins, aliases=self.aliases, any_model=self.any_model)
 
 
 def listening(host: str, port: int) -> socket.socket:

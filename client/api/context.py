@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from starlette.requests import Request
@@ -32,6 +32,8 @@ class ApiSettings:
     Attributes:
         keys: API keys of which a caller must show one; empty asks for none.
         hosts: names and addresses that a `Host` header may have, without the port; empty accepts any.
+        aliases: further names of the model.
+        any_model: whether every other name is taken for it too.
         origins: web pages' origins, such as `https://chat.example.org`, that may call it; `*` accepts any.
         max_body_bytes: of a request.
         body_s: seconds in which a request's body has to come.
@@ -44,6 +46,8 @@ class ApiSettings:
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
     origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     body_s: float = 60.0
@@ -162,15 +166,21 @@ class ApiContext:
         return ApiCaller(request.client.host if request.client is not None else "")
 
     async def card(self, model: str | None) -> ModelCard:
-        """The model's card, if `model` names it; an empty name means the only one.
+        """The model's card under the name that it was asked by; an empty name means the only one.
 
         Raises:
             ApiError: there is no such model here (404).
         """
         card = self.backend.known_card()
-        if model and model != card.id:
-            raise unknown_model(model, card.id)
-        return card
+        if model and model not in self.names(card):
+            if not self.settings.any_model:
+                raise unknown_model(model, card.id)
+            return card
+        return replace(card, id=model) if model else card
+
+    def names(self, card: ModelCard) -> tuple[str, ...]:
+        """The model's names, its own first; none while it is not known."""
+        return (card.id, *self.settings.aliases) if card.id else ()
 
     async def begin(self, job: Job, request: Request) -> StartedAnswer:
         """Start a run and wait until its prompt was taken; errors until then become HTTP statuses.

@@ -167,7 +167,7 @@ class Bench(ConnectionOptions):
 
 
 @headed(
-    server=("host", "port", "api_key", "open_to_all", "allow_host", "origin"),
+    server=("host", "port", "api_key", "open_to_all", "allow_host", "origin", "alias", "any_model"),
     bounds=("running", "waiting", "waiting_per_key", "keep", "keep_idle", "share_prompts"),
     swarm=_SWARM,
     links=_LINKS,
@@ -185,6 +185,8 @@ class ApiCommand(ConnectionOptions):
         open_to_all: let others than this machine call without a key.
         allow_host: a further name under which this machine may be called; may be repeated.
         origin: web pages of this origin, such as https://chat.example.org, may call; may be repeated.
+        alias: a further name of the model, such as gpt-4o-mini, for programs that ask for that; may be repeated.
+        any_model: take every name in a request for the model.
         running: answers at a time; further requests wait.
         waiting: requests that may wait.
         waiting_per_key: requests of one key that may wait.
@@ -200,6 +202,8 @@ class ApiCommand(ConnectionOptions):
     open_to_all: bool = False
     allow_host: tyro.conf.UseAppendAction[tuple[Host, ...]] = ()
     origin: tyro.conf.UseAppendAction[tuple[Url, ...]] = ()
+    alias: tyro.conf.UseAppendAction[tuple[Text, ...]] = ()
+    any_model: bool = False
     running: Count = 16
     waiting: Count = 256
     waiting_per_key: Count = 64

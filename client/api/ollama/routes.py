@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -11,7 +12,7 @@ from client.api.backend import AnswerEvent, Delta, Finished, Job, ModelCard
 from client.api.context import ApiContext, StartedAnswer
 from client.api.errors import ApiError, error_body
 from client.api.json_text import JsonRoute
-from client.api.ollama.models import OLLAMA_VERSION, listed, running, shown, untagged
+from client.api.ollama.models import OLLAMA_VERSION, listed, running, shown, tagged
 from client.api.ollama.request import ChatRunRequest, GenerateRequest, RunRequest, chat_job, generate_job
 from client.api.ollama.writer import RunWriter
 from client.api.openai.fields import ApiModel
@@ -74,8 +75,9 @@ class _Ollama:
         return await self._answer(job, body, writer, request)
 
     async def tags(self) -> Response:
-        """The swarm's model, as the only one."""
-        return JSONResponse({"models": [listed(await self._context.backend.card())]})
+        """The swarm's model, by each of its names."""
+        card = await self._context.backend.card()
+        return JSONResponse({"models": [listed(replace(card, id=name)) for name in self._context.names(card)]})
 
     async def ps(self) -> Response:
         """The model, if every layer is served."""
@@ -89,7 +91,8 @@ class _Ollama:
 
     def _card(self, name: str) -> ModelCard:
         card = self._context.backend.known_card()
-        if untagged(name, card) != card.id:
+        known = {named for one in self._context.names(card) for named in (one, tagged(one))}
+        if name not in known and not self._context.settings.any_model:
             raise ApiError(404, f"model '{name[:200]}' not found")
         return card
 

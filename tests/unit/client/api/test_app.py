@@ -16,6 +16,7 @@ from client.api.app import build_app
 from client.api.backend import ModelCard
 from client.api.context import ApiSettings
 from client.api.guard import host_name
+from client.options import GenerateOptions
 from tests.api_server import served
 from tests.scripted_backend import CARD, ScriptedBackend, saying
 
@@ -213,6 +214,54 @@ async def test_a_body_is_json_whatever_its_header_says(
         headers = {} if kind is None else {"content-type": kind}
         answer = await http.post(path, content=json.dumps(body), headers=headers)
     assert (answer.status_code, "Hello" in answer.text) == (200, True)
+
+
+ASKED_BY_NAME = [("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 8}), ("/api/chat", {})]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "answers_as"),
+    [
+        (ApiSettings(), "demo-model", "demo-model"),
+        (ApiSettings(), "gpt-4o-mini", None),
+        (ApiSettings(aliases=("gpt-4o-mini", "claude")), "gpt-4o-mini", "gpt-4o-mini"),
+        (ApiSettings(aliases=("gpt-4o-mini",)), "gpt-4o", None),
+        (ApiSettings(any_model=True), "claude-9", "demo-model"),
+    ],
+)
+async def test_a_model_has_further_names(
+    backend: ScriptedBackend, settings: ApiSettings, name: str, answers_as: str | None
+) -> None:
+    transport = httpx2.ASGITransport(build_app(backend, settings))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        for path, more in ASKED_BY_NAME:
+            answer = await http.post(path, json={"model": name, "messages": HI, "stream": False, **more})
+            assert answer.status_code == (404 if answers_as is None else 200)
+            if answers_as is not None and not path.startswith("/api/"):  # Ollama repeats what was asked
+                assert answer.json()["model"] == answers_as
+        answer = await http.get(f"/v1/models/{name}")
+        assert answer.status_code == (404 if answers_as is None else 200)
+
+
+async def test_further_names_are_listed(backend: ScriptedBackend) -> None:
+    transport = httpx2.ASGITransport(build_app(backend, ApiSettings(aliases=("claude-x",))))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        openai = (await http.get("/v1/models")).json()["data"]
+        anthropic = (await http.get("/v1/models", headers={"anthropic-version": "x"})).json()
+        ollama = (await http.get("/api/tags")).json()["models"]
+        assert (await http.post("/api/show", json={"model": "claude-x:latest"})).status_code == 200
+    assert [one["id"] for one in openai] == [one["id"] for one in anthropic["data"]] == ["demo-model", "claude-x"]
+    assert (anthropic["first_id"], anthropic["last_id"]) == ("demo-model", "claude-x")
+    assert [one["name"] for one in ollama] == ["demo-model:latest", "claude-x:latest"]
+
+
+async def test_the_models_own_sampling_is_told(backend: ScriptedBackend) -> None:
+    own = replace(CARD, sampling=GenerateOptions(temperature=0.6, repetition_penalty=1.05))
+    transport = httpx2.ASGITransport(build_app(ScriptedBackend(saying("Hello"), own)))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        assert (await http.get("/v1/models/demo-model")).json()["sampling"] == dict(own.sampling)
+        shown = (await http.post("/api/show", json={"model": "demo-model"})).json()
+    assert shown["parameters"] == "temperature 0.6\nrepeat_penalty 1.05"
 
 
 class SilentDirectory(ScriptedBackend):
