@@ -136,7 +136,7 @@ class CompletionWriter:
             if echo:
                 yield self._chunk(number, echo, None, None)
         ends: list[Finished] = []
-        offsets = [0] * len(answers.each)
+        offsets = [0] * len(answers.jobs)
         async with aclosing(answers.events()) as events:
             async for number, event in events:
                 if isinstance(event, Delta):
@@ -149,7 +149,9 @@ class CompletionWriter:
                     ends.append(event)
                     yield self._chunk(number, "", event.reason, None)
         if self.request.wants_usage:
-            prompt_tokens = sum(answer.begun.prompt_tokens for answer in answers.each[:: self.request.choices])
+            prompt_tokens = sum(
+                answers.prompt_tokens[number] for number in range(0, len(answers.jobs), self.request.choices)
+            )
             yield sse({**self._head(), "choices": [], "usage": usage(prompt_tokens, ends)})
         yield DONE
 

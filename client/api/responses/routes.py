@@ -205,7 +205,7 @@ def response_head(request: ResponsesRequest, card: ModelCard, created_at: float)
         },
         "service_tier": "default",
         "store": request.store is not False,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": card.sampling.get("temperature", 1.0) if request.temperature is None else request.temperature,
         "text": {"format": _format_json(text_format), "verbosity": "medium"},
         "tool_choice": request.tool_choice or "auto",
         "tools": [
@@ -219,7 +219,7 @@ def response_head(request: ResponsesRequest, card: ModelCard, created_at: float)
             for tool in tools
         ],
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "top_p": card.sampling.get("top_p", 1.0) if request.top_p is None else request.top_p,
         "truncation": request.truncation or "disabled",
         "user": request.user,
     }
