@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
 from swarm.discovery.dht.addresses import Membership
 from swarm.errors import ConfigError
 from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS, PickRules, Sampling
 from swarm.protocol.pick_rules import Grammar as Grammar
 from swarm.runtime.cli_types import Count, Found, Number, Probability, Text, headed
+from swarm.runtime.plain_text import plain_line
 
 if TYPE_CHECKING:
     from swarm.discovery.registry import Registry
+
+logger = logging.getLogger(__name__)
 
 MAX_NODES = 2_048
 MAX_NEW_TOKENS = 2**31
@@ -38,6 +42,8 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "grammar": (Grammar | None, "a Grammar"),
     "log_probs": (Integral | None, "a whole number"),
 }
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""What a generation config says of sampling, and the library calls the same."""
 _COMPACT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """JSON without blanks and line ends, which cost tokens."""
 CodecChoice = Literal["lossless", "int8"]
@@ -271,6 +277,32 @@ def _check_ids(name: str, tokens: object) -> None:
 def described(options: GenerateOptions) -> str:
     """Options for people, such as `temperature 0.7, top_p 0.8`."""
     return ", ".join(f"{name} {value:g}" for name, value in options.items() if isinstance(value, int | float))
+
+
+def sampling_of(generation: Mapping[str, Any]) -> GenerateOptions:
+    """How a generation config samples, where it says something; a value that cannot be is left aside with one line.
+
+    Without `do_sample` its numbers hold all the same: few checkpoints state it. Where it is false, picks are greedy;
+    where it is true, the temperature is 1 unless it is given.
+    """
+    found: dict[str, Any] = {}
+    for name in _SAMPLED:
+        value = generation.get(name)
+        if value is None:
+            continue
+        try:
+            if isinstance(value, bool):
+                raise ConfigError(f"{name} must be a number, got {value}")
+            Options(**{name: value}).check()
+        except ConfigError as error:
+            logger.warning("%s: %s; it is left aside", "generation_config.json", plain_line(str(error))[:200])
+        else:
+            found[name] = value
+    if generation.get("do_sample") is False:
+        found["temperature"] = 0.0
+    elif generation.get("do_sample") is True:
+        found.setdefault("temperature", 1.0)
+    return cast("GenerateOptions", found)
 
 
 def json_rule(schema: Any) -> str:  # noqa: ANN401 - a schema may also be true or false

@@ -8,11 +8,10 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
-from client.options import GenerateOptions, Options
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, ModelMismatch, RouteError, UnknownModel, UnsupportedModel
@@ -29,8 +28,6 @@ from swarm.runtime.plain_text import plain_line
 MODELS_NAMED = 8
 """Other models that a message names, at most."""
 GENERATION_CONFIG = "generation_config.json"
-SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""What a generation config says of sampling, and how the library calls it."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -67,7 +64,7 @@ class Target:
         max_positions: its context in tokens; None when nothing limits it.
         hidden_size: values of a hidden row.
         fingerprint: of the model with its weights; None where only the weights themselves could tell.
-        sampling: options as its generation config has them, each where it says something.
+        generation: its generation config, as it was read.
     """
 
     name: str
@@ -80,7 +77,7 @@ class Target:
     max_positions: int | None
     hidden_size: int = 0
     fingerprint: str | None = None
-    sampling: GenerateOptions = field(default_factory=GenerateOptions)
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
     def is_like(self, model: ModelIdentity) -> bool:
         """Whether a swarm's model has this config, tokenizer and number of layers, whatever its weights."""
@@ -121,7 +118,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         max_positions=max_positions(config),
         hidden_size=text.hidden_size,
         fingerprint=None if known is None else known.fingerprint,
-        sampling=sampling_of(generation),
+        generation=generation,
     )
 
 
@@ -233,29 +230,3 @@ def end_tokens(
         given = [] if configured is None else [configured] if isinstance(configured, int) else list(configured)
     own = tokenizer.eos_token_id
     return frozenset([*given, *([own] if isinstance(own, int) else [])])
-
-
-def sampling_of(generation: Mapping[str, Any]) -> GenerateOptions:
-    """How a generation config samples, where it says something; a value that cannot be is left aside with one line.
-
-    Without `do_sample` its numbers hold all the same: few checkpoints state it. Where it is false, picks are greedy;
-    where it is true, the temperature is 1 unless it is given.
-    """
-    found: dict[str, Any] = {}
-    for name in SAMPLED:
-        value = generation.get(name)
-        if value is None:
-            continue
-        try:
-            if isinstance(value, bool):
-                raise ConfigError(f"{name} must be a number, got {value}")
-            Options(**{name: value}).check()
-        except ConfigError as error:
-            logger.warning("%s: %s; it is left aside", GENERATION_CONFIG, plain_line(str(error))[:200])
-        else:
-            found[name] = value
-    if generation.get("do_sample") is False:
-        found["temperature"] = 0.0
-    elif generation.get("do_sample") is True:
-        found.setdefault("temperature", 1.0)
-    return cast("GenerateOptions", found)

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from client.api.request_fields import FIELDS, Body, Handling, RequestField
+from client.api.request_fields import FIELDS, BodyKind, Handling, RequestField
 
 PAGE: Final = Path(__file__).parents[1] / "docs/reference/api-dialects.md"
 MARKS: Final = ("<!-- fields: {} -->\n", "<!-- fields: end -->\n")
-_PARTS: Final[dict[str, dict[Body, str]]] = {
-    "completions": {Body.CHAT: "chat alone", Body.COMPLETIONS: "completions alone"},
-    "responses": {Body.RESPONSES: ""},
-    "messages": {Body.MESSAGES: ""},
-    "ollama": {Body.OLLAMA_CHAT: "chat alone", Body.OLLAMA_GENERATE: "generate alone"},
-    "options": {Body.OLLAMA_OPTIONS: ""},
+_PARTS: Final[dict[str, dict[BodyKind, str]]] = {
+    "completions": {BodyKind.CHAT: "chat alone", BodyKind.COMPLETIONS: "completions alone"},
+    "responses": {BodyKind.RESPONSES: ""},
+    "messages": {BodyKind.MESSAGES: ""},
+    "ollama": {BodyKind.OLLAMA_CHAT: "chat alone", BodyKind.OLLAMA_GENERATE: "generate alone"},
+    "options": {BodyKind.OLLAMA_OPTIONS: ""},
 }
 """Each part's bodies, and what is said of a field that only one of them has."""
 _WORDS: Final = {Handling.HONOURED: "", Handling.IGNORED: "ignored: "}
@@ -31,13 +31,13 @@ def table(part: str) -> str:
     return "\n".join(["| field | of | here |", "|---|---|---|", *lines, ""])
 
 
-def _fields(bodies: Iterable[Body]) -> Iterator[RequestField]:
+def _fields(bodies: Iterable[BodyKind]) -> Iterator[RequestField]:
     for field in FIELDS:
         if any(body in field.bodies for body in bodies):
             yield field
 
 
-def _becomes(field: RequestField, bodies: dict[Body, str]) -> str:
+def _becomes(field: RequestField, bodies: dict[BodyKind, str]) -> str:
     has = [body for body in bodies if body in field.bodies]
     alone = f" ({bodies[has[0]]})" if len(has) < len(bodies) else ""
     if field.handling is not Handling.REFUSED:

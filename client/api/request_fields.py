@@ -34,7 +34,7 @@ class Handling(Enum):
     REFUSED = "refused"
 
 
-class Body(Flag):
+class BodyKind(Flag):
     """The objects of JSON that have fields: a request of each kind, and the options inside Ollama's."""
 
     CHAT = auto()
@@ -61,27 +61,27 @@ class RequestField:
 
     name: str
     handling: Handling
-    bodies: Body
+    bodies: BodyKind
     source: str
     note: str = ""
     neutral: tuple[Any, ...] = ()
 
 
-_TEXTS: Final = Body.CHAT | Body.COMPLETIONS
-_OPENAI: Final = _TEXTS | Body.RESPONSES
-_OLLAMA: Final = Body.OLLAMA_CHAT | Body.OLLAMA_GENERATE
-_PATHS: Final = _OPENAI | Body.MESSAGES | _OLLAMA
+_TEXTS: Final = BodyKind.CHAT | BodyKind.COMPLETIONS
+_OPENAI: Final = _TEXTS | BodyKind.RESPONSES
+_OLLAMA: Final = BodyKind.OLLAMA_CHAT | BodyKind.OLLAMA_GENERATE
+_PATHS: Final = _OPENAI | BodyKind.MESSAGES | _OLLAMA
 
 
-def _honoured(bodies: Body, source: str, **notes: str) -> list[RequestField]:
+def _honoured(bodies: BodyKind, source: str, **notes: str) -> list[RequestField]:
     return [RequestField(name, Handling.HONOURED, bodies, source, note) for name, note in notes.items()]
 
 
-def _ignored(bodies: Body, source: str, note: str, *names: str) -> list[RequestField]:
+def _ignored(bodies: BodyKind, source: str, note: str, *names: str) -> list[RequestField]:
     return [RequestField(name, Handling.IGNORED, bodies, source, note) for name in names]
 
 
-def _refused(bodies: Body, source: str, name: str, note: str, *neutral: object) -> RequestField:
+def _refused(bodies: BodyKind, source: str, name: str, note: str, *neutral: object) -> RequestField:
     return RequestField(name, Handling.REFUSED, bodies, source, note, neutral)
 
 
@@ -91,21 +91,21 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     # What is said, and to whom
     *_honoured(_PATHS, "", model="the swarm's, one of its aliases, or left out"),
     *_honoured(_PATHS, "", stream="whether the answer comes as it grows; Ollama's does unless `false`"),
-    *_honoured(Body.CHAT, "OpenAI", messages="texts; other parts are refused by their place"),
+    *_honoured(BodyKind.CHAT, "OpenAI", messages="texts; other parts are refused by their place"),
     *_honoured(
-        Body.MESSAGES,
+        BodyKind.MESSAGES,
         "Anthropic",
         messages="`text`, `thinking`, `tool_use`, `tool_result`; an answer goes on with a last message of the "
         "assistant's",
         system="a text, or blocks of text",
     ),
     *_honoured(
-        Body.OLLAMA_CHAT,
+        BodyKind.OLLAMA_CHAT,
         "Ollama",
         messages="`role`, `content`, `thinking`, `tool_calls`, `tool_name`, `tool_call_id`",
     ),
     *_honoured(
-        Body.RESPONSES,
+        BodyKind.RESPONSES,
         "OpenAI",
         input="a text, or items",
         instructions="the system prompt; not carried to the next response",
@@ -116,17 +116,17 @@ FIELDS: Final[tuple[RequestField, ...]] = (
         metadata="comes back",
         user="comes back",
     ),
-    *_honoured(Body.COMPLETIONS, "OpenAI", prompt="texts, or token ids", echo="the prompt comes first"),
+    *_honoured(BodyKind.COMPLETIONS, "OpenAI", prompt="texts, or token ids", echo="the prompt comes first"),
     *_honoured(
-        Body.OLLAMA_GENERATE,
+        BodyKind.OLLAMA_GENERATE,
         "Ollama",
         prompt="a turn of the user; without a template the text itself",
         system="the system prompt",
         raw="goes on with the text itself",
     ),
     *_honoured(_OLLAMA, "Ollama", options="below", keep_alive="0 says `unload`; a swarm does not unload its model"),
-    *_honoured(Body.CHAT, "vLLM", continue_final_message="goes on with a last message of the assistant's"),
-    *_honoured(Body.CHAT, "vLLM", add_generation_prompt="`false` only beside `continue_final_message`"),
+    *_honoured(BodyKind.CHAT, "vLLM", continue_final_message="goes on with a last message of the assistant's"),
+    *_honoured(BodyKind.CHAT, "vLLM", add_generation_prompt="`false` only beside `continue_final_message`"),
     # How long, how many
     *_honoured(
         _TEXTS,
@@ -135,23 +135,25 @@ FIELDS: Final[tuple[RequestField, ...]] = (
         n="up to 128 answers, each with a seed of its own",
         stream_options="`include_usage`",
     ),
-    *_honoured(Body.CHAT, "OpenAI", max_completion_tokens="the same as `max_tokens`, and counts before it"),
+    *_honoured(BodyKind.CHAT, "OpenAI", max_completion_tokens="the same as `max_tokens`, and counts before it"),
     *_honoured(_TEXTS, "llama.cpp", n_predict="the same as `max_tokens`"),
-    *_honoured(Body.RESPONSES, "OpenAI", max_output_tokens="a limit; the answer ends where the context does"),
-    *_honoured(Body.MESSAGES, "Anthropic", max_tokens="a limit, required; the answer ends where the context does"),
-    *_honoured(Body.OLLAMA_OPTIONS, "Ollama", num_predict="a limit; 0 and less are none"),
-    *_honoured(Body.COMPLETIONS, "OpenAI", best_of="the same as `n`, or it is refused"),
+    *_honoured(BodyKind.RESPONSES, "OpenAI", max_output_tokens="a limit; the answer ends where the context does"),
+    *_honoured(BodyKind.MESSAGES, "Anthropic", max_tokens="a limit, required; the answer ends where the context does"),
+    *_honoured(BodyKind.OLLAMA_OPTIONS, "Ollama", num_predict="a limit; 0 and less are none"),
+    *_honoured(BodyKind.COMPLETIONS, "OpenAI", best_of="the same as `n`, or it is refused"),
     # How tokens are picked
     *_honoured(
-        _OPENAI | Body.MESSAGES | Body.OLLAMA_OPTIONS,
+        _OPENAI | BodyKind.MESSAGES | BodyKind.OLLAMA_OPTIONS,
         "",
         temperature="0 is greedy",
         top_p="0 leaves the best token",
         top_k="0 and -1 are all",
     ),
-    *_honoured(_OPENAI | Body.OLLAMA_OPTIONS, "vLLM, llama.cpp, Ollama", min_p="at least so much of the best token's"),
     *_honoured(
-        _OPENAI | Body.OLLAMA_OPTIONS,
+        _OPENAI | BodyKind.OLLAMA_OPTIONS, "vLLM, llama.cpp, Ollama", min_p="at least so much of the best token's"
+    ),
+    *_honoured(
+        _OPENAI | BodyKind.OLLAMA_OPTIONS,
         "OpenAI, Ollama",
         seed="the same seed gives the same text",
         stop="a text or several",
@@ -160,12 +162,12 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     ),
     *_honoured(_OPENAI, "vLLM", repetition_penalty="of all tokens so far, those of the prompt too"),
     *_honoured(
-        _TEXTS | Body.OLLAMA_OPTIONS,
+        _TEXTS | BodyKind.OLLAMA_OPTIONS,
         "llama.cpp, Ollama",
         repeat_penalty="the same as `repetition_penalty`",
         repeat_last_n="-1: penalties count all tokens; 0 turns them off; other numbers are refused beside a penalty",
     ),
-    *_honoured(Body.MESSAGES, "Anthropic", stop_sequences="up to 64"),
+    *_honoured(BodyKind.MESSAGES, "Anthropic", stop_sequences="up to 64"),
     *_honoured(_TEXTS, "OpenAI", logit_bias="up to 1,024 token ids, -100 to 100"),
     *_honoured(
         _OPENAI,
@@ -176,9 +178,11 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_honoured(_TEXTS, "Canopy", canopy="`nodes`, `multistep`, `trace`; the answer tells its speed and its hops"),
     # What the text must be
     *_honoured(_TEXTS, "OpenAI", response_format="`text`, `json_object`, `json_schema`; a schema always holds"),
-    *_honoured(Body.RESPONSES, "OpenAI", text="`format`: `text`, `json_object`, `json_schema`; `verbosity` is ignored"),
     *_honoured(
-        Body.MESSAGES,
+        BodyKind.RESPONSES, "OpenAI", text="`format`: `text`, `json_object`, `json_schema`; `verbosity` is ignored"
+    ),
+    *_honoured(
+        BodyKind.MESSAGES,
         "Anthropic",
         output_config="`format`: `json_schema`; `effort` is ignored",
         output_format="the older name of `output_config.format`",
@@ -196,35 +200,35 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_honoured(_OPENAI, "llama.cpp", grammar="in GBNF or Lark; one such field at a time", json_schema=_ONE_CONSTRAINT),
     # Tools and thoughts
     *_honoured(
-        Body.CHAT | Body.RESPONSES,
+        BodyKind.CHAT | BodyKind.RESPONSES,
         "OpenAI",
         tools="functions; `strict` makes the arguments follow their schema",
         tool_choice="`auto`, `none`, `required`, a function, `allowed_tools`",
         parallel_tool_calls="`false`: one call at most",
     ),
     *_honoured(
-        Body.MESSAGES,
+        BodyKind.MESSAGES,
         "Anthropic",
         tools="with `input_schema`",
         tool_choice="`auto`, `any`, `tool`, `none`; `disable_parallel_tool_use`",
         thinking="`enabled` on, `disabled` off, others leave it to the model; the budget is not kept; "
         "`display: omitted` hides the text",
     ),
-    *_honoured(Body.OLLAMA_CHAT, "Ollama", tools="functions; a call comes whole, with its arguments as an object"),
-    *_honoured(Body.CHAT, "OpenAI", reasoning_effort="`none` and `minimal` turn thinking off, others on"),
-    *_honoured(Body.CHAT, "vLLM", chat_template_kwargs="`enable_thinking`, `thinking`; others are refused"),
+    *_honoured(BodyKind.OLLAMA_CHAT, "Ollama", tools="functions; a call comes whole, with its arguments as an object"),
+    *_honoured(BodyKind.CHAT, "OpenAI", reasoning_effort="`none` and `minimal` turn thinking off, others on"),
+    *_honoured(BodyKind.CHAT, "vLLM", chat_template_kwargs="`enable_thinking`, `thinking`; others are refused"),
     *_honoured(
-        Body.RESPONSES,
+        BodyKind.RESPONSES,
         "OpenAI",
         reasoning="`effort`: `none` and `minimal` turn thinking off, others on; `summary` is ignored",
     ),
     *_honoured(_OLLAMA, "Ollama", think="on, off, or a level, which means on"),
     # What else is told
-    *_honoured(Body.CHAT, "OpenAI", logprobs="of each token", top_logprobs="up to 20 beside each"),
-    *_honoured(Body.COMPLETIONS, "OpenAI", logprobs="of each token and up to 5 beside it"),
-    *_honoured(Body.RESPONSES, "OpenAI", top_logprobs="up to 20 beside each token"),
+    *_honoured(BodyKind.CHAT, "OpenAI", logprobs="of each token", top_logprobs="up to 20 beside each"),
+    *_honoured(BodyKind.COMPLETIONS, "OpenAI", logprobs="of each token and up to 5 beside it"),
+    *_honoured(BodyKind.RESPONSES, "OpenAI", top_logprobs="up to 20 beside each token"),
     *_honoured(
-        Body.RESPONSES,
+        BodyKind.RESPONSES,
         "OpenAI",
         include="`message.output_text.logprobs`; `reasoning.encrypted_content` adds nothing",
     ),
@@ -232,26 +236,30 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     # Ignored: the text is the same
     *_ignored(_OPENAI, "OpenAI", "nobody else is told", "safety_identifier"),
     *_ignored(_TEXTS, "OpenAI", "nobody else is told", "user", "metadata"),
-    *_ignored(Body.CHAT, "OpenAI", "nothing is stored", "store"),
-    *_ignored(Body.CHAT, "OpenAI", "the model decides", "verbosity"),
-    *_ignored(Body.CHAT, "OpenAI", "changes the speed alone", "prediction"),
+    *_ignored(BodyKind.CHAT, "OpenAI", "nothing is stored", "store"),
+    *_ignored(BodyKind.CHAT, "OpenAI", "the model decides", "verbosity"),
+    *_ignored(BodyKind.CHAT, "OpenAI", "changes the speed alone", "prediction"),
     *_ignored(
         _OPENAI,
         "OpenAI",
         "prompts are reused anyway, inside one key",
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
     ),
-    *_ignored(_OPENAI | Body.MESSAGES, "OpenAI, Anthropic", "the queue is fair between keys", "service_tier"),
-    *_ignored(Body.RESPONSES, "OpenAI", "no tool runs here", "max_tool_calls"),
-    *_ignored(Body.RESPONSES, "OpenAI", "nothing is padded", "stream_options"),
-    *_ignored(Body.RESPONSES, "OpenAI", "about images", "image"),
-    *_ignored(Body.RESPONSES, "OpenAI", "about OpenAI's own service", "access_programs", "client_metadata"),
-    *_ignored(Body.RESPONSES, "OpenAI", "`background` is refused", "background_options"),
-    *_ignored(Body.RESPONSES | Body.MESSAGES, "OpenAI, Anthropic", "turns stay as they are sent", "context_management"),
-    *_ignored(Body.MESSAGES, "Anthropic", "nobody else is told", "metadata", "user_profile_id", "workspace_id"),
-    *_ignored(Body.MESSAGES, "Anthropic", "prompts are reused anyway, inside one key", "cache_control", "diagnostics"),
+    *_ignored(_OPENAI | BodyKind.MESSAGES, "OpenAI, Anthropic", "the queue is fair between keys", "service_tier"),
+    *_ignored(BodyKind.RESPONSES, "OpenAI", "no tool runs here", "max_tool_calls"),
+    *_ignored(BodyKind.RESPONSES, "OpenAI", "nothing is padded", "stream_options"),
+    *_ignored(BodyKind.RESPONSES, "OpenAI", "about images", "image"),
+    *_ignored(BodyKind.RESPONSES, "OpenAI", "about OpenAI's own service", "access_programs", "client_metadata"),
+    *_ignored(BodyKind.RESPONSES, "OpenAI", "`background` is refused", "background_options"),
     *_ignored(
-        Body.MESSAGES,
+        BodyKind.RESPONSES | BodyKind.MESSAGES, "OpenAI, Anthropic", "turns stay as they are sent", "context_management"
+    ),
+    *_ignored(BodyKind.MESSAGES, "Anthropic", "nobody else is told", "metadata", "user_profile_id", "workspace_id"),
+    *_ignored(
+        BodyKind.MESSAGES, "Anthropic", "prompts are reused anyway, inside one key", "cache_control", "diagnostics"
+    ),
+    *_ignored(
+        BodyKind.MESSAGES,
         "Anthropic",
         "about Anthropic's own service",
         *("betas", "inference_geo", "speed", "billing_policy", "fallback_credit_token", "fallbacks"),
@@ -268,7 +276,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
         *("speculative.n_max", "speculative.n_min", "speculative.p_min", "backend_sampling"),
     ),
     *_ignored(
-        _TEXTS | Body.OLLAMA_OPTIONS,
+        _TEXTS | BodyKind.OLLAMA_OPTIONS,
         "llama.cpp, Ollama",
         "counts only beside a field that is refused",
         *("mirostat_tau", "mirostat_eta"),
@@ -281,7 +289,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
         *("xtc_threshold", "adaptive_decay"),
     ),
     *_ignored(
-        Body.OLLAMA_OPTIONS,
+        BodyKind.OLLAMA_OPTIONS,
         "Ollama",
         "about Ollama's own engine",
         *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_gqa", "num_thread", "num_keep", "numa", "low_vram"),
@@ -289,25 +297,28 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     ),
     *_ignored(_OLLAMA, "Ollama", "a prompt that exceeds the context is refused", "truncate", "shift"),
     # Refused: the answer would be another one
-    _refused(Body.CHAT, "OpenAI", "audio", "this server writes text alone"),
-    _refused(Body.CHAT, "OpenAI", "modalities", "this server writes text alone", ["text"]),
-    _refused(Body.CHAT, "OpenAI", "functions", "use `tools`"),
-    _refused(Body.CHAT, "OpenAI", "function_call", "use `tool_choice`"),
-    _refused(Body.CHAT, "OpenAI", "web_search_options", "this server searches nothing"),
-    _refused(Body.CHAT | Body.RESPONSES, "OpenAI", "moderation", "this server moderates nothing"),
-    _refused(Body.COMPLETIONS, "OpenAI", "suffix", "texts go on; gaps in them are not filled", ""),
-    _refused(Body.RESPONSES, "OpenAI", "background", "answers come while one waits", False),
-    _refused(Body.RESPONSES, "OpenAI", "conversation", "use `previous_response_id`"),
-    _refused(Body.RESPONSES, "OpenAI", "prompt", "use `instructions` and `input`"),
-    _refused(Body.MESSAGES, "Anthropic", "container", "there are no containers"),
-    _refused(Body.MESSAGES, "Anthropic", "mcp_servers", "call them from the client", []),
-    _refused(Body.MESSAGES, "Anthropic", "compaction", "turns stay as they are sent"),
-    _refused(Body.MESSAGES, "Anthropic", "thread", "send the whole conversation"),
+    _refused(BodyKind.CHAT, "OpenAI", "audio", "this server writes text alone"),
+    _refused(BodyKind.CHAT, "OpenAI", "modalities", "this server writes text alone", ["text"]),
+    _refused(BodyKind.CHAT, "OpenAI", "functions", "use `tools`"),
+    _refused(BodyKind.CHAT, "OpenAI", "function_call", "use `tool_choice`"),
+    _refused(BodyKind.CHAT, "OpenAI", "web_search_options", "this server searches nothing"),
+    _refused(BodyKind.CHAT | BodyKind.RESPONSES, "OpenAI", "moderation", "this server moderates nothing"),
+    _refused(BodyKind.COMPLETIONS, "OpenAI", "suffix", "texts go on; gaps in them are not filled", ""),
+    _refused(BodyKind.RESPONSES, "OpenAI", "background", "answers come while one waits", False),
+    _refused(BodyKind.RESPONSES, "OpenAI", "conversation", "use `previous_response_id`"),
+    _refused(BodyKind.RESPONSES, "OpenAI", "prompt", "use `instructions` and `input`"),
+    _refused(BodyKind.MESSAGES, "Anthropic", "container", "there are no containers"),
+    _refused(BodyKind.MESSAGES, "Anthropic", "mcp_servers", "call them from the client", []),
+    _refused(BodyKind.MESSAGES, "Anthropic", "compaction", "turns stay as they are sent"),
+    _refused(BodyKind.MESSAGES, "Anthropic", "thread", "send the whole conversation"),
     _refused(_OLLAMA, "Ollama", "images", "the model reads text only", []),
-    _refused(Body.OLLAMA_GENERATE, "Ollama", "suffix", "the model does not support insert", ""),
-    _refused(Body.OLLAMA_GENERATE, "Ollama", "template", "the model's own is used; `raw` takes a whole prompt", ""),
-    _refused(Body.OLLAMA_GENERATE, "Ollama", "context", "/api/chat takes the messages so far", []),
-    *(_refused(Body.OLLAMA_GENERATE, "Ollama", name, "it makes no images", 0) for name in ("width", "height", "steps")),
+    _refused(BodyKind.OLLAMA_GENERATE, "Ollama", "suffix", "the model does not support insert", ""),
+    _refused(BodyKind.OLLAMA_GENERATE, "Ollama", "template", "the model's own is used; `raw` takes a whole prompt", ""),
+    _refused(BodyKind.OLLAMA_GENERATE, "Ollama", "context", "/api/chat takes the messages so far", []),
+    *(
+        _refused(BodyKind.OLLAMA_GENERATE, "Ollama", name, "it makes no images", 0)
+        for name in ("width", "height", "steps")
+    ),
     _refused(_OLLAMA, "Ollama", "_debug_render_only", "answers only", False),
     _refused(_OPENAI, "vLLM", "min_tokens", "use `ignore_eos` with `max_tokens`", 0),
     _refused(_OPENAI, "vLLM", "use_beam_search", "tokens are picked one by one", False),
@@ -319,12 +330,12 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     _refused(_OPENAI, "vLLM", "skip_special_tokens", "special tokens are never shown", True),
     _refused(_OPENAI, "vLLM", "include_stop_str_in_output", "a text ends before its stop string", False),
     _refused(_OPENAI, "vLLM", "truncate_prompt_tokens", "send a shorter prompt"),
-    _refused(Body.CHAT, "vLLM", "add_special_tokens", "the template writes them", False),
-    _refused(Body.COMPLETIONS, "vLLM", "add_special_tokens", "send token ids", True),
-    _refused(Body.CHAT, "vLLM", "echo", "the conversation is not repeated", False),
-    _refused(Body.CHAT, "vLLM", "documents", "write them into the messages", []),
-    _refused(Body.CHAT, "vLLM", "chat_template", "the model's own is used"),
-    _refused(Body.CHAT, "vLLM", "include_reasoning", "thoughts always come, apart from the text", True),
+    _refused(BodyKind.CHAT, "vLLM", "add_special_tokens", "the template writes them", False),
+    _refused(BodyKind.COMPLETIONS, "vLLM", "add_special_tokens", "send token ids", True),
+    _refused(BodyKind.CHAT, "vLLM", "echo", "the conversation is not repeated", False),
+    _refused(BodyKind.CHAT, "vLLM", "documents", "write them into the messages", []),
+    _refused(BodyKind.CHAT, "vLLM", "chat_template", "the model's own is used"),
+    _refused(BodyKind.CHAT, "vLLM", "include_reasoning", "thoughts always come, apart from the text", True),
     _refused(_OPENAI, "vLLM", "thinking_token_budget", "turn thinking off with `reasoning_effort`"),
     _refused(_OPENAI, "vLLM", "guided_whitespace_pattern", "JSON is written without blanks"),
     _refused(_OPENAI, "vLLM", "structural_tag", "use `tools` with `strict`"),
@@ -334,13 +345,13 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     _refused(_OPENAI, "vLLM", "return_token_ids", "tokens come as text and bytes", False),
     _refused(_OPENAI, "vLLM", "kv_transfer_params", "the swarm moves its own caches"),
     _refused(_OPENAI, "vLLM", "vllm_xargs", "nobody here reads them", {}),
-    _refused(_TEXTS | Body.OLLAMA_OPTIONS, "llama.cpp, Ollama", "mirostat", "use `top_p` or `min_p`", 0),
-    _refused(_TEXTS | Body.OLLAMA_OPTIONS, "llama.cpp, Ollama", "typical_p", "use `top_p` or `min_p`", 1),
-    _refused(_TEXTS | Body.OLLAMA_OPTIONS, "llama.cpp, Ollama", "tfs_z", "use `top_p` or `min_p`", 1),
+    _refused(_TEXTS | BodyKind.OLLAMA_OPTIONS, "llama.cpp, Ollama", "mirostat", "use `top_p` or `min_p`", 0),
+    _refused(_TEXTS | BodyKind.OLLAMA_OPTIONS, "llama.cpp, Ollama", "typical_p", "use `top_p` or `min_p`", 1),
+    _refused(_TEXTS | BodyKind.OLLAMA_OPTIONS, "llama.cpp, Ollama", "tfs_z", "use `top_p` or `min_p`", 1),
     _refused(_TEXTS, "llama.cpp", "penalize_nl", "penalties count every token", True),
-    _refused(Body.OLLAMA_OPTIONS, "Ollama", "penalize_newline", "penalties count every token", True),
+    _refused(BodyKind.OLLAMA_OPTIONS, "Ollama", "penalize_newline", "penalties count every token", True),
     *(
-        _refused(Body.OLLAMA_OPTIONS, "Ollama", name, "positions are the model's own", 0)
+        _refused(BodyKind.OLLAMA_OPTIONS, "Ollama", name, "positions are the model's own", 0)
         for name in ("rope_frequency_base", "rope_frequency_scale")
     ),
     _refused(_TEXTS, "llama.cpp", "typ_p", "use `top_p` or `min_p`", 1),
@@ -377,18 +388,18 @@ FIELDS: Final[tuple[RequestField, ...]] = (
 )
 """All of them; of each body a name stands once."""
 
-_OF_BODY: Final[Mapping[Body, Mapping[str, RequestField]]] = {
-    body: {field.name: field for field in FIELDS if body in field.bodies} for body in Body
+_OF_BODY: Final[Mapping[BodyKind, Mapping[str, RequestField]]] = {
+    body: {field.name: field for field in FIELDS if body in field.bodies} for body in BodyKind
 }
 _TELL: Final = frozenset({"include", "keep_alive", "metadata", "store", "stream_options", "user"})
 """Names that are honoured somewhere and change no text."""
 _CHANGES: Final = frozenset(field.name for field in FIELDS if field.handling is not Handling.IGNORED) - _TELL
 """Names that change the answer somewhere."""
-_FORGIVING: Final = _OLLAMA | Body.OLLAMA_OPTIONS
+_FORGIVING: Final = _OLLAMA | BodyKind.OLLAMA_OPTIONS
 """Bodies whose service passes over what stands in the wrong place."""
 
 
-def fields_of(body: Body) -> Mapping[str, RequestField]:
+def fields_of(body: BodyKind) -> Mapping[str, RequestField]:
     """The fields that one body may have, by their names."""
     return _OF_BODY[body]
 
@@ -415,7 +426,7 @@ def note_left_out(name: str) -> None:
         logger.info("a request's %s is ignored", name)
 
 
-def take_fields(body: Body, value: object) -> None:
+def take_fields(body: BodyKind, value: object) -> None:
     """Check the fields of a request's object before its model reads it, and note what is left out.
 
     A name that nobody knows is left out, as vLLM, llama.cpp and Ollama do. One that changes answers elsewhere is not.

@@ -27,7 +27,7 @@ from client.library.chat import AsyncChat
 from client.library.conversation import Conversation
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
-from client.options import UNCHANGED, ConnectOptions, GenerateOptions, check_codec, described, make_options
+from client.options import UNCHANGED, ConnectOptions, GenerateOptions, check_codec, described, make_options, sampling_of
 from client.stats import Result
 from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
 from swarm.discovery.coverage import Coverage, cover
@@ -303,7 +303,7 @@ async def _links(membership: Membership, *, insecure: bool) -> AsyncIterator[tup
 
 def _defaults(target: Target, options: ConnectOptions) -> GenerateOptions:
     """What the checkpoint says of sampling, unless it is not asked; told once."""
-    taken = target.sampling if options.get("generation_config", True) else GenerateOptions()
+    taken = sampling_of(target.generation) if options.get("generation_config", True) else GenerateOptions()
     if taken:
         logger.info("%s: %s, as its generation_config.json says", target.name, described(taken))
     return taken

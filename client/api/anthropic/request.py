@@ -11,7 +11,7 @@ from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import ApiModel, RequestBody
-from client.api.request_fields import Body, note_left_out
+from client.api.request_fields import BodyKind, note_left_out
 from client.api.sampling_fields import Whole, asked_options, one_grammar, schema_grammar
 from client.dialogue.messages import Message, Tool, ToolChoice
 
@@ -68,7 +68,7 @@ class OutputConfig(ApiModel):
 class MessagesInput(RequestBody):
     """What makes the prompt: of a message, and of counting its tokens."""
 
-    body = Body.MESSAGES
+    body = BodyKind.MESSAGES
 
     model: str
     messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)

@@ -12,7 +12,7 @@ from client.api.backend import ChatJob, Job, ModelCard, TextJob
 from client.api.errors import invalid, unsupported
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import ApiModel, RequestBody
-from client.api.request_fields import Body
+from client.api.request_fields import BodyKind
 from client.api.sampling_fields import Whole, asked_options, penalties, schema_grammar, stop_strings
 from client.dialogue.messages import Message, Tool, ToolCall
 from client.options import GenerateOptions, Grammar
@@ -24,7 +24,7 @@ USUAL: Final = GenerateOptions(temperature=0.8, top_k=40, top_p=0.9)
 class RunOptions(RequestBody):
     """`options`."""
 
-    body = Body.OLLAMA_OPTIONS
+    body = BodyKind.OLLAMA_OPTIONS
 
     model_config = ConfigDict(strict=False)  # its clients send 20.0 for 20
 
@@ -103,7 +103,7 @@ class ChatTool(ApiModel):
 class ChatRunRequest(RunRequest):
     """Of `/api/chat`; no messages ask whether the model is there."""
 
-    body = Body.OLLAMA_CHAT
+    body = BodyKind.OLLAMA_CHAT
 
     messages: list[ChatTurn] = Field(default_factory=list, max_length=MAX_MESSAGES)
     tools: list[ChatTool] | None = Field(default=None, max_length=MAX_TOOLS)
@@ -112,7 +112,7 @@ class ChatRunRequest(RunRequest):
 class GenerateRequest(RunRequest):
     """Of `/api/generate`; no prompt asks whether the model is there."""
 
-    body = Body.OLLAMA_GENERATE
+    body = BodyKind.OLLAMA_GENERATE
 
     prompt: str = ""
     system: str | None = None

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
 from client.api.openai.fields import ApiModel, Limit, SamplingRequest
-from client.api.request_fields import Body
+from client.api.request_fields import BodyKind
 from client.api.sampling_fields import Whole, token_limit
 from client.dialogue.messages import Message, Role, Tool, ToolCall, ToolChoice
 
@@ -117,7 +117,7 @@ class TemplateFields(ApiModel):
 class ChatRequest(SamplingRequest):
     """`POST /v1/chat/completions`."""
 
-    body = Body.CHAT
+    body = BodyKind.CHAT
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Limit | None = None

@@ -19,7 +19,7 @@ from client.api.json_text import JsonRoute
 from client.api.openai.bodies import LEAST_LOG_PROB, fingerprint, new_id, speed, usage
 from client.api.openai.chat_completions import error_frame
 from client.api.openai.fields import SamplingRequest, TokenId, for_choice
-from client.api.request_fields import Body
+from client.api.request_fields import BodyKind
 from client.api.sampling_fields import Whole, token_limit
 from client.api.sse import DONE, sse, sse_response
 from client.dialogue.messages import ContentDelta
@@ -36,7 +36,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 class CompletionRequest(SamplingRequest):
     """`POST /v1/completions`."""
 
-    body = Body.COMPLETIONS
+    body = BodyKind.COMPLETIONS
 
     prompt: (
         str

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from client.api.errors import invalid
 from client.api.json_text import read_json
-from client.api.request_fields import Body, take_fields
+from client.api.request_fields import BodyKind, take_fields
 from client.api.sampling_fields import (
     SEEDS,
     Whole,
@@ -57,7 +57,7 @@ class RequestBody(ApiModel):
         body: which of them.
     """
 
-    body: ClassVar[Body]
+    body: ClassVar[BodyKind]
 
     @model_validator(mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
 from client.api.openai.fields import ApiModel, Limit, SampledRequest
-from client.api.request_fields import Body, note_left_out
+from client.api.request_fields import BodyKind, note_left_out
 from client.api.responses.items import InputItem, read_items
 from client.api.sampling_fields import Whole, schema_grammar, token_limit
 from client.dialogue.messages import Message, Tool, ToolChoice
@@ -62,7 +62,7 @@ class ReasoningSettings(ApiModel):
 class ResponsesInput(SampledRequest):
     """What makes the prompt: of a response, and of counting its tokens."""
 
-    body = Body.RESPONSES
+    body = BodyKind.RESPONSES
 
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""

@@ -24,7 +24,7 @@ from client.api.openai.fields import RequestBody
 from client.api.request_fields import (
     FIELDS,
     LEFT_OUT,
-    Body,
+    BodyKind,
     Handling,
     RequestField,
     fields_of,
@@ -35,36 +35,36 @@ from client.api.responses.request import ResponsesRequest
 from client.options import Grammar
 from tests.scripted_backend import ScriptedBackend, saying
 
-MODELS: Final[dict[Body, type[RequestBody]]] = {
-    Body.CHAT: ChatRequest,
-    Body.COMPLETIONS: CompletionRequest,
-    Body.RESPONSES: ResponsesRequest,
-    Body.MESSAGES: MessagesRequest,
-    Body.OLLAMA_CHAT: ChatRunRequest,
-    Body.OLLAMA_GENERATE: GenerateRequest,
-    Body.OLLAMA_OPTIONS: RunOptions,
+MODELS: Final[dict[BodyKind, type[RequestBody]]] = {
+    BodyKind.CHAT: ChatRequest,
+    BodyKind.COMPLETIONS: CompletionRequest,
+    BodyKind.RESPONSES: ResponsesRequest,
+    BodyKind.MESSAGES: MessagesRequest,
+    BodyKind.OLLAMA_CHAT: ChatRunRequest,
+    BodyKind.OLLAMA_GENERATE: GenerateRequest,
+    BodyKind.OLLAMA_OPTIONS: RunOptions,
 }
 HI: Final = [{"role": "user", "content": "Hi"}]
-ASKED: Final[dict[Body, tuple[str, dict[str, Any]]]] = {
-    Body.CHAT: ("/v1/chat/completions", {"messages": HI}),
-    Body.COMPLETIONS: ("/v1/completions", {"prompt": "Hi"}),
-    Body.RESPONSES: ("/v1/responses", {"input": "Hi"}),
-    Body.MESSAGES: ("/v1/messages", {"model": "demo-model", "messages": HI, "max_tokens": 8}),
-    Body.OLLAMA_CHAT: ("/api/chat", {"model": "demo-model", "messages": HI, "stream": False}),
-    Body.OLLAMA_GENERATE: ("/api/generate", {"model": "demo-model", "prompt": "Hi", "stream": False}),
+ASKED: Final[dict[BodyKind, tuple[str, dict[str, Any]]]] = {
+    BodyKind.CHAT: ("/v1/chat/completions", {"messages": HI}),
+    BodyKind.COMPLETIONS: ("/v1/completions", {"prompt": "Hi"}),
+    BodyKind.RESPONSES: ("/v1/responses", {"input": "Hi"}),
+    BodyKind.MESSAGES: ("/v1/messages", {"model": "demo-model", "messages": HI, "max_tokens": 8}),
+    BodyKind.OLLAMA_CHAT: ("/api/chat", {"model": "demo-model", "messages": HI, "stream": False}),
+    BodyKind.OLLAMA_GENERATE: ("/api/generate", {"model": "demo-model", "prompt": "Hi", "stream": False}),
 }
 """Path and least request of each body."""
 
 
-def of(handling: Handling) -> list[tuple[Body, RequestField]]:
+def of(handling: Handling) -> list[tuple[BodyKind, RequestField]]:
     """Every field of a handling in every body."""
     return [(body, field) for field in FIELDS if field.handling is handling for body in field.bodies]
 
 
-def request(body: Body, **fields: object) -> tuple[str, dict[str, Any]]:
+def request(body: BodyKind, **fields: object) -> tuple[str, dict[str, Any]]:
     """A request with fields, in Ollama's options where they belong there."""
-    if body is Body.OLLAMA_OPTIONS:
-        path, least = ASKED[Body.OLLAMA_CHAT]
+    if body is BodyKind.OLLAMA_OPTIONS:
+        path, least = ASKED[BodyKind.OLLAMA_CHAT]
         return path, {**least, "options": fields}
     path, least = ASKED[body]
     return path, {**least, **fields}
@@ -90,8 +90,8 @@ async def test_of_each_body_a_name_stands_once() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("body", Body, ids=lambda body: body.name)
-async def test_the_models_read_what_is_honoured(body: Body) -> None:
+@pytest.mark.parametrize("body", BodyKind, ids=lambda body: body.name)
+async def test_the_models_read_what_is_honoured(body: BodyKind) -> None:
     read = {field.alias or name for name, field in MODELS[body].model_fields.items()}
     assert read == {name for name, field in fields_of(body).items() if field.handling is Handling.HONOURED}
     assert MODELS[body].body is body
@@ -100,14 +100,14 @@ async def test_the_models_read_what_is_honoured(body: Body) -> None:
 @pytest.mark.parametrize(
     ("body", "params"),
     [
-        (Body.CHAT, ChatParams),
-        (Body.COMPLETIONS, CompletionParams),
-        (Body.RESPONSES, ResponseParams),
-        (Body.MESSAGES, MessageParams),
-        (Body.MESSAGES, BetaMessageParams),
+        (BodyKind.CHAT, ChatParams),
+        (BodyKind.COMPLETIONS, CompletionParams),
+        (BodyKind.RESPONSES, ResponseParams),
+        (BodyKind.MESSAGES, MessageParams),
+        (BodyKind.MESSAGES, BetaMessageParams),
     ],
 )
-async def test_every_field_of_the_official_clients_is_known(body: Body, params: type) -> None:
+async def test_every_field_of_the_official_clients_is_known(body: BodyKind, params: type) -> None:
     assert set(params.__annotations__) - set(fields_of(body)) == set()
 
 
@@ -135,11 +135,11 @@ async def test_every_ignored_field_is_noted() -> None:
 
 async def test_true_is_no_one() -> None:
     with pytest.raises(ApiError, match="typical_p"):
-        take_fields(Body.CHAT, {"typical_p": True})
+        take_fields(BodyKind.CHAT, {"typical_p": True})
 
 
-@pytest.mark.parametrize("body", Body, ids=lambda body: body.name)
-async def test_a_server_tells_what_it_refuses_and_ignores(http: httpx2.AsyncClient, body: Body) -> None:
+@pytest.mark.parametrize("body", BodyKind, ids=lambda body: body.name)
+async def test_a_server_tells_what_it_refuses_and_ignores(http: httpx2.AsyncClient, body: BodyKind) -> None:
     """Of each body the first field of each kind, through a route."""
     (_, refused), *_ = [one for one in of(Handling.REFUSED) if one[0] is body]
     (_, ignored), *_ = [one for one in of(Handling.IGNORED) if one[0] is body]
@@ -153,16 +153,18 @@ async def test_a_server_tells_what_it_refuses_and_ignores(http: httpx2.AsyncClie
 
 
 @pytest.mark.parametrize("body", ASKED, ids=lambda body: body.name)
-async def test_what_nobody_knows_is_said(http: httpx2.AsyncClient, body: Body) -> None:
+async def test_what_nobody_knows_is_said(http: httpx2.AsyncClient, body: BodyKind) -> None:
     path, asked = request(body, surprise=1, **{"no\r\nname: x": 1, "é": 1})
     answer = await http.post(path, json=asked)
     assert (answer.status_code, answer.headers.get(LEFT_OUT)) == (200, "surprise")
 
 
 @pytest.mark.parametrize(
-    "body", [Body.CHAT, Body.COMPLETIONS, Body.RESPONSES, Body.MESSAGES], ids=lambda body: body.name
+    "body", [BodyKind.CHAT, BodyKind.COMPLETIONS, BodyKind.RESPONSES, BodyKind.MESSAGES], ids=lambda body: body.name
 )
-async def test_a_field_of_another_path_that_changes_answers_is_refused(http: httpx2.AsyncClient, body: Body) -> None:
+async def test_a_field_of_another_path_that_changes_answers_is_refused(
+    http: httpx2.AsyncClient, body: BodyKind
+) -> None:
     path, asked = request(body, think=True)
     answer = await http.post(path, json=asked)
     assert answer.status_code == 400
@@ -170,7 +172,7 @@ async def test_a_field_of_another_path_that_changes_answers_is_refused(http: htt
 
 
 async def test_many_ignored_fields_make_no_long_header(http: httpx2.AsyncClient) -> None:
-    path, asked = request(Body.CHAT, **{f"f{number}": 1 for number in range(5_000)})
+    path, asked = request(BodyKind.CHAT, **{f"f{number}": 1 for number in range(5_000)})
     answer = await http.post(path, json=asked)
     assert (answer.status_code, len(answer.headers[LEFT_OUT].split(", "))) == (200, 32)
 
@@ -204,7 +206,7 @@ LARK: Final = Grammar("lark", '%llguidance {}\n\nstart: "yes"\n     | "no"\n\n')
 async def test_what_the_text_must_be_is_a_grammar(
     http: httpx2.AsyncClient, backend: ScriptedBackend, fields: dict[str, Any], grammar: Grammar | None
 ) -> None:
-    for body in (Body.CHAT, Body.COMPLETIONS, Body.RESPONSES):
+    for body in (BodyKind.CHAT, BodyKind.COMPLETIONS, BodyKind.RESPONSES):
         path, asked = request(body, **fields)
         answer = await http.post(path, json=asked)
         assert answer.status_code == 200, answer.text
@@ -212,7 +214,7 @@ async def test_what_the_text_must_be_is_a_grammar(
 
 
 async def test_completions_have_a_response_format(http: httpx2.AsyncClient, backend: ScriptedBackend) -> None:
-    path, asked = request(Body.COMPLETIONS, response_format={"type": "json_object"})
+    path, asked = request(BodyKind.COMPLETIONS, response_format={"type": "json_object"})
     assert (await http.post(path, json=asked)).status_code == 200
     assert backend.jobs[-1].options.get("grammar") == Grammar("json")
 
@@ -221,7 +223,7 @@ async def test_completions_have_a_response_format(http: httpx2.AsyncClient, back
 async def test_messages_take_the_older_name_of_a_format(
     http: httpx2.AsyncClient, backend: ScriptedBackend, fields: dict[str, Any]
 ) -> None:
-    path, asked = request(Body.MESSAGES, **fields)
+    path, asked = request(BodyKind.MESSAGES, **fields)
     assert (await http.post(path, json=asked)).status_code == 200
     assert backend.jobs[-1].options.get("grammar") == OF_SCHEMA
 
@@ -252,7 +254,7 @@ async def test_messages_take_the_older_name_of_a_format(
 async def test_what_cannot_be_a_grammar_is_told(
     http: httpx2.AsyncClient, fields: dict[str, Any], says: str, param: str
 ) -> None:
-    path, asked = request(Body.CHAT, **fields)
+    path, asked = request(BodyKind.CHAT, **fields)
     answer = await http.post(path, json=asked)
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
@@ -260,6 +262,6 @@ async def test_what_cannot_be_a_grammar_is_told(
 
 
 async def test_ends_of_text_are_asked_for(http: httpx2.AsyncClient, backend: ScriptedBackend) -> None:
-    path, asked = request(Body.CHAT, ignore_eos=True, stop_token_ids=[5, 7.0])
+    path, asked = request(BodyKind.CHAT, ignore_eos=True, stop_token_ids=[5, 7.0])
     assert (await http.post(path, json=asked)).status_code == 200
     assert backend.last.options == {"end_tokens": (), "stop_tokens": (5, 7)}
