@@ -72,7 +72,7 @@ class JsonRoute(APIRoute):
             with noting_left_out() as names:
                 response = await handle(JsonRequest({**request.scope, "headers": headers}, request.receive))
             if names:
-                response.headers[LEFT_OUT] = ", ".join(names)
+                response.headers[LEFT_OUT] = ", ".join(f"field {name}" for name in names)
             return response
 
         return handle_json

@@ -19,8 +19,8 @@ from client.api.errors import unsupported
 
 logger = logging.getLogger(__name__)
 
-LEFT_OUT: Final = "x-canopy-ignored"
-"""The header of an answer that names what the request asked for and did not get, because it changes no answer."""
+LEFT_OUT: Final = "canopy-left-out"
+"""The header of an answer that names what the request has and the answer goes without."""
 MAX_LEFT_OUT: Final = 32
 """Names in that header, at most."""
 _NAME: Final = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
@@ -419,11 +419,11 @@ def noting_left_out() -> Iterator[list[str]]:
 
 
 def note_left_out(name: str) -> None:
-    """Say in the header of the answer that a part of the request, such as `tools[3]`, was left out."""
+    """Say in the header of the answer that a field of the request, such as `text.verbosity`, was left out."""
     names = _left_out.get()
     if names is not None and len(names) < MAX_LEFT_OUT and name not in names and _NAME.fullmatch(name):
         names.append(name)
-        logger.info("a request's %s is ignored", name)
+        logger.info("a request's field %s is ignored", name)
 
 
 def take_fields(body: BodyKind, value: object) -> None:

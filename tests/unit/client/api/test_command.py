@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import httpx2
 import pytest
 
-import client.api.command
 from client import AsyncSwarm
 from client.api.command import ServerOptions, listening, serve_api, served_api, swarm_source, which_model
 from client.api.queue import QueueLimits
@@ -121,9 +120,9 @@ async def test_a_listed_model_is_not_loaded_unless_it_is_named(monkeypatch: pyte
         async def served(self, listed: list[SimpleNamespace]) -> list[SimpleNamespace]:
             return listed
 
-    monkeypatch.setattr(client.api.command.DhtRegistry, "open", lambda config: nullcontext(Listing()))
-    monkeypatch.setattr(client.api.command, "ServedModels", Served)
-    monkeypatch.setattr(client.api.command.AsyncSwarm, "connect", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr("client.api.command.DhtRegistry.open", lambda config: nullcontext(Listing()))
+    monkeypatch.setattr("client.api.command.ServedModels", Served)
+    monkeypatch.setattr("client.api.command.AsyncSwarm.connect", lambda *_, **__: pytest.fail("it was loaded"))
     told: list[httpx2.Response] = []
     source = swarm_source(None, {"peers": ["/x"]})
     with listening("127.0.0.1", 0) as taken:

@@ -404,7 +404,7 @@ def test_what_is_said_of_the_model(url: str, backend: ScriptedBackend) -> None:
 def test_a_field_in_the_wrong_place_is_named_and_ignored(url: str) -> None:
     """As Ollama does; `temperature` belongs to the options."""
     answer = ask(url, "/api/chat", messages=HI, stream=False, temperature=0.1, options={"num_ctx": 9})
-    assert (answer.status_code, answer.headers["x-canopy-ignored"]) == (200, "temperature, num_ctx")
+    assert (answer.status_code, answer.headers["canopy-left-out"]) == (200, "field temperature, field num_ctx")
 
 
 def test_the_tag_latest_names_the_model(url: str) -> None:

@@ -146,4 +146,4 @@ def test_what_is_ignored_is_named(url: str) -> None:
     body = {"input": "Hi", "surprise": {"a": 1}, "safety_identifier": "x", "prompt_cache_key": "y"}
     answer = httpx2.post(f"{url}/v1/responses", json=body, headers={"authorization": f"Bearer {KEYS[0]}"})
     assert answer.status_code == 200
-    assert answer.headers["x-canopy-ignored"] == "surprise, safety_identifier, prompt_cache_key"
+    assert answer.headers["canopy-left-out"] == "field surprise, field safety_identifier, field prompt_cache_key"
