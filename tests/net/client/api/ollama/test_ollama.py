@@ -305,7 +305,7 @@ def test_results_find_their_calls(url: str, backend: ScriptedBackend) -> None:
 def test_results_of_one_tool_go_to_its_calls_in_their_order(url: str, backend: ScriptedBackend) -> None:
     messages = [
         *HI,
-        {"role": "assistant", "tool_calls": [call_of("a"), call_of("a")]},
+        {"role": "assistant", "content": None, "tool_calls": [call_of("a"), call_of("a")]},
         {"role": "tool", "content": "first", "tool_name": "a"},
         {"role": "tool", "content": "second", "tool_name": "a"},
     ]

@@ -38,6 +38,9 @@ USAGE = {
 }
 
 
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
 @dataclass(frozen=True)
 class Case:
     """A request, the answer that is played, and the shape of the body."""
@@ -280,6 +283,7 @@ def test_choices_have_seeds_of_their_own(client: openai.OpenAI, backend: Scripte
     ("given", "read"),
     [
         ({"role": "developer", "content": "Be brief."}, Message("system", "Be brief.")),
+        ({"role": "assistant", "content": None}, Message("assistant", "")),
         ({"role": "user", "content": "Hi", "name": "ann"}, Message("user", "Hi", name="ann")),
         (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -305,7 +309,7 @@ def test_choices_have_seeds_of_their_own(client: openai.OpenAI, backend: Scripte
             Message("tool", "rain", tool_call_id="call_7"),
         ),
     ],
-    ids=["developer", "name", "parts", "calls", "refusal", "reasoning", "tool"],
+    ids=["developer", "no content", "name", "parts", "calls", "refusal", "reasoning", "tool"],
 )
 def test_messages_are_read(
     client: openai.OpenAI, backend: ScriptedBackend, given: dict[str, Any], read: Message
@@ -321,10 +325,11 @@ def test_messages_are_read(
         ({"tools": [WEATHER], "tool_choice": "none"}, ToolChoice("none")),
         ({"tools": [WEATHER], "tool_choice": "required"}, ToolChoice("required")),
         ({"tools": [WEATHER], "tool_choice": NAMED}, ToolChoice("required", "weather")),
+        ({"tools": [WEATHER], "tool_choice": ALLOWED}, ToolChoice("required")),
         ({"tools": [WEATHER], "parallel_tool_calls": False}, ToolChoice(parallel=False)),
         ({"tool_choice": "none"}, ToolChoice("none")),
     ],
-    ids=["auto", "none", "required", "named", "one at a time", "none without tools"],
+    ids=["auto", "none", "required", "named", "allowed", "one at a time", "none without tools"],
 )
 def test_tool_choice_is_read(
     client: openai.OpenAI, backend: ScriptedBackend, fields: dict[str, Any], read: ToolChoice
@@ -334,3 +339,11 @@ def test_tool_choice_is_read(
     if fields.get("tools"):
         function: Any = WEATHER["function"]
         assert list(backend.last.tools) == [Tool("weather", "of a town", function["parameters"], strict=True)]
+
+
+def test_some_of_many_tools_are_allowed(client: openai.OpenAI, backend: ScriptedBackend) -> None:
+    many: list[Any] = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(300)]
+    client.chat.completions.create(**asked(tools=[*many, WEATHER]))
+    assert len(backend.last.tools) == 301
+    client.chat.completions.create(**asked(tools=[*many, WEATHER], tool_choice=ALLOWED))
+    assert [tool.name for tool in backend.last.tools] == ["weather"]

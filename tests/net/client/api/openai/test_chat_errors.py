@@ -68,6 +68,15 @@ from tests.scripted_backend import Gate, ScriptedBackend, steps
         ),
         ({"tool_choice": "required"}, 400, None, "tool_choice"),
         ({"tools": [CLOCK], "tool_choice": NAMED}, 400, None, "tool_choice"),
+        (
+            {
+                "tools": [CLOCK],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+            },
+            400,
+            None,
+            "tool_choice",
+        ),
         ({"functions": [{"name": "clock"}]}, 400, "unsupported_parameter", "functions"),
         ({"modalities": ["text", "audio"]}, 400, "unsupported_parameter", "modalities"),
         (
