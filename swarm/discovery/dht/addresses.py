@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,38 @@ from swarm.discovery.identity import is_peer_id
 from swarm.discovery.interfaces import interface_addresses, is_reached_by_ipv6
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
+from swarm.ids import SwarmId
 from swarm.transport.network_key import NetworkKey
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an address comes from.
+
+    Attributes:
+        rank: whose word counts: 0 what was typed, 1 the environment, 2 what is remembered.
+        text: as people are told of it.
+    """
+
+    rank: int = 0
+    text: str = "from --join"
+
+
+@dataclass(frozen=True, slots=True)
+class MetSwarm:
+    """A swarm while it is joined.
+
+    Attributes:
+        swarm: its id; None in a private one, and in one that has none.
+        peers: multiaddresses of its other peers.
+        here: those of this machine's own peer; none of a client.
+        others: peers that were to be joined and are of other swarms: whose, and the multiaddress.
+    """
+
+    swarm: SwarmId | None
+    peers: tuple[str, ...]
+    here: tuple[str, ...] = ()
+    others: tuple[tuple[SwarmId, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +57,23 @@ class Membership:
 
     Attributes:
         network: the key of a private swarm; None in a swarm that is open to everybody.
-        note_peers: takes the multiaddresses of peers of the swarm, once when it was joined and now and then afterwards.
+        note_peers: takes whom it meets in the swarm, once when it was joined and now and then afterwards.
         note_model: takes the fingerprint of the model that is served or used.
-        nobody: what to say, and what to do, where no peer answers; empty says only who was asked.
+        nobody: what to do where no peer answers.
+        swarm: the open swarm that is meant; None where its peers say it.
+        is_certain: whether peers that were typed cannot mean another one, since an invite names it.
+        is_new: whether a swarm begins here that is none of those that this identity was of.
+        sources: where each address comes from; those that do not stand here were typed.
     """
 
     network: NetworkKey | None = None
-    note_peers: Callable[[Sequence[str]], None] | None = field(default=None, compare=False, repr=False)
+    note_peers: Callable[[MetSwarm], None] | None = field(default=None, compare=False, repr=False)
     note_model: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
     nobody: str = ""
+    swarm: SwarmId | None = None
+    is_certain: bool = False
+    is_new: bool = False
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
 
 
 OPEN_SWARM = Membership()
@@ -45,6 +84,8 @@ ANSWER_S = 2.0
 """How long a peer's TCP port may take to answer."""
 MAX_TRIED = 8
 """Peers whose port is tried, at most."""
+NOBODY_ANSWERS = "no peer answers"
+"""How a refusal begins where none of the peers that were named could be asked."""
 SLOW = "this machine is too busy: the p2p daemon did not start"
 """With which a refusal begins that another try may change."""
 
@@ -87,6 +128,7 @@ class ListenAddresses:
         announce: under what others reach it; None for what it listens on.
         client: nothing listens here.
         allow_private: private addresses are dialled back also from a public one.
+        sources: of each peer, its rank and where its address comes from.
     """
 
     join: tuple[str, ...]
@@ -94,6 +136,12 @@ class ListenAddresses:
     announce: tuple[str, ...] | None
     client: bool
     allow_private: bool = False
+    sources: tuple[tuple[int, str], ...] = ()
+
+    def listed(self) -> str:
+        """The peers, each with where its address comes from."""
+        texts = [text for _, text in self.sources] or [Source().text] * len(self.join)
+        return ", ".join(f"{one} ({text})" for one, text in zip(self.join, texts, strict=True)) or "no address"
 
 
 def listen_addresses(config: DhtConfig) -> ListenAddresses:
@@ -117,7 +165,9 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
     is_reached = is_reached_by_ipv6(interface_addresses(), joins_by_ipv6=by_ipv6)
     if host == _EVERYWHERE and not config.client_mode and is_reached:
         listened.append(f"/ip6/::/tcp/{port}")  # libp2p listens to one family at a time
-    return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, config.allow_private)
+    found = [config.membership.sources.get(one, Source()) for one in config.join]
+    sources = tuple((one.rank, one.text) for one in found)
+    return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, config.allow_private, sources)
 
 
 async def answers(join: Sequence[str], limit_s: float = ANSWER_S) -> bool:
