@@ -213,7 +213,9 @@ class StartUp:
         config, model = self._config, resources.identity
         if config.membership.network is not None:
             return
-        said = announced(resources.registry.join_addresses(), config.join, (model.name, model.fingerprint))
+        registry, named = resources.registry, (model.name, model.fingerprint)
+        swarm = registry.swarm_id if isinstance(registry, DhtRegistry) else None
+        said = announced(registry.join_addresses(), config.join, named, swarm=swarm)
         if said is not None and config.lan != "no" and not config.insecure:
             resources.scope.spawn(keep_announced(said))
 

@@ -20,7 +20,7 @@ from swarm.discovery import record_fields as fields
 from swarm.discovery.identity import Identity, peer_id_of, verify
 from swarm.discovery.record_fields import RecordError
 from swarm.errors import LayersError
-from swarm.ids import SWARM_ID_BYTES, MAX_MODEL_NAME, ModelIdentity, PeerId, SwarmId, as_swarm_id, is_model_name
+from swarm.ids import MAX_MODEL_NAME, SWARM_ID_BYTES, ModelIdentity, PeerId, SwarmId, as_swarm_id, is_model_name
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_RECORD_BYTES
 from swarm.runtime.version import unknown_here
@@ -90,7 +90,7 @@ class NodeRecord:
         bucketed: whether a sweep takes the time of the next size in `sweep_ms`, so that rows in between are free;
             those times do not fall. A release that does not know this field interpolates them.
         aux_rows: whether it sends rows of further layers beside those of the last one (P14).
-        swarm: the open swarm that it is of; None in a private one, and in one that has no id. The directory fills it in.
+        swarm: the open swarm that it is of, which the directory fills in; None in a private one, or one without an id.
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 

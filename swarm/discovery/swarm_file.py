@@ -1,4 +1,4 @@
-"""Which swarm an identity is of: one small file beside its key, so that a swarm that began here is the same one again."""
+"""Which swarm an identity is of: one small file beside its key, so that a swarm that began here stays the same one."""
 
 from __future__ import annotations
 

@@ -86,6 +86,8 @@ MAX_TRIED = 8
 """Peers whose port is tried, at most."""
 NOBODY_ANSWERS = "no peer answers"
 """How a refusal begins where none of the peers that were named could be asked."""
+MAX_LISTED = 4
+"""Addresses that one line names."""
 SLOW = "this machine is too busy: the p2p daemon did not start"
 """With which a refusal begins that another try may change."""
 
@@ -141,7 +143,9 @@ class ListenAddresses:
     def listed(self) -> str:
         """The peers, each with where its address comes from."""
         texts = [text for _, text in self.sources] or [Source().text] * len(self.join)
-        return ", ".join(f"{one} ({text})" for one, text in zip(self.join, texts, strict=True)) or "no address"
+        named = [f"{one} ({text})" for one, text in zip(self.join, texts, strict=True)]
+        more = [f"{len(named) - MAX_LISTED} more"] if len(named) > MAX_LISTED else []
+        return ", ".join([*named[:MAX_LISTED], *more]) or "no address"
 
 
 def listen_addresses(config: DhtConfig) -> ListenAddresses:
@@ -229,8 +233,12 @@ def check_own_address(host: str) -> None:
             raise ConfigError(f"--host {host}: this machine has no such address") from None
 
 
-def check_join_address(address: str) -> None:
+def check_join_address(address: str, named: str = "--join") -> None:
     """Refuse what is no libp2p address with a peer id.
+
+    Args:
+        address: what should be one.
+        named: where it comes from.
 
     Raises:
         ConfigError: the address is malformed.
@@ -238,7 +246,7 @@ def check_join_address(address: str) -> None:
     match = _JOIN.fullmatch(address)
     if match is None or not is_peer_id(match["peer"]) or not 0 < int(match["port"]) < 65_536:
         raise ConfigError(
-            f"--join {address[:120]!r} is no peer address; it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm…, "
+            f"{named} {address[:120]!r} is no peer address; it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm…, "
             "as `swarm bootstrap` and `node serve` print it"
         )
 

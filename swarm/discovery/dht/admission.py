@@ -82,7 +82,7 @@ class Admission(AuthorizerBase):  # type: ignore[misc]  # hivemind is untyped
         """Whether a record may lie here that says so of its swarm."""
         return True
 
-    def note(self, peer: PeerID, auth: Any) -> None:  # noqa: ANN401, B027 - of any answer that was believed
+    def note(self, peer: PeerID, auth: Any) -> None:  # noqa: ANN401 - of any answer that was believed
         """Learn what a peer's release can read."""
 
     async def validate_request(self, request: object) -> bool:

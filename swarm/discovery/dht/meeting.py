@@ -51,46 +51,27 @@ def meet(
     if not listen.join:
         return Meeting(meant, listen)
     sources = listen.sources or ((0, ""),) * len(listen.join)
-    answered = [(rank, one) for one, (rank, _) in zip(listen.join, sources, strict=True) if one in said]
-    first = min(rank for rank, _ in sources)
-    if meant is None and first == 0 and answered and all(rank for rank, _ in answered):
-        silent = [one for one, (rank, _) in zip(listen.join, sources, strict=True) if rank == 0]
-        raise OtherSwarm(f"{NOBODY_ANSWERS} at {', '.join(silent)}")
-    if meant is None or not is_certain:
-        meant = _chosen(listen, answered, said, first, meant)
-    others = tuple((other, one) for _, one in answered if (other := said[one]) not in (None, meant) and other)
-    left_out = {one for _, one in others}
-    typed = [one for rank, one in answered if rank == 0 and one in left_out]
-    if typed or (answered and len(left_out) == len(answered)):
-        raise _refused(listen, meant, said, (typed or sorted(left_out))[0])
-    kept = [(one, source) for one, source in zip(listen.join, sources, strict=True) if one not in left_out]
+    rank = dict(zip(listen.join, (rank for rank, _ in sources), strict=True))
+    first = min((rank[one] for one in said), default=min(rank.values()))
+    if said and first > 0 and meant is None and 0 in rank.values():
+        raise OtherSwarm(f"{NOBODY_ANSWERS} at {', '.join(one for one in listen.join if rank[one] == 0)}")
+    known, told = meant, [said[one] for one in listen.join if one in said and rank[one] == first]
+    if meant is None or (first == 0 and not is_certain and any(told) and meant not in told):
+        known = None
+        meant = next((swarm for swarm in told if swarm is not None), None)
+
+    def is_of_it(one: str) -> bool:
+        """Who says no id, or nothing, is of the swarm that is meant where its place in the list says so."""
+        swarm = said.get(one)
+        return swarm == meant if swarm is not None else known is not None or rank[one] <= first
+
+    left_out = [one for one in listen.join if not is_of_it(one)]
+    typed = [one for one in left_out if rank[one] == 0 and one in said]
+    if typed or (said and not any(map(is_of_it, said))):
+        raise _refused(listen, meant, said, next(iter(typed), next(iter(said))))
+    kept = [(one, source) for one, source in zip(listen.join, sources, strict=True) if is_of_it(one)]
     joined = replace(listen, join=tuple(one for one, _ in kept), sources=tuple(source for _, source in kept))
-    return Meeting(meant, joined, others)
-
-
-def _chosen(
-    listen: ListenAddresses,
-    answered: list[tuple[int, str]],
-    said: Mapping[str, SwarmId | None],
-    first: int,
-    meant: SwarmId | None,
-) -> SwarmId | None:
-    """The swarm of those whose word counts most; what was typed is never overruled by what is remembered."""
-    typed = dict.fromkeys(swarm for rank, one in answered if rank == 0 and (swarm := said[one]) is not None)
-    if len(typed) > 1 and meant not in typed:
-        one, two = list(typed)[:2]
-        raise OtherSwarm(
-            f"the peers at {listen.listed()} are of two swarms, {shown_swarm(one)} and {shown_swarm(two)}: "
-            "name those of one"
-        )
-    if typed:
-        return meant if meant in typed else next(iter(typed))
-    if meant is not None:
-        return meant
-    if first == 0:
-        return None  # nothing says that the others are of the swarm that was typed
-    told = [swarm for _, one in sorted(answered, key=lambda each: each[0]) if (swarm := said[one]) is not None]
-    return next(iter(told), None)
+    return Meeting(meant, joined, tuple((other, one) for one in left_out if (other := said.get(one)) is not None))
 
 
 def _refused(
@@ -101,5 +82,5 @@ def _refused(
     place = f"{one} ({texts[one]})" if texts.get(one) else one
     return OtherSwarm(
         f"the peer at {place} is of {shown_swarm(said[one])}, and {shown_swarm(meant)} is to be joined: two swarms are "
-        "never made one; leave out what is of the other"
+        "never made one, so name peers of one"
     )

@@ -147,9 +147,7 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
             item = open_item(StorageKey(key), subkey, data, expires_at, now)
         except RecordError:
             return False
-        return (
-            item.signer == signer and self.is_ours(item) and self.records.put(replace(item, origin=origin), now)
-        )
+        return item.signer == signer and self.is_ours(item) and self.records.put(replace(item, origin=origin), now)
 
     def is_ours(self, item: FiledItem) -> bool:
         """Whether an item is of this swarm."""

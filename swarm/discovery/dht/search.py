@@ -105,9 +105,7 @@ class DirectoryPeer:
         return list(self._anchors.values())
 
     @classmethod
-    async def join(
-        cls, daemon: Daemon, listen: ListenAddresses, admission: Admission | None = None
-    ) -> DirectoryPeer:
+    async def join(cls, daemon: Daemon, listen: ListenAddresses, admission: Admission | None = None) -> DirectoryPeer:
         """Join the DHT; raises what hivemind raises. Nothing is cached: values are read from peers each time.
 
         Args:

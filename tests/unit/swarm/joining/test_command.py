@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import segno
 
+from swarm.discovery.dht.addresses import MetSwarm
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError
 from swarm.joining.command import (
@@ -159,7 +160,7 @@ def test_a_bootstrap_peer_joins_nothing_by_itself_and_makes_its_key(memory: Swar
     join, membership = bootstrap_membership((), tmp_path / "own.key", memory)
     assert membership.network == NetworkKey.load(tmp_path / "own.key")
     assert membership.note_peers is not None
-    membership.note_peers([peer(B)])
+    membership.note_peers(MetSwarm(None, (), (peer(B),)))
     assert SwarmFinder(memory, {}).find(SwarmRequest()).join == (peer(B),)  # programs beside it find it
     assert bootstrap_membership((peer(A),), None, memory)[0] == (peer(A),)
 

@@ -105,7 +105,7 @@ def test_one_of_another_release_says_which_side_to_update() -> None:
 
 def test_a_later_releases_fields_are_read_past(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = msgpack.packb
-    monkeypatch.setattr(msgpack, "packb", lambda body: packed([*body, *[None] * (7 - len(body)), {"more": 1}]))
+    monkeypatch.setattr(msgpack, "packb", lambda body: packed([*body, *[None] * (8 - len(body)), {"more": 1}]))
     word = seal_invite(PLAIN, ME)
     monkeypatch.undo()
     assert open_invite(word, NOW).peers == PLAIN.peers

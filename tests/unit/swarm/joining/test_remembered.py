@@ -134,7 +134,7 @@ def test_damaged_files_do_not_pile_up(memory: SwarmMemory) -> None:
 
 def test_a_newer_releases_file_is_left_alone(memory: SwarmMemory, caplog: pytest.LogCaptureFixture) -> None:
     path_of(memory).parent.mkdir()
-    text = json.dumps({"format": 2, "swarms": {"better": True}})
+    text = json.dumps({"format": 3, "swarms": {"better": True}})
     path_of(memory).write_text(text)
     assert memory.swarms() == []
     memory.remember(RememberedSwarm((peer(0),)))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from node.config import ServeConfig
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership, MetSwarm
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError
 from swarm.joining.invite import Invite, seal_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory
-from swarm.joining.resolve import SwarmChoice, SwarmFinder, SwarmRequest, with_swarm
+from swarm.joining.resolve import SwarmChoice, SwarmFinder, SwarmRequest, User, with_swarm
 from swarm.transport.network_key import NetworkKey
 
 ME, A, B = Identity.ephemeral(), Identity.ephemeral(), Identity.ephemeral()
@@ -85,7 +85,7 @@ def test_with_nothing_the_swarm_joined_last_is_meant(memory: SwarmMemory) -> Non
     choice = find(memory)
     assert (choice.join, choice.model, choice.mqtt) == ((peer(A),), "org/last", "mqtt://last.example")
     assert choice.note == "the swarm joined last, 1 peer known"
-    assert "get an invite from somebody in it" in choice.membership.nobody
+    assert "get an invite from somebody in the swarm" in choice.membership.nobody
     assert find(memory, model="older").join == (peer(B),)  # the one that has this model
     assert find(memory, model="else").join == (peer(A),)
 
@@ -142,7 +142,7 @@ def test_a_network_key_comes_with_the_invite_the_flag_or_what_was_joined(memory:
 def test_a_key_on_the_command_line_is_warned_of_and_can_be_asked_for(memory: SwarmMemory) -> None:
     word = invited(network=KEY)
     assert "`--join -` avoids" in find(memory, word).note
-    asking = SwarmFinder(memory, {}, ask=lambda: word)
+    asking = SwarmFinder(memory, {}, user=User(lambda: word))
     choice = asking.find(SwarmRequest(("-",)))
     assert choice.membership.network == KEY
     assert "avoids" not in choice.note
@@ -158,7 +158,7 @@ def test_what_is_joined_is_remembered_with_those_who_were_met(memory: SwarmMemor
     assert note_model is not None
     assert memory.swarms() == []  # nothing is remembered before a join worked
     met = Identity.ephemeral()
-    note_peers([peer(met, "127.0.0.1"), peer(met), peer(A, "127.0.0.1"), peer(A)])
+    note_peers(MetSwarm(None, (peer(met, "127.0.0.1"), peer(met), peer(A, "127.0.0.1"), peer(A)), (peer(ME),)))
     note_model("ab" * 32)
     (known,) = memory.swarms()
     assert known.peers == (peer(A), peer(met))  # B did not answer
