@@ -113,7 +113,7 @@ class RememberedSwarm:
     def merged(self, earlier: RememberedSwarm) -> RememberedSwarm:
         """What is known of it now, and of what was known before whatever it does not replace."""
         met = self.peer_ids  # their earlier addresses may lead nowhere by now
-        here = (*self.here, *(one for one in earlier.here if peer_of(one) not in self.own_ids | met))[:MAX_HERE]
+        here = (*self.here, *(one for one in earlier.here if peer_of(one) not in self.own_ids))[:MAX_HERE]
         own = frozenset(map(peer_of, here))
         known = (*self.peers, *(peer for peer in earlier.peers if peer_of(peer) not in met))
         peers = tuple(one for one in known if peer_of(one) not in own)[:MAX_PEERS]

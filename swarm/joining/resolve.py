@@ -209,7 +209,7 @@ class SwarmFinder:
         invite = given.invite or around.invite
         if invite is not None and known is not None and not self._is_look:
             self._check_pins(request, invite, known)
-        invited = (None, None) if invite is None else (invite.model, invite.broker)
+        invited = (None, None) if invite is None else (invite.model, _with_password(invite.broker, known))
         asked = (self._environment.get("CANOPY_MODEL") or None, self._environment.get("CANOPY_MQTT") or None)
         first, second = (invited, asked) if given.sources else (asked, invited)
         remembered = (None, None) if known is None else (known.model, known.broker)
@@ -488,6 +488,13 @@ def _note(invite: Invite | None, named: int, known: RememberedSwarm | None, trie
     if named:
         return f"a swarm that was joined before: {_counted(named)}{beside}" if beside else ""
     return f"the swarm joined last, {_counted(tried)} known"
+
+
+def _with_password(broker: str | None, known: RememberedSwarm | None) -> str | None:
+    """An invite's broker; with the password that is known of it, where it stands in the invite without one."""
+    if broker is None or known is None or known.broker is None or _place(broker) != _place(known.broker):
+        return broker
+    return broker if urlsplit(broker).password else known.broker
 
 
 def _place(broker: str) -> str:

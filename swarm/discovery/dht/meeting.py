@@ -63,7 +63,7 @@ def meet(
     def is_of_it(one: str) -> bool:
         """Who says no id, or nothing, is of the swarm that is meant where its place in the list says so."""
         swarm = said.get(one)
-        return swarm == meant if swarm is not None else known is not None or rank[one] <= first
+        return swarm == meant if swarm is not None else known is not None or rank[one] == first
 
     left_out = [one for one in listen.join if not is_of_it(one)]
     typed = [one for one in left_out if rank[one] == 0 and one in said]

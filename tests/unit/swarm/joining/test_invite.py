@@ -10,6 +10,7 @@ import pytest
 
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError
+from swarm.ids import SwarmId
 from swarm.joining.invite import (
     MAX_CHARACTERS,
     SCHEME,
@@ -39,6 +40,7 @@ FULL = Invite(
     fingerprint="0123456789abcdef" * 2,
     broker="mqtts://broker.example:8883",
     network=NetworkKey(bytes(range(32))),
+    swarm=SwarmId(bytes(range(16))),
 )
 
 
