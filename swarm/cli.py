@@ -236,12 +236,15 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
         if lent is not None and membership.network is not None:
             lent = replace(lent, members=membership.network.presence.hex())
         registry = await stack.enter_async_context(opened)
+        await registry.prove_addresses()
         addresses = registry.join_addresses()
-        which = "" if registry.swarm_id is None else f" of {shown_swarm(registry.swarm_id)}"
-        console.print(Text(f"DHT peer {registry.peer_id}{which}; a node joins with:"))
+        console.print(Text(f"DHT peer {registry.peer_id}; a node joins with:"))
         console.print(Text(serve_line("MODEL", "0-20", addresses)))
         for address in addresses[1:]:
-            console.print(Text(f"also at {address}"))
+            tried = "also at" if registry.is_proven(address) else "listens, though no other machine has tried it, at"
+            console.print(Text(f"{tried} {address}"))
+        if registry.swarm_id is not None:
+            console.print(Text(f"it is of {shown_swarm(registry.swarm_id)}"))
         if membership.network is not None:
             console.print(Text("the swarm is private: members need its network key, which `swarm invite` passes on"))
         if lent is not None:

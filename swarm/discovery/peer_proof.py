@@ -33,6 +33,11 @@ _DOMAIN: Final = b"libp2p-tls-handshake:"
 _MAX_CERTIFICATE: Final = 8_192
 
 
+def is_provable(address: str) -> bool:
+    """Whether an address is of the kind at which `prove_peer` can tell."""
+    return _DIRECT.fullmatch(address) is not None
+
+
 async def prove_peer(address: str, limit_s: float = PROVE_S) -> bool | None:
     """Whether the peer that a multiaddress names answers there; never raises.
 

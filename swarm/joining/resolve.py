@@ -82,6 +82,7 @@ class SwarmChoice:
     Attributes:
         join: multiaddresses of its peers; empty where one begins.
         model: what to serve or to use; None where nothing names one.
+        model_why: who named it, as people are told.
         fingerprint: how that model's begins, where whoever invites said so.
         mqtt: URL of the broker.
         membership: what else joining takes.
@@ -91,6 +92,7 @@ class SwarmChoice:
 
     join: tuple[str, ...] = ()
     model: str | None = None
+    model_why: str = ""
     fingerprint: str | None = None
     mqtt: str | None = field(default=None, repr=False)
     membership: Membership = OPEN_SWARM
@@ -213,11 +215,12 @@ class SwarmFinder:
         asked = (self._environment.get("CANOPY_MODEL") or None, self._environment.get("CANOPY_MQTT") or None)
         first, second = (invited, asked) if given.sources else (asked, invited)
         remembered = (None, None) if known is None else (known.model, known.broker)
-        model = request.model or first[0] or second[0] or remembered[0]
+        model, why = _model(request, invited[0], asked[0], remembered[0], is_typed=bool(given.sources))
         join = tuple(dict.fromkeys([*given.sources, *around.sources, *sources]))
         return SwarmChoice(
             join,
             model,
+            why,
             _fingerprint(request, model, invite, known),
             request.mqtt or first[1] or second[1] or remembered[1],
             note=_note(given.invite or around.invite, len(given.sources) + len(around.sources), known, len(join)),
@@ -425,8 +428,8 @@ def with_swarm(command: _Filled, finder: SwarmFinder, *, wants_model: bool = Tru
     """A command with the swarm that it means in place of what was typed.
 
     Args:
-        command: with the field `join`; of `model`, `mqtt`, `network_key`, `new`, `fingerprint` and `membership` those
-            that it has are read and filled in.
+        command: with the field `join`; of `model`, `model_why`, `mqtt`, `network_key`, `new`, `fingerprint` and
+            `membership` those that it has are read and filled in.
         finder: knows the environment and what is remembered.
         wants_model: whether it is for one model, so that an invite's or the remembered one is meant where none is
             named.
@@ -442,7 +445,11 @@ def with_swarm(command: _Filled, finder: SwarmFinder, *, wants_model: bool = Tru
     choice = finder.find(SwarmRequest(**said, is_new=getattr(command, "new", False)))
     found: dict[str, Any] = {"join": choice.join, "mqtt": choice.mqtt, "membership": choice.membership}
     if wants_model:
-        found |= {"model": choice.model, "fingerprint": getattr(command, "fingerprint", None) or choice.fingerprint}
+        found |= {
+            "model": choice.model,
+            "model_why": choice.model_why,
+            "fingerprint": getattr(command, "fingerprint", None) or choice.fingerprint,
+        }
     elif said.get("model") is not None and is_invite(said["model"]):
         found["model"] = None
     return replace(command, **{name: value for name, value in found.items() if name in has}), choice.note
@@ -463,6 +470,16 @@ def _typed_yes(question: str) -> bool:
     sys.stderr.write(plain_line(question))
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _model(
+    request: SwarmRequest, invited: str | None, around: str | None, remembered: str | None, *, is_typed: bool
+) -> tuple[str | None, str]:
+    """The model that is meant, and who named it."""
+    by_invite, by_environment = (invited, "as the invite says"), (around, "as CANOPY_MODEL says")
+    between = (by_invite, by_environment) if is_typed else (by_environment, by_invite)
+    named = ((request.model, "as you asked"), *between, (remembered, "as the last time in this swarm"))
+    return next(((model, why) for model, why in named if model is not None), (None, ""))
 
 
 def _fingerprint(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from swarm.discovery.dialable import IpAddress
 from swarm.discovery.identity import is_peer_id
 from swarm.discovery.interfaces import interface_addresses, is_reached_by_ipv6
 from swarm.discovery.node_record import bracketed
@@ -190,6 +191,26 @@ async def answers(join: Sequence[str], limit_s: float = ANSWER_S) -> bool:
         return True
 
     return any(await asyncio.gather(*map(ask, join[:MAX_TRIED])))
+
+
+def family_of(address: str) -> int | None:
+    """The IP version of a multiaddress; None of a name that may have addresses of both."""
+    return {"ip4": 4, "dns4": 4, "ip6": 6, "dns6": 6}.get(address.split("/")[1])
+
+
+def lacking_family(join: Sequence[str], own: Sequence[IpAddress] | None = None) -> str:
+    """A clause that says that this machine has no address of the only family by which peers are reached; else empty.
+
+    Args:
+        join: multiaddresses of the peers.
+        own: this machine's addresses (default: those of its interfaces).
+    """
+    families = {family_of(one) for one in join if not one.startswith(("/ip4/127.", "/ip6/::1/"))}
+    here = {ip.version for ip in (interface_addresses() if own is None else own)}
+    if len(families) != 1 or None in families or not here or families & here:
+        return ""
+    (there,) = families
+    return f"; this machine has no IPv{there} address, and they have no other: ask for one by IPv{10 - (there or 4)}"
 
 
 def host_and_port(multiaddress: str) -> str:

@@ -31,6 +31,7 @@ from swarm.discovery.dht.addresses import (
     answers,
     check_join_address,
     host_and_port,
+    lacking_family,
 )
 from swarm.discovery.dht.admission import (
     STRANGER,
@@ -41,7 +42,15 @@ from swarm.discovery.dht.admission import (
     seal_for,
     unseal_from,
 )
-from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, call_hello, pack_request
+from swarm.discovery.dht.dialback import (
+    DEADLINE_S,
+    HANDLER,
+    PEER_HANDLER,
+    RELAY_HANDLER,
+    DialBack,
+    call_hello,
+    pack_request,
+)
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
     Multiaddr,
@@ -190,6 +199,9 @@ class DhtPeer:
         async def dial_back_relay(request: BytesValue, context: P2PContext) -> BytesValue:
             return BytesValue(value=await service.answer_relay(*heard(request, context)))
 
+        async def dial_back_peer(request: BytesValue, context: P2PContext) -> BytesValue:
+            return BytesValue(value=await service.answer_peer(*heard(request, context)))
+
         async def offer(request: BytesValue, context: P2PContext) -> BytesValue:
             return BytesValue(value=self.desk.answer(*heard(request, context)))
 
@@ -204,6 +216,7 @@ class DhtPeer:
 
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
         await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
+        await self.daemon.add_protobuf_handler(PEER_HANDLER, dial_back_peer, BytesValue)
         await self.daemon.add_protobuf_handler(OFFER_HANDLER, offer, BytesValue)
         await self.daemon.add_protobuf_handler(about.HANDLER, say_about, BytesValue)
 
@@ -234,10 +247,6 @@ class DhtPeer:
     async def dial_back(self, address: str, nonce: bytes, certificate: bytes) -> bool | None:
         """Ask up to three peers to call this machine; one that got through is enough."""
         return await self._called_by_others(HANDLER, pack_request(address, nonce, certificate))
-
-    async def dial_back_relay(self, address: str) -> bool | None:
-        """The same for the relay that this machine lends."""
-        return await self._called_by_others(RELAY_HANDLER, msgpack.packb(address))
 
     async def _called_by_others(self, handler: str, request: bytes) -> bool | None:
         """Ask one after another, a little apart, until one got through; None where none of them tried."""
@@ -333,8 +342,9 @@ class DhtPeer:
                 return await self.peers()
             case "dial_back":
                 return await self.dial_back(**arguments)
-            case "dial_back_relay":
-                return await self.dial_back_relay(**arguments)
+            case "dial_back_relay" | "dial_back_peer":
+                handler = RELAY_HANDLER if method == "dial_back_relay" else PEER_HANDLER
+                return await self._called_by_others(handler, msgpack.packb(arguments["address"]))
             case "survey":
                 return await self.survey()
             case "relays":
@@ -437,7 +447,7 @@ _OPEN = "the peers there are of an open swarm, and this machine has a private on
 async def _late(start_s: float, listen: ListenAddresses) -> str:
     """Why nothing had started in time: peers that are not there, or a machine with too much to do."""
     if listen.join and not await answers(listen.join):
-        return f"{NOBODY_ANSWERS} at {listen.listed()} (waited {start_s:.0f} s)"
+        return f"{NOBODY_ANSWERS} at {listen.listed()} (waited {start_s:.0f} s){lacking_family(listen.join)}"
     return f"{SLOW} within {start_s:.0f} s"
 
 
@@ -448,7 +458,7 @@ def _explain(reason: str, listen: ListenAddresses) -> str:
     if "can't access this node" in text:
         return f"the swarm's peers cannot reach this machine: open its DHT port or set --announce-address ({text})"
     if listen.join and "bootstrap" in text:
-        return f"{NOBODY_ANSWERS} at {listen.listed()}"
+        return f"{NOBODY_ANSWERS} at {listen.listed()}{lacking_family(listen.join)}"
     return f"the p2p daemon did not start: {text[:300]}"
 
 

@@ -7,6 +7,7 @@ that process when it ends itself.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import tempfile
@@ -34,6 +35,7 @@ from swarm.discovery.dht.child import NO_ANSWER, DhtPipe, start_pipe
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
+from swarm.discovery.peer_proof import is_provable
 from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key
 from swarm.discovery.swarm_file import fresh_swarm_id, keep_swarm, kept_swarm
@@ -52,6 +54,8 @@ JOIN_SLACK_S = 12.0
 """How much later the answer comes, at most."""
 CALL_DEADLINE_S = 18.0
 DIAL_BACK_DEADLINE_S = 25.0
+MAX_PROVEN = 4
+"""Own addresses that other peers are asked to call."""
 PORTS_TRIED = 3
 """Ports that are tried where one is chosen here: it may be taken again by the time that the daemon has started."""
 SHARDS_PER_QUESTION = 8
@@ -94,6 +98,7 @@ class DhtRegistry:
         self._pipe: DhtPipe | None = None
         self._addresses: list[str] = []
         self._others: tuple[tuple[SwarmId, str], ...] = ()
+        self._reached: dict[str, bool | None] = {}
         self.swarm_id: SwarmId | None = None
         self._cache: dict[str, tuple[float, list[bytes]]] = {}
         self._noted_at = float("-inf")
@@ -243,8 +248,29 @@ class DhtRegistry:
         return self.identity.peer_id
 
     def join_addresses(self) -> list[str]:
-        """Multiaddresses for `--join`, those that other machines can reach first; empty for a client."""
-        return [] if self._config.client_mode else list(self._addresses)
+        """Multiaddresses for `--join`, those that other machines can reach first; empty for a client.
+
+        Once another machine has proven one of them, those that none could reach are left out.
+        """
+        if self._config.client_mode:
+            return []
+        is_known = True in self._reached.values()
+        return [one for one in self._addresses if not is_known or self._reached.get(one) is not False]
+
+    def is_proven(self, address: str) -> bool:
+        """Whether another machine has reached this one at one of its multiaddresses."""
+        return self._reached.get(address) is True
+
+    async def prove_addresses(self) -> None:
+        """Have other peers call this one at each of its addresses, and note those at which they reach it."""
+        asked = [one for one in self.join_addresses() if not _is_loopback(one) and is_provable(one)][:MAX_PROVEN]
+        with suppress(RegistryError):
+            verdicts = await asyncio.gather(
+                *(self._call("dial_back_peer", {"address": one}, DIAL_BACK_DEADLINE_S) for one in asked)
+            )
+            self._reached |= dict(zip(asked, verdicts, strict=True))
+            if True in verdicts:
+                await self._note_peers()
 
     async def announce(self, record: NodeRecord) -> None:
         """Publish this machine's record; the next one must expire later.
