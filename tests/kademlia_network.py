@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from swarm.discovery.dht.admission import Admission, NetworkAdmission, SwarmAdmission
+from swarm.discovery.dht.admission import DirectoryAdmission, NetworkAdmission, SwarmAdmission
 from swarm.discovery.dht.hivemind_node import DHTID, DHTNode, Multiaddr, P2PHandlerError, PeerID
 from swarm.discovery.dht.protocol import DirectoryProtocol, kademlia_id
 from swarm.discovery.dht.search import DirectoryPeer
@@ -44,7 +44,7 @@ class KademliaNetwork:
         swarm: SwarmId | None = None,
     ) -> DirectoryPeer:
         """A peer that has joined through others; with a key, as a member of a private swarm, else of an open one."""
-        admission: Admission | None = None if swarm is None else SwarmAdmission(swarm)
+        admission: DirectoryAdmission | None = None if swarm is None else SwarmAdmission(swarm)
         if key is not None:
             admission = NetworkAdmission(key, PeerId(peer_id.to_base58()))
         addresses = [f"/ip4/127.0.0.1/tcp/1/p2p/{one.node.peer_id}" for one in joined]

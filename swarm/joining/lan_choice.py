@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from swarm.discovery.dht.addresses import Membership, Source
+from swarm.discovery.dht.addresses import Membership, PeerSource
 from swarm.discovery.identity import default_identity_path, is_peer_id
 from swarm.errors import ConfigError
 from swarm.ids import shown_swarm
@@ -192,7 +192,7 @@ def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None], *, wa
     if found is None:
         return command
     membership: Membership = command.membership  # type: ignore[attr-defined]
-    source = Source(text="found in the local network")
+    source = PeerSource(text="found in the local network")
     there = replace(
         membership, swarm=found.swarm, is_certain=found.swarm is not None, sources=dict.fromkeys(found.join, source)
     )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership, MetSwarm, Source, check_join_address
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership, MetSwarm, PeerSource, check_join_address
 from swarm.errors import ConfigError
 from swarm.joining.invite import MAX_CHARACTERS, Invite, check_expiry, is_invite, open_invite, read_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
@@ -39,7 +39,7 @@ MAX_JOIN: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
+class _WordsOf:
     """Where words come from: whose word counts most, and how both kinds are called."""
 
     rank: int
@@ -47,8 +47,8 @@ class _Origin:
     invite: str
 
 
-TYPED: Final = _Origin(0, "--join", "from the invite")
-AROUND: Final = _Origin(1, "CANOPY_JOIN", "from the invite in CANOPY_JOIN")
+TYPED: Final = _WordsOf(0, "--join", "from the invite")
+AROUND: Final = _WordsOf(1, "CANOPY_JOIN", "from the invite in CANOPY_JOIN")
 _REMEMBERED: Final = 2
 _NOBODY: Final = (
     "get an invite from somebody in the swarm; `swarm forget` forgets it, and `node serve MODEL --new` begins another"
@@ -97,7 +97,7 @@ class SwarmChoice:
     mqtt: str | None = field(default=None, repr=False)
     membership: Membership = OPEN_SWARM
     note: str = ""
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, PeerSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class SwarmFinder:
         network = self._network(request, given if typed else around)
         known = None if request.is_new else self._known(request.model, given if typed else around, network)
         if typed and not around.is_of(given, known):
-            around = Given()
+            around = GivenPeers()
         meant = given if typed else around
         if meant.invite is not None and known is None:
             check_expiry(meant.invite, self._memory.clock())
@@ -171,7 +171,7 @@ class SwarmFinder:
             choice = replace(choice, note=f"{choice.note}; {_READABLE}")
         return replace(choice, membership=self._membership(choice, meant, known, network, is_new=request.is_new))
 
-    def _network(self, request: SwarmRequest, given: Given) -> NetworkKey | None:
+    def _network(self, request: SwarmRequest, given: GivenPeers) -> NetworkKey | None:
         """The network key that was given."""
         if request.network_key is not None:
             own = NetworkKey.load(request.network_key)
@@ -182,7 +182,7 @@ class SwarmFinder:
             return NetworkKey.load(Path(self._environment["CANOPY_NETWORK_KEY"]))
         return given.network
 
-    def _known(self, model: str | None, given: Given, network: NetworkKey | None) -> RememberedSwarm | None:
+    def _known(self, model: str | None, given: GivenPeers, network: NetworkKey | None) -> RememberedSwarm | None:
         """What is remembered of the swarm that is meant."""
         swarms = self._memory.swarms()
         if network is not None:
@@ -193,7 +193,7 @@ class SwarmFinder:
         same = [one for one in swarms if named is not None and one.model == named]
         return next(iter([*same, *swarms]), None)
 
-    def _spare(self, around: Given) -> RememberedSwarm | None:
+    def _spare(self, around: GivenPeers) -> RememberedSwarm | None:
         """The open swarm that was joined last, where the environment names peers that may all be gone."""
         if not around.sources or around.swarm is not None:
             return None
@@ -202,10 +202,10 @@ class SwarmFinder:
     def _chosen(
         self,
         request: SwarmRequest,
-        given: Given,
-        around: Given,
+        given: GivenPeers,
+        around: GivenPeers,
         known: RememberedSwarm | None,
-        sources: Mapping[str, Source],
+        sources: Mapping[str, PeerSource],
     ) -> SwarmChoice:
         """Peers, model and broker, and a line that says which swarm it is."""
         invite = given.invite or around.invite
@@ -227,12 +227,12 @@ class SwarmFinder:
             sources=sources,
         )
 
-    def _remembered(self, known: RememberedSwarm | None) -> dict[str, Source]:
+    def _remembered(self, known: RememberedSwarm | None) -> dict[str, PeerSource]:
         """The remembered peers, but this program's own."""
         if known is None:
             return {}
         since = time.strftime("%Y-%m-%d", time.localtime(known.joined_at))
-        source = Source(_REMEMBERED, f"remembered since {since}")
+        source = PeerSource(_REMEMBERED, f"remembered since {since}")
         return {one: source for one in (*known.peers, *known.here) if peer_of(one) not in self._own}
 
     def _check_pins(self, request: SwarmRequest, invite: Invite, known: RememberedSwarm) -> None:
@@ -256,7 +256,7 @@ class SwarmFinder:
     def _membership(
         self,
         choice: SwarmChoice,
-        meant: Given,
+        meant: GivenPeers,
         known: RememberedSwarm | None,
         network: NetworkKey | None,
         *,
@@ -320,7 +320,7 @@ class _SwarmRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenPeers:
     """Addresses and invites of one origin, taken apart.
 
     Attributes:
@@ -329,7 +329,7 @@ class Given:
         network: the network key in the invites.
     """
 
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, PeerSource] = field(default_factory=dict)
     invite: Invite | None = None
     network: NetworkKey | None = None
 
@@ -351,7 +351,7 @@ class Given:
             return False
         return bool(self.peers & (one.peer_ids | one.own_ids))
 
-    def is_of(self, other: Given, known: RememberedSwarm | None) -> bool:
+    def is_of(self, other: GivenPeers, known: RememberedSwarm | None) -> bool:
         """Whether these are of the swarm that others are of."""
         if self.network != other.network:
             return False
@@ -400,28 +400,28 @@ def expand(words: Sequence[str], now: float) -> ExpandedJoin:
     return ExpandedJoin(tuple(dict.fromkeys(join)), next(iter(invites), None), next(iter(networks), None))
 
 
-def _given(words: Sequence[str], origin: _Origin) -> Given:
+def _given(words: Sequence[str], origin: _WordsOf) -> GivenPeers:
     """Take addresses and invites apart, with where they come from.
 
     Raises:
         ConfigError: an invite or an address cannot be used, or they are of different swarms.
     """
-    sources: dict[str, Source] = {}
+    sources: dict[str, PeerSource] = {}
     invites: list[Invite] = []
     for word in words:
         if is_invite(word):
             invites.append(read_invite(word))
-            sources |= dict.fromkeys(invites[-1].peers, Source(origin.rank, origin.invite))
+            sources |= dict.fromkeys(invites[-1].peers, PeerSource(origin.rank, origin.invite))
         else:
             check_join_address(word, origin.named)
-            sources[word] = Source(origin.rank, f"from {origin.named}")
+            sources[word] = PeerSource(origin.rank, f"from {origin.named}")
     if len(sources) > MAX_JOIN:
         raise ConfigError(f"{origin.named}: {len(sources)} addresses; {MAX_JOIN} are enough")
     if len({(one.network, one.swarm) for one in invites}) > 1:
         kind = "private swarms" if any(one.network for one in invites) else "swarms"
         raise ConfigError(f"{origin.named}: these invites are of different {kind}; give one")
     first = next(iter(invites), None)
-    return Given(sources, first, None if first is None else first.network)
+    return GivenPeers(sources, first, None if first is None else first.network)
 
 
 def with_swarm(command: _Filled, finder: SwarmFinder, *, wants_model: bool = True) -> tuple[_Filled, str]:

@@ -23,7 +23,7 @@ from swarm.transport.network_key import NetworkKey
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PeerSource:
     """Where an address comes from.
 
     Attributes:
@@ -74,7 +74,7 @@ class Membership:
     swarm: SwarmId | None = None
     is_certain: bool = False
     is_new: bool = False
-    sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
+    sources: Mapping[str, PeerSource] = field(default_factory=dict, compare=False)
 
 
 OPEN_SWARM = Membership()
@@ -85,8 +85,10 @@ ANSWER_S = 2.0
 """How long a peer's TCP port may take to answer."""
 MAX_TRIED = 8
 """Peers whose port is tried, at most."""
-NOBODY_ANSWERS = "no peer answers"
+NOBODY_ANSWERS = "no peer answers at"
 """How a refusal begins where none of the peers that were named could be asked."""
+LOOK_UP_S, SLOW_NAME_S = 8.0, 3.0
+"""How long a peer's name may take to be looked up again where nobody answers, and from when on that is the trouble."""
 MAX_LISTED = 4
 """Addresses that one line names."""
 SLOW = "this machine is too busy: the p2p daemon did not start"
@@ -143,7 +145,7 @@ class ListenAddresses:
 
     def listed(self) -> str:
         """The peers, each with where its address comes from."""
-        texts = [text for _, text in self.sources] or [Source().text] * len(self.join)
+        texts = [text for _, text in self.sources] or [PeerSource().text] * len(self.join)
         named = [f"{one} ({text})" for one, text in zip(self.join, texts, strict=True)]
         more = [f"{len(named) - MAX_LISTED} more"] if len(named) > MAX_LISTED else []
         return ", ".join([*named[:MAX_LISTED], *more]) or "no address"
@@ -170,7 +172,7 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
     is_reached = is_reached_by_ipv6(interface_addresses(), joins_by_ipv6=by_ipv6)
     if host == _EVERYWHERE and not config.client_mode and is_reached:
         listened.append(f"/ip6/::/tcp/{port}")  # libp2p listens to one family at a time
-    found = [config.membership.sources.get(one, Source()) for one in config.join]
+    found = [config.membership.sources.get(one, PeerSource()) for one in config.join]
     sources = tuple((one.rank, one.text) for one in found)
     return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, config.allow_private, sources)
 
@@ -191,6 +193,26 @@ async def answers(join: Sequence[str], limit_s: float = ANSWER_S) -> bool:
         return True
 
     return any(await asyncio.gather(*map(ask, join[:MAX_TRIED])))
+
+
+async def names_at_fault(join: Sequence[str], limit_s: float = LOOK_UP_S) -> str:
+    """A clause about host names of peers that cannot be looked up, or only slowly; empty where that is no trouble."""
+
+    async def look_up(name: str) -> str:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        try:
+            async with asyncio.timeout(limit_s):
+                await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except TimeoutError:
+            return f"; the name server did not say where {name} is within {limit_s:.0f} s"
+        except (OSError, UnicodeError) as error:
+            return f"; the name {name} cannot be looked up: {getattr(error, 'strerror', None) or error}"
+        took_s = loop.time() - asked_at
+        return f"; looking up {name} took {took_s:.0f} s, for the name server is slow" if took_s >= SLOW_NAME_S else ""
+
+    names = dict.fromkeys(one.split("/")[2] for one in join if one.startswith("/dns"))
+    return "".join(await asyncio.gather(*map(look_up, [*names][:MAX_LISTED])))
 
 
 def family_of(address: str) -> int | None:

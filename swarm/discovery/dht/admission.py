@@ -44,7 +44,7 @@ class StrangerRefused(SwarmError):
         self.who = who
 
 
-class Admission(AuthorizerBase):  # type: ignore[misc]  # hivemind is untyped
+class DirectoryAdmission(AuthorizerBase):  # type: ignore[misc]  # hivemind is untyped
     """What one machine says to the others with each message, and asks of them.
 
     hivemind signs through this; it does not say here who asks, so `DirectoryProtocol` checks requests.
@@ -90,7 +90,7 @@ class Admission(AuthorizerBase):  # type: ignore[misc]  # hivemind is untyped
         return True
 
 
-class NetworkAdmission(Admission):
+class NetworkAdmission(DirectoryAdmission):
     """Of one member of a private swarm."""
 
     def __init__(self, network: NetworkKey, own: PeerId) -> None:
@@ -137,7 +137,7 @@ class NetworkAdmission(Admission):
         return True
 
 
-class SwarmAdmission(Admission):
+class SwarmAdmission(DirectoryAdmission):
     """Of one machine of an open swarm that has an id."""
 
     def __init__(self, swarm: SwarmId) -> None:
@@ -200,12 +200,12 @@ def open_place(peer: PeerID) -> DHTID:
     return DHTID.from_bytes(hashlib.sha1(peer.to_bytes(), usedforsecurity=False).digest())
 
 
-def seal_for(admission: Admission | None, peer: PeerID, payload: bytes) -> bytes:
+def seal_for(admission: DirectoryAdmission | None, peer: PeerID, payload: bytes) -> bytes:
     """A message to a handler of our own at a peer, as this swarm has them."""
     return payload if admission is None else admission.seal(peer, payload)
 
 
-def unseal_from(admission: Admission | None, peer: PeerID, message: bytes) -> bytes:
+def unseal_from(admission: DirectoryAdmission | None, peer: PeerID, message: bytes) -> bytes:
     """What a peer says to a handler of our own.
 
     Raises:

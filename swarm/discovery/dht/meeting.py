@@ -54,7 +54,7 @@ def meet(
     rank = dict(zip(listen.join, (rank for rank, _ in sources), strict=True))
     first = min((rank[one] for one in said), default=min(rank.values()))
     if said and first > 0 and meant is None and 0 in rank.values():
-        raise OtherSwarm(f"{NOBODY_ANSWERS} at {', '.join(one for one in listen.join if rank[one] == 0)}")
+        raise OtherSwarm(f"{NOBODY_ANSWERS} {', '.join(one for one in listen.join if rank[one] == 0)}")
     known, told = meant, [said[one] for one in listen.join if one in said and rank[one] == first]
     if meant is None or (first == 0 and not is_certain and any(told) and meant not in told):
         known = None

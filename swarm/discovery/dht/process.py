@@ -32,10 +32,11 @@ from swarm.discovery.dht.addresses import (
     check_join_address,
     host_and_port,
     lacking_family,
+    names_at_fault,
 )
 from swarm.discovery.dht.admission import (
     STRANGER,
-    Admission,
+    DirectoryAdmission,
     NetworkAdmission,
     StrangerRefused,
     SwarmAdmission,
@@ -139,7 +140,7 @@ class DhtPeer:
 
     daemon: Daemon
     directory: DirectoryPeer
-    admission: Admission | None = None
+    admission: DirectoryAdmission | None = None
     swarm: SwarmId | None = None
     others: tuple[tuple[SwarmId, str], ...] = ()
     desk: RelayDesk = field(default_factory=RelayDesk)
@@ -167,7 +168,7 @@ class DhtPeer:
                 daemon = await start_daemon(listen, identity_path, start_s)
                 own_id = PeerId(daemon.peer_id.to_base58())
                 found = await _meet(daemon, listen, which)
-                admission: Admission | None = None if found.swarm is None else SwarmAdmission(found.swarm)
+                admission: DirectoryAdmission | None = None if found.swarm is None else SwarmAdmission(found.swarm)
                 if network is not None:
                     admission = NetworkAdmission(network, own_id)
                 directory = await DirectoryPeer.join(daemon, found.listen, admission)
@@ -180,7 +181,7 @@ class DhtPeer:
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
             is_late = "start in" in str(error)
             told = None if daemon is None else await _told_apart(daemon, listen, network)
-            reason = await _late(start_s, listen) if is_late else told or _explain(str(error), listen)
+            reason = await _late(start_s, listen) if is_late else told or await _explain(str(error), listen)
             raise RequestRefused(reason) from error
 
     async def _answer_others(self, listen: ListenAddresses, network: NetworkKey | None) -> None:
@@ -447,18 +448,24 @@ _OPEN = "the peers there are of an open swarm, and this machine has a private on
 async def _late(start_s: float, listen: ListenAddresses) -> str:
     """Why nothing had started in time: peers that are not there, or a machine with too much to do."""
     if listen.join and not await answers(listen.join):
-        return f"{NOBODY_ANSWERS} at {listen.listed()} (waited {start_s:.0f} s){lacking_family(listen.join)}"
+        return await _nobody(listen, f" (waited {start_s:.0f} s)")
     return f"{SLOW} within {start_s:.0f} s"
 
 
-def _explain(reason: str, listen: ListenAddresses) -> str:
+async def _nobody(listen: ListenAddresses, waited: str = "") -> str:
+    """Nobody answers, and why that may be."""
+    found = f"{await names_at_fault(listen.join)}{lacking_family(listen.join)}"
+    return f"{NOBODY_ANSWERS} {listen.listed()}{waited}{found}"
+
+
+async def _explain(reason: str, listen: ListenAddresses) -> str:
     text = " ".join(reason.split())
     if "local time must be within" in text:
         return f"this machine's clock differs by more than 3 s from the swarm's: set it (NTP) and try again ({text})"
     if "can't access this node" in text:
         return f"the swarm's peers cannot reach this machine: open its DHT port or set --announce-address ({text})"
     if listen.join and "bootstrap" in text:
-        return f"{NOBODY_ANSWERS} at {listen.listed()}{lacking_family(listen.join)}"
+        return await _nobody(listen)
     return f"the p2p daemon did not start: {text[:300]}"
 
 

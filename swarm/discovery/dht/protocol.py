@@ -21,7 +21,7 @@ from typing import Any
 
 import msgpack
 
-from swarm.discovery.dht.admission import Admission, StrangerRefused, open_place
+from swarm.discovery.dht.admission import DirectoryAdmission, StrangerRefused, open_place
 from swarm.discovery.dht.child import REFUSED
 from swarm.discovery.dht.hivemind_node import DHTID, DHTProtocol, P2PContext, PeerID, dht_pb2, node_module
 from swarm.discovery.record_fields import RecordError
@@ -89,7 +89,7 @@ def _origin(addresses: Sequence[object]) -> Origin:
     return Origin(address_key(str(ip)), str(ip_network((ip, 24 if ip.version == 4 else 48), strict=False)))
 
 
-def kademlia_id(peer: PeerID, admission: Admission | None = None) -> DHTID:
+def kademlia_id(peer: PeerID, admission: DirectoryAdmission | None = None) -> DHTID:
     """The one Kademlia id of a peer; in a private swarm only members can tell it."""
     return open_place(peer) if admission is None else admission.place(peer)
 
@@ -101,7 +101,7 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
         authorizer: who is heard; None in an open swarm that has no id.
     """
 
-    authorizer: Admission | None
+    authorizer: DirectoryAdmission | None
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401  (hivemind's own)
         super().__init__(**options)

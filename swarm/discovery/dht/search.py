@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from swarm.discovery.dht.addresses import ListenAddresses
-from swarm.discovery.dht.admission import Admission
+from swarm.discovery.dht.admission import DirectoryAdmission
 from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode, Multiaddr, PeerID, traverse_dht
 from swarm.discovery.dht.protocol import DirectoryProtocol, KeyAnswer, ReportedItem, kademlia_id
 from swarm.discovery.record_fields import RecordError
@@ -105,7 +105,9 @@ class DirectoryPeer:
         return list(self._anchors.values())
 
     @classmethod
-    async def join(cls, daemon: Daemon, listen: ListenAddresses, admission: Admission | None = None) -> DirectoryPeer:
+    async def join(
+        cls, daemon: Daemon, listen: ListenAddresses, admission: DirectoryAdmission | None = None
+    ) -> DirectoryPeer:
         """Join the DHT; raises what hivemind raises. Nothing is cached: values are read from peers each time.
 
         Args:

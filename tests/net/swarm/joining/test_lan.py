@@ -85,7 +85,7 @@ async def test_swarms_are_told_apart_by_their_ids_and_shown_once(service: str) -
         assert await browse(LOOPBACK, limit_s=2.0) == [replace(member, join=member.join[:1]), other]
 
 
-async def test_whoever_announces_anothers_peer_id_is_not_heard(service: str, honest: set[str]) -> None:
+async def test_whoever_announces_the_id_of_another_peer_is_not_heard(service: str, honest: set[str]) -> None:
     """A remembered peer's id with the attacker's address, or beside it, joined the attacker without a question."""
     far = address_of(0).replace("192.168.1.7", "192.168.1.66")
     fake = LanSwarm((far, address_of(2)), "demo-target", "0123456789ab")

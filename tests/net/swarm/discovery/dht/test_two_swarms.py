@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.discovery.dht.addresses import DhtConfig, Membership, MetSwarm, Source
+from swarm.discovery.dht.addresses import DhtConfig, Membership, MetSwarm, PeerSource
 from swarm.discovery.dht.admission import StrangerRefused, SwarmAdmission, seal_for, unseal_from
 from swarm.discovery.dht.hivemind_node import DHTID, PeerID, dht_pb2
 from swarm.discovery.dht.registry import DhtRegistry
@@ -149,7 +149,7 @@ async def test_real_peers_say_which_swarm_they_are_of_and_keep_it(
             await joined((there,), swarm=swarm, is_certain=True)
         assert "means swarm" in caplog.text  # the peer that was to be joined says so too
         old: list[MetSwarm] = []
-        sources = {one: Source(2, "remembered") for one in (here, there)}
+        sources = {one: PeerSource(2, "remembered") for one in (here, there)}
         assert await joined((here, there), sources=sources, note_peers=old.append) == swarm
         assert (old[0].peers, old[0].others) == ((here,), ((two.swarm_id, there),))
         for registry in (one, two):
@@ -157,3 +157,20 @@ async def test_real_peers_say_which_swarm_they_are_of_and_keep_it(
         assert await one.record_of(PeerId(two.peer_id)) is None
     async with DhtRegistry.open(replace(own, membership=Membership(is_new=True))) as new:
         assert new.swarm_id not in (None, swarm)
+
+
+async def test_an_address_counts_as_proven_once_another_peer_reached_it() -> None:
+    """An address at which nobody answers stood in join lines and invites."""
+    dead = "/ip4/192.0.2.1/tcp/9"
+    async with DhtRegistry.open(LOCAL) as one:
+        (here,) = one.join_addresses()
+        async with DhtRegistry.open(replace(LOCAL, join=(here,))) as two:
+            (own,) = two.join_addresses()
+            assert await two._call("dial_back_peer", {"address": own}) is True
+            assert await two._call("dial_back_peer", {"address": here}) is False, "another's"
+            assert await two._call("dial_back_peer", {"address": f"{dead}/p2p/{two.peer_id}"}) is False
+            two._addresses.append(f"{dead}/p2p/{two.peer_id}")
+            assert len(two.join_addresses()) == 2
+            two._reached = {own: True, two._addresses[1]: False}
+            assert two.join_addresses() == [own]
+            assert two.is_proven(own)
