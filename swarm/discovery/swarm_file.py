@@ -14,7 +14,7 @@ _MAX_FILE_BYTES: Final = 64
 
 
 def fresh_swarm_id() -> SwarmId:
-    """The id of a swarm that begins."""
+    """The id of a swarm that begins although its first peer was of another one."""
     return SwarmId(secrets.token_bytes(SWARM_ID_BYTES))
 
 
@@ -35,7 +35,7 @@ def kept_swarm(identity: Path | None) -> SwarmId | None:
 
 
 def keep_swarm(identity: Path | None, swarm: SwarmId) -> None:
-    """Keep it; where it cannot be written, a swarm that begins here is another one at the next start."""
+    """Keep it; where it cannot be written, the next swarm that begins here is the identity's own."""
     if identity is not None and kept_swarm(identity) != swarm:
         with suppress(OSError):
             replace_file(swarm_file(identity), f"{swarm.hex()}\n".encode())

@@ -40,7 +40,7 @@ from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key
 from swarm.discovery.swarm_file import fresh_swarm_id, keep_swarm, kept_swarm
 from swarm.errors import IdentityError, RegistryError
-from swarm.ids import ModelIdentity, PeerId, SwarmId, as_swarm_id, shown_swarm
+from swarm.ids import SWARM_ID_BYTES, ModelIdentity, PeerId, SwarmId, as_swarm_id, shown_swarm
 from swarm.protocol.limits import MAX_LAYERS
 from swarm.transport.endpoint import Endpoint
 
@@ -215,17 +215,19 @@ class DhtRegistry:
         self._addresses = sorted(described["addresses"], key=lambda one: (_is_loopback(one), one.startswith("/ip6/")))
 
     def _meant(self) -> SwarmId | None:
-        """The id of the swarm that is meant: where one begins here, that which this identity was of last, or a new one.
+        """The id of the swarm that is meant: where one begins here, that which this identity was of last, or its own.
 
-        A private swarm is told by its key.
+        Its own comes from its key, so that it is the same one after a restart where no file can be written. A private
+        swarm is told by its network key.
         """
         membership = self._config.membership
         if membership.network is not None:
             return None
         if membership.swarm is not None or self._config.join or self._config.client_mode:
             return membership.swarm
-        kept = None if membership.is_new else kept_swarm(self.identity.path)
-        return kept or fresh_swarm_id()
+        if membership.is_new:
+            return fresh_swarm_id()
+        return kept_swarm(self.identity.path) or SwarmId(self.identity.derive(b"swarm")[:SWARM_ID_BYTES])
 
     def _check_join(self) -> None:
         """Refuse to join this machine through itself: libp2p would report only that nobody answers."""

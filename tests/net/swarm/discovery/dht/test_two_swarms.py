@@ -20,7 +20,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import seal_announcement
 from swarm.discovery.record_store import FiledItem, open_item
 from swarm.discovery.registry import models_key, peer_key, storage_key
-from swarm.discovery.swarm_file import kept_swarm
+from swarm.discovery.swarm_file import kept_swarm, swarm_file
 from swarm.errors import RegistryError
 from swarm.ids import PeerId, SwarmId
 from tests.kademlia_network import KademliaNetwork, random_peer
@@ -138,6 +138,7 @@ async def test_real_peers_say_which_swarm_they_are_of_and_keep_it(
         swarm = first.swarm_id
     assert swarm is not None
     assert kept_swarm(tmp_path / "own.key") == swarm
+    swarm_file(tmp_path / "own.key").unlink()  # as where a key is mounted and nothing can be written
     async with DhtRegistry.open(own) as one, DhtRegistry.open(LOCAL) as two:
         assert one.swarm_id == swarm  # also after a restart
         assert two.swarm_id not in (None, swarm)
