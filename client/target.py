@@ -169,7 +169,8 @@ def _asked_for(target: Target, models: Sequence[ModelIdentity], search: ModelSea
     asked = str(search.fingerprint)
     found = [model for model in models if model.fingerprint.startswith(asked)]
     if not found:
-        raise RouteError(f"nobody serves {target.name} with the fingerprint {asked}", [(0, target.num_layers)])
+        why = f"nobody serves {target.name} with the fingerprint {asked}; where the weights have changed, name MODEL"
+        raise RouteError(f"{why} to take those that it serves now", [(0, target.num_layers)])
     like = [model for model in found if target.is_like(model)]
     if not like:
         raise ModelMismatch(f"{target.name} here has {_described(target)}; {asked} has {_described(found[0])}")

@@ -30,7 +30,7 @@ from swarm.discovery.registry import Registry
 from swarm.doctor.options import Doctor
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
-from swarm.ids import ModelIdentity
+from swarm.ids import ModelIdentity, shown_swarm
 from swarm.joining.command import (
     ForgetSwarm,
     ListSwarms,
@@ -236,11 +236,15 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
         if lent is not None and membership.network is not None:
             lent = replace(lent, members=membership.network.presence.hex())
         registry = await stack.enter_async_context(opened)
+        await registry.prove_addresses()
         addresses = registry.join_addresses()
         console.print(Text(f"DHT peer {registry.peer_id}; a node joins with:"))
         console.print(Text(serve_line("MODEL", "0-20", addresses)))
         for address in addresses[1:]:
-            console.print(Text(f"also at {address}"))
+            tried = "also at" if registry.is_proven(address) else "listens, though no other machine has tried it, at"
+            console.print(Text(f"{tried} {address}"))
+        if registry.swarm_id is not None:
+            console.print(Text(f"it is of {shown_swarm(registry.swarm_id)}"))
         if membership.network is not None:
             console.print(Text("the swarm is private: members need its network key, which `swarm invite` passes on"))
         if lent is not None:
@@ -248,7 +252,7 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
             console.print(Text(f"lends a relay on port {relay.port}: up to {mbit:g} Mbit/s"))
         async with TaskScope() as scope:
             is_told = command.lan and membership.network is None  # strangers could not join a private one
-            said = announced(addresses, command.join) if is_told else None
+            said = announced(addresses, join, swarm=registry.swarm_id) if is_told else None
             if said is not None:
                 scope.spawn(keep_announced(said))
             await _until(stop, registry)

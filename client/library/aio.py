@@ -285,7 +285,11 @@ def _swarm(options: ConnectOptions) -> tuple[tuple[str, ...], Membership]:
     """
     given = expand(options.get("peers", ()), time.time())
     membership = options.get("membership", OPEN_SWARM)
-    return given.join, membership if given.network is None else replace(membership, network=given.network)
+    if given.network is not None:
+        membership = replace(membership, network=given.network)
+    if given.invite is not None and given.invite.swarm is not None:
+        membership = replace(membership, swarm=given.invite.swarm, is_certain=True)
+    return given.join, membership
 
 
 @asynccontextmanager
