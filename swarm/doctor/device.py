@@ -11,9 +11,10 @@ import csv
 import importlib.metadata
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
@@ -194,19 +195,21 @@ def _number(release: str) -> float:
     return float(match[0]) if match else 0.0
 
 
-def read_torch() -> TorchBuild:
-    """What the files of the installed torch say."""
-    spec = find_spec("torch")  # a package of the top level is found without being imported
-    folders = [Path(one) for one in (spec.submodule_search_locations or ()) if spec is not None] if spec else []
-    try:
-        found = importlib.metadata.distribution("torch")
-    except importlib.metadata.PackageNotFoundError:
-        found = None
+def read_torch(paths: Sequence[str] | None = None) -> TorchBuild:
+    """What the files of the installed torch say.
+
+    Args:
+        paths: folders of packages (default: where this program finds its own).
+    """
+    paths = list(sys.path if paths is None else paths)
+    spec = PathFinder.find_spec("torch", paths)
+    folders = [Path(one) for one in (spec.submodule_search_locations or ())] if spec is not None else []
+    found = next(iter(importlib.metadata.distributions(name="torch", path=paths)), None)
     said = _assigned(_text(folders[0] / "version.py")) if folders else {}
     version = said.get("__version__") or (found.version if found is not None else "")
     made_for = {name: value for name in ("cuda", "hip", "xpu") if (value := said.get(name))}
-    is_there = found is not None and bool(folders) and folders[0].is_relative_to(str(found.locate_file("")))
-    return TorchBuild(version, made_for, _first_damaged(found.files or ()) if found is not None and is_there else "")
+    is_its = found is not None and bool(folders) and folders[0].is_relative_to(str(found.locate_file("")))
+    return TorchBuild(version, made_for, _first_damaged(found.files or ()) if found is not None and is_its else "")
 
 
 def _first_damaged(files: Sequence[importlib.metadata.PackagePath]) -> str:

@@ -44,7 +44,7 @@ async def look_at_hub(model: str | None, ask: AskHub, environment: Mapping[str, 
         ask: what became of the question.
         environment: the process's variables.
     """
-    if _is_folder(model):
+    if is_here(model):
         return ok("folder", "not needed: the model is on this machine")
     answer = await ask()
     is_needed = model is not None and not answer.is_cached
@@ -67,7 +67,8 @@ async def look_at_hub(model: str | None, ask: AskHub, environment: Mapping[str, 
     return trouble("hub-refuses", said, "wait some minutes, then swarm doctor once more")
 
 
-def _is_folder(model: str | None) -> bool:
+def is_here(model: str | None) -> bool:
+    """Whether a model is a folder or a file on this machine."""
     return model is not None and Path(model).expanduser().exists()
 
 

@@ -1,6 +1,6 @@
 """The doctor's ladder: rungs in causal order, each asked only where those that it stands on hold.
 
-    finding    ok · hint (worth to know) · not known (no verdict in time) · not asked (a rung below has failed) · trouble
+    finding    ok · hint (worth to know) · not known (no verdict in time) · not asked (one below failed) · trouble
     verdict    the first trouble in the order of the rungs; beside the ladder stand the machine's own
 
 A time-out is no verdict: whatever has no answer is not known, which is never a trouble and stops no rung above.

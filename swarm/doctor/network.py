@@ -182,14 +182,14 @@ async def look_at_names(
     soonest = min((one for one in answers if one is not None), default=None)
     lost = [what for what, one in looked.items() if not one.ips]
     level = hint if optional.keys() >= set(lost or named) else trouble
-    if soonest is not None and min(soonest, *(one.took_s for one in found)) > SLOW_NAMES_S:
+    if soonest is not None and min([soonest, *(one.took_s for one in found if one.ips)]) > SLOW_NAMES_S:
         text = f"a name server takes {soonest:.1f} s to answer: programs give up before"
         return level("dns-slow", text, "name another server: resolvectl dns, or /etc/resolv.conf")
     if not lost:
         return ok("names", f"{', '.join(named)}: found")
     if unnamed := [what for what in lost if looked[what].is_unknown]:
         shown = ", ".join(unnamed)
-        return level("name-unknown", f"the name in {shown} does not exist", f"check how the name in {shown} is written")
+        return level("name-unknown", f"{shown}: its name does not exist", f"check how the name is written: {shown}")
     if soonest is not None:
         return unknown(f"the names in {', '.join(lost)} were not found in time, though a name server answers")
     why = "no name server answers" if answers else "no name server is set"

@@ -31,7 +31,7 @@ from swarm.doctor.directory import (
     look_at_peers,
     look_at_release,
 )
-from swarm.doctor.hub import HubAnswer, ask_hub, hub_cache, look_at_hub
+from swarm.doctor.hub import HubAnswer, ask_hub, hub_cache, is_here, look_at_hub
 from swarm.doctor.ladder import Finding, Findings, Once, Rung
 from swarm.doctor.machine import (
     file_system_of,
@@ -110,6 +110,7 @@ class Probes:
         ask_directory: joins the directory through peers that answer, and reads it; None for the real one.
         ask_hub: asks for the model.
         ask_cards: looks for graphics cards.
+        installed: the version of an installed package; None if it is not there.
         torch: what torch's files say.
         memory: main memory.
         cache: the hub's.
@@ -122,6 +123,7 @@ class Probes:
     ask_directory: AskDirectory | None = None
     ask_hub: Callable[[str | None], Awaitable[HubAnswer]] = ask_hub
     ask_cards: Callable[[], Awaitable[Cards]] = ask_cards
+    installed: Callable[[str], str | None] = installed_version
     torch: Callable[[], TorchBuild] = read_torch
     memory: Callable[[], MainMemory] = main_memory
     cache: Path = field(default_factory=hub_cache)
@@ -180,7 +182,10 @@ class Sight:
         needed = {peer.origin: peer.host for peer in self.peers if peer.host}
         if broker := _broker_host(self.options):
             needed["--mqtt"] = broker
-        return await look_at_names(needed, {"the hub's address": HUB}, self.find, ask_name_servers)
+        optional = {"the hub": HUB}
+        if self.options.model is not None and not is_here(self.options.model):
+            needed, optional = needed | optional, {}
+        return await look_at_names(needed, optional, self.find, ask_name_servers)
 
     async def _portal(self) -> Findings:
         return look_for_portal(await self.outside())
@@ -228,7 +233,7 @@ class Sight:
 
     async def _packages(self) -> Findings:
         requirements, pythons = package_requirements()
-        return look_at_packages(requirements, installed_version, python_version(), pythons)
+        return look_at_packages(requirements, self.probes.installed, python_version(), pythons)
 
     async def _daemon(self) -> Findings:
         return await look_at_daemon(find_daemon(), run_daemon)
