@@ -67,7 +67,9 @@ class Identity:
             with path.open("rb") as file:
                 data, about = file.read(_MAX_FILE_BYTES + 1), os.fstat(file.fileno())
         except OSError as error:
-            raise IdentityError(f"identity file {why_unusable(error, path)}; or choose another with --identity") from error
+            raise IdentityError(
+                f"identity file {why_unusable(error, path)}; or choose another with --identity"
+            ) from error
         identity = cls(_parse_private_key(data, path), path)
         # What is another user's is a secret that an orchestrator mounted: the group is how it is meant to be read.
         closed = 0o077 if about.st_uid == os.geteuid() else 0o007

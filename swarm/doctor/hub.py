@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from swarm.doctor.ladder import Finding, hint, ok, trouble
+from swarm.doctor.ladder import Finding, hint, ok, trouble, unknown
 from swarm.doctor.model_facts import ModelFacts, facts_of_file, facts_of_folder
 from swarm.doctor.processes import on_thread
 from swarm.errors import HubError, SwarmError, UnknownModel
@@ -36,13 +36,16 @@ class HubAnswer:
     is_cached: bool = False
 
 
-async def look_at_hub(model: str | None, ask: AskHub, environment: Mapping[str, str]) -> Finding:
+async def look_at_hub(
+    model: str | None, ask: AskHub, environment: Mapping[str, str], *, is_reached: bool = False
+) -> Finding:
     """Whether the hub gives what this machine needs: offline variables, then the hub.
 
     Args:
         model: hub id or folder; None where none was named.
         ask: what became of the question.
         environment: the process's variables.
+        is_reached: whether connections to it come about.
     """
     if is_here(model):
         return ok("folder", "not needed: the model is on this machine")
@@ -57,6 +60,8 @@ async def look_at_hub(model: str | None, ask: AskHub, environment: Mapping[str, 
     if answer.error is None:
         return ok("hub", "reachable" if model is None else "the model can be had")
     said = str(answer.error)
+    if "cannot be reached" in said and is_reached:
+        return unknown("the hub accepts connections, and did not answer in time")
     if "cannot be reached" in said:
         mend = "check the network; behind a proxy: export https_proxy=http://HOST:PORT"
         return (trouble if is_needed else hint)("hub-silent", "the hub cannot be reached", mend)

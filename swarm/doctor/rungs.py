@@ -267,7 +267,9 @@ class Sight:
         return await look_at_broker(self.options.mqtt, self.options.mqtt_ca, self.find, login)
 
     async def _hub(self) -> Findings:
-        return await look_at_hub(self.options.model, self.hub_answer, self.environment)
+        answer = (await self.outside()).hub
+        is_reached = answer is not None and answer >= Answer.REFUSED
+        return await look_at_hub(self.options.model, self.hub_answer, self.environment, is_reached=is_reached)
 
     async def _ask_directory(self) -> SwarmView:
         answers = (await self.outside()).peers
