@@ -51,8 +51,7 @@ async def look_at_hub(
         return ok("folder", "not needed: the model is on this machine")
     answer = await ask()
     is_needed = model is not None and not answer.is_cached
-    offline = [name for name in OFFLINE_VARIABLES if environment.get(name, "").upper() in _TRUE]
-    if offline:
+    if offline := offline_by(environment):
         names, mend = ", ".join(offline), f"unset {' '.join(offline)}"
         if is_needed:
             return trouble("model-offline", f"the model is not in the cache, and {names} forbids to download it", mend)
@@ -64,12 +63,18 @@ async def look_at_hub(
         return unknown("the hub accepts connections, and did not answer in time")
     if "cannot be reached" in said:
         mend = "check the network; behind a proxy: export https_proxy=http://HOST:PORT"
-        return (trouble if is_needed else hint)("hub-silent", "the hub cannot be reached", mend)
+        level = trouble if is_needed else hint
+        return level("hub-silent", "the hub cannot be reached", mend)
     if "gated" in said or "token" in said or "private" in said:
         return trouble("hub-token", said, _LOG_IN)
     if isinstance(answer.error, UnknownModel):
         return trouble("no-model", said, "check how the model's name is written")
     return trouble("hub-refuses", said, "wait some minutes, then swarm doctor once more")
+
+
+def offline_by(environment: Mapping[str, str]) -> list[str]:
+    """The variables that forbid downloads."""
+    return [name for name in OFFLINE_VARIABLES if environment.get(name, "").upper() in _TRUE]
 
 
 def is_here(model: str | None) -> bool:

@@ -31,7 +31,7 @@ from swarm.doctor.directory import (
     look_at_peers,
     look_at_release,
 )
-from swarm.doctor.hub import HubAnswer, ask_hub, hub_cache, is_here, look_at_hub
+from swarm.doctor.hub import HubAnswer, ask_hub, hub_cache, is_here, look_at_hub, offline_by
 from swarm.doctor.ladder import Finding, Findings, Once, Rung
 from swarm.doctor.machine import (
     file_system_of,
@@ -183,7 +183,7 @@ class Sight:
         if broker := _broker_host(self.options):
             needed["--mqtt"] = broker
         optional = {"the hub": HUB}
-        if self.options.model is not None and not is_here(self.options.model):
+        if self.options.model is not None and not is_here(self.options.model) and not offline_by(self.environment):
             needed, optional = needed | optional, {}
         return await look_at_names(needed, optional, self.find, ask_name_servers)
 

@@ -88,7 +88,7 @@ class Trouble:
     says: str
     network: Planted = field(default_factory=Planted)
     view: SwarmView = WELL
-    join: Sequence[str] = (PEER,)
+    join: tuple[str, ...] = (PEER,)
     options: Doctor = field(default_factory=Doctor)
     environment: Mapping[str, str] = field(default_factory=dict)
     probes: Mapping[str, Any] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.discovery.identity import Identity
+from swarm.doctor.ladder import Finding
 from swarm.doctor.machine import (
     GIB,
     FileSystem,
@@ -20,7 +21,6 @@ from swarm.doctor.machine import (
     look_at_identity,
     look_at_memory,
 )
-from swarm.doctor.ladder import Finding
 from swarm.doctor.model_facts import ModelFacts, facts_of_folder
 from swarm.runtime.main_memory import MainMemory
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready

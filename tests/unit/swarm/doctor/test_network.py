@@ -26,7 +26,7 @@ from swarm.doctor.network import (
     look_for_portal,
 )
 from swarm.doctor.ports import UFW_SWITCH, Firewall, look_at_ports
-from swarm.doctor.probes import Answer, LookedUp, Page, is_address, name_servers, own_addresses
+from swarm.doctor.probes import Answer, LookedUp, Page, Resolve, is_address, name_servers, own_addresses
 from swarm.doctor.processes import Ran
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown, named, ready
 
@@ -55,7 +55,7 @@ HUB: Final = {"the hub": "huggingface.co"}
 HOSTS: Final = {"--join (1 of 2)": "boot.example", "--join (2 of 2)": "192.0.2.7"}
 
 
-def names(find: network.Resolve, *servers: float | None, needed: Mapping[str, str] = HOSTS) -> Awaitable[Findings]:
+def names(find: Resolve, *servers: float | None, needed: Mapping[str, str] = HOSTS) -> Awaitable[Findings]:
     return look_at_names(needed, HUB, find, ready(servers))
 
 

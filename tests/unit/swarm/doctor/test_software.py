@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from swarm.doctor.ladder import Findings
 from swarm.doctor.software import (
     find_daemon,
     installed_version,
@@ -14,7 +15,6 @@ from swarm.doctor.software import (
     python_version,
     run_daemon,
 )
-from swarm.doctor.ladder import Findings
 from tests.one_diagnosis import assert_ok, assert_trouble, assert_unknown, ready
 
 NEEDED = ["grpcio<2,>=1.85", "torch<3,>=2.6", 'amqtt>=0.12; extra == "health"', 'tomli; python_version < "3.0"']
