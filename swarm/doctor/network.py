@@ -187,12 +187,15 @@ async def look_at_names(
         return level("dns-slow", text, "name another server: resolvectl dns, or /etc/resolv.conf")
     if not lost:
         return ok("names", f"{', '.join(named)}: found")
-    if unnamed := [what for what in lost if looked[what].is_unknown]:
+    unnamed = [what for what in lost if looked[what].is_unknown]
+    if unnamed and HUB not in map(named.get, unnamed):
         shown = ", ".join(unnamed)
         return level("name-unknown", f"{shown}: its name does not exist", f"check how the name is written: {shown}")
-    if soonest is not None:
+    if soonest is not None and not unnamed:
         return unknown(f"the names in {', '.join(lost)} were not found in time, though a name server answers")
     why = "no name server answers" if answers else "no name server is set"
+    if unnamed:
+        why = "the name server does not know them, and knows names of its own network at most"
     return level("no-dns", f"no name is found ({', '.join(lost)}): {why}", _NO_NAMES)
 
 

@@ -92,6 +92,7 @@ from swarm.runtime.cache_folder import cache_folder
 from swarm.runtime.main_memory import MainMemory, main_memory
 from swarm.telemetry.broker_address import parse_broker
 
+Look = Callable[["Sight"], Awaitable[Findings]]
 AskDirectory = Callable[[Sequence[str]], Awaitable[SwarmView]]
 
 
@@ -131,8 +132,22 @@ class Probes:
     clock_service: Callable[[], Awaitable[ClockService]] = clock_service
 
 
+_rungs: list[Rung[Sight]] = []
+
+
+def _rung(finds: str, *, after: str = "", is_beside: bool = False) -> Callable[[Look], Look]:
+    """Make a rung of a method, whose name and docstring are the rung's: what it finds, and what it stands on."""
+
+    def note(look: Look) -> Look:
+        name, asks = look.__name__.replace("_", "-"), (look.__doc__ or "").rstrip(".")
+        _rungs.append(Rung(name, asks, tuple(finds.split()), look, tuple(after.split()), is_beside))
+        return look
+
+    return note
+
+
 class Sight:
-    """What the rungs look at, and how: `RUNGS` names a method for each."""
+    """What is looked at, rung by rung in causal order; then what several rungs share."""
 
     def __init__(
         self,
@@ -153,7 +168,7 @@ class Sight:
         """
         self.options = options
         self.environment = environment
-        self.peers = peers
+        self.meant = peers
         self.refusal = refusal
         self.probes = probes or Probes()
         self.find = Names()
@@ -166,20 +181,30 @@ class Sight:
         self.router_finding = Once(self._look_at_router)
         self.mapping_finding = Once(self._look_at_mapping)
 
-    async def _own_files(self) -> Findings:
+    @_rung("own-files files-of-another")
+    async def own_files(self) -> Findings:
+        """Whether Canopy's own folders can be read and written."""
         return look_at_folders(self.probes.folders)
 
-    async def _link(self) -> Findings:
-        return look_at_link(interfaces(), self.peers)
+    @_rung("link link-not-needed no-link link-down")
+    async def link(self) -> Findings:
+        """Network interfaces that are up, with their cables in."""
+        return look_at_link(interfaces(), self.meant)
 
-    async def _addresses(self) -> Findings:
-        return look_at_addresses(own_addresses(), self.peers)
+    @_rung("addresses addresses-not-needed no-address", after="link")
+    async def addresses(self) -> Findings:
+        """An address of this machine."""
+        return look_at_addresses(own_addresses(), self.meant)
 
-    async def _route(self) -> Findings:
-        return look_at_route(has_way, self.peers)
+    @_rung("route route-near no-route", after="addresses")
+    async def route(self) -> Findings:
+        """The system's way to the Internet, or to the peers."""
+        return look_at_route(has_way, self.meant)
 
-    async def _dns(self) -> Findings:
-        needed = {peer.origin: peer.host for peer in self.peers if peer.host}
+    @_rung("names no-names no-dns dns-slow name-unknown", after="route")
+    async def dns(self) -> Findings:
+        """The names in options and the hub's, and the name servers themselves."""
+        needed = {peer.origin: peer.host for peer in self.meant if peer.host}
         if broker := _broker_host(self.options):
             needed["--mqtt"] = broker
         optional = {"the hub": HUB}
@@ -187,86 +212,155 @@ class Sight:
             needed, optional = needed | optional, {}
         return await look_at_names(needed, optional, self.find, ask_name_servers)
 
-    async def _portal(self) -> Findings:
+    @_rung("no-portal portal-untried page-replaced portal", after="dns")
+    async def portal(self) -> Findings:
+        """Who answers at port 80 in the hub's name."""
         return look_for_portal(await self.outside())
 
-    async def _proxy(self) -> Findings:
+    @_rung("no-proxy proxy proxy-socks proxy-malformed proxy-only proxy-login", after="dns")
+    async def proxy(self) -> Findings:
+        """`http_proxy`, `https_proxy`, `all_proxy`, and whether anything goes out without."""
         return look_at_proxy(self.environment, await self.outside(), has_socks=speaks_socks())
 
-    async def _outgoing(self) -> Findings:
-        return look_at_outgoing(self.peers, await self.outside())
+    @_rung("outgoing outgoing-web ports-closed no-answer", after="portal proxy")
+    async def outgoing(self) -> Findings:
+        """TCP to the peers' ports, against port 443 of the same machines and the hub's."""
+        return look_at_outgoing(self.meant, await self.outside())
 
-    async def _packets(self) -> Findings:
+    @_rung(
+        "peers no-swarm swarm-unclear peer-silent peer-gone peer-other peer-unnamed peer-malformed", after="outgoing"
+    )
+    async def peers(self) -> Findings:
+        """Whether each peer that is meant greets as one."""
+        return look_at_peers(self.meant, await self.outside(), self.refusal)
+
+    @_rung("packets packets-untried black-hole", after="peers")
+    async def mtu(self) -> Findings:
+        """Packets of full size to a peer."""
         outside = await self.outside()
-        greeting = [one for one, answer in zip(self.peers, outside.peers, strict=True) if answer is Answer.PEER]
+        greeting = [one for one, answer in zip(self.meant, outside.peers, strict=True) if answer is Answer.PEER]
         targets = [(ip, peer.port) for peer in greeting[:1] for ip in (await self.find(peer.host)).ips]
         return await look_at_packets(targets, takes_large, interface_to)
 
-    async def _peer(self) -> Findings:
-        return look_at_peers(self.peers, await self.outside(), self.refusal)
-
-    async def _clock(self) -> Findings:
+    @_rung("clock clock-untried clock-wrong clock-off clock-untended clock-unset", after="mtu own-files p2pd")
+    async def clock(self) -> Findings:
+        """The difference to the swarm's clocks, and the time service."""
         service = await self.probes.clock_service()
         return look_at_clock(await self.view(), service)
 
-    async def _directory(self) -> Findings:
+    @_rung("directory directory-untried directory-reached private-swarm not-joined", after="clock")
+    async def directory(self) -> Findings:
+        """Whether the directory lets this machine in."""
         return look_at_directory(await self.view())
 
-    async def _release(self) -> Findings:
-        return look_at_release(await self.view())
-
-    async def _router(self) -> Findings:
+    @_rung("direct cone symmetric public-address router-unknown router-untried", after="directory")
+    async def router(self) -> Findings:
+        """Under which ports two relays see this machine."""
         return await self.router_finding()
 
-    async def _mapping(self) -> Findings:
+    @_rung("mapping mapping-untried mapping-refused no-mapping double-router", after="directory")
+    async def mapping(self) -> Findings:
+        """PCP, NAT-PMP and UPnP."""
         return await self.mapping_finding()
 
-    async def _relay(self) -> Findings:
+    @_rung("relay relay-untried no-relay relay-silent relays-full no-way-in", after="router mapping")
+    async def relay(self) -> Findings:
+        """The relays that the swarm's peers lend, where nobody can dial this machine."""
         kinds = [one.kind for one in (await self.router_finding(), await self.mapping_finding())]
         return look_at_relays(await self.relay_words(), await self.view(), kinds)
 
-    async def _ports(self) -> Findings:
+    @_rung("port-free port-taken port-closed no-port")
+    async def ports(self) -> Findings:
+        """Whether `--port` can be had, and who has it."""
         return look_at_ports(self.options.port, try_bind, listening_program)
 
-    async def _firewall(self) -> Findings:
+    @_rung("no-firewall firewall-open firewall firewall-closed firewall-unread")
+    async def firewall(self) -> Findings:
+        """Ufw, firewalld and nftables, where they can be read."""
         return await Firewall(self.options.port, run_program, read_file).look()
 
-    async def _packages(self) -> Findings:
+    @_rung("release release-untried update-this-machine update-the-others old-peers", after="directory")
+    async def release(self) -> Findings:
+        """Formats of records and messages, here and there."""
+        return look_at_release(await self.view())
+
+    @_rung("packages python package-missing package-version", is_beside=True)
+    async def packages(self) -> Findings:
+        """Python and the packages that this release needs."""
         requirements, pythons = package_requirements()
         return look_at_packages(requirements, self.probes.installed, python_version(), pythons)
 
-    async def _daemon(self) -> Findings:
+    @_rung("daemon no-daemon daemon-closed daemon-foreign daemon-broken", is_beside=True)
+    async def p2pd(self) -> Findings:
+        """Hivemind's p2p daemon on this processor."""
         return await look_at_daemon(find_daemon(), run_daemon)
 
-    async def _device(self) -> Findings:
+    @_rung(
+        "cuda cpu hip xpu torch-damaged torch-for-cpu no-driver driver-old driver-fails card-hidden "
+        "card-closed card-not-in-build",
+        is_beside=True,
+    )
+    async def device(self) -> Findings:
+        """Cards, their driver, and for which of them torch was built; torch is not started."""
         return await look_at_device(await self.build(), self.cards, self.environment)
 
-    async def _kernels(self) -> Findings:
+    @_rung("kernels plain card-old no-triton no-compiler no-headers", is_beside=True)
+    async def kernels(self) -> Findings:
+        """What a card needs for the fast path: compute capability 8.0, Triton, a C compiler, Python's headers."""
         return await look_at_kernels(self.cards, toolchain())
 
-    async def _dtypes(self) -> Findings:
+    @_rung("dtypes no-bfloat16 other-dtype", after="directory", is_beside=True)
+    async def dtypes(self) -> Findings:
+        """Types in which the device computes, against those of the swarm's nodes."""
         return await look_at_dtypes(await self.build(), self.cards, (await self.view()).numeric_classes)
 
-    async def _memory(self) -> Findings:
+    @_rung("memory little-memory layer-larger swapping", is_beside=True)
+    async def memory(self) -> Findings:
+        """Free memory, one layer of the model, swap; a container's limit counts."""
         return await look_at_memory(self.probes.memory(), self._model)
 
-    async def _disk(self) -> Findings:
+    @_rung("room disk-full not-writable model-larger", is_beside=True)
+    async def disk(self) -> Findings:
+        """The folder of the hub's cache."""
         return await look_at_disk(self.probes.cache, file_system_of(self.probes.cache), self._model)
 
-    async def _files(self) -> Findings:
+    @_rung("files some-files few-files", is_beside=True)
+    async def files(self) -> Findings:
+        """How many files a program may open."""
         return look_at_file_limit(hard_file_limit())
 
-    async def _key(self) -> Findings:
+    @_rung(
+        "identity no-identity identity-in-use identity-damaged identity-open identity-unreadable identity-copied",
+        after="own-files",
+        is_beside=True,
+    )
+    async def identity(self) -> Findings:
+        """The key file, and who serves under it."""
         return look_at_identity(self.probes.identity, (await self.view()).own_record)
 
-    async def _ipv6(self) -> Findings:
-        hosts = [*((peer.host, peer.port) for peer in self.peers if peer.port), (HUB, HTTPS)]
+    @_rung("ipv6 no-ipv6 ipv6-untried ipv6-no-route ipv6-black-hole", after="dns", is_beside=True)
+    async def ipv6(self) -> Findings:
+        """An address, a way out, and whether anybody answers."""
+        hosts = [*((peer.host, peer.port) for peer in self.meant if peer.port), (HUB, HTTPS)]
         return await look_at_ipv6(own_addresses(), has_way, hosts, self.find)
 
-    async def _broker(self) -> Findings:
+    @_rung(
+        "broker no-broker broker-malformed broker-unnamed broker-silent broker-untrusted broker-plain "
+        "broker-refuses broker-odd",
+        after="portal proxy outgoing",
+        is_beside=True,
+    )
+    async def broker(self) -> Findings:
+        """Name, port, TLS, user and password of `--mqtt`."""
         return await look_at_broker(self.options.mqtt, self.options.mqtt_ca, self.find, login)
 
-    async def _hub(self) -> Findings:
+    @_rung(
+        "hub folder hub-offline model-offline hub-silent hub-token no-model hub-refuses",
+        after="dns portal",
+        is_beside=True,
+    )
+    async def hub(self) -> Findings:
+        """The model, or whether the hub answers."""
         answer = (await self.outside()).hub
         is_reached = answer is not None and answer >= Answer.REFUSED
         return await look_at_hub(self.options.model, self.hub_answer, self.environment, is_reached=is_reached)
@@ -274,7 +368,7 @@ class Sight:
     async def _ask_directory(self) -> SwarmView:
         answers = (await self.outside()).peers
         good = [
-            one.address for one, answer in zip(self.peers, answers, strict=True) if answer and answer >= Answer.MUTE
+            one.address for one, answer in zip(self.meant, answers, strict=True) if answer and answer >= Answer.MUTE
         ]
         ask = self.probes.ask_directory or partial(
             look_at_swarm, identity=self.probes.identity, network=self.options.membership.network
@@ -307,231 +401,5 @@ def _broker_host(options: Doctor) -> str:
         return ""
 
 
-_OUT: Final = ("portal", "proxy", "outgoing")
-
-RUNGS: Final[tuple[Rung[Sight], ...]] = (
-    Rung(
-        "own-files",
-        "whether Canopy's own folders can be read and written",
-        ("own-files", "files-of-another"),
-        Sight._own_files,
-    ),
-    Rung(
-        "link",
-        "network interfaces that are up, with their cables in",
-        ("link", "link-not-needed", "no-link", "link-down"),
-        Sight._link,
-    ),
-    Rung(
-        "addresses",
-        "an address of this machine",
-        ("addresses", "addresses-not-needed", "no-address"),
-        Sight._addresses,
-        after=("link",),
-    ),
-    Rung(
-        "route",
-        "the system's way to the Internet, or to the peers",
-        ("route", "route-near", "no-route"),
-        Sight._route,
-        after=("addresses",),
-    ),
-    Rung(
-        "dns",
-        "the names in options and the hub's, and the name servers themselves",
-        ("names", "no-names", "no-dns", "dns-slow", "name-unknown"),
-        Sight._dns,
-        after=("route",),
-    ),
-    Rung(
-        "portal",
-        "who answers at port 80 in the hub's name",
-        ("no-portal", "portal-untried", "page-replaced", "portal"),
-        Sight._portal,
-        after=("dns",),
-    ),
-    Rung(
-        "proxy",
-        "`http_proxy`, `https_proxy`, `all_proxy`, and whether anything goes out without",
-        ("no-proxy", "proxy", "proxy-socks", "proxy-malformed", "proxy-only", "proxy-login"),
-        Sight._proxy,
-        after=("dns",),
-    ),
-    Rung(
-        "outgoing",
-        "TCP to the peers' ports, against port 443 of the same machines and the hub's",
-        ("outgoing", "outgoing-web", "ports-closed", "no-answer"),
-        Sight._outgoing,
-        after=("portal", "proxy"),
-    ),
-    Rung(
-        "peers",
-        "whether each peer that is meant greets as one",
-        (
-            *("peers", "no-swarm", "swarm-unclear", "peer-silent", "peer-gone", "peer-other", "peer-unnamed"),
-            "peer-malformed",
-        ),
-        Sight._peer,
-        after=("outgoing",),
-    ),
-    Rung(
-        "mtu",
-        "packets of full size to a peer",
-        ("packets", "packets-untried", "black-hole"),
-        Sight._packets,
-        after=("peers",),
-    ),
-    Rung(
-        "clock",
-        "the difference to the swarm's clocks, and the time service",
-        ("clock", "clock-untried", "clock-wrong", "clock-off", "clock-untended", "clock-unset"),
-        Sight._clock,
-        after=("mtu", "own-files", "p2pd"),
-    ),
-    Rung(
-        "directory",
-        "whether the directory lets this machine in",
-        ("directory", "directory-untried", "directory-reached", "private-swarm", "not-joined"),
-        Sight._directory,
-        after=("clock",),
-    ),
-    Rung(
-        "router",
-        "under which ports two relays see this machine",
-        ("direct", "cone", "symmetric", "public-address", "router-unknown", "router-untried"),
-        Sight._router,
-        after=("directory",),
-    ),
-    Rung(
-        "mapping",
-        "PCP, NAT-PMP and UPnP",
-        ("mapping", "mapping-untried", "mapping-refused", "no-mapping", "double-router"),
-        Sight._mapping,
-        after=("directory",),
-    ),
-    Rung(
-        "relay",
-        "the relays that the swarm's peers lend, where nobody can dial this machine",
-        ("relay", "relay-untried", "no-relay", "relay-silent", "relays-full", "no-way-in"),
-        Sight._relay,
-        after=("router", "mapping"),
-    ),
-    Rung(
-        "ports",
-        "whether `--port` can be had, and who has it",
-        ("port-free", "port-taken", "port-closed", "no-port"),
-        Sight._ports,
-    ),
-    Rung(
-        "firewall",
-        "ufw, firewalld and nftables, where they can be read",
-        ("no-firewall", "firewall-open", "firewall", "firewall-closed", "firewall-unread"),
-        Sight._firewall,
-    ),
-    Rung(
-        "release",
-        "formats of records and messages, here and there",
-        ("release", "release-untried", "update-this-machine", "update-the-others", "old-peers"),
-        Sight._release,
-        after=("directory",),
-    ),
-    Rung(
-        "packages",
-        "Python and the packages that this release needs",
-        ("packages", "python", "package-missing", "package-version"),
-        Sight._packages,
-        is_beside=True,
-    ),
-    Rung(
-        "p2pd",
-        "hivemind's p2p daemon on this processor",
-        ("daemon", "no-daemon", "daemon-closed", "daemon-foreign", "daemon-broken"),
-        Sight._daemon,
-        is_beside=True,
-    ),
-    Rung(
-        "device",
-        "cards, their driver, and for which of them torch was built; torch is not started",
-        (
-            *("cuda", "cpu", "hip", "xpu", "torch-damaged", "torch-for-cpu", "no-driver", "driver-old"),
-            *("driver-fails", "card-hidden", "card-closed", "card-not-in-build"),
-        ),
-        Sight._device,
-        is_beside=True,
-    ),
-    Rung(
-        "kernels",
-        "what a card needs for the fast path: compute capability 8.0, Triton, a C compiler, Python's headers",
-        ("kernels", "plain", "card-old", "no-triton", "no-compiler", "no-headers"),
-        Sight._kernels,
-        is_beside=True,
-    ),
-    Rung(
-        "dtypes",
-        "types in which the device computes, against those of the swarm's nodes",
-        ("dtypes", "no-bfloat16", "other-dtype"),
-        Sight._dtypes,
-        after=("directory",),
-        is_beside=True,
-    ),
-    Rung(
-        "memory",
-        "free memory, one layer of the model, swap; a container's limit counts",
-        ("memory", "little-memory", "layer-larger", "swapping"),
-        Sight._memory,
-        is_beside=True,
-    ),
-    Rung(
-        "disk",
-        "the folder of the hub's cache",
-        ("room", "disk-full", "not-writable", "model-larger"),
-        Sight._disk,
-        is_beside=True,
-    ),
-    Rung(
-        "files",
-        "how many files a program may open",
-        ("files", "some-files", "few-files"),
-        Sight._files,
-        is_beside=True,
-    ),
-    Rung(
-        "identity",
-        "the key file, and who serves under it",
-        (
-            *("identity", "no-identity", "identity-in-use", "identity-damaged", "identity-open"),
-            *("identity-unreadable", "identity-copied"),
-        ),
-        Sight._key,
-        after=("own-files",),
-        is_beside=True,
-    ),
-    Rung(
-        "ipv6",
-        "an address, a way out, and whether anybody answers",
-        ("ipv6", "no-ipv6", "ipv6-untried", "ipv6-no-route", "ipv6-black-hole"),
-        Sight._ipv6,
-        after=("dns",),
-        is_beside=True,
-    ),
-    Rung(
-        "broker",
-        "name, port, TLS, user and password of `--mqtt`",
-        (
-            *("broker", "no-broker", "broker-malformed", "broker-unnamed", "broker-silent", "broker-untrusted"),
-            *("broker-plain", "broker-refuses", "broker-odd"),
-        ),
-        Sight._broker,
-        after=_OUT,
-        is_beside=True,
-    ),
-    Rung(
-        "hub",
-        "the model, or whether the hub answers",
-        ("hub", "folder", "hub-offline", "model-offline", "hub-silent", "hub-token", "no-model", "hub-refuses"),
-        Sight._hub,
-        after=("dns", "portal"),
-        is_beside=True,
-    ),
-)
+RUNGS: Final[tuple[Rung[Sight], ...]] = tuple(_rungs)
 """In causal order, and beside it the machine's own and what is not the swarm's."""

@@ -129,7 +129,7 @@ def run_at_home(planted: Planted, folder: Path, program: Callable[[str], Awaitab
     Args:
         planted: what is different.
         folder: for files.
-        program: what to run; it gets the name of the home's namespace.
+        program: what to run; it gets the name of the Internet's namespace.
     """
     outcome: list[T | BaseException] = []
 
@@ -147,7 +147,7 @@ def run_at_home(planted: Planted, folder: Path, program: Callable[[str], Awaitab
                 while not all(interfaces().values()):  # the system says a moment later that a link is up
                     os.sched_yield()
                 _plant(home, internet, planted)
-                outcome.append(asyncio.run(_serve_and_run(planted, sockets, names, lambda: program(home))))
+                outcome.append(asyncio.run(_serve_and_run(planted, sockets, names, lambda: program(internet))))
         except BaseException as error:  # noqa: BLE001 - raised again in the test
             outcome.append(error)
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from swarm.doctor import network
+from swarm.doctor import network, probes
 from swarm.doctor.ladder import Finding, Findings, Level
 from swarm.doctor.network import (
     NamedPeer,
@@ -63,7 +63,12 @@ async def test_names_that_are_not_found() -> None:
     lost = "no name is found (the hub, --join (1 of 2)): no name server"
     await assert_trouble(names(NOBODY, None), "no-dns", f"{lost} answers", "/etc/resolv.conf")
     await assert_trouble(names(NOBODY), "no-dns", f"{lost} is set", "/etc/resolv.conf")
-    await assert_trouble(names(UNKNOWN, 0.1), "name-unknown", "--join (1 of 2): its name does not", "how the name is")
+    await assert_trouble(names(UNKNOWN, 0.1), "no-dns", "of its own network at most", "/etc/resolv.conf")
+
+    async def only_the_hub(host: str) -> LookedUp:
+        return LookedUp(("192.0.2.1",)) if host == probes.HUB else LookedUp(is_unknown=True)
+
+    await assert_trouble(names(only_the_hub, 0.1), "name-unknown", "--join (1 of 2): its name", "how the name is")
     await assert_unknown(names(NOBODY, 0.1, None), "though a name server answers")
     await assert_ok(names(named("192.0.2.1"), 0.1), "names")
     await assert_ok(look_at_names(HOSTS | {"--join (1 of 2)": "[2001:db8::1]"}, {}, NOBODY, ready(())), "no-names")
