@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import TypeVar
 
-from swarm.doctor.ladder import Finding, Findings, Level
+from swarm.doctor.ladder import Diagnoses, Diagnosis, Level
 from swarm.doctor.probes import LookedUp
 
 T = TypeVar("T")
-Look = Findings | Awaitable[Findings] | Awaitable[Finding]
+Look = Diagnoses | Awaitable[Diagnoses] | Awaitable[Diagnosis]
 
 
 def ready(value: T) -> Callable[..., Awaitable[T]]:
@@ -27,10 +27,10 @@ def named(*ips: str) -> Callable[[str], Awaitable[LookedUp]]:
     return ready(LookedUp(ips))
 
 
-async def found_by(look: Look) -> Finding:
+async def found_by(look: Look) -> Diagnosis:
     """The one finding of a look. What is in the way, or not known, or a hint, names a mend."""
     found = await look if isawaitable(look) else look
-    if not isinstance(found, Finding):
+    if not isinstance(found, Diagnosis):
         (found,) = found
     assert bool(found.mend) == (found.level is not Level.OK), found
     assert "\n" not in found.text + found.mend

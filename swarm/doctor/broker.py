@@ -12,8 +12,8 @@ from typing import Final
 
 import aiomqtt
 
-from swarm.doctor.ladder import Finding, ok, trouble, unknown
-from swarm.doctor.probes import Answer, Resolve, knock
+from swarm.doctor.ladder import Diagnosis, ok, trouble, unknown
+from swarm.doctor.probes import Resolve, TcpAnswer, knock
 from swarm.errors import ConfigError
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 
@@ -25,7 +25,7 @@ BrokerLogin = Callable[[BrokerAddress], Awaitable[None]]
 """Connects and says who it is; raises what aiomqtt raises."""
 
 
-async def look_at_broker(url: str | None, ca: Path | None, find: Resolve, login: BrokerLogin) -> Finding:
+async def look_at_broker(url: str | None, ca: Path | None, find: Resolve, login: BrokerLogin) -> Diagnosis:
     """Whether telemetry would arrive: name, port, TLS, password; the first that fails.
 
     Args:
@@ -43,7 +43,7 @@ async def look_at_broker(url: str | None, ca: Path | None, find: Resolve, login:
     found = (await find(address.host)).ips
     if not found:
         return trouble("broker-unnamed", "the broker's name is not found", "check how its name is written in --mqtt")
-    if max([await knock(ip, address.port) for ip in found[:2]]) < Answer.OPEN:
+    if max([await knock(ip, address.port) for ip in found[:2]]) < TcpAnswer.OPEN:
         mend = "check its host and port, whether it runs, and its firewall"
         return trouble("broker-silent", f"nothing answers at the broker's port {address.port}", mend)
     try:
@@ -64,7 +64,7 @@ async def _shake_hands(address: BrokerAddress, tls: ssl.SSLContext) -> None:
     writer.transport.abort()
 
 
-def _explained(error: aiomqtt.MqttError | OSError, address: BrokerAddress) -> Finding:
+def _explained(error: aiomqtt.MqttError | OSError, address: BrokerAddress) -> Diagnosis:
     causes = [error, error.__cause__, error.__context__]
     said = " ".join(str(one) for one in causes if one is not None)
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in causes) or "CERTIFICATE_VERIFY_FAILED" in said:

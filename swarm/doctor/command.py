@@ -22,7 +22,7 @@ from swarm.doctor.network import NamedPeer
 from swarm.doctor.options import Doctor
 from swarm.doctor.redaction import PrivateWords, private_words
 from swarm.doctor.report import as_json, redacted, show
-from swarm.doctor.rungs import RUNGS, Probes, Sight
+from swarm.doctor.rungs import RUNGS, DoctorProbes, Examination
 from swarm.doctor.swarm_view import own_peer
 from swarm.errors import ConfigError, SwarmError
 from swarm.joining.invite import is_invite
@@ -31,7 +31,7 @@ from swarm.joining.resolve import SwarmFinder, expand, with_swarm
 
 
 async def doctor(
-    options: Doctor, console: Console, environment: Mapping[str, str] = os.environ, probes: Probes | None = None
+    options: Doctor, console: Console, environment: Mapping[str, str] = os.environ, probes: DoctorProbes | None = None
 ) -> int:
     """Look at everything and print it.
 
@@ -48,7 +48,7 @@ async def doctor(
     memory = SwarmMemory.of_user()
     found_options, refusal = meant(options, environment, memory)
     peers = named_peers(options, found_options, environment, memory.clock())
-    sight = Sight(found_options, environment, peers, refusal, probes)
+    examination = Examination(found_options, environment, peers, refusal, probes)
     is_silent = options.json or not console.is_terminal
     with nullcontext() if is_silent else console.status("looking") as status:
 
@@ -56,7 +56,7 @@ async def doctor(
             if status is not None:
                 status.update(f"looking: {done} of {len(RUNGS)}")
 
-        found = await climb(RUNGS, sight, on_progress=on_progress)
+        found = await climb(RUNGS, examination, on_progress=on_progress)
     shown = redacted(found, private_of(found_options, peers, environment))
     if options.json:
         console.print(as_json(shown, time.monotonic() - began), soft_wrap=True)

@@ -18,7 +18,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
-from swarm.doctor.ladder import Finding, hint, ok, trouble, unknown
+from swarm.doctor.ladder import Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.processes import run_program
 from swarm.kernels.toolchain import MIN_CAPABILITY, Toolchain
 from swarm.protocol.numeric_class import NumericClass
@@ -77,7 +77,7 @@ class Cards:
 AskCards = Callable[[], Awaitable[Cards]]
 
 
-async def look_at_device(build: TorchBuild, ask: AskCards, environment: Mapping[str, str]) -> Finding:
+async def look_at_device(build: TorchBuild, ask: AskCards, environment: Mapping[str, str]) -> Diagnosis:
     """The first thing that is in the way of a card. No mend replaces a build that works."""
     if build.damaged:
         text = f"torch {build.version} is damaged: {build.damaged} is missing or cut off"
@@ -101,7 +101,7 @@ async def look_at_device(build: TorchBuild, ask: AskCards, environment: Mapping[
     return _nvidia(build, cards)
 
 
-def _nvidia(build: TorchBuild, cards: Cards) -> Finding:
+def _nvidia(build: TorchBuild, cards: Cards) -> Diagnosis:
     fits, names = _build_for(cards.driver), ", ".join(cards.names) or "an NVIDIA card"
     if not build.version:
         return unknown("torch's version cannot be read")
@@ -119,7 +119,7 @@ def _nvidia(build: TorchBuild, cards: Cards) -> Finding:
     return ok("cuda", f"{names}, driver {cards.driver}, torch {build.version} for CUDA {cuda}")
 
 
-def _other(build: TorchBuild, cards: Cards) -> Finding:
+def _other(build: TorchBuild, cards: Cards) -> Diagnosis:
     if cards.is_amd and "hip" not in build.made_for:
         text = f"AMD's driver is loaded, and torch {build.version} is not for it: the CPU computes"
         return hint("torch-for-cpu", text, f"{_beside('rocm6.4')}; {_UNTRIED}")
@@ -129,7 +129,7 @@ def _other(build: TorchBuild, cards: Cards) -> Finding:
     return ok("cpu", f"CPU, torch {build.version}; no NVIDIA card here")
 
 
-async def look_at_kernels(ask: AskCards, tools: Toolchain) -> Finding:
+async def look_at_kernels(ask: AskCards, tools: Toolchain) -> Diagnosis:
     """What a card lacks for its kernels; nothing is where there is no NVIDIA card."""
     cards = await ask()
     if not cards.is_nvidia or cards.driver is None:
@@ -152,7 +152,7 @@ async def look_at_kernels(ask: AskCards, tools: Toolchain) -> Finding:
     return ok("kernels", f"{cards.names[0]} (compute capability {number}), Triton, a C compiler, Python's headers")
 
 
-async def look_at_dtypes(build: TorchBuild, ask: AskCards, numeric_classes: Iterable[str]) -> Finding:
+async def look_at_dtypes(build: TorchBuild, ask: AskCards, numeric_classes: Iterable[str]) -> Diagnosis:
     """The types in which the swarm computes, against the device's."""
     cards = await ask()
     here = {"float32", "bfloat16", "float16"}

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Final
 
 from swarm.discovery.dht.about import UPDATE_HERE, UPDATE_THERE, disagreement
-from swarm.doctor.ladder import Finding, Findings, hint, ok, trouble, unknown
+from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.network import NamedPeer, Outside
-from swarm.doctor.probes import Answer
+from swarm.doctor.probes import TcpAnswer
 from swarm.doctor.processes import run_program
 from swarm.doctor.swarm_view import SwarmView
 from swarm.runtime.version import UPDATE, VERSION
@@ -38,7 +38,7 @@ class ClockService:
     is_synchronized: bool | None = None
 
 
-def look_at_peers(peers: Sequence[NamedPeer], outside: Outside, refusal: str) -> Findings:
+def look_at_peers(peers: Sequence[NamedPeer], outside: Outside, refusal: str) -> Diagnoses:
     """Whether any of the peers that are meant answers as one.
 
     Args:
@@ -50,17 +50,19 @@ def look_at_peers(peers: Sequence[NamedPeer], outside: Outside, refusal: str) ->
         return trouble("swarm-unclear", refusal, "get a new invite: whoever is in the swarm makes it by `swarm invite`")
     if not peers:
         return hint("no-swarm", "no swarm was named, so none was looked at", "swarm doctor INVITE, or --join PEER")
-    if outside.best is Answer.MUTE:
-        return unknown(f"{peers[outside.peers.index(Answer.MUTE)].origin} accepts connections and says nothing in time")
+    if outside.best is TcpAnswer.MUTE:
+        return unknown(
+            f"{peers[outside.peers.index(TcpAnswer.MUTE)].origin} accepts connections and says nothing in time"
+        )
     told = [said for one, answer in zip(peers, outside.peers, strict=True) if (said := _of_peer(one, answer))]
-    if outside.best is Answer.PEER:
-        answering = sum(answer is Answer.PEER for answer in outside.peers)
+    if outside.best is TcpAnswer.PEER:
+        answering = sum(answer is TcpAnswer.PEER for answer in outside.peers)
         found = ok("peers", f"{answering} of {len(peers)} peers answer")
         return [*(hint(kind, text, "nothing, as others answer; or leave it out") for kind, text, _ in told), found]
     return [trouble(*one) for one in told]
 
 
-def _of_peer(peer: NamedPeer, answer: Answer | None) -> tuple[str, str, str] | None:
+def _of_peer(peer: NamedPeer, answer: TcpAnswer | None) -> tuple[str, str, str] | None:
     """Kind, text and mend for a peer that is none."""
     if not peer.host:
         text = f"{peer.origin} is no peer address; it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm…"
@@ -68,22 +70,22 @@ def _of_peer(peer: NamedPeer, answer: Answer | None) -> tuple[str, str, str] | N
     match answer:
         case None:
             return "peer-unnamed", f"{peer.origin}: its name is not found", "check the name, or ask for an IP address"
-        case Answer.NO_WAY | Answer.SILENT:
+        case TcpAnswer.NO_WAY | TcpAnswer.SILENT:
             return "peer-silent", f"{peer.origin} does not answer: that machine is off, or behind a firewall", _ASK
-        case Answer.REFUSED:
+        case TcpAnswer.REFUSED:
             return (
                 "peer-gone",
                 f"{peer.origin}: the machine is there, and no program of a swarm runs at that port",
                 _ASK,
             )
-        case Answer.OPEN:
+        case TcpAnswer.OPEN:
             text = f"{peer.origin}: something answers there that is no peer of a swarm"
             return "peer-other", text, "check the port; /tcp/ in it is the directory's, not the node's"
         case _:
             return None
 
 
-def look_at_clock(view: SwarmView, service: ClockService) -> Finding:
+def look_at_clock(view: SwarmView, service: ClockService) -> Diagnosis:
     """This machine's clock against the swarm's, then what keeps it right."""
     ahead = view.ahead_s
     if ahead and abs(median(ahead)) > CLOSE_CLOCK_S:
@@ -99,7 +101,7 @@ def look_at_clock(view: SwarmView, service: ClockService) -> Finding:
     return ok("clock", f"{abs(median(ahead)):.1f} s from the swarm's")
 
 
-def _differs(ahead_s: float, service: ClockService) -> Finding:
+def _differs(ahead_s: float, service: ClockService) -> Diagnosis:
     text = f"{abs(ahead_s):.1f} s {'behind' if ahead_s > 0 else 'ahead of'} the swarm's"
     mend = "sudo timedatectl set-ntp true"
     if service.is_active:
@@ -109,7 +111,7 @@ def _differs(ahead_s: float, service: ClockService) -> Finding:
     return hint("clock-off", f"{text}: {MAX_CLOCK_S:.0f} s is the most that is taken", mend)
 
 
-def look_at_directory(view: SwarmView) -> Finding:
+def look_at_directory(view: SwarmView) -> Diagnosis:
     """Whether the directory lets this machine in."""
     if STRANGER in view.error:
         mend = "get an invite (`swarm invite`) and give it to --join, or --network-key FILE"
@@ -126,7 +128,7 @@ def look_at_directory(view: SwarmView) -> Finding:
     return ok("directory", f"joined; {view.answering} of {len(view.surveys)} peers that were asked answer")
 
 
-def look_at_release(view: SwarmView) -> Finding:
+def look_at_release(view: SwarmView) -> Diagnosis:
     """Whether the swarm's programs and this one understand each other, and which side to update."""
     if _refuses_release(view):
         return _other_release(view.error, is_alone=True)
@@ -148,7 +150,7 @@ def _refuses_release(view: SwarmView) -> bool:
     return UPDATE_HERE in view.error or UPDATE_THERE in view.error
 
 
-def _other_release(said: str, *, is_alone: bool) -> Finding:
+def _other_release(said: str, *, is_alone: bool) -> Diagnosis:
     """A disagreement; where others of the swarm understand this program, it is no more than a hint."""
     level = trouble if is_alone else hint
     if UPDATE_HERE in said:

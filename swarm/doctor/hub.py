@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from swarm.doctor.ladder import Finding, hint, ok, trouble, unknown
+from swarm.doctor.ladder import Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.model_facts import ModelFacts, facts_of_file, facts_of_folder
 from swarm.doctor.processes import on_thread
 from swarm.errors import HubError, SwarmError, UnknownModel
@@ -38,7 +38,7 @@ class HubAnswer:
 
 async def look_at_hub(
     model: str | None, ask: AskHub, environment: Mapping[str, str], *, is_reached: bool = False
-) -> Finding:
+) -> Diagnosis:
     """Whether the hub gives what this machine needs: offline variables, then the hub.
 
     Args:

@@ -41,7 +41,7 @@ class Level(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """What a rung found.
 
     Attributes:
@@ -59,28 +59,28 @@ class Finding:
     rung: str = ""
 
 
-Findings = Finding | Sequence[Finding]
+Diagnoses = Diagnosis | Sequence[Diagnosis]
 """What looking at one rung gives: at least one, the most important first."""
 
 
-def ok(kind: str, text: str) -> Finding:
+def ok(kind: str, text: str) -> Diagnosis:
     """All is well."""
-    return Finding(Level.OK, kind, text)
+    return Diagnosis(Level.OK, kind, text)
 
 
-def hint(kind: str, text: str, mend: str = "") -> Finding:
+def hint(kind: str, text: str, mend: str = "") -> Diagnosis:
     """Worth to know."""
-    return Finding(Level.HINT, kind, text, mend)
+    return Diagnosis(Level.HINT, kind, text, mend)
 
 
-def trouble(kind: str, text: str, mend: str) -> Finding:
+def trouble(kind: str, text: str, mend: str) -> Diagnosis:
     """In the way."""
-    return Finding(Level.TROUBLE, kind, text, mend)
+    return Diagnosis(Level.TROUBLE, kind, text, mend)
 
 
-def unknown(text: str, mend: str = AGAIN) -> Finding:
+def unknown(text: str, mend: str = AGAIN) -> Diagnosis:
     """Nobody can say."""
-    return Finding(Level.NOT_KNOWN, "not-known", f"not known: {text}", mend)
+    return Diagnosis(Level.NOT_KNOWN, "not-known", f"not known: {text}", mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Rung(Generic[Seen]):
     name: str
     asks: str
     finds: tuple[str, ...]
-    look: Callable[[Seen], Awaitable[Findings]]
+    look: Callable[[Seen], Awaitable[Diagnoses]]
     after: tuple[str, ...] = ()
     is_beside: bool = False
 
@@ -136,7 +136,7 @@ async def climb(
     seen: Seen,
     limit_s: float = LIMIT_S,
     on_progress: Callable[[int], None] | None = None,
-) -> list[Finding]:
+) -> list[Diagnosis]:
     """Ask all rungs, each as soon as those that it stands on were asked.
 
     Args:
@@ -149,15 +149,15 @@ async def climb(
         What was found, in the order of the rungs.
     """
     until = time.monotonic() + limit_s
-    tasks: dict[str, asyncio.Task[list[Finding]]] = {}
+    tasks: dict[str, asyncio.Task[list[Diagnosis]]] = {}
     done: list[str] = []
 
-    async def ask(rung: Rung[Seen]) -> list[Finding]:
+    async def ask(rung: Rung[Seen]) -> list[Diagnosis]:
         below = [one for name in rung.after for one in await tasks[name]]
         cause = next((one for one in below if one.level in {Level.TROUBLE, Level.NOT_ASKED}), None)
         if cause is not None:
             root = cause.text if cause.level is Level.NOT_ASKED else f"because of {cause.rung}"
-            found = [Finding(Level.NOT_ASKED, "not-asked", root)]
+            found = [Diagnosis(Level.NOT_ASKED, "not-asked", root)]
         else:
             found = await _look(rung, seen, until)
         done.append(rung.name)
@@ -171,12 +171,12 @@ async def climb(
     return [one for task in tasks.values() for one in task.result()]
 
 
-def first_cause(found: Sequence[Finding]) -> Finding | None:
+def first_cause(found: Sequence[Diagnosis]) -> Diagnosis | None:
     """The trouble from which others may follow: the first one in the order of the rungs."""
     return next((one for one in found if one.level is Level.TROUBLE), None)
 
 
-async def _look(rung: Rung[Seen], seen: Seen, until: float) -> list[Finding]:
+async def _look(rung: Rung[Seen], seen: Seen, until: float) -> list[Diagnosis]:
     try:
         async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
             found = await rung.look(seen)
@@ -184,7 +184,7 @@ async def _look(rung: Rung[Seen], seen: Seen, until: float) -> list[Finding]:
         return [unknown("it had no answer in time")]
     except Exception as error:  # noqa: BLE001 - a doctor that falls ill helps nobody: the other rungs go on
         return [unknown(f"{type(error).__name__}: {error}", "report this, with its output")]
-    return [found] if isinstance(found, Finding) else list(found)
+    return [found] if isinstance(found, Diagnosis) else list(found)
 
 
 def _line(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord
-from swarm.doctor.ladder import Finding, hint, ok, trouble
+from swarm.doctor.ladder import Diagnosis, hint, ok, trouble
 from swarm.doctor.model_facts import ModelFacts
 from swarm.errors import IdentityError
 from swarm.runtime.files import foreign_part, why_unusable
@@ -48,7 +48,7 @@ class FileSystem:
     is_writable: bool
 
 
-async def look_at_disk(cache: Path, found: FileSystem, model: AskModel) -> Finding:
+async def look_at_disk(cache: Path, found: FileSystem, model: AskModel) -> Diagnosis:
     """Room for a model's files in the hub's cache, and whether it can be used."""
     elsewhere = "export HF_HOME=/a/folder/on/another/disk"
     if not found.is_writable:
@@ -66,7 +66,7 @@ async def look_at_disk(cache: Path, found: FileSystem, model: AskModel) -> Findi
     return ok("room", f"{gib(found.free_bytes)} free for models")
 
 
-async def look_at_memory(memory: MainMemory, model: AskModel) -> Finding:
+async def look_at_memory(memory: MainMemory, model: AskModel) -> Diagnosis:
     """Whether layers fit into memory; swap."""
     free, total = gib(memory.available_bytes), gib(memory.total_bytes)
     if memory.available_bytes < MIN_MEMORY:
@@ -85,7 +85,7 @@ async def look_at_memory(memory: MainMemory, model: AskModel) -> Finding:
     return ok("memory", f"{free} of {total} free")
 
 
-def look_at_file_limit(limit: int) -> Finding:
+def look_at_file_limit(limit: int) -> Diagnosis:
     """Whether files and connections are left; a node raises the soft limit to the hard one."""
     mend = "sudo prlimit --nofile=65536:65536 --pid $$ in this shell; LimitNOFILE=65536 in a systemd unit"
     if limit < FEW_FILES:
@@ -96,7 +96,7 @@ def look_at_file_limit(limit: int) -> Finding:
     return ok("files", f"{limit:,} files may be open")
 
 
-def look_at_folders(folders: Iterable[Path]) -> Finding:
+def look_at_folders(folders: Iterable[Path]) -> Diagnosis:
     """Whether Canopy's own folders and what lies in them can be read and written."""
     for folder in folders:
         try:
@@ -113,13 +113,13 @@ def _is_usable(path: Path) -> bool:
     return os.access(path, (os.R_OK | os.W_OK | os.X_OK) if path.is_dir() else os.R_OK, effective_ids=True)
 
 
-def _closed(text: str, path: Path) -> Finding:
+def _closed(text: str, path: Path) -> Diagnosis:
     foreign = foreign_part(path)
     mend = f'sudo chown -R "$USER" {foreign}' if foreign is not None else f"chmod u+rwX {path}"
     return trouble("files-of-another", text.partition(";")[0], mend)
 
 
-def look_at_identity(path: Path, listed: NodeRecord | None) -> Finding:
+def look_at_identity(path: Path, listed: NodeRecord | None) -> Diagnosis:
     """The machine's key: readable, closed to others, sound, and used by nobody else.
 
     Args:
@@ -143,7 +143,7 @@ def look_at_identity(path: Path, listed: NodeRecord | None) -> Finding:
     return ok("identity", "sound, and closed to others")
 
 
-def _refused_key(reason: str, path: Path) -> Finding:
+def _refused_key(reason: str, path: Path) -> Diagnosis:
     if "open to other users" in reason:
         return trouble("identity-open", "other users can read the key, and could pose as you", f"chmod 600 {path}")
     if "holds no libp2p key" in reason or "must be RSA" in reason:

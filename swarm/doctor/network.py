@@ -15,8 +15,8 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from swarm.doctor.ladder import Finding, Findings, hint, ok, trouble, unknown
-from swarm.doctor.probes import FAR, HUB, Answer, LookedUp, Page, Resolve, ask_page, is_address, knock
+from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown
+from swarm.doctor.probes import FAR, HUB, LookedUp, Page, Resolve, TcpAnswer, ask_page, is_address, knock
 
 HTTPS: Final = 443
 HTTP: Final = 80
@@ -62,35 +62,37 @@ class Outside:
         proxied: what the proxy of the environment says to a wish for the hub; None where it says nothing.
     """
 
-    peers: tuple[Answer | None, ...] = ()
-    beside: Answer | None = None
-    hub: Answer | None = None
+    peers: tuple[TcpAnswer | None, ...] = ()
+    beside: TcpAnswer | None = None
+    hub: TcpAnswer | None = None
     page: Page | None = None
     proxied: Page | None = None
 
     @property
-    def best(self) -> Answer:
+    def best(self) -> TcpAnswer:
         """The best answer of a named peer."""
-        return max((one for one in self.peers if one is not None), default=Answer.NO_WAY)
+        return max((one for one in self.peers if one is not None), default=TcpAnswer.NO_WAY)
 
 
 async def look_outside(peers: Sequence[NamedPeer], find: Resolve, pages: Pages) -> Outside:
     """Ask everybody at once, then port 443 of those that are silent."""
 
-    async def best(host: str, *ports: int, greets: bool = False) -> Answer | None:
+    async def best(host: str, *ports: int, greets: bool = False) -> TcpAnswer | None:
         ips = (await find(host)).ips[:4]
         asked = (knock(ip, port, greets=greets) for ip in ips for port in ports)
         return max(await asyncio.gather(*asked), default=None)
 
-    async def of_peer(peer: NamedPeer) -> Answer | None:
+    async def of_peer(peer: NamedPeer) -> TcpAnswer | None:
         if not peer.host:
             return None
-        return await best(peer.host, peer.port, greets=True) if peer.port else Answer.MUTE
+        return await best(peer.host, peer.port, greets=True) if peer.port else TcpAnswer.MUTE
 
     answers, hub, page, proxied = await asyncio.gather(
         asyncio.gather(*map(of_peer, peers)), best(HUB, HTTPS, HTTP), pages.plain(), pages.proxied()
     )
-    silent = {peer.host for peer, one in zip(peers, answers, strict=True) if one in {Answer.SILENT, Answer.NO_WAY}}
+    silent = {
+        peer.host for peer, one in zip(peers, answers, strict=True) if one in {TcpAnswer.SILENT, TcpAnswer.NO_WAY}
+    }
     beside = await asyncio.gather(*(best(host, HTTPS) for host in sorted(silent)[:4]))
     return Outside(tuple(answers), max((one for one in beside if one is not None), default=None), hub, page, proxied)
 
@@ -122,7 +124,7 @@ class Pages:
         return None
 
 
-def look_at_link(interfaces: Mapping[str, bool], peers: Iterable[NamedPeer]) -> Finding:
+def look_at_link(interfaces: Mapping[str, bool], peers: Iterable[NamedPeer]) -> Diagnosis:
     """Whether any interface is up."""
     up = [name for name, is_up in interfaces.items() if is_up]
     if up:
@@ -138,7 +140,7 @@ def look_at_link(interfaces: Mapping[str, bool], peers: Iterable[NamedPeer]) -> 
     return trouble("link-down", f"no network interface is up ({down})", mend)
 
 
-def look_at_addresses(own: Iterable[str], peers: Iterable[NamedPeer]) -> Finding:
+def look_at_addresses(own: Iterable[str], peers: Iterable[NamedPeer]) -> Diagnosis:
     """Whether this machine has an address with which others can be reached."""
     held = [ip for ip in map(ip_address, own) if not ip.is_loopback and not ip.is_link_local]
     if held:
@@ -150,7 +152,7 @@ def look_at_addresses(own: Iterable[str], peers: Iterable[NamedPeer]) -> Finding
     return trouble("no-address", text, "restart the router, then nmcli networking off && nmcli networking on")
 
 
-def look_at_route(has_way: Callable[[str], bool], peers: Iterable[NamedPeer]) -> Finding:
+def look_at_route(has_way: Callable[[str], bool], peers: Iterable[NamedPeer]) -> Diagnosis:
     """Whether the kernel knows a way out, or to the peers that are meant."""
     known = [peer.host for peer in peers if is_address(peer.host)]
     if any(map(has_way, FAR.values())):
@@ -165,7 +167,7 @@ async def look_at_names(
     optional: Mapping[str, str],
     find: Resolve,
     ask: Callable[[], Awaitable[Sequence[float | None]]],
-) -> Findings:
+) -> Diagnoses:
     """Whether names are found, and how soon.
 
     Args:
@@ -199,7 +201,7 @@ async def look_at_names(
     return level("no-dns", f"no name is found ({', '.join(lost)}): {why}", _NO_NAMES)
 
 
-def look_for_portal(outside: Outside) -> Finding:
+def look_for_portal(outside: Outside) -> Diagnosis:
     """Whether somebody else answers in the hub's name, as a hotel's page does before one has logged in."""
     page = outside.page
     if page is None:
@@ -207,13 +209,13 @@ def look_for_portal(outside: Outside) -> Finding:
     host = (urlsplit(page.location).hostname or "").lower()
     if host == HUB or host.endswith(f".{HUB}") or (page.status >= 400 and page.status != 511):
         return ok("no-portal", "web pages come from where they should")
-    if outside.best is Answer.PEER:
+    if outside.best is TcpAnswer.PEER:
         return hint("page-replaced", "web pages are replaced on the way; links are not", "ask who runs this network")
     text = "a page of this network stands before the Internet: it wants a login, or a consent"
     return trouble("portal", text, "open http://neverssl.com in a browser and log in")
 
 
-def look_at_proxy(environment: Mapping[str, str], outside: Outside, *, has_socks: bool) -> Finding:
+def look_at_proxy(environment: Mapping[str, str], outside: Outside, *, has_socks: bool) -> Diagnosis:
     """What the proxy of the environment is good for, and whether it is the only way out."""
     found = proxies_of(environment)
     if not found:
@@ -227,7 +229,7 @@ def look_at_proxy(environment: Mapping[str, str], outside: Outside, *, has_socks
         if scheme not in {"http", "https", "socks5", "socks5h"}:
             text = f"{name} begins with {scheme}://, which downloads do not understand: they fail"
             return hint("proxy-malformed", text, f"export {name}=http://HOST:PORT")
-    direct = max(outside.best, outside.hub or Answer.NO_WAY) >= Answer.REFUSED
+    direct = max(outside.best, outside.hub or TcpAnswer.NO_WAY) >= TcpAnswer.REFUSED
     if outside.proxied is not None and outside.proxied.status == 200 and not direct:
         text = f"this network lets nothing out but by its proxy ({names}), and links between machines go direct"
         return trouble("proxy-only", text, "ask for outgoing TCP to the peers' ports, or use another network")
@@ -238,16 +240,16 @@ def look_at_proxy(environment: Mapping[str, str], outside: Outside, *, has_socks
     return hint("proxy", text, f"unset {names.replace(',', '')} if downloads should go direct too")
 
 
-def look_at_outgoing(peers: Sequence[NamedPeer], outside: Outside) -> Finding:
+def look_at_outgoing(peers: Sequence[NamedPeer], outside: Outside) -> Diagnosis:
     """Whether this network lets TCP out to the ports that links need."""
-    if outside.best >= Answer.REFUSED:
+    if outside.best >= TcpAnswer.REFUSED:
         return ok("outgoing", "other machines are reached")
-    if outside.beside is not None and outside.beside >= Answer.REFUSED:
+    if outside.beside is not None and outside.beside >= TcpAnswer.REFUSED:
         ports = ", ".join(sorted({str(peer.port) for peer in peers if peer.port}))
         text = f"TCP goes out to port 443 and not to {ports}: the same machines answer at 443 alone"
         mend = "ask who runs this network to let outgoing TCP through, or use another one"
         return trouble("ports-closed", text, mend)
-    if outside.hub is not None and outside.hub >= Answer.REFUSED:
+    if outside.hub is not None and outside.hub >= TcpAnswer.REFUSED:
         return ok("outgoing-web", "the hub is reached")
     if outside.peers and outside.hub is not None:
         text = "a way out is known, and nobody answers on it: neither the swarm's peers nor the hub"
@@ -259,7 +261,7 @@ async def look_at_packets(
     peers: Sequence[tuple[str, int]],
     takes: Callable[[str, int, int | None], Awaitable[bool | None]],
     interface: Callable[[str], str],
-) -> Finding:
+) -> Diagnosis:
     """Whether packets of full size arrive at a peer.
 
     Args:
@@ -282,7 +284,7 @@ async def look_at_packets(
 
 async def look_at_ipv6(
     own: Iterable[str], has_way: Callable[[str], bool], hosts: Sequence[tuple[str, int]], find: Resolve
-) -> Finding:
+) -> Diagnosis:
     """Address, route, then whether anybody answers by IPv6."""
     if not any(isinstance(ip, IPv6Address) and ip.is_global for ip in map(ip_address, own)):
         return ok("no-ipv6", "none here; IPv4 is enough")
@@ -295,9 +297,9 @@ async def look_at_ipv6(
     if not by_ipv6:
         return ok("ipv6-untried", "an address and a route; nobody to try it with")
     answers = await asyncio.gather(*(knock(*one) for one in (*by_ipv6, *by_ipv4)))
-    if max(answers[: len(by_ipv6)]) >= Answer.REFUSED:
+    if max(answers[: len(by_ipv6)]) >= TcpAnswer.REFUSED:
         return ok("ipv6", "works")
-    if max(answers[len(by_ipv6) :], default=Answer.SILENT) >= Answer.REFUSED:
+    if max(answers[len(by_ipv6) :], default=TcpAnswer.SILENT) >= TcpAnswer.REFUSED:
         text = "a black hole: an address and a route, and nobody answers by IPv6 who does by IPv4"
         mend = "sudo sysctl -w net.ipv6.conf.all.disable_ipv6=1, and tell the provider"
         return hint("ipv6-black-hole", text, mend)

@@ -13,7 +13,7 @@ from typing import Final
 
 import psutil
 
-from swarm.doctor.ladder import Finding, Findings, hint, ok, trouble
+from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble
 from swarm.doctor.processes import Ran
 
 _DROP_CHAIN: Final = re.compile(
@@ -27,7 +27,7 @@ RunProgram = Callable[[Sequence[str]], Awaitable[Ran | None]]
 
 def look_at_ports(
     ports: Sequence[int], bind: Callable[[int], OSError | None], owner: Callable[[int], str | None]
-) -> Findings:
+) -> Diagnoses:
     """Whether a node could listen.
 
     Args:
@@ -36,7 +36,7 @@ def look_at_ports(
         owner: the program that listens on a port; None if it cannot be seen.
     """
 
-    def one(port: int) -> Finding:
+    def one(port: int) -> Diagnosis:
         error = bind(port)
         if error is None:
             return ok("port-free", f"{port} is free" if port else "a free port can be had")
@@ -66,7 +66,7 @@ class Firewall:
     run: RunProgram
     read: Callable[[Path], str | None]
 
-    async def look(self) -> Finding:
+    async def look(self) -> Diagnosis:
         """The first firewall that is on."""
         for look in (self._ufw, self._firewalld, self._nftables):
             found = await look()
@@ -74,7 +74,7 @@ class Firewall:
                 return found
         return ok("no-firewall", "none seen")
 
-    async def _ufw(self) -> Finding | None:
+    async def _ufw(self) -> Diagnosis | None:
         if re.search(r"^ENABLED=yes", self.read(UFW_SWITCH) or "", re.MULTILINE) is None:
             return None
         ran = await self.run(("ufw", "status"))
@@ -84,7 +84,7 @@ class Firewall:
         ]
         return self._said("ufw", rules is not None, closed, "sudo ufw allow {port}/tcp")
 
-    async def _firewalld(self) -> Finding | None:
+    async def _firewalld(self) -> Diagnosis | None:
         state = await self.run(("firewall-cmd", "--state"))
         if state is None or state.output.strip() != "running":
             return None
@@ -93,7 +93,7 @@ class Firewall:
         add = "sudo firewall-cmd --permanent --add-port={port}/tcp && sudo firewall-cmd --reload"
         return self._said("firewalld", True, closed, add)
 
-    async def _nftables(self) -> Finding | None:
+    async def _nftables(self) -> Diagnosis | None:
         ran = await self.run(("nft", "list", "ruleset"))
         if ran is None or ran.status != 0:
             return None
@@ -104,7 +104,7 @@ class Firewall:
                 return self._said("nftables", True, closed, add)
         return None
 
-    def _said(self, name: str, is_readable: bool, closed: Sequence[int], mend: str) -> Finding:
+    def _said(self, name: str, is_readable: bool, closed: Sequence[int], mend: str) -> Diagnosis:
         opens = "; ".join(mend.format(port=port) for port in closed or ("PORT",))
         if not is_readable:
             return hint("firewall-unread", f"{name} is on, and only root can read its rules", opens)

@@ -47,7 +47,7 @@ _DNS_PORT: Final = 53
 _HEAD_BYTES: Final = 4_096
 
 
-class Answer(enum.IntEnum):
+class TcpAnswer(enum.IntEnum):
     """What became of a TCP connection; more is better."""
 
     NO_WAY = 0
@@ -163,7 +163,7 @@ async def ask_name_server(server: str) -> float | None:
     return None
 
 
-async def knock(ip: str, port: int, *, greets: bool = False) -> Answer:
+async def knock(ip: str, port: int, *, greets: bool = False) -> TcpAnswer:
     """Try a TCP connection.
 
     Args:
@@ -175,21 +175,21 @@ async def knock(ip: str, port: int, *, greets: bool = False) -> Answer:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(ip, port)
     except ConnectionError:
-        return Answer.REFUSED
+        return TcpAnswer.REFUSED
     except TimeoutError:
-        return Answer.SILENT
+        return TcpAnswer.SILENT
     except OSError:
-        return Answer.NO_WAY
+        return TcpAnswer.NO_WAY
     try:
         if not greets:
-            return Answer.OPEN
+            return TcpAnswer.OPEN
         writer.write(GREETING)
         async with asyncio.timeout(CONNECT_S):
-            return Answer.PEER if await reader.readexactly(len(GREETING)) == GREETING else Answer.OPEN
+            return TcpAnswer.PEER if await reader.readexactly(len(GREETING)) == GREETING else TcpAnswer.OPEN
     except TimeoutError:
-        return Answer.MUTE
+        return TcpAnswer.MUTE
     except (OSError, asyncio.IncompleteReadError):
-        return Answer.OPEN
+        return TcpAnswer.OPEN
     finally:
         writer.transport.abort()
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.doctor.ladder import Finding, Level, first_cause
+from swarm.doctor.ladder import Diagnosis, Level, first_cause
 from swarm.doctor.redaction import PrivateWords, redact
 from swarm.runtime.version import VERSION
 
@@ -26,12 +26,12 @@ _STYLES: Final[Mapping[Level, str]] = {
 }
 
 
-def redacted(found: Sequence[Finding], private: PrivateWords) -> list[Finding]:
+def redacted(found: Sequence[Diagnosis], private: PrivateWords) -> list[Diagnosis]:
     """The findings without what is private."""
     return [replace(one, text=redact(one.text, private), mend=redact(one.mend, private)) for one in found]
 
 
-def show(found: Sequence[Finding], console: Console, *, verbose: bool) -> None:
+def show(found: Sequence[Diagnosis], console: Console, *, verbose: bool) -> None:
     """Print lines: on a terminal each with its mend below, elsewhere each on one line with its mend behind an arrow.
 
     Args:
@@ -58,7 +58,7 @@ def show(found: Sequence[Finding], console: Console, *, verbose: bool) -> None:
     console.print(Text(_summary(found)), soft_wrap=False)
 
 
-def _show_table(shown: Sequence[Finding], console: Console) -> None:
+def _show_table(shown: Sequence[Diagnosis], console: Console) -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(2):
         table.add_column(no_wrap=True)
@@ -70,7 +70,7 @@ def _show_table(shown: Sequence[Finding], console: Console) -> None:
         console.print(table, soft_wrap=False)
 
 
-def _summary(found: Sequence[Finding]) -> str:
+def _summary(found: Sequence[Diagnosis]) -> str:
     cause = first_cause(found)
     said = [
         f"{number} {level.value if number == 1 else f'{level.value}s'}"
@@ -84,7 +84,7 @@ def _summary(found: Sequence[Finding]) -> str:
     return f"first cause: {cause.rung}: {cause.text}\n{counts}"
 
 
-def as_json(found: Sequence[Finding], took_s: float) -> str:
+def as_json(found: Sequence[Diagnosis], took_s: float) -> str:
     """The same for programs, as docs/reference/doctor.md describes it.
 
     Args:
@@ -106,5 +106,5 @@ def as_json(found: Sequence[Finding], took_s: float) -> str:
     return json.dumps(report, indent=2)
 
 
-def _said(one: Finding) -> dict[str, str]:
+def _said(one: Diagnosis) -> dict[str, str]:
     return {"check": one.rung, "level": one.level.value, "kind": one.kind, "text": one.text, "mend": one.mend}

@@ -14,7 +14,7 @@ from swarm.discovery.dialable import is_public
 from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
-from swarm.doctor.ladder import Finding, hint, ok, trouble, unknown
+from swarm.doctor.ladder import Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.relays import RelayWord
 from swarm.doctor.swarm_view import SwarmView
 from swarm.errors import RemoteProtocolError
@@ -35,7 +35,7 @@ _BEHIND: Final = frozenset({"cone", "symmetric", "router-unknown", "double-route
 _FORWARD: Final = "forward a TCP port on the router and give --announce-address PUBLIC-ADDRESS:PORT"
 
 
-def look_at_router(own: Collection[str], relays: Sequence[RelayWord], view: SwarmView) -> Finding:
+def look_at_router(own: Collection[str], relays: Sequence[RelayWord], view: SwarmView) -> Diagnosis:
     """What kind of router is before this machine: none, cone or symmetric; or not known."""
     seen = [(word.relay, found) for word in relays if (found := _split(word.seen)) is not None]
     hosts = {host for _, (host, _) in seen} or {about.seen for about in view.abouts if about.seen}
@@ -55,7 +55,7 @@ def look_at_router(own: Collection[str], relays: Sequence[RelayWord], view: Swar
     return ok("router-untried", "not known: nobody said whence this machine comes")
 
 
-async def look_at_mapping(routers: Sequence[Router], seen: Callable[[], Awaitable[Sequence[str]]]) -> Finding:
+async def look_at_mapping(routers: Sequence[Router], seen: Callable[[], Awaitable[Sequence[str]]]) -> Diagnosis:
     """Whether the router maps ports for whoever asks.
 
     Args:
@@ -87,7 +87,7 @@ async def look_at_mapping(routers: Sequence[Router], seen: Callable[[], Awaitabl
     return ok("mapping-untried", "not tried: no router was found")
 
 
-def _mapped(protocol: str, external: str, all_seen: Sequence[str]) -> Finding:
+def _mapped(protocol: str, external: str, all_seen: Sequence[str]) -> Diagnosis:
     ip = ip_address(external)
     seen = {one for one in all_seen if ip_address(one).version == ip.version}
     if not is_public(ip) or (seen and external not in seen):
@@ -97,7 +97,7 @@ def _mapped(protocol: str, external: str, all_seen: Sequence[str]) -> Finding:
     return ok("mapping", f"{protocol} maps ports")
 
 
-def look_at_relays(relays: Sequence[RelayWord], view: SwarmView, way_in: Collection[str]) -> Finding:
+def look_at_relays(relays: Sequence[RelayWord], view: SwarmView, way_in: Collection[str]) -> Diagnosis:
     """Whether a relay could carry this machine's links; where none can and nobody can dial it, it has no way in.
 
     Args:

@@ -32,7 +32,7 @@ from swarm.doctor.directory import (
     look_at_release,
 )
 from swarm.doctor.hub import HubAnswer, ask_hub, hub_cache, is_here, look_at_hub, offline_by
-from swarm.doctor.ladder import Finding, Findings, Once, Rung
+from swarm.doctor.ladder import Diagnoses, Diagnosis, Once, Rung
 from swarm.doctor.machine import (
     file_system_of,
     hard_file_limit,
@@ -63,8 +63,8 @@ from swarm.doctor.options import Doctor
 from swarm.doctor.ports import Firewall, listening_program, look_at_ports, read_file, try_bind
 from swarm.doctor.probes import (
     HUB,
-    Answer,
     Names,
+    TcpAnswer,
     ask_name_server,
     has_way,
     interface_to,
@@ -92,7 +92,7 @@ from swarm.runtime.cache_folder import cache_folder
 from swarm.runtime.main_memory import MainMemory, main_memory
 from swarm.telemetry.broker_address import parse_broker
 
-Look = Callable[["Sight"], Awaitable[Findings]]
+RungLook = Callable[["Examination"], Awaitable[Diagnoses]]
 AskDirectory = Callable[[Sequence[str]], Awaitable[SwarmView]]
 
 
@@ -102,7 +102,7 @@ async def ask_name_servers() -> list[float | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Probes:
+class DoctorProbes:
     """What asks files, programs and machines, where tests plant other answers.
 
     Attributes:
@@ -132,13 +132,13 @@ class Probes:
     clock_service: Callable[[], Awaitable[ClockService]] = clock_service
 
 
-_rungs: list[Rung[Sight]] = []
+_rungs: list[Rung[Examination]] = []
 
 
-def _rung(finds: str, *, after: str = "", is_beside: bool = False) -> Callable[[Look], Look]:
+def _rung(finds: str, *, after: str = "", is_beside: bool = False) -> Callable[[RungLook], RungLook]:
     """Make a rung of a method, whose name and docstring are the rung's: what it finds, and what it stands on."""
 
-    def note(look: Look) -> Look:
+    def note(look: RungLook) -> RungLook:
         name, asks = look.__name__.replace("_", "-"), (look.__doc__ or "").rstrip(".")
         _rungs.append(Rung(name, asks, tuple(finds.split()), look, tuple(after.split()), is_beside))
         return look
@@ -146,7 +146,7 @@ def _rung(finds: str, *, after: str = "", is_beside: bool = False) -> Callable[[
     return note
 
 
-class Sight:
+class Examination:
     """What is looked at, rung by rung in causal order; then what several rungs share."""
 
     def __init__(
@@ -155,7 +155,7 @@ class Sight:
         environment: Mapping[str, str],
         peers: Sequence[NamedPeer] = (),
         refusal: str = "",
-        probes: Probes | None = None,
+        probes: DoctorProbes | None = None,
     ) -> None:
         """Ask nothing yet.
 
@@ -170,7 +170,7 @@ class Sight:
         self.environment = environment
         self.meant = peers
         self.refusal = refusal
-        self.probes = probes or Probes()
+        self.probes = probes or DoctorProbes()
         self.find = Names()
         self.outside = Once(lambda: look_outside(peers, self.find, Pages(self.find, environment)))
         self.view = Once(self._ask_directory)
@@ -182,27 +182,27 @@ class Sight:
         self.mapping_finding = Once(self._look_at_mapping)
 
     @_rung("own-files files-of-another")
-    async def own_files(self) -> Findings:
+    async def own_files(self) -> Diagnoses:
         """Whether Canopy's own folders can be read and written."""
         return look_at_folders(self.probes.folders)
 
     @_rung("link link-not-needed no-link link-down")
-    async def link(self) -> Findings:
+    async def link(self) -> Diagnoses:
         """Network interfaces that are up, with their cables in."""
         return look_at_link(interfaces(), self.meant)
 
     @_rung("addresses addresses-not-needed no-address", after="link")
-    async def addresses(self) -> Findings:
+    async def addresses(self) -> Diagnoses:
         """An address of this machine."""
         return look_at_addresses(own_addresses(), self.meant)
 
     @_rung("route route-near no-route", after="addresses")
-    async def route(self) -> Findings:
+    async def route(self) -> Diagnoses:
         """The system's way to the Internet, or to the peers."""
         return look_at_route(has_way, self.meant)
 
     @_rung("names no-names no-dns dns-slow name-unknown", after="route")
-    async def dns(self) -> Findings:
+    async def dns(self) -> Diagnoses:
         """The names in options and the hub's, and the name servers themselves."""
         needed = {peer.origin: peer.host for peer in self.meant if peer.host}
         if broker := _broker_host(self.options):
@@ -213,85 +213,85 @@ class Sight:
         return await look_at_names(needed, optional, self.find, ask_name_servers)
 
     @_rung("no-portal portal-untried page-replaced portal", after="dns")
-    async def portal(self) -> Findings:
+    async def portal(self) -> Diagnoses:
         """Who answers at port 80 in the hub's name."""
         return look_for_portal(await self.outside())
 
     @_rung("no-proxy proxy proxy-socks proxy-malformed proxy-only proxy-login", after="dns")
-    async def proxy(self) -> Findings:
+    async def proxy(self) -> Diagnoses:
         """`http_proxy`, `https_proxy`, `all_proxy`, and whether anything goes out without."""
         return look_at_proxy(self.environment, await self.outside(), has_socks=speaks_socks())
 
     @_rung("outgoing outgoing-web ports-closed no-answer", after="portal proxy")
-    async def outgoing(self) -> Findings:
+    async def outgoing(self) -> Diagnoses:
         """TCP to the peers' ports, against port 443 of the same machines and the hub's."""
         return look_at_outgoing(self.meant, await self.outside())
 
     @_rung(
         "peers no-swarm swarm-unclear peer-silent peer-gone peer-other peer-unnamed peer-malformed", after="outgoing"
     )
-    async def peers(self) -> Findings:
+    async def peers(self) -> Diagnoses:
         """Whether each peer that is meant greets as one."""
         return look_at_peers(self.meant, await self.outside(), self.refusal)
 
     @_rung("packets packets-untried black-hole", after="peers")
-    async def mtu(self) -> Findings:
+    async def mtu(self) -> Diagnoses:
         """Packets of full size to a peer."""
         outside = await self.outside()
-        greeting = [one for one, answer in zip(self.meant, outside.peers, strict=True) if answer is Answer.PEER]
+        greeting = [one for one, answer in zip(self.meant, outside.peers, strict=True) if answer is TcpAnswer.PEER]
         targets = [(ip, peer.port) for peer in greeting[:1] for ip in (await self.find(peer.host)).ips]
         return await look_at_packets(targets, takes_large, interface_to)
 
     @_rung("clock clock-untried clock-wrong clock-off clock-untended clock-unset", after="mtu own-files p2pd")
-    async def clock(self) -> Findings:
+    async def clock(self) -> Diagnoses:
         """The difference to the swarm's clocks, and the time service."""
         service = await self.probes.clock_service()
         return look_at_clock(await self.view(), service)
 
     @_rung("directory directory-untried directory-reached private-swarm not-joined", after="clock")
-    async def directory(self) -> Findings:
+    async def directory(self) -> Diagnoses:
         """Whether the directory lets this machine in."""
         return look_at_directory(await self.view())
 
     @_rung("direct cone symmetric public-address router-unknown router-untried", after="directory")
-    async def router(self) -> Findings:
+    async def router(self) -> Diagnoses:
         """Under which ports two relays see this machine."""
         return await self.router_finding()
 
     @_rung("mapping mapping-untried mapping-refused no-mapping double-router", after="directory")
-    async def mapping(self) -> Findings:
+    async def mapping(self) -> Diagnoses:
         """PCP, NAT-PMP and UPnP."""
         return await self.mapping_finding()
 
     @_rung("relay relay-untried no-relay relay-silent relays-full no-way-in", after="router mapping")
-    async def relay(self) -> Findings:
+    async def relay(self) -> Diagnoses:
         """The relays that the swarm's peers lend, where nobody can dial this machine."""
         kinds = [one.kind for one in (await self.router_finding(), await self.mapping_finding())]
         return look_at_relays(await self.relay_words(), await self.view(), kinds)
 
     @_rung("port-free port-taken port-closed no-port")
-    async def ports(self) -> Findings:
+    async def ports(self) -> Diagnoses:
         """Whether `--port` can be had, and who has it."""
         return look_at_ports(self.options.port, try_bind, listening_program)
 
     @_rung("no-firewall firewall-open firewall firewall-closed firewall-unread")
-    async def firewall(self) -> Findings:
+    async def firewall(self) -> Diagnoses:
         """Ufw, firewalld and nftables, where they can be read."""
         return await Firewall(self.options.port, run_program, read_file).look()
 
     @_rung("release release-untried update-this-machine update-the-others old-peers", after="directory")
-    async def release(self) -> Findings:
+    async def release(self) -> Diagnoses:
         """Formats of records and messages, here and there."""
         return look_at_release(await self.view())
 
     @_rung("packages python package-missing package-version", is_beside=True)
-    async def packages(self) -> Findings:
+    async def packages(self) -> Diagnoses:
         """Python and the packages that this release needs."""
         requirements, pythons = package_requirements()
         return look_at_packages(requirements, self.probes.installed, python_version(), pythons)
 
     @_rung("daemon no-daemon daemon-closed daemon-foreign daemon-broken", is_beside=True)
-    async def p2pd(self) -> Findings:
+    async def p2pd(self) -> Diagnoses:
         """Hivemind's p2p daemon on this processor."""
         return await look_at_daemon(find_daemon(), run_daemon)
 
@@ -300,32 +300,32 @@ class Sight:
         "card-closed card-not-in-build",
         is_beside=True,
     )
-    async def device(self) -> Findings:
+    async def device(self) -> Diagnoses:
         """Cards, their driver, and for which of them torch was built; torch is not started."""
         return await look_at_device(await self.build(), self.cards, self.environment)
 
     @_rung("kernels plain card-old no-triton no-compiler no-headers", is_beside=True)
-    async def kernels(self) -> Findings:
+    async def kernels(self) -> Diagnoses:
         """What a card needs for the fast path: compute capability 8.0, Triton, a C compiler, Python's headers."""
         return await look_at_kernels(self.cards, toolchain())
 
     @_rung("dtypes no-bfloat16 other-dtype", after="directory", is_beside=True)
-    async def dtypes(self) -> Findings:
+    async def dtypes(self) -> Diagnoses:
         """Types in which the device computes, against those of the swarm's nodes."""
         return await look_at_dtypes(await self.build(), self.cards, (await self.view()).numeric_classes)
 
     @_rung("memory little-memory layer-larger swapping", is_beside=True)
-    async def memory(self) -> Findings:
+    async def memory(self) -> Diagnoses:
         """Free memory, one layer of the model, swap; a container's limit counts."""
         return await look_at_memory(self.probes.memory(), self._model)
 
     @_rung("room disk-full not-writable model-larger", is_beside=True)
-    async def disk(self) -> Findings:
+    async def disk(self) -> Diagnoses:
         """The folder of the hub's cache."""
         return await look_at_disk(self.probes.cache, file_system_of(self.probes.cache), self._model)
 
     @_rung("files some-files few-files", is_beside=True)
-    async def files(self) -> Findings:
+    async def files(self) -> Diagnoses:
         """How many files a program may open."""
         return look_at_file_limit(hard_file_limit())
 
@@ -334,12 +334,12 @@ class Sight:
         after="own-files",
         is_beside=True,
     )
-    async def identity(self) -> Findings:
+    async def identity(self) -> Diagnoses:
         """The key file, and who serves under it."""
         return look_at_identity(self.probes.identity, (await self.view()).own_record)
 
     @_rung("ipv6 no-ipv6 ipv6-untried ipv6-no-route ipv6-black-hole", after="dns", is_beside=True)
-    async def ipv6(self) -> Findings:
+    async def ipv6(self) -> Diagnoses:
         """An address, a way out, and whether anybody answers."""
         hosts = [*((peer.host, peer.port) for peer in self.meant if peer.port), (HUB, HTTPS)]
         return await look_at_ipv6(own_addresses(), has_way, hosts, self.find)
@@ -350,7 +350,7 @@ class Sight:
         after="portal proxy outgoing",
         is_beside=True,
     )
-    async def broker(self) -> Findings:
+    async def broker(self) -> Diagnoses:
         """Name, port, TLS, user and password of `--mqtt`."""
         return await look_at_broker(self.options.mqtt, self.options.mqtt_ca, self.find, login)
 
@@ -359,16 +359,16 @@ class Sight:
         after="dns portal",
         is_beside=True,
     )
-    async def hub(self) -> Findings:
+    async def hub(self) -> Diagnoses:
         """The model, or whether the hub answers."""
         answer = (await self.outside()).hub
-        is_reached = answer is not None and answer >= Answer.REFUSED
+        is_reached = answer is not None and answer >= TcpAnswer.REFUSED
         return await look_at_hub(self.options.model, self.hub_answer, self.environment, is_reached=is_reached)
 
     async def _ask_directory(self) -> SwarmView:
         answers = (await self.outside()).peers
         good = [
-            one.address for one, answer in zip(self.meant, answers, strict=True) if answer and answer >= Answer.MUTE
+            one.address for one, answer in zip(self.meant, answers, strict=True) if answer and answer >= TcpAnswer.MUTE
         ]
         ask = self.probes.ask_directory or partial(
             look_at_swarm, identity=self.probes.identity, network=self.options.membership.network
@@ -378,10 +378,10 @@ class Sight:
     async def _ask_relays(self) -> list[RelayWord]:
         return await ask_relays((await self.view()).relays, self.find)
 
-    async def _look_at_router(self) -> Finding:
+    async def _look_at_router(self) -> Diagnosis:
         return look_at_router(own_addresses(), await self.relay_words(), await self.view())
 
-    async def _look_at_mapping(self) -> Finding:
+    async def _look_at_mapping(self) -> Diagnosis:
         async def seen() -> list[str]:
             return [word.seen.rpartition(":")[0].strip("[]") for word in await self.relay_words() if word.seen]
 
@@ -401,5 +401,5 @@ def _broker_host(options: Doctor) -> str:
         return ""
 
 
-RUNGS: Final[tuple[Rung[Sight], ...]] = tuple(_rungs)
+RUNGS: Final[tuple[Rung[Examination], ...]] = tuple(_rungs)
 """In causal order, and beside it the machine's own and what is not the swarm's."""

@@ -12,7 +12,7 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from swarm.doctor.ladder import Finding, Findings, ok, trouble, unknown
+from swarm.doctor.ladder import Diagnoses, Diagnosis, ok, trouble, unknown
 from swarm.doctor.processes import Ran, run_program
 from swarm.runtime.version import VERSION
 
@@ -24,7 +24,7 @@ _DAEMON_WORDS: Final = "usage of"
 
 def look_at_packages(
     requirements: Sequence[str], installed: Callable[[str], str | None], python: str, pythons: str
-) -> Findings:
+) -> Diagnoses:
     """Whether what is installed is what this release needs: each package that is missing, too old or too new.
 
     Args:
@@ -50,7 +50,7 @@ def look_at_packages(
     return found or ok("packages", f"{PACKAGE} {VERSION}, Python {python}, {shown}")
 
 
-async def look_at_daemon(path: Path | None, run: Callable[[Path], Awaitable[Ran | None]]) -> Finding:
+async def look_at_daemon(path: Path | None, run: Callable[[Path], Awaitable[Ran | None]]) -> Diagnosis:
     """Whether hivemind's p2p daemon runs here: it is a program for one kind of processor.
 
     Args:

@@ -10,13 +10,13 @@ import pytest
 from huggingface_hub import constants, hf_hub_download
 
 from swarm.doctor.hub import ask_hub, hub_cache, look_at_hub
-from swarm.doctor.ladder import Finding
+from swarm.doctor.ladder import Diagnosis
 from tests.fake_hub import MODEL, FakeHub, Repo
 from tests.model.gguf_files import TinyGguf
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown
 
 
-def check(model: str | None = MODEL, *, is_reached: bool = False, **environment: str) -> Awaitable[Finding]:
+def check(model: str | None = MODEL, *, is_reached: bool = False, **environment: str) -> Awaitable[Diagnosis]:
     return look_at_hub(model, partial(ask_hub, model), environment, is_reached=is_reached)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,9 +17,9 @@ from swarm.doctor.command import named_peers
 from swarm.doctor.device import Cards, TorchBuild
 from swarm.doctor.directory import ClockService
 from swarm.doctor.hub import HubAnswer
-from swarm.doctor.ladder import Finding, Level, climb, first_cause
+from swarm.doctor.ladder import Diagnosis, Level, climb, first_cause
 from swarm.doctor.options import Doctor
-from swarm.doctor.rungs import RUNGS, Probes, Sight
+from swarm.doctor.rungs import RUNGS, DoctorProbes, Examination
 from swarm.doctor.software import installed_version
 from swarm.doctor.swarm_view import SwarmView
 from swarm.ids import PeerId
@@ -92,7 +92,7 @@ class Trouble:
     options: Doctor = field(default_factory=Doctor)
     environment: Mapping[str, str] = field(default_factory=dict)
     probes: Mapping[str, Any] = field(default_factory=dict)
-    prepare: Callable[[Path, Probes], Probes] = lambda _, probes: probes
+    prepare: Callable[[Path, DoctorProbes], DoctorProbes] = lambda _, probes: probes
 
 
 def drops(but: str) -> Planted:
@@ -112,12 +112,12 @@ def gone(*places: tuple[str, int]) -> Planted:
     return Planted(servers=dict.fromkeys(places))
 
 
-def full_disk(folder: Path, probes: Probes) -> Probes:
+def full_disk(folder: Path, probes: DoctorProbes) -> DoctorProbes:
     mount_small(folder)
     return replace(probes, cache=folder)
 
 
-def limited(folder: Path, probes: Probes) -> Probes:
+def limited(folder: Path, probes: DoctorProbes) -> DoctorProbes:
     """Files of a control group that leaves 300 MB."""
     group = folder / "sys/fs/cgroup/pod"
     group.mkdir(parents=True)
@@ -128,14 +128,14 @@ def limited(folder: Path, probes: Probes) -> Probes:
     return replace(probes, memory=lambda: main_memory(folder))
 
 
-def closed(folder: Path, probes: Probes) -> Probes:
+def closed(folder: Path, probes: DoctorProbes) -> DoctorProbes:
     (folder / "canopy").mkdir(mode=0o700)
     (folder / "canopy/swarms.json").write_text("{}")
     as_nobody()
     return replace(probes, folders=(folder / "canopy",))
 
 
-def damaged_key(folder: Path, probes: Probes) -> Probes:
+def damaged_key(folder: Path, probes: DoctorProbes) -> DoctorProbes:
     (folder / "identity.key").write_bytes(b"damaged")
     (folder / "identity.key").chmod(0o600)
     return replace(probes, identity=folder / "identity.key")
@@ -215,11 +215,11 @@ TROUBLES: Final = {
 }
 
 
-async def look(trouble: Trouble, folder: Path) -> list[Finding]:
+async def look(trouble: Trouble, folder: Path) -> list[Diagnosis]:
     installed = trouble.probes.get("installed", {})
     given = {"torch": lambda: WHOLE, **trouble.probes}
     given["installed"] = lambda name: installed.get(name, installed_version(name))
-    probes = Probes(
+    probes = DoctorProbes(
         **{
             "identity": folder / "none.key",
             "folders": (folder,),
@@ -236,17 +236,17 @@ async def look(trouble: Trouble, folder: Path) -> list[Finding]:
     options = replace(trouble.options, join=trouble.join)
     meant = replace(options, join=(*trouble.join, *trouble.environment.get("CANOPY_JOIN", "").split()))
     peers = named_peers(options, meant, trouble.environment, 0.0)
-    return await climb(RUNGS, Sight(meant, trouble.environment, peers, "", probes))
+    return await climb(RUNGS, Examination(meant, trouble.environment, peers, "", probes))
 
 
 HEALTHY: Final = Trouble("", "", "", join=(NAMED, PEER))
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Diagnosis]]:
     """What the doctor finds in each, some at a time: nearly all of it is waiting."""
 
-    def look_there(name: str) -> list[Finding]:
+    def look_there(name: str) -> list[Diagnosis]:
         folder = tmp_path_factory.mktemp("home")
         trouble = TROUBLES.get(name, HEALTHY)
         return run_at_home(trouble.network, folder, lambda _: look(trouble, folder))
@@ -257,7 +257,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_the_first_cause_is_named(name: str, outcomes: dict[str, list[Finding]]) -> None:
+def test_the_first_cause_is_named(name: str, outcomes: dict[str, list[Diagnosis]]) -> None:
     trouble, found = TROUBLES[name], outcomes[name]
     cause = first_cause(found)
     assert cause is not None, found
@@ -267,7 +267,7 @@ def test_the_first_cause_is_named(name: str, outcomes: dict[str, list[Finding]])
     assert [one.kind for one in found if one.level is Level.TROUBLE] == [trouble.kind], "what follows is not asked"
 
 
-def test_on_a_healthy_machine_nothing_is_in_the_way(outcomes: dict[str, list[Finding]]) -> None:
+def test_on_a_healthy_machine_nothing_is_in_the_way(outcomes: dict[str, list[Diagnosis]]) -> None:
     found = outcomes["healthy"]
     assert {one.level for one in found} == {Level.OK}, found
     assert {one.kind for one in found} >= {"names", "no-portal", "outgoing", "packets", "clock", "direct", "relay"}

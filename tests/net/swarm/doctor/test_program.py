@@ -28,7 +28,7 @@ async def ask_nobody():
     return []
 
 rungs.ask_name_servers = ask_nobody
-rungs.Probes = partial(rungs.Probes, routers=list)
+rungs.DoctorProbes = partial(rungs.DoctorProbes, routers=list)
 main()
 """
 """The program, which asks no router and no name server of whoever runs the test."""

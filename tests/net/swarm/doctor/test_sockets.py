@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives import serialization
 from swarm.commands.certificates import authority, broker_certificate, key_pem, new_key
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.doctor.broker import login, look_at_broker
-from swarm.doctor.ladder import Finding
+from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.network import NamedPeer, Pages, look_outside
 from swarm.doctor.ports import listening_program, look_at_ports, try_bind
-from swarm.doctor.probes import Answer, LookedUp, Names, Page, ask_page, exchange, knock, takes_large
+from swarm.doctor.probes import LookedUp, Names, Page, TcpAnswer, ask_page, exchange, knock, takes_large
 from swarm.doctor.relays import RelayWord, ask_relays
 from swarm.doctor.router import look_at_mapping, look_at_router
 from swarm.doctor.swarm_view import SwarmView, look_at_swarm
@@ -69,16 +69,16 @@ async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 async def test_what_becomes_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.doctor.probes.CONNECT_S", 0.3)
-    assert await knock("127.0.0.1", free_port()) is Answer.REFUSED
+    assert await knock("127.0.0.1", free_port()) is TcpAnswer.REFUSED
     with black_hole("127.0.0.1", gone := free_port()):
-        assert await knock("127.0.0.1", gone) is Answer.SILENT
+        assert await knock("127.0.0.1", gone) is TcpAnswer.SILENT
     async with answering(http) as port:
-        assert await knock("127.0.0.1", port) is Answer.OPEN
-        assert await knock("127.0.0.1", port, greets=True) is Answer.OPEN
+        assert await knock("127.0.0.1", port) is TcpAnswer.OPEN
+        assert await knock("127.0.0.1", port, greets=True) is TcpAnswer.OPEN
         assert await ask_page("127.0.0.1", port, "GET / HTTP/1.1") == Page(302, "http://x.example/")
         assert await takes_large("127.0.0.1", port)
     async with answering(mute) as port:
-        assert await knock("127.0.0.1", port, greets=True) is Answer.MUTE
+        assert await knock("127.0.0.1", port, greets=True) is TcpAnswer.MUTE
         assert await exchange("127.0.0.1", port, b"x", b"y") == b""
     assert await ask_page("127.0.0.1", port, "GET / HTTP/1.1") is None
     assert await takes_large("127.0.0.1", port) is None
@@ -88,16 +88,16 @@ async def test_what_becomes_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_real_peer_greets_and_takes_packets_of_full_size() -> None:
     async with DhtRegistry.open(DhtConfig(host="127.0.0.1")) as registry:
         _, _, host, _, port, *_ = registry.join_addresses()[0].split("/")
-        assert await knock(host, int(port), greets=True) is Answer.PEER
+        assert await knock(host, int(port), greets=True) is TcpAnswer.PEER
         assert await takes_large(host, int(port))
 
 
 async def test_peers_are_asked_at_once_and_silent_ones_at_port_443_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
-    async def knock_at(ip: str, port: int, *, greets: bool = False) -> Answer:
+    async def knock_at(ip: str, port: int, *, greets: bool = False) -> TcpAnswer:
         asked.append((ip, port))
-        return Answer.PEER if greets and port == 1 else Answer.REFUSED if port == 443 else Answer.SILENT
+        return TcpAnswer.PEER if greets and port == 1 else TcpAnswer.REFUSED if port == 443 else TcpAnswer.SILENT
 
     monkeypatch.setattr("swarm.doctor.network.knock", knock_at)
     hosts = (("192.0.2.1", 1), ("192.0.2.2", 2), ("", 0), ("192.0.2.3", 0))
@@ -107,12 +107,12 @@ async def test_peers_are_asked_at_once_and_silent_ones_at_port_443_too(monkeypat
         return LookedUp((host,)) if host.startswith("192") else LookedUp()
 
     outside = await look_outside(peers, find, Pages(find, {}))
-    assert outside.peers == (Answer.PEER, Answer.SILENT, None, Answer.MUTE)
-    assert (outside.beside, outside.hub, outside.page, outside.proxied) == (Answer.REFUSED, None, None, None)
+    assert outside.peers == (TcpAnswer.PEER, TcpAnswer.SILENT, None, TcpAnswer.MUTE)
+    assert (outside.beside, outside.hub, outside.page, outside.proxied) == (TcpAnswer.REFUSED, None, None, None)
     assert sorted(asked) == [("192.0.2.1", 1), ("192.0.2.2", 2), ("192.0.2.2", 443)]
 
 
-def broker(url: str, ca: Path | None = None) -> Awaitable[Finding]:
+def broker(url: str, ca: Path | None = None) -> Awaitable[Diagnosis]:
     return look_at_broker(url, ca, named("127.0.0.1"), partial(login, limit_s=0.5))
 
 

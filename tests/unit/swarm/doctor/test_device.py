@@ -24,7 +24,7 @@ from swarm.doctor.device import (
     look_at_kernels,
     read_torch,
 )
-from swarm.doctor.ladder import Finding
+from swarm.doctor.ladder import Diagnosis
 from swarm.kernels.toolchain import Toolchain
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown, found_by, ready
 
@@ -34,7 +34,7 @@ CARD: Final = Cards(is_nvidia=True, driver="550.54.15", names=("NVIDIA L4",), ca
 OLD_CARD: Final = replace(CARD, capability=(7, 5))
 
 
-def device(build: TorchBuild, cards: Cards = CARD, **environment: str) -> Awaitable[Finding]:
+def device(build: TorchBuild, cards: Cards = CARD, **environment: str) -> Awaitable[Diagnosis]:
     return look_at_device(build, ready(cards), environment)
 
 
@@ -86,7 +86,9 @@ async def test_what_is_well() -> None:
 
 
 async def test_what_a_card_needs_for_kernels() -> None:
-    def check(cards: Cards = CARD, *, triton: bool = True, cc: bool = True, headers: bool = True) -> Awaitable[Finding]:
+    def check(
+        cards: Cards = CARD, *, triton: bool = True, cc: bool = True, headers: bool = True
+    ) -> Awaitable[Diagnosis]:
         return look_at_kernels(ready(cards), Toolchain(triton, cc, headers))
 
     await assert_ok(check(), "kernels")
@@ -102,7 +104,7 @@ async def test_what_a_card_needs_for_kernels() -> None:
     await assert_unknown(check(replace(CARD, capability=())), "nvidia-smi does not say it")
 
 
-def dtypes(build: TorchBuild, cards: Cards, *classes: str) -> Awaitable[Finding]:
+def dtypes(build: TorchBuild, cards: Cards, *classes: str) -> Awaitable[Diagnosis]:
     return look_at_dtypes(build, ready(cards), classes)
 
 

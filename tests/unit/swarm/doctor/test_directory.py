@@ -8,9 +8,9 @@ import pytest
 from swarm.discovery.dht.about import OURS, About, disagreement, pack_about, parse_about
 from swarm.discovery.dht.registry import PeerSurvey
 from swarm.doctor.directory import ClockService, look_at_clock, look_at_directory, look_at_peers, look_at_release
-from swarm.doctor.ladder import Finding, Findings, Level
+from swarm.doctor.ladder import Diagnoses, Diagnosis, Level
 from swarm.doctor.network import NamedPeer, Outside
-from swarm.doctor.probes import Answer
+from swarm.doctor.probes import TcpAnswer
 from swarm.doctor.swarm_view import SwarmView
 from swarm.ids import PeerId
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown
@@ -32,21 +32,21 @@ def look(*surveys: PeerSurvey, error: str = "", is_late: bool = False) -> SwarmV
 ONE, TWO = (NamedPeer(f"/ip4/192.0.2.{n}/tcp/1/p2p/Qm", f"--join ({n} of 2)", f"192.0.2.{n}", 1) for n in (1, 2))
 
 
-def peers(*answers: Answer | None, refusal: str = "", meant: tuple[NamedPeer, ...] = (ONE, TWO)) -> Findings:
+def peers(*answers: TcpAnswer | None, refusal: str = "", meant: tuple[NamedPeer, ...] = (ONE, TWO)) -> Diagnoses:
     return look_at_peers(meant[: len(answers)], Outside(answers), refusal)
 
 
 @pytest.mark.parametrize(
     ("answer", "kind", "text", "mend"),
     [
-        (Answer.SILENT, "peer-silent", "--join (1 of 2) does not answer", "present peers"),
-        (Answer.NO_WAY, "peer-silent", "--join (1 of 2) does not answer", "present peers"),
-        (Answer.REFUSED, "peer-gone", "the machine is there", "present peers"),
-        (Answer.OPEN, "peer-other", "no peer of a swarm", "check the port"),
+        (TcpAnswer.SILENT, "peer-silent", "--join (1 of 2) does not answer", "present peers"),
+        (TcpAnswer.NO_WAY, "peer-silent", "--join (1 of 2) does not answer", "present peers"),
+        (TcpAnswer.REFUSED, "peer-gone", "the machine is there", "present peers"),
+        (TcpAnswer.OPEN, "peer-other", "no peer of a swarm", "check the port"),
         (None, "peer-unnamed", "its name is not found", "check the name"),
     ],
 )
-async def test_a_peer_that_does_not_answer(answer: Answer | None, kind: str, text: str, mend: str) -> None:
+async def test_a_peer_that_does_not_answer(answer: TcpAnswer | None, kind: str, text: str, mend: str) -> None:
     await assert_trouble(peers(answer), kind, text, mend)
     malformed = NamedPeer("rubbish", "CANOPY_JOIN")
     found = peers(None, meant=(malformed,))
@@ -54,14 +54,16 @@ async def test_a_peer_that_does_not_answer(answer: Answer | None, kind: str, tex
 
 
 async def test_one_of_two_peers_that_does_not_answer_is_no_more_than_a_hint() -> None:
-    found = peers(Answer.PEER, Answer.SILENT)
+    found = peers(TcpAnswer.PEER, TcpAnswer.SILENT)
     assert isinstance(found, list)
     assert [(one.level, one.kind) for one in found] == [(Level.HINT, "peer-silent"), (Level.OK, "peers")]
     assert found[1].text == "1 of 2 peers answer"
 
 
 async def test_silence_after_a_connection_is_no_verdict() -> None:
-    await assert_unknown(peers(Answer.SILENT, Answer.MUTE), "--join (2 of 2) accepts connections and says nothing")
+    await assert_unknown(
+        peers(TcpAnswer.SILENT, TcpAnswer.MUTE), "--join (2 of 2) accepts connections and says nothing"
+    )
     await assert_unknown(look_at_directory(look(error="it was not joined within 8 s", is_late=True)), "within 8 s")
 
 
@@ -73,7 +75,7 @@ async def test_a_directory_that_cannot_be_joined_or_was_not_named() -> None:
     await assert_ok(look_at_directory(look(survey(), survey(None))), "directory")
 
 
-def clock(view: SwarmView | None, *, is_active: bool | None = None, is_set: bool | None = None) -> Finding:
+def clock(view: SwarmView | None, *, is_active: bool | None = None, is_set: bool | None = None) -> Diagnosis:
     return look_at_clock(view or SwarmView(), ClockService(is_active, is_set))
 
 

@@ -18,8 +18,8 @@ import swarm.doctor
 from swarm.doctor import command
 from swarm.doctor.command import named_peers, private_of
 from swarm.doctor.ladder import (
-    Finding,
-    Findings,
+    Diagnoses,
+    Diagnosis,
     Level,
     Once,
     Rung,
@@ -43,10 +43,10 @@ FULL: Final = trouble("disk-full", "0.1 GiB is free for models in /home/anna/hub
 SLOW: Final = hint("symmetric", "symmetric: every peer sees another port, so no hole can be made", "forward a TCP port")
 
 
-def rung(name: str, outcome: Findings | Exception | Callable[[], Awaitable[Findings]], *after: str) -> Rung[None]:
+def rung(name: str, outcome: Diagnoses | Exception | Callable[[], Awaitable[Diagnoses]], *after: str) -> Rung[None]:
     """Finds this, or fails so."""
 
-    async def look(_: None) -> Findings:
+    async def look(_: None) -> Diagnoses:
         if isinstance(outcome, Exception):
             raise outcome
         return await outcome() if callable(outcome) else outcome
@@ -54,7 +54,7 @@ def rung(name: str, outcome: Findings | Exception | Callable[[], Awaitable[Findi
     return Rung(name, "", (), look, after)
 
 
-async def hang() -> Findings:
+async def hang() -> Diagnoses:
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -100,7 +100,7 @@ async def test_an_answer_is_asked_for_once_and_its_error_is_for_all() -> None:
 
     once = Once(ask)
 
-    async def look() -> Findings:
+    async def look() -> Diagnoses:
         return ok("x", await once())
 
     found = await climb([rung("one", look), rung("two", look)], None)
@@ -123,7 +123,7 @@ def _no_name() -> int:
     raise OSError("no such name")
 
 
-def shown(found: Sequence[Finding], *, verbose: bool = False, columns: int | None = None) -> str:
+def shown(found: Sequence[Diagnosis], *, verbose: bool = False, columns: int | None = None) -> str:
     output = io.StringIO()
     if columns is None:
         console = make_console(output, soft_wrap=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.discovery.identity import Identity
-from swarm.doctor.ladder import Finding
+from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.machine import (
     GIB,
     FileSystem,
@@ -31,7 +31,7 @@ CACHE = Path("/data/hub")
 KEY = Identity.ephemeral()
 
 
-def disk(system: FileSystem, facts: ModelFacts | None = None) -> Awaitable[Finding]:
+def disk(system: FileSystem, facts: ModelFacts | None = None) -> Awaitable[Diagnosis]:
     return look_at_disk(CACHE, system, ready(facts))
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from swarm.doctor import network, probes
-from swarm.doctor.ladder import Finding, Findings, Level
+from swarm.doctor.ladder import Diagnoses, Diagnosis, Level
 from swarm.doctor.network import (
     NamedPeer,
     Outside,
@@ -26,7 +26,7 @@ from swarm.doctor.network import (
     look_for_portal,
 )
 from swarm.doctor.ports import UFW_SWITCH, Firewall, look_at_ports
-from swarm.doctor.probes import Answer, LookedUp, Page, Resolve, is_address, name_servers, own_addresses
+from swarm.doctor.probes import LookedUp, Page, Resolve, TcpAnswer, is_address, name_servers, own_addresses
 from swarm.doctor.processes import Ran
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown, named, ready
 
@@ -55,7 +55,7 @@ HUB: Final = {"the hub": "huggingface.co"}
 HOSTS: Final = {"--join (1 of 2)": "boot.example", "--join (2 of 2)": "192.0.2.7"}
 
 
-def names(find: Resolve, *servers: float | None, needed: Mapping[str, str] = HOSTS) -> Awaitable[Findings]:
+def names(find: Resolve, *servers: float | None, needed: Mapping[str, str] = HOSTS) -> Awaitable[Diagnoses]:
     return look_at_names(needed, HUB, find, ready(servers))
 
 
@@ -96,15 +96,17 @@ async def test_a_page_that_stands_before_the_internet() -> None:
     login = Page(302, "http://login.hotel.example/")
     for page in (login, Page(200), Page(511)):
         await assert_trouble(look_for_portal(Outside(page=page)), "portal", "wants a login", "browser")
-    await assert_hint(look_for_portal(Outside((Answer.PEER,), page=login)), "page-replaced", "links are not", "ask who")
-    intercepted = Outside((Answer.OPEN,), page=login)
+    await assert_hint(
+        look_for_portal(Outside((TcpAnswer.PEER,), page=login)), "page-replaced", "links are not", "ask who"
+    )
+    intercepted = Outside((TcpAnswer.OPEN,), page=login)
     await assert_trouble(look_for_portal(intercepted), "portal", "wants a login", "browser")
     for page in (Page(301, "https://huggingface.co/"), Page(307, "https://www.huggingface.co/x"), Page(403), Page(502)):
         await assert_ok(look_for_portal(Outside(page=page)), "no-portal")
     await assert_ok(look_for_portal(Outside()), "portal-untried")
 
 
-def proxy(outside: Outside = Outside((Answer.PEER,)), *, has_socks: bool = False, **environment: str) -> Finding:  # noqa: B008
+def proxy(outside: Outside = Outside((TcpAnswer.PEER,)), *, has_socks: bool = False, **environment: str) -> Diagnosis:  # noqa: B008
     return look_at_proxy(environment, outside, has_socks=has_socks)
 
 
@@ -121,28 +123,28 @@ async def test_proxy_variables() -> None:
 
 
 async def test_a_proxy_that_is_the_only_way_out() -> None:
-    alone = Outside((Answer.SILENT,), hub=Answer.NO_WAY, proxied=Page(200))
+    alone = Outside((TcpAnswer.SILENT,), hub=TcpAnswer.NO_WAY, proxied=Page(200))
     await assert_trouble(proxy(alone, https_proxy="http://proxy:3128"), "proxy-only", "by its proxy", "outgoing TCP")
-    beside = Outside((Answer.SILENT,), hub=Answer.OPEN, proxied=Page(200))
+    beside = Outside((TcpAnswer.SILENT,), hub=TcpAnswer.OPEN, proxied=Page(200))
     await assert_hint(proxy(beside, https_proxy="http://proxy:3128"), "proxy", "links", "unset https_proxy")
 
 
 async def test_ports_that_this_network_closes() -> None:
-    def outgoing(*peers: Answer, beside: Answer | None = None, hub: Answer | None = None) -> Finding:
+    def outgoing(*peers: TcpAnswer, beside: TcpAnswer | None = None, hub: TcpAnswer | None = None) -> Diagnosis:
         return look_at_outgoing([LAN], Outside(peers, beside, hub))
 
     text = "TCP goes out to port 443 and not to 1"
-    await assert_trouble(outgoing(Answer.SILENT, beside=Answer.REFUSED), "ports-closed", text, "outgoing TCP")
-    silent = outgoing(Answer.SILENT, beside=Answer.SILENT, hub=Answer.SILENT)
+    await assert_trouble(outgoing(TcpAnswer.SILENT, beside=TcpAnswer.REFUSED), "ports-closed", text, "outgoing TCP")
+    silent = outgoing(TcpAnswer.SILENT, beside=TcpAnswer.SILENT, hub=TcpAnswer.SILENT)
     await assert_trouble(silent, "no-answer", "neither the swarm's peers nor the hub", "restart the router")
-    await assert_ok(outgoing(Answer.SILENT, beside=Answer.SILENT, hub=Answer.OPEN), "outgoing-web")
-    await assert_ok(outgoing(Answer.SILENT, Answer.REFUSED), "outgoing")
-    await assert_unknown(outgoing(Answer.SILENT), "few could be asked")
-    await assert_unknown(outgoing(hub=Answer.SILENT), "few could be asked")
+    await assert_ok(outgoing(TcpAnswer.SILENT, beside=TcpAnswer.SILENT, hub=TcpAnswer.OPEN), "outgoing-web")
+    await assert_ok(outgoing(TcpAnswer.SILENT, TcpAnswer.REFUSED), "outgoing")
+    await assert_unknown(outgoing(TcpAnswer.SILENT), "few could be asked")
+    await assert_unknown(outgoing(hub=TcpAnswer.SILENT), "few could be asked")
 
 
 async def test_packets_that_are_lost_for_their_size() -> None:
-    def packets(largest: int | None, peers: Sequence[tuple[str, int]] = (("192.0.2.1", 1),)) -> Awaitable[Finding]:
+    def packets(largest: int | None, peers: Sequence[tuple[str, int]] = (("192.0.2.1", 1),)) -> Awaitable[Diagnosis]:
         async def takes(ip: str, port: int, segment: int | None) -> bool | None:
             return None if largest is None else (segment or 1_460) <= largest
 
@@ -160,7 +162,7 @@ PUBLIC, HOME = "2001:4860:4860::7", "192.168.1.7"
 
 
 @pytest.fixture
-def ipv6(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[Finding]]:
+def ipv6(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[Diagnosis]]:
     """A look at IPv6 where these addresses answer so."""
 
     def look(
@@ -169,10 +171,10 @@ def ipv6(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[Finding]]:
         *,
         has_way: bool = True,
         hosts: str = "a.example",
-    ) -> Awaitable[Finding]:
-        async def knock(ip: str, port: int) -> Answer:
+    ) -> Awaitable[Diagnosis]:
+        async def knock(ip: str, port: int) -> TcpAnswer:
             assert port == 443
-            return Answer.OPEN if answers[ip] else Answer.SILENT
+            return TcpAnswer.OPEN if answers[ip] else TcpAnswer.SILENT
 
         monkeypatch.setattr(network, "knock", knock)
         return look_at_ipv6(own, lambda _: has_way, [(hosts, 443)] if hosts else [], named(*answers))
@@ -180,14 +182,14 @@ def ipv6(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[Finding]]:
     return look
 
 
-async def test_ipv6_that_leads_nowhere(ipv6: Callable[..., Awaitable[Finding]]) -> None:
+async def test_ipv6_that_leads_nowhere(ipv6: Callable[..., Awaitable[Diagnosis]]) -> None:
     hole = ipv6({"2600::1": False, "192.0.2.1": True})
     await assert_hint(hole, "ipv6-black-hole", "a black hole", "disable_ipv6=1")
     await assert_hint(ipv6({}, has_way=False), "ipv6-no-route", "no way out", "ip -6 route")
     await assert_unknown(ipv6({"2600::1": False, "192.0.2.1": False}), "nor by IPv4")
 
 
-async def test_ipv6_that_works_or_is_not_there(ipv6: Callable[..., Awaitable[Finding]]) -> None:
+async def test_ipv6_that_works_or_is_not_there(ipv6: Callable[..., Awaitable[Diagnosis]]) -> None:
     await assert_ok(ipv6({"2600::1": False, "2600::2": True}), "ipv6")
     await assert_ok(ipv6({}, (HOME, "fe80::1", "fd00::1")), "no-ipv6")
     await assert_ok(ipv6({}, hosts=""), "ipv6-untried")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from swarm.discovery.dht.about import About
 from swarm.discovery.dht.registry import PeerSurvey
-from swarm.doctor.ladder import Finding
+from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.relays import RelayWord
 from swarm.doctor.router import look_at_mapping, look_at_relays, look_at_router
 from swarm.doctor.swarm_view import SwarmView
@@ -25,7 +25,7 @@ def view(*relays: str, seen: str = "") -> SwarmView:
     return SwarmView(surveys=surveys, relays=relays)
 
 
-def router(*words: RelayWord, own: tuple[str, ...] = OWN, seen: str = "") -> Finding:
+def router(*words: RelayWord, own: tuple[str, ...] = OWN, seen: str = "") -> Diagnosis:
     return look_at_router(own, words, view(seen=seen))
 
 
@@ -77,7 +77,7 @@ class PlantedRouter:
 SILENT = PlantedRouter("NAT-PMP", TimeoutError())
 
 
-def mapping(*routers: PlantedRouter, seen: tuple[str, ...] = ()) -> Awaitable[Finding]:
+def mapping(*routers: PlantedRouter, seen: tuple[str, ...] = ()) -> Awaitable[Diagnosis]:
     return look_at_mapping(routers, ready(seen))
 
 
@@ -116,7 +116,7 @@ async def test_a_mapping_is_given_back() -> None:
 
 def relay(
     *words: RelayWord, listed: tuple[str, ...] = ("192.0.2.1:1", "192.0.2.2:1"), way_in: tuple[str, ...] = ("cone",)
-) -> Finding:
+) -> Diagnosis:
     return look_at_relays(words, view(*listed), way_in)
 
 

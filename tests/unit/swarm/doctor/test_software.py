@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from swarm.doctor.ladder import Findings
+from swarm.doctor.ladder import Diagnoses
 from swarm.doctor.software import (
     find_daemon,
     installed_version,
@@ -21,7 +21,7 @@ NEEDED = ["grpcio<2,>=1.85", "torch<3,>=2.6", 'amqtt>=0.12; extra == "health"', 
 INSTALLED = {"grpcio": "1.85.0", "torch": "2.6.0+cu126"}
 
 
-def versions(python: str = "3.12.1", **installed: str) -> Findings:
+def versions(python: str = "3.12.1", **installed: str) -> Diagnoses:
     return look_at_packages(NEEDED, (INSTALLED | installed).get, python, ">=3.11")
 
 
