@@ -16,7 +16,7 @@ from swarm.doctor.ladder import Diagnosis, hint, ok, trouble
 from swarm.doctor.model_facts import ModelFacts
 from swarm.errors import IdentityError
 from swarm.runtime.files import foreign_part, why_unusable
-from swarm.runtime.main_memory import MainMemory
+from swarm.runtime.memory_limit import MainMemory
 
 GIB: Final = 1 << 30
 MIN_FREE_DISK: Final = GIB
@@ -66,21 +66,28 @@ async def look_at_disk(cache: Path, found: FileSystem, model: AskModel) -> Diagn
     return ok("room", f"{gib(found.free_bytes)} free for models")
 
 
-async def look_at_memory(memory: MainMemory, model: AskModel) -> Diagnosis:
-    """Whether layers fit into memory; swap."""
-    free, total = gib(memory.available_bytes), gib(memory.total_bytes)
-    if memory.available_bytes < MIN_MEMORY:
+async def look_at_memory(memory: MainMemory, swap: tuple[int, int], model: AskModel) -> Diagnosis:
+    """Whether layers fit into memory; swap.
+
+    Args:
+        memory: main memory.
+        swap: bytes of swap in use, and of all.
+        model: the model that was named, if one was.
+    """
+    free, total = gib(memory.available), gib(memory.total)
+    if memory.available < MIN_MEMORY:
         text = f"{free} of {total} is free; one layer and its runtime need more than {gib(MIN_MEMORY)}"
         mend = "close other programs, raise the container's limit, or serve from a machine with more memory"
         return trouble("little-memory", text, mend)
     facts = await model()
     layer = None if facts is None else facts.layer_bytes
-    if layer is not None and memory.available_bytes * AUTO_SHARE < layer:
+    if layer is not None and memory.available * AUTO_SHARE < layer:
         text = f"{free} of {total} is free; one layer of this model takes {gib(layer)}"
         mend = "node serve --weights int4, --layers 0-1 --offload, a smaller model, or more memory"
         return trouble("layer-larger", text, mend)
-    if memory.swap_used_bytes > memory.swap_total_bytes * LITTLE_SWAP:
-        used = f"{gib(memory.swap_used_bytes)} of {gib(memory.swap_total_bytes)} of swap is in use"
+    swap_used, swap_total = swap
+    if swap_used > swap_total * LITTLE_SWAP:
+        used = f"{gib(swap_used)} of {gib(swap_total)} of swap is in use"
         return hint("swapping", f"{used}: a node that is swapped out answers late", "close other programs")
     return ok("memory", f"{free} of {total} free")
 
@@ -127,14 +134,12 @@ def look_at_identity(path: Path, listed: NodeRecord | None) -> Diagnosis:
         listed: what the swarm lists under this identity.
     """
     try:
-        if not path.exists():
-            return ok("no-identity", "none yet; the first start makes one")
-        identity = Identity.load_or_create(path)
-        is_used = _is_locked(identity)
+        identity = Identity.load(path)
     except IdentityError as error:
         return _refused_key(str(error), path)
-    except OSError as error:
-        return _refused_key(why_unusable(error, path), path)
+    if identity is None:
+        return ok("no-identity", "none yet; the first start makes one")
+    is_used = _is_locked(identity)
     if listed is not None and not is_used:
         text = f"another machine serves under this key, {listed.span.describe(listed.model.num_layers)}"
         return trouble("identity-copied", text, f"mv {path} {path}.copied; the next start makes a new one")

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from swarm.discovery.identity import default_identity_path
 from swarm.doctor.broker import login, look_at_broker
 from swarm.doctor.device import (
@@ -89,7 +91,8 @@ from swarm.doctor.swarm_view import SwarmView, look_at_swarm
 from swarm.gateway.ports import Router
 from swarm.kernels.toolchain import toolchain
 from swarm.runtime.cache_folder import cache_folder
-from swarm.runtime.main_memory import MainMemory, main_memory
+from swarm.runtime.memory_limit import MainMemory, main_memory
+from swarm.runtime.state_folder import state_folder
 from swarm.telemetry.broker_address import parse_broker
 
 RungLook = Callable[["Examination"], Awaitable[Diagnoses]]
@@ -99,6 +102,11 @@ AskDirectory = Callable[[Sequence[str]], Awaitable[SwarmView]]
 async def ask_name_servers() -> list[float | None]:
     """Seconds until each name server answers; None where it is silent."""
     return list(await asyncio.gather(*map(ask_name_server, name_servers()[:3])))
+
+
+def own_folders() -> tuple[Path, ...]:
+    """Where Canopy keeps its files."""
+    return default_identity_path().parent, state_folder(), cache_folder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +128,7 @@ class DoctorProbes:
     """
 
     identity: Path = field(default_factory=default_identity_path)
-    folders: Sequence[Path] = field(default_factory=lambda: (default_identity_path().parent, cache_folder()))
+    folders: Sequence[Path] = field(default_factory=own_folders)
     ask_directory: AskDirectory | None = None
     ask_hub: Callable[[str | None], Awaitable[HubAnswer]] = ask_hub
     ask_cards: Callable[[], Awaitable[Cards]] = ask_cards
@@ -317,7 +325,8 @@ class Examination:
     @_rung("memory little-memory layer-larger swapping", is_beside=True)
     async def memory(self) -> Diagnoses:
         """Free memory, one layer of the model, swap; a container's limit counts."""
-        return await look_at_memory(self.probes.memory(), self._model)
+        swap = psutil.swap_memory()
+        return await look_at_memory(self.probes.memory(), (swap.used, swap.total), self._model)
 
     @_rung("room disk-full not-writable model-larger", is_beside=True)
     async def disk(self) -> Diagnoses:

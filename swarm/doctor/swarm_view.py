@@ -129,6 +129,7 @@ async def _records(registry: DhtRegistry) -> list[NodeRecord]:
 def own_peer(identity: Path) -> PeerId | None:
     """Whose key lies in a file; None if there is none, or it cannot be read."""
     try:
-        return Identity.load_or_create(identity).peer_id if identity.exists() else None
-    except (SwarmError, OSError):
+        own = Identity.load(identity)
+    except SwarmError:
         return None
+    return None if own is None else own.peer_id

@@ -23,7 +23,7 @@ from swarm.doctor.rungs import RUNGS, DoctorProbes, Examination
 from swarm.doctor.software import installed_version
 from swarm.doctor.swarm_view import SwarmView
 from swarm.ids import PeerId
-from swarm.runtime.main_memory import main_memory
+from swarm.runtime.memory_limit import main_memory
 from tests.net.small_internet import (
     HUB_IP,
     NOBODY_IP,
@@ -125,7 +125,7 @@ def limited(folder: Path, probes: DoctorProbes) -> DoctorProbes:
     (group / "memory.current").write_text(f"{(1 << 30) - 300_000_000}\n")
     (folder / "proc/self").mkdir(parents=True)
     (folder / "proc/self/cgroup").write_text("0::/pod/inner\n")
-    return replace(probes, memory=lambda: main_memory(folder))
+    return replace(probes, memory=lambda: main_memory(folder / "sys/fs/cgroup", folder / "proc/self/cgroup"))
 
 
 def closed(folder: Path, probes: DoctorProbes) -> DoctorProbes:

@@ -22,11 +22,12 @@ from swarm.doctor.machine import (
     look_at_memory,
 )
 from swarm.doctor.model_facts import ModelFacts, facts_of_folder
-from swarm.runtime.main_memory import MainMemory
+from swarm.runtime.memory_limit import MainMemory
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
 from tests.sample_records import sample_record
 
 NO_MODEL = ready(None)
+NO_SWAP = (0, 0)
 CACHE = Path("/data/hub")
 KEY = Identity.ephemeral()
 
@@ -57,21 +58,21 @@ def test_a_folder_that_is_not_there_yet_lies_on_the_disk_of_the_one_above(tmp_pa
 
 
 async def test_too_little_memory() -> None:
-    little = look_at_memory(MainMemory(GIB // 2, 2 * GIB), NO_MODEL)
+    little = look_at_memory(MainMemory(GIB // 2, 2 * GIB), NO_SWAP, NO_MODEL)
     await assert_trouble(little, "little-memory", "0.5 GiB of 2.0 GiB is free", "close other programs")
 
 
 async def test_a_layer_that_does_not_fit() -> None:
     model = ModelFacts(total_bytes=140 * GIB, missing_bytes=0, num_layers=80)
-    check = look_at_memory(MainMemory(5 * GIB, 8 * GIB), ready(model))
+    check = look_at_memory(MainMemory(5 * GIB, 8 * GIB), NO_SWAP, ready(model))
     await assert_trouble(check, "layer-larger", "one layer of this model takes 3.5 GiB", "--offload")
-    await assert_ok(look_at_memory(MainMemory(6 * GIB, 8 * GIB), ready(model)), "memory")
+    await assert_ok(look_at_memory(MainMemory(6 * GIB, 8 * GIB), NO_SWAP, ready(model)), "memory")
 
 
 async def test_a_machine_that_swaps() -> None:
-    check = look_at_memory(MainMemory(4 * GIB, 8 * GIB, 3 * GIB, 4 * GIB), NO_MODEL)
+    check = look_at_memory(MainMemory(4 * GIB, 8 * GIB), (3 * GIB, 4 * GIB), NO_MODEL)
     await assert_hint(check, "swapping", "3.0 GiB of 4.0 GiB of swap is in use", "close other programs")
-    await assert_ok(look_at_memory(MainMemory(4 * GIB, 8 * GIB), NO_MODEL), "memory")
+    await assert_ok(look_at_memory(MainMemory(4 * GIB, 8 * GIB), NO_SWAP, NO_MODEL), "memory")
 
 
 async def test_few_files() -> None:
