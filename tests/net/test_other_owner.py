@@ -50,7 +50,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]
         os.chown(home / name, 65_534, 65_534)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "CANOPY_SWARMS"))}
     environment |= {"HOME": str(home), "HF_HOME": str(home / "hub"), "PYTHONPATH": os.getcwd()}
-    rights = ("setpriv", "--bounding-set", RIGHTS, "--inh-caps", RIGHTS)
+    rights = ("setpriv", "--bounding-set", RIGHTS)
     command = (*rights, sys.executable, "-c", PROGRAM, json.dumps(list(FOLDERS)))
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=50)
     found = [json.loads(line) for line in ran.stdout.splitlines()]
