@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swarm.discovery.dht.addresses import Membership, check_join_address
+from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.identity import default_identity_path
 from swarm.doctor.ladder import climb, first_cause
 from swarm.doctor.network import NamedPeer
@@ -25,9 +25,9 @@ from swarm.doctor.report import as_json, redacted, show
 from swarm.doctor.rungs import RUNGS, DoctorProbes, Examination
 from swarm.doctor.swarm_view import own_peer
 from swarm.errors import ConfigError, SwarmError
-from swarm.joining.invite import is_invite
+from swarm.joining.invite import is_invite, open_invite
 from swarm.joining.remembered import SwarmMemory
-from swarm.joining.resolve import SwarmFinder, expand, with_swarm
+from swarm.joining.resolve import SwarmFinder, with_swarm
 
 
 async def doctor(
@@ -79,7 +79,8 @@ def meant(options: Doctor, environment: Mapping[str, str], memory: SwarmMemory) 
     except SwarmError as error:
         model = None if options.model is not None and is_invite(options.model) else options.model
         return replace(options, join=(), model=model), str(error)
-    return replace(found, membership=Membership(found.membership.network)), ""
+    membership = replace(found.membership, note_peers=None, note_model=None, nobody="")
+    return replace(found, membership=membership), ""
 
 
 def named_peers(options: Doctor, found: Doctor, environment: Mapping[str, str], now: float) -> list[NamedPeer]:
@@ -91,23 +92,25 @@ def named_peers(options: Doctor, found: Doctor, environment: Mapping[str, str], 
         environment: the process's variables.
         now: Unix seconds.
     """
-    said = {"the invite": (options.invite, options.model), "--join": options.join}
-    said["CANOPY_JOIN"] = tuple(environment.get("CANOPY_JOIN", "").split())
+    said = {
+        "the invite": (options.invite, options.model),
+        "--join": options.join,
+        "CANOPY_JOIN": environment.get("CANOPY_JOIN", "").split(),
+    }
     origins: dict[str, str] = {}
     for origin, words in said.items():
         for word in filter(None, words):
             is_word = is_invite(word)
             with suppress(SwarmError):
-                for address in expand([word], now).join if is_word else (word,):
+                for address in open_invite(word, now).peers if is_word else (word,):
                     origins.setdefault(address, f"the invite in {origin}" if is_word and origin[0] != "t" else origin)
-    peers = [_named(address, origins.get(address, "a remembered peer")) for address in found.join]
-    counts = {origin: sum(peer.origin == origin for peer in peers) for origin in {peer.origin for peer in peers}}
-    numbers = dict.fromkeys(counts, 0)
-    for place, peer in enumerate(peers):
-        numbers[peer.origin] += 1
-        if counts[peer.origin] > 1:
-            peers[place] = replace(peer, origin=f"{peer.origin} ({numbers[peer.origin]} of {counts[peer.origin]})")
-    return peers
+    whence = [(one, f"from {origins[one]}" if one in origins else "that is remembered") for one in found.join]
+    texts = [text for _, text in whence]
+    counts = [f" ({texts[:place].count(text) + 1} of {texts.count(text)})" for place, text in enumerate(texts)]
+    return [
+        _named(address, f"the peer {text}{count if texts.count(text) > 1 else ''}")
+        for (address, text), count in zip(whence, counts, strict=True)
+    ]
 
 
 def _named(address: str, origin: str) -> NamedPeer:

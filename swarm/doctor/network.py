@@ -34,7 +34,7 @@ class NamedPeer:
 
     Attributes:
         address: multiaddress.
-        origin: who named it, such as `--join` or `CANOPY_JOIN`.
+        origin: what it is called, by who named it, such as `the peer from CANOPY_JOIN`.
         host: name or address; empty where the multiaddress is malformed.
         port: TCP port; 0 where the multiaddress has none.
     """

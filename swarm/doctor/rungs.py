@@ -380,7 +380,7 @@ class Examination:
             one.address for one, answer in zip(self.meant, answers, strict=True) if answer and answer >= TcpAnswer.MUTE
         ]
         ask = self.probes.ask_directory or partial(
-            look_at_swarm, identity=self.probes.identity, network=self.options.membership.network
+            look_at_swarm, identity=self.probes.identity, membership=self.options.membership
         )
         return await ask(good)
 

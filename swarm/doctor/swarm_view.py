@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from swarm.discovery.dht.about import About
-from swarm.discovery.dht.addresses import SLOW, DhtConfig, Membership
+from swarm.discovery.dht.addresses import OPEN_SWARM, SLOW, DhtConfig, Membership
 from swarm.discovery.dht.child import NO_ANSWER
 from swarm.discovery.dht.registry import DhtRegistry, PeerSurvey
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
-from swarm.transport.network_key import NetworkKey
 
 JOIN_S: Final = 8.0
 ASK_S: Final = 4.0
@@ -72,18 +71,18 @@ class SwarmView:
         return sorted(survey.ahead_s for survey in self.surveys if survey.ahead_s is not None)
 
 
-async def look_at_swarm(join: Sequence[str], identity: Path, network: NetworkKey | None = None) -> SwarmView:
+async def look_at_swarm(join: Sequence[str], identity: Path, membership: Membership = OPEN_SWARM) -> SwarmView:
     """Look at the swarm that these peers are of.
 
     Args:
         join: multiaddresses of peers that answer; none gives a view of nothing.
         identity: file of this machine's key, for what is listed under it.
-        network: of a private swarm.
+        membership: of the swarm that is meant.
     """
     view = SwarmView()
     if not join:
         return view
-    registry = DhtRegistry.open(DhtConfig(join=tuple(join), client_mode=True, membership=Membership(network)))
+    registry = DhtRegistry.open(DhtConfig(join=tuple(join), client_mode=True, membership=membership))
     try:
         async with asyncio.timeout(JOIN_S):
             await registry

@@ -175,7 +175,7 @@ TROUBLES: Final = {
     "a bootstrap peer that is off": Trouble(
         "peers",
         "peer-silent",
-        "CANOPY_JOIN does not answer",
+        "the peer from CANOPY_JOIN does not answer",
         join=(),
         environment={"CANOPY_JOIN": PEER.replace(PEER_IP, NOBODY_IP)},
     ),

@@ -72,7 +72,7 @@ def test_it_finds_what_is_in_the_way_and_tells_nothing_private(home: Path) -> No
     troubles = {kind: one["mend"] for kind, one in found.items() if one["level"] == "trouble"}
     assert set(troubles) == {"peer-gone", "port-taken", "identity-damaged", "broker-silent", "model-offline"}
     assert report["first_cause"]["kind"] == "peer-gone"
-    assert report["first_cause"]["text"].startswith("--join: the machine is there")
+    assert report["first_cause"]["text"].startswith("the peer from --join: the machine is there")
     assert troubles["identity-damaged"].startswith("mv ~/.config/canopy/identity.key ~/.config/canopy/")
     asked = {one["check"]: one["level"] for one in report["findings"]}
     assert (asked["dns"], asked["proxy"], asked["directory"], len(asked)) == ("hint", "hint", "not-asked", 30)

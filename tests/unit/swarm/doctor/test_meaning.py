@@ -68,10 +68,11 @@ def test_each_address_is_called_by_who_named_it(tmp_path: Path) -> None:
         found, _ = meant(options, environment, memory)
         return [peer.origin for peer in named_peers(options, found, environment, NOW)]
 
-    assert origins(Doctor(invite=word))[:1] == ["the invite"]
-    assert origins(Doctor(join=(word,)))[:1] == ["the invite in --join"]
-    assert origins(Doctor(join=(PEER, other)))[:2] == ["--join (1 of 2)", "--join (2 of 2)"]
-    assert origins(Doctor(), CANOPY_JOIN=PEER)[:1] == ["CANOPY_JOIN"]
-    assert origins(Doctor(), CANOPY_JOIN=word)[:1] == ["the invite in CANOPY_JOIN"]
-    assert origins(Doctor()) == ["a remembered peer"]
-    assert origins(Doctor(join=("rubbish",)))[:1] == ["--join"]
+    assert origins(Doctor(invite=word))[:1] == ["the peer from the invite"]
+    assert origins(Doctor(join=(word,)))[:1] == ["the peer from the invite in --join"]
+    both = ["the peer from --join (1 of 2)", "the peer from --join (2 of 2)"]
+    assert origins(Doctor(join=(PEER, other)))[:2] == both
+    assert origins(Doctor(), CANOPY_JOIN=PEER)[:1] == ["the peer from CANOPY_JOIN"]
+    assert origins(Doctor(), CANOPY_JOIN=word)[:1] == ["the peer from the invite in CANOPY_JOIN"]
+    assert origins(Doctor()) == ["the peer that is remembered"]
+    assert origins(Doctor(join=("rubbish",)))[:1] == ["the peer from --join"]
