@@ -75,4 +75,3 @@ def test_each_address_is_called_by_who_named_it(tmp_path: Path) -> None:
     assert origins(Doctor(), CANOPY_JOIN=PEER)[:1] == ["the peer from CANOPY_JOIN"]
     assert origins(Doctor(), CANOPY_JOIN=word)[:1] == ["the peer from the invite in CANOPY_JOIN"]
     assert origins(Doctor()) == ["the peer that is remembered"]
-    assert origins(Doctor(join=("rubbish",)))[:1] == ["the peer from --join"]
