@@ -118,8 +118,8 @@ def _named(address: str, origin: str) -> NamedPeer:
         check_join_address(address)
     except ConfigError:
         return NamedPeer(address, origin)
-    _, _, host, transport, port, *_ = address.split("/")
-    return NamedPeer(address, origin, host, int(port) if transport == "tcp" else 0)
+    _, _, host, transport, port, *rest = address.split("/")
+    return NamedPeer(address, origin, host, int(port) if transport == "tcp" else 0, "tls" in rest)
 
 
 def private_of(options: Doctor, peers: list[NamedPeer], environment: Mapping[str, str]) -> PrivateWords:

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown
-from swarm.doctor.probes import FAR, HUB, LookedUp, Page, Resolve, TcpAnswer, ask_page, is_address, knock
+from swarm.doctor.probes import FAR, HUB, LookedUp, Page, Proxy, Resolve, TcpAnswer, ask_page, greet, is_address, knock
 
 HTTPS: Final = 443
 HTTP: Final = 80
@@ -24,6 +24,8 @@ SLOW_NAMES_S: Final = 4.0
 """Programs give up on a name after about as long."""
 SEGMENTS: Final = {1_240: 1_280, 1_160: 1_200}
 """Bytes of a segment, and the size of packets in which it travels with its headers."""
+OWN_PROXY: Final = "CANOPY_PROXY"
+"""The variable of the proxy by which all of Canopy's connections leave."""
 _PROXIES: Final = ("https_proxy", "http_proxy", "all_proxy")
 _NO_NAMES: Final = "resolvectl status, and a nameserver line in /etc/resolv.conf"
 
@@ -37,12 +39,14 @@ class NamedPeer:
         origin: what it is called, by who named it, such as `the peer from CANOPY_JOIN`.
         host: name or address; empty where the multiaddress is malformed.
         port: TCP port; 0 where the multiaddress has none.
+        is_tls: whether that is its TLS port.
     """
 
     address: str
     origin: str
     host: str = ""
     port: int = 0
+    is_tls: bool = False
 
     @property
     def is_near(self) -> bool:
@@ -77,15 +81,19 @@ class Outside:
 async def look_outside(peers: Sequence[NamedPeer], find: Resolve, pages: Pages) -> Outside:
     """Ask everybody at once, then port 443 of those that are silent."""
 
-    async def best(host: str, *ports: int, greets: bool = False) -> TcpAnswer | None:
+    async def best(host: str, *ports: int) -> TcpAnswer | None:
         ips = (await find(host)).ips[:4]
-        asked = (knock(ip, port, greets=greets) for ip in ips for port in ports)
-        return max(await asyncio.gather(*asked), default=None)
+        return max(await asyncio.gather(*(knock(ip, port) for ip in ips for port in ports)), default=None)
 
     async def of_peer(peer: NamedPeer) -> TcpAnswer | None:
         if not peer.host:
             return None
-        return await best(peer.host, peer.port, greets=True) if peer.port else TcpAnswer.MUTE
+        if not peer.port:
+            return TcpAnswer.MUTE  # only the directory can tell
+        if pages.own is not None:
+            return await greet(peer.host, peer.port, is_tls=peer.is_tls, proxy=pages.own)
+        ips = (await find(peer.host)).ips[:4]
+        return max(await asyncio.gather(*(greet(ip, peer.port, is_tls=peer.is_tls) for ip in ips)), default=None)
 
     answers, hub, page, proxied = await asyncio.gather(
         asyncio.gather(*map(of_peer, peers)), best(HUB, HTTPS, HTTP), pages.plain(), pages.proxied()
@@ -93,7 +101,7 @@ async def look_outside(peers: Sequence[NamedPeer], find: Resolve, pages: Pages) 
     silent = {
         peer.host for peer, one in zip(peers, answers, strict=True) if one in {TcpAnswer.SILENT, TcpAnswer.NO_WAY}
     }
-    beside = await asyncio.gather(*(best(host, HTTPS) for host in sorted(silent)[:4]))
+    beside = await asyncio.gather(*(best(host, HTTPS) for host in sorted(silent)[:4] if pages.own is None))
     return Outside(tuple(answers), max((one for one in beside if one is not None), default=None), hub, page, proxied)
 
 
@@ -114,14 +122,17 @@ class Pages:
         ips = (await self.find(HUB)).ips
         return await ask_page(ips[0], HTTP, f"GET / HTTP/1.1\r\nHost: {HUB}") if ips else None
 
+    @property
+    def own(self) -> Proxy | None:
+        """The proxy that was set for Canopy."""
+        return own_proxy(self.environment)
+
     async def proxied(self) -> Page | None:
         """What the proxy says to a wish for the hub."""
-        for _, value in proxies_of(self.environment):
-            place = urlsplit(value if "://" in value else f"http://{value}")
-            if place.scheme == "http" and place.hostname and (ips := (await self.find(place.hostname)).ips):
-                wish = f"CONNECT {HUB}:{HTTPS} HTTP/1.1\r\nHost: {HUB}:{HTTPS}"
-                return await ask_page(ips[0], place.port or HTTP, wish)
-        return None
+        named = [self.own, *(Proxy.of(value) for _, value in proxies_of(self.environment))]
+        proxy = next((one for one in named if one is not None), None)
+        ips = () if proxy is None else (await self.find(proxy.host)).ips
+        return await ask_page(ips[0], proxy.port, proxy.wish(HUB, HTTPS)) if proxy is not None and ips else None
 
 
 def look_at_link(interfaces: Mapping[str, bool], peers: Iterable[NamedPeer]) -> Diagnosis:
@@ -217,6 +228,8 @@ def look_for_portal(outside: Outside) -> Diagnosis:
 
 def look_at_proxy(environment: Mapping[str, str], outside: Outside, *, has_socks: bool) -> Diagnosis:
     """What the proxy of the environment is good for, and whether it is the only way out."""
+    if environment.get(OWN_PROXY):
+        return _own_proxy(environment[OWN_PROXY], outside)
     found = proxies_of(environment)
     if not found:
         return ok("no-proxy", "no proxy variable is set")
@@ -232,12 +245,26 @@ def look_at_proxy(environment: Mapping[str, str], outside: Outside, *, has_socks
     direct = max(outside.best, outside.hub or TcpAnswer.NO_WAY) >= TcpAnswer.REFUSED
     if outside.proxied is not None and outside.proxied.status == 200 and not direct:
         text = f"this network lets nothing out but by its proxy ({names}), and links between machines go direct"
-        return trouble("proxy-only", text, "ask for outgoing TCP to the peers' ports, or use another network")
+        return trouble("proxy-only", text, f"export {OWN_PROXY}=http://HOST:PORT, with that proxy's host and port")
     if outside.proxied is not None and outside.proxied.status == 407 and not direct:
         mend = "export https_proxy=http://USER:PASSWORD@HOST:PORT"
         return trouble("proxy-login", f"the proxy ({names}) wants a login", mend)
     text = f"{names}: downloads from the hub use it, links between machines do not"
     return hint("proxy", text, f"unset {names.replace(',', '')} if downloads should go direct too")
+
+
+def _own_proxy(url: str, outside: Outside) -> Diagnosis:
+    """What the proxy that was set for Canopy says."""
+    mend = f"export {OWN_PROXY}=http://HOST:PORT, or http://USER:PASSWORD@HOST:PORT"
+    if own_proxy({OWN_PROXY: url}) is None:
+        return trouble("own-proxy-malformed", f"{OWN_PROXY} names no HTTP proxy", mend)
+    if outside.best >= TcpAnswer.MUTE or (outside.proxied is not None and outside.proxied.status == 200):
+        return ok("own-proxy", f"all goes out by {OWN_PROXY}")
+    if outside.proxied is not None and outside.proxied.status == 407:
+        return trouble("proxy-login", f"the proxy of {OWN_PROXY} wants a login", mend)
+    why = "does not answer" if outside.proxied is None else f"refuses (HTTP {outside.proxied.status})"
+    text = f"the proxy of {OWN_PROXY} {why}"
+    return trouble("own-proxy-closed", text, f"check its host and port, or unset {OWN_PROXY} where none is needed")
 
 
 def look_at_outgoing(peers: Sequence[NamedPeer], outside: Outside) -> Diagnosis:
@@ -247,9 +274,10 @@ def look_at_outgoing(peers: Sequence[NamedPeer], outside: Outside) -> Diagnosis:
     if outside.beside is not None and outside.beside >= TcpAnswer.REFUSED:
         ports = ", ".join(sorted({str(peer.port) for peer in peers if peer.port}))
         text = f"TCP goes out to port 443 and not to {ports}: the same machines answer at 443 alone"
-        mend = "ask who runs this network to let outgoing TCP through, or use another one"
+        mend = "ask whoever runs the swarm for a peer's TLS port, or whoever runs this network for outgoing TCP"
         return trouble("ports-closed", text, mend)
-    if outside.hub is not None and outside.hub >= TcpAnswer.REFUSED:
+    by_proxy = outside.proxied is not None and outside.proxied.status == 200
+    if by_proxy or (outside.hub is not None and outside.hub >= TcpAnswer.REFUSED):
         return ok("outgoing-web", "the hub is reached")
     if outside.peers and outside.hub is not None:
         text = "a way out is known, and nobody answers on it: neither the swarm's peers nor the hub"
@@ -309,6 +337,11 @@ async def look_at_ipv6(
 def speaks_socks() -> bool:
     """Whether the library that SOCKS needs is installed."""
     return find_spec("socksio") is not None
+
+
+def own_proxy(environment: Mapping[str, str]) -> Proxy | None:
+    """The proxy that was set for Canopy; None where none was, or its variable names none."""
+    return Proxy.of(environment.get(OWN_PROXY, ""), usual_port=3_128)
 
 
 def proxies_of(environment: Mapping[str, str]) -> list[tuple[str, str]]:

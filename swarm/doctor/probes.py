@@ -6,20 +6,23 @@ A connection that the system made in time counts as made, however late this prog
 from __future__ import annotations
 
 import asyncio
+import base64
 import enum
 import fcntl
 import re
 import secrets
 import socket
+import ssl
 import struct
 import termios
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 import psutil
 
@@ -163,35 +166,98 @@ async def ask_name_server(server: str) -> float | None:
     return None
 
 
-async def knock(ip: str, port: int, *, greets: bool = False) -> TcpAnswer:
-    """Try a TCP connection.
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An HTTP proxy.
+
+    Attributes:
+        host: name or address.
+        port: TCP port.
+        login: `USER:PASSWORD`; empty where there is none.
+    """
+
+    host: str
+    port: int
+    login: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, url: str, usual_port: int = 80) -> Proxy | None:
+        """Read a variable's value; None where it names no HTTP proxy."""
+        try:
+            place = urlsplit(url if "://" in url else f"http://{url}")
+            if place.scheme != "http" or not place.hostname:
+                return None
+            login = f"{unquote(place.username)}:{unquote(place.password or '')}" if place.username else ""
+            return cls(place.hostname, place.port or usual_port, login)
+        except ValueError:
+            return None
+
+    def wish(self, host: str, port: int) -> str:
+        """The first line and the headers of a wish for a connection."""
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        login = base64.b64encode(self.login.encode()).decode()
+        return f"CONNECT {place} HTTP/1.1\r\nHost: {place}" + (
+            f"\r\nProxy-Authorization: Basic {login}" if login else ""
+        )
+
+
+async def knock(ip: str, port: int) -> TcpAnswer:
+    """Try a TCP connection."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(ip, port)
+    except OSError as error:
+        return _failed(error)
+    writer.transport.abort()
+    return TcpAnswer.OPEN
+
+
+async def greet(host: str, port: int, *, is_tls: bool = False, proxy: Proxy | None = None) -> TcpAnswer:
+    """Greet as libp2p does, and wait for the answer.
 
     Args:
-        ip: of whom.
+        host: an address; also a name where a proxy looks it up.
         port: where.
-        greets: whether to greet as libp2p does, and to wait for the answer.
+        is_tls: whether it is a peer's TLS port.
+        proxy: through which the connection goes.
     """
     try:
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(ip, port)
-    except ConnectionError:
-        return TcpAnswer.REFUSED
-    except TimeoutError:
-        return TcpAnswer.SILENT
-    except OSError:
-        return TcpAnswer.NO_WAY
+            place = (host, port) if proxy is None else (proxy.host, proxy.port)
+            reader, writer = await asyncio.open_connection(*place)
+    except OSError as error:
+        return _failed(error)
     try:
-        if not greets:
-            return TcpAnswer.OPEN
-        writer.write(GREETING)
         async with asyncio.timeout(CONNECT_S):
+            if proxy is not None:
+                writer.write(f"{proxy.wish(host, port)}\r\n\r\n".encode())
+                status = (await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)[1]
+                if status != b"200":
+                    return TcpAnswer.NO_WAY
+            if is_tls:
+                await writer.start_tls(_tls())
+            writer.write(GREETING)
             return TcpAnswer.PEER if await reader.readexactly(len(GREETING)) == GREETING else TcpAnswer.OPEN
     except TimeoutError:
         return TcpAnswer.MUTE
-    except (OSError, asyncio.IncompleteReadError):
+    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, IndexError):
         return TcpAnswer.OPEN
     finally:
         writer.transport.abort()
+
+
+def _failed(error: OSError) -> TcpAnswer:
+    if isinstance(error, ConnectionError):
+        return TcpAnswer.REFUSED
+    return TcpAnswer.SILENT if isinstance(error, TimeoutError) else TcpAnswer.NO_WAY
+
+
+def _tls() -> ssl.SSLContext:
+    """For a peer's TLS port, which vouches for nobody: what travels inside is encrypted once more."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["canopy-directory"])
+    return context
 
 
 async def exchange(ip: str, port: int, said: bytes, until: bytes) -> bytes:

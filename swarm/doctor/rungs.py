@@ -47,6 +47,7 @@ from swarm.doctor.machine import (
 from swarm.doctor.model_facts import ModelFacts
 from swarm.doctor.network import (
     HTTPS,
+    OWN_PROXY,
     NamedPeer,
     Pages,
     look_at_addresses,
@@ -59,6 +60,7 @@ from swarm.doctor.network import (
     look_at_route,
     look_for_portal,
     look_outside,
+    own_proxy,
     speaks_socks,
 )
 from swarm.doctor.options import Doctor
@@ -212,7 +214,10 @@ class Examination:
     @_rung("names no-names no-dns dns-slow name-unknown", after="route")
     async def dns(self) -> Diagnoses:
         """The names in options and the hub's, and the name servers themselves."""
-        needed = {peer.origin: peer.host for peer in self.meant if peer.host}
+        own = own_proxy(self.environment)
+        needed = {peer.origin: peer.host for peer in self.meant if peer.host and own is None}
+        if own is not None:
+            needed[OWN_PROXY] = own.host  # which looks up all others
         if broker := _broker_host(self.options):
             needed["--mqtt"] = broker
         optional = {"the hub": HUB}
@@ -225,9 +230,13 @@ class Examination:
         """Who answers at port 80 in the hub's name."""
         return look_for_portal(await self.outside())
 
-    @_rung("no-proxy proxy proxy-socks proxy-malformed proxy-only proxy-login", after="dns")
+    @_rung(
+        "no-proxy proxy proxy-socks proxy-malformed proxy-only proxy-login own-proxy own-proxy-malformed "
+        "own-proxy-closed",
+        after="dns",
+    )
     async def proxy(self) -> Diagnoses:
-        """`http_proxy`, `https_proxy`, `all_proxy`, and whether anything goes out without."""
+        """`CANOPY_PROXY`; else `http_proxy`, `https_proxy`, `all_proxy`, and whether anything goes out without."""
         return look_at_proxy(self.environment, await self.outside(), has_socks=speaks_socks())
 
     @_rung("outgoing outgoing-web ports-closed no-answer", after="portal proxy")

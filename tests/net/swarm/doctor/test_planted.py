@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from tests.net.small_internet import (
     Planted,
     as_nobody,
     hub_page,
+    libp2p,
     mount_small,
     page,
     run_at_home,
@@ -108,6 +110,13 @@ def beside_proxy(head: str) -> Planted:
     return replace(drops(f"ip daddr {PROXY_IP} accept; "), servers={(PROXY_IP, PROXY_PORT): page(head)})
 
 
+async def connecting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A proxy before peers."""
+    await reader.readline()
+    writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+    await libp2p(reader, writer)
+
+
 def gone(*places: tuple[str, int]) -> Planted:
     return Planted(servers=dict.fromkeys(places))
 
@@ -165,7 +174,7 @@ TROUBLES: Final = {
         "outgoing", "ports-closed", f"to port 443 and not to {PEER_PORT}", drops("tcp dport 443 accept; ")
     ),
     "only web ports go out, and others are refused": Trouble(
-        *("outgoing", "ports-closed", "let outgoing TCP through"),
+        *("outgoing", "ports-closed", "TLS port"),
         Planted(filter="iifname wire tcp dport 31337 reject with icmp type admin-prohibited"),
     ),
     "nothing goes out": Trouble("outgoing", "no-answer", "nobody answers on it", drops("")),
@@ -239,7 +248,13 @@ async def look(trouble: Trouble, folder: Path) -> list[Diagnosis]:
     return await climb(RUNGS, Examination(meant, trouble.environment, peers, "", probes))
 
 
-HEALTHY: Final = Trouble("", "", "", join=(NAMED, PEER))
+HEALTHY: Final = {
+    "healthy": Trouble("", "", "", join=(NAMED, PEER)),
+    "healthy by a proxy": Trouble(
+        *("", "", "", replace(beside_proxy(""), servers={(PROXY_IP, PROXY_PORT): connecting})),
+        environment={"CANOPY_PROXY": f"http://{PROXY_IP}:{PROXY_PORT}"},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -248,10 +263,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Diagnos
 
     def look_there(name: str) -> list[Diagnosis]:
         folder = tmp_path_factory.mktemp("home")
-        trouble = TROUBLES.get(name, HEALTHY)
+        trouble = (TROUBLES | HEALTHY)[name]
         return run_at_home(trouble.network, folder, lambda _: look(trouble, folder))
 
-    names = [*TROUBLES, "healthy"]
+    names = [*TROUBLES, *HEALTHY]
     with ThreadPoolExecutor(6) as pool:
         return dict(zip(names, pool.map(look_there, names), strict=True))
 
@@ -271,3 +286,9 @@ def test_on_a_healthy_machine_nothing_is_in_the_way(outcomes: dict[str, list[Dia
     found = outcomes["healthy"]
     assert {one.level for one in found} == {Level.OK}, found
     assert {one.kind for one in found} >= {"names", "no-portal", "outgoing", "packets", "clock", "direct", "relay"}
+
+
+def test_where_a_proxy_is_set_nothing_is_in_the_way(outcomes: dict[str, list[Diagnosis]]) -> None:
+    found = outcomes["healthy by a proxy"]
+    assert first_cause(found) is None, found
+    assert {one.kind for one in found} >= {"own-proxy", "peers", "outgoing", "directory"}

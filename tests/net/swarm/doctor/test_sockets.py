@@ -23,7 +23,19 @@ from swarm.doctor.broker import login, look_at_broker
 from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.network import NamedPeer, Pages, look_outside
 from swarm.doctor.ports import listening_program, look_at_ports, try_bind
-from swarm.doctor.probes import LookedUp, Names, Page, TcpAnswer, ask_page, exchange, knock, takes_large
+from swarm.doctor.probes import (
+    GREETING,
+    LookedUp,
+    Names,
+    Page,
+    Proxy,
+    TcpAnswer,
+    ask_page,
+    exchange,
+    greet,
+    knock,
+    takes_large,
+)
 from swarm.doctor.relays import RelayWord, ask_relays
 from swarm.doctor.router import look_at_mapping, look_at_router
 from swarm.doctor.swarm_view import SwarmView, look_at_swarm
@@ -74,11 +86,11 @@ async def test_what_becomes_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> 
         assert await knock("127.0.0.1", gone) is TcpAnswer.SILENT
     async with answering(http) as port:
         assert await knock("127.0.0.1", port) is TcpAnswer.OPEN
-        assert await knock("127.0.0.1", port, greets=True) is TcpAnswer.OPEN
+        assert await greet("127.0.0.1", port) is TcpAnswer.OPEN
         assert await ask_page("127.0.0.1", port, "GET / HTTP/1.1") == Page(302, "http://x.example/")
         assert await takes_large("127.0.0.1", port)
     async with answering(mute) as port:
-        assert await knock("127.0.0.1", port, greets=True) is TcpAnswer.MUTE
+        assert await greet("127.0.0.1", port) is TcpAnswer.MUTE
         assert await exchange("127.0.0.1", port, b"x", b"y") == b""
     assert await ask_page("127.0.0.1", port, "GET / HTTP/1.1") is None
     assert await takes_large("127.0.0.1", port) is None
@@ -88,18 +100,53 @@ async def test_what_becomes_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_real_peer_greets_and_takes_packets_of_full_size() -> None:
     async with DhtRegistry.open(DhtConfig(host="127.0.0.1")) as registry:
         _, _, host, _, port, *_ = registry.join_addresses()[0].split("/")
-        assert await knock(host, int(port), greets=True) is TcpAnswer.PEER
+        assert await greet(host, int(port)) is TcpAnswer.PEER
         assert await takes_large(host, int(port))
+
+
+async def test_a_peer_is_greeted_at_its_tls_port_and_through_a_proxy(tmp_path: Path) -> None:
+    tls, _ = secured(tmp_path)
+    tls.set_alpn_protocols(["canopy-directory"])
+    wishes: list[bytes] = []
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING)
+        await mute(reader, writer)
+
+    def proxy(status: str) -> Serve:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            wishes.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(f"HTTP/1.1 {status}\r\n\r\n".encode())
+            await peer(reader, writer)
+
+        return answer
+
+    async with answering(peer, tls=tls) as port:
+        assert await greet("127.0.0.1", port, is_tls=True) is TcpAnswer.PEER
+    async with answering(proxy("200 Connected")) as port:
+        between = Proxy.of(f"http://anna:s%20x@127.0.0.1:{port}")
+        assert await greet("boot.example", 443, proxy=between) is TcpAnswer.PEER
+    assert wishes[0].startswith(b"CONNECT boot.example:443 HTTP/1.1\r\nHost: boot.example:443\r\n")
+    assert b"Proxy-Authorization: Basic YW5uYTpzIHg=" in wishes[0]
+    async with answering(proxy("403 Forbidden")) as port:
+        assert await greet("2600::1", 443, proxy=Proxy("127.0.0.1", port)) is TcpAnswer.NO_WAY
+    assert b"CONNECT [2600::1]:443 " in wishes[1]
+    assert [Proxy.of(url) for url in ("socks5://x", "http://[", "")] == [None] * 3
 
 
 async def test_peers_are_asked_at_once_and_silent_ones_at_port_443_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
-    async def knock_at(ip: str, port: int, *, greets: bool = False) -> TcpAnswer:
+    async def knock_at(ip: str, port: int) -> TcpAnswer:
         asked.append((ip, port))
-        return TcpAnswer.PEER if greets and port == 1 else TcpAnswer.REFUSED if port == 443 else TcpAnswer.SILENT
+        return TcpAnswer.REFUSED if port == 443 else TcpAnswer.SILENT
+
+    async def greet_at(ip: str, port: int, *, is_tls: bool) -> TcpAnswer:
+        asked.append((ip, port))
+        return TcpAnswer.PEER if port == 1 and not is_tls else TcpAnswer.SILENT
 
     monkeypatch.setattr("swarm.doctor.network.knock", knock_at)
+    monkeypatch.setattr("swarm.doctor.network.greet", greet_at)
     hosts = (("192.0.2.1", 1), ("192.0.2.2", 2), ("", 0), ("192.0.2.3", 0))
     peers = [NamedPeer("/…", "--join", host, port) for host, port in hosts]
 

@@ -124,9 +124,23 @@ async def test_proxy_variables() -> None:
 
 async def test_a_proxy_that_is_the_only_way_out() -> None:
     alone = Outside((TcpAnswer.SILENT,), hub=TcpAnswer.NO_WAY, proxied=Page(200))
-    await assert_trouble(proxy(alone, https_proxy="http://proxy:3128"), "proxy-only", "by its proxy", "outgoing TCP")
+    await assert_trouble(
+        proxy(alone, https_proxy="http://proxy:3128"), "proxy-only", "by its proxy", "CANOPY_PROXY=http"
+    )
     beside = Outside((TcpAnswer.SILENT,), hub=TcpAnswer.OPEN, proxied=Page(200))
     await assert_hint(proxy(beside, https_proxy="http://proxy:3128"), "proxy", "links", "unset https_proxy")
+
+
+async def test_a_proxy_that_was_set_for_canopy() -> None:
+    def own(*peers: TcpAnswer, status: int | None = None, url: str = "http://proxy:3128") -> Diagnosis:
+        return proxy(Outside(peers, proxied=None if status is None else Page(status)), CANOPY_PROXY=url)
+
+    await assert_ok(own(TcpAnswer.PEER), "own-proxy")
+    await assert_ok(own(TcpAnswer.NO_WAY, status=200), "own-proxy")
+    await assert_trouble(own(TcpAnswer.NO_WAY), "own-proxy-closed", "does not answer", "unset CANOPY_PROXY")
+    await assert_trouble(own(status=403), "own-proxy-closed", "refuses (HTTP 403)", "unset CANOPY_PROXY")
+    await assert_trouble(own(status=407), "proxy-login", "CANOPY_PROXY wants a login", "USER:PASSWORD")
+    await assert_trouble(own(url="socks5://x"), "own-proxy-malformed", "names no HTTP proxy", "http://HOST:PORT")
 
 
 async def test_ports_that_this_network_closes() -> None:
@@ -134,7 +148,7 @@ async def test_ports_that_this_network_closes() -> None:
         return look_at_outgoing([LAN], Outside(peers, beside, hub))
 
     text = "TCP goes out to port 443 and not to 1"
-    await assert_trouble(outgoing(TcpAnswer.SILENT, beside=TcpAnswer.REFUSED), "ports-closed", text, "outgoing TCP")
+    await assert_trouble(outgoing(TcpAnswer.SILENT, beside=TcpAnswer.REFUSED), "ports-closed", text, "TLS port")
     silent = outgoing(TcpAnswer.SILENT, beside=TcpAnswer.SILENT, hub=TcpAnswer.SILENT)
     await assert_trouble(silent, "no-answer", "neither the swarm's peers nor the hub", "restart the router")
     await assert_ok(outgoing(TcpAnswer.SILENT, beside=TcpAnswer.SILENT, hub=TcpAnswer.OPEN), "outgoing-web")
