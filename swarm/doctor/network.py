@@ -9,7 +9,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from ipaddress import IPv6Address, ip_address
 from typing import Final
@@ -60,7 +60,7 @@ class Outside:
 
     Attributes:
         peers: the best answer of each named peer, in order; None where its name is not found.
-        beside: the best answer at port 443 of machines whose peer is silent; None where none was asked.
+        beside: the best answer at port 443 of the peers' machines; None where a peer was reached.
         hub: the best answer of the hub's two ports; None where its name is not found.
         page: what is answered in the hub's name at port 80.
         proxied: what the proxy of the environment says to a wish for the hub; None where it says nothing.
@@ -79,7 +79,7 @@ class Outside:
 
 
 async def look_outside(peers: Sequence[NamedPeer], find: Resolve, pages: Pages) -> Outside:
-    """Ask everybody at once, then port 443 of those that are silent."""
+    """Ask everybody at once; where no peer is reached, then port 443 of the same machines."""
 
     async def best(host: str, *ports: int) -> TcpAnswer | None:
         ips = (await find(host)).ips[:4]
@@ -98,11 +98,12 @@ async def look_outside(peers: Sequence[NamedPeer], find: Resolve, pages: Pages) 
     answers, hub, page, proxied = await asyncio.gather(
         asyncio.gather(*map(of_peer, peers)), best(HUB, HTTPS, HTTP), pages.plain(), pages.proxied()
     )
-    silent = {
-        peer.host for peer, one in zip(peers, answers, strict=True) if one in {TcpAnswer.SILENT, TcpAnswer.NO_WAY}
-    }
-    beside = await asyncio.gather(*(best(host, HTTPS) for host in sorted(silent)[:4] if pages.own is None))
-    return Outside(tuple(answers), max((one for one in beside if one is not None), default=None), hub, page, proxied)
+    outside = Outside(tuple(answers), None, hub, page, proxied)
+    if outside.best >= TcpAnswer.REFUSED or pages.own is not None:
+        return outside
+    silent = sorted({peer.host for peer in peers if peer.port})[:4]
+    beside = await asyncio.gather(*(best(host, HTTPS) for host in silent))
+    return replace(outside, beside=max((one for one in beside if one is not None), default=None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from swarm.commands.certificates import authority, broker_certificate, key_pem, 
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.doctor.broker import login, look_at_broker
 from swarm.doctor.ladder import Diagnosis
-from swarm.doctor.network import NamedPeer, Pages, look_outside
+from swarm.doctor.network import NamedPeer, Outside, Pages, look_outside
 from swarm.doctor.ports import listening_program, look_at_ports, try_bind
 from swarm.doctor.probes import (
     GREETING,
@@ -134,7 +134,7 @@ async def test_a_peer_is_greeted_at_its_tls_port_and_through_a_proxy(tmp_path: P
     assert [Proxy.of(url) for url in ("socks5://x", "http://[", "")] == [None] * 3
 
 
-async def test_peers_are_asked_at_once_and_silent_ones_at_port_443_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_no_peer_is_reached_their_machines_are_asked_at_port_443(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
     async def knock_at(ip: str, port: int) -> TcpAnswer:
@@ -147,16 +147,20 @@ async def test_peers_are_asked_at_once_and_silent_ones_at_port_443_too(monkeypat
 
     monkeypatch.setattr("swarm.doctor.network.knock", knock_at)
     monkeypatch.setattr("swarm.doctor.network.greet", greet_at)
-    hosts = (("192.0.2.1", 1), ("192.0.2.2", 2), ("", 0), ("192.0.2.3", 0))
-    peers = [NamedPeer("/…", "--join", host, port) for host, port in hosts]
 
     async def find(host: str) -> LookedUp:
         return LookedUp((host,)) if host.startswith("192") else LookedUp()
 
-    outside = await look_outside(peers, find, Pages(find, {}))
-    assert outside.peers == (TcpAnswer.PEER, TcpAnswer.SILENT, None, TcpAnswer.MUTE)
-    assert (outside.beside, outside.hub, outside.page, outside.proxied) == (TcpAnswer.REFUSED, None, None, None)
-    assert sorted(asked) == [("192.0.2.1", 1), ("192.0.2.2", 2), ("192.0.2.2", 443)]
+    async def look(*hosts: tuple[str, int]) -> Outside:
+        asked.clear()
+        return await look_outside([NamedPeer("/…", "--join", *one) for one in hosts], find, Pages(find, {}))
+
+    outside = await look(("192.0.2.1", 1), ("192.0.2.2", 2), ("", 0), ("192.0.2.3", 0))
+    assert outside == Outside((TcpAnswer.PEER, TcpAnswer.SILENT, None, TcpAnswer.MUTE))
+    assert sorted(asked) == [("192.0.2.1", 1), ("192.0.2.2", 2)]
+    outside = await look(("192.0.2.2", 2), ("", 0))
+    assert outside == Outside((TcpAnswer.SILENT, None), TcpAnswer.REFUSED)
+    assert asked == [("192.0.2.2", 2), ("192.0.2.2", 443)]
 
 
 def broker(url: str, ca: Path | None = None) -> Awaitable[Diagnosis]:
