@@ -16,7 +16,19 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown
-from swarm.doctor.probes import FAR, HUB, LookedUp, Page, Proxy, Resolve, TcpAnswer, ask_page, greet, is_address, knock
+from swarm.doctor.probes import (
+    FAR,
+    HUB,
+    ConnectProxy,
+    LookedUp,
+    Page,
+    Resolve,
+    TcpAnswer,
+    ask_page,
+    greet,
+    is_address,
+    knock,
+)
 
 HTTPS: Final = 443
 HTTP: Final = 80
@@ -124,13 +136,13 @@ class Pages:
         return await ask_page(ips[0], HTTP, f"GET / HTTP/1.1\r\nHost: {HUB}") if ips else None
 
     @property
-    def own(self) -> Proxy | None:
+    def own(self) -> ConnectProxy | None:
         """The proxy that was set for Canopy."""
         return own_proxy(self.environment)
 
     async def proxied(self) -> Page | None:
         """What the proxy says to a wish for the hub."""
-        named = [self.own, *(Proxy.of(value) for _, value in proxies_of(self.environment))]
+        named = [self.own, *(ConnectProxy.of(value) for _, value in proxies_of(self.environment))]
         proxy = next((one for one in named if one is not None), None)
         ips = () if proxy is None else (await self.find(proxy.host)).ips
         return await ask_page(ips[0], proxy.port, proxy.wish(HUB, HTTPS)) if proxy is not None and ips else None
@@ -340,9 +352,9 @@ def speaks_socks() -> bool:
     return find_spec("socksio") is not None
 
 
-def own_proxy(environment: Mapping[str, str]) -> Proxy | None:
+def own_proxy(environment: Mapping[str, str]) -> ConnectProxy | None:
     """The proxy that was set for Canopy; None where none was, or its variable names none."""
-    return Proxy.of(environment.get(OWN_PROXY, ""), usual_port=3_128)
+    return ConnectProxy.of(environment.get(OWN_PROXY, ""), usual_port=3_128)
 
 
 def proxies_of(environment: Mapping[str, str]) -> list[tuple[str, str]]:

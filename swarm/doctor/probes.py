@@ -167,7 +167,7 @@ async def ask_name_server(server: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class ConnectProxy:
     """An HTTP proxy.
 
     Attributes:
@@ -181,7 +181,7 @@ class Proxy:
     login: str = field(default="", repr=False)
 
     @classmethod
-    def of(cls, url: str, usual_port: int = 80) -> Proxy | None:
+    def of(cls, url: str, usual_port: int = 80) -> ConnectProxy | None:
         """Read a variable's value; None where it names no HTTP proxy."""
         try:
             place = urlsplit(url if "://" in url else f"http://{url}")
@@ -212,7 +212,7 @@ async def knock(ip: str, port: int) -> TcpAnswer:
     return TcpAnswer.OPEN
 
 
-async def greet(host: str, port: int, *, is_tls: bool = False, proxy: Proxy | None = None) -> TcpAnswer:
+async def greet(host: str, port: int, *, is_tls: bool = False, proxy: ConnectProxy | None = None) -> TcpAnswer:
     """Greet as libp2p does, and wait for the answer.
 
     Args:

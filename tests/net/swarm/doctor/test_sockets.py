@@ -25,10 +25,10 @@ from swarm.doctor.network import NamedPeer, Outside, Pages, look_outside
 from swarm.doctor.ports import listening_program, look_at_ports, try_bind
 from swarm.doctor.probes import (
     GREETING,
+    ConnectProxy,
     LookedUp,
     Names,
     Page,
-    Proxy,
     TcpAnswer,
     ask_page,
     exchange,
@@ -124,14 +124,14 @@ async def test_a_peer_is_greeted_at_its_tls_port_and_through_a_proxy(tmp_path: P
     async with answering(peer, tls=tls) as port:
         assert await greet("127.0.0.1", port, is_tls=True) is TcpAnswer.PEER
     async with answering(proxy("200 Connected")) as port:
-        between = Proxy.of(f"http://anna:s%20x@127.0.0.1:{port}")
+        between = ConnectProxy.of(f"http://anna:s%20x@127.0.0.1:{port}")
         assert await greet("boot.example", 443, proxy=between) is TcpAnswer.PEER
     assert wishes[0].startswith(b"CONNECT boot.example:443 HTTP/1.1\r\nHost: boot.example:443\r\n")
     assert b"Proxy-Authorization: Basic YW5uYTpzIHg=" in wishes[0]
     async with answering(proxy("403 Forbidden")) as port:
-        assert await greet("2600::1", 443, proxy=Proxy("127.0.0.1", port)) is TcpAnswer.NO_WAY
+        assert await greet("2600::1", 443, proxy=ConnectProxy("127.0.0.1", port)) is TcpAnswer.NO_WAY
     assert b"CONNECT [2600::1]:443 " in wishes[1]
-    assert [Proxy.of(url) for url in ("socks5://x", "http://[", "")] == [None] * 3
+    assert [ConnectProxy.of(url) for url in ("socks5://x", "http://[", "")] == [None] * 3
 
 
 async def test_where_no_peer_is_reached_their_machines_are_asked_at_port_443(monkeypatch: pytest.MonkeyPatch) -> None:
