@@ -110,8 +110,8 @@ def serve(config: ServeConfig) -> int:
 
 def _own_peers(config: ServeConfig) -> list[str]:
     """This node's own peer id, if it has one yet: a swarm of which it is the only peer cannot be joined."""
-    path = config.identity or default_identity_path()
-    return [Identity.load_or_create(path).peer_id] if path.exists() else []
+    own = Identity.load(config.identity or default_identity_path())
+    return [] if own is None else [own.peer_id]
 
 
 def _as_service(config: ServeConfig) -> tuple[ServeConfig, dict[str, str]]:
