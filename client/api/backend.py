@@ -27,6 +27,7 @@ class ChatJob:
         tool_choice: whether they may or must be.
         reasoning: whether to think first, where the template knows a switch; None leaves it to the model.
         continues: whether the last message is the assistant's own beginning, which the answer goes on with.
+        left_out: what the request has and this server has not, as `client.api.left_out` words it.
     """
 
     messages: Sequence[Message]
@@ -35,6 +36,7 @@ class ChatJob:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     reasoning: bool | None = None
     continues: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ async def _pump(
 
 async def begin_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> StartedAnswers:
     """Start every job and wait until each prompt was taken; errors as of `ApiContext.begin`, after which none runs."""
+    context.say_left_out(jobs[0], request)
     caller = context.caller(request)
     started: dict[int, StartedAnswer] = {}
 

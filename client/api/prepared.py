@@ -9,6 +9,7 @@ import llguidance.hf
 from llguidance import LLTokenizer
 
 from client.api.backend import ChatJob, Job
+from client.api.errors import PromptTooLong
 from client.decode.state import GenerationState
 from client.dialogue.encoding import encode_text
 from client.dialogue.parsing import AnswerParser, ContentParser
@@ -104,7 +105,9 @@ class JobReader:
             return MAX_NEW_TOKENS if asked is None else asked
         most = f"This model's maximum context length is {limit} tokens."
         if prompt_tokens >= limit:
-            raise ContextFull(f"{most} However, your prompt has {prompt_tokens} tokens. Please shorten it.")
+            raise PromptTooLong(
+                f"{most} However, your prompt has {prompt_tokens} tokens. Please shorten it.", prompt_tokens, limit
+            )
         if asked is not None and prompt_tokens + asked > limit:
             raise ContextFull(
                 f"{most} However, you requested {prompt_tokens + asked} tokens ({prompt_tokens} in the prompt, {asked} "

@@ -1,9 +1,9 @@
-"""`GET /v1/models`, in OpenAI's form or in Anthropic's; `POST /v1/embeddings`, which is refused."""
+"""`GET /v1/models`, in the form of OpenAI, Anthropic or Codex; `POST /v1/embeddings`, which is refused."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -12,6 +12,17 @@ from client.api.backend import ModelCard
 from client.api.context import ApiContext, speaks_anthropic
 from client.api.errors import ApiError
 from client.api.json_text import JsonRoute
+
+CODEX_INSTRUCTIONS: Final = (
+    "You are a coding agent. You work in a terminal, in the folder of the user's project.\n"
+    "- Do what the user asks, to its end, and nothing else. A question gets an answer and changes nothing.\n"
+    "- Read a file before you change it. Look for what you need with commands such as `rg` and `sed -n`.\n"
+    "- Run commands with the tool for it, one step at a time, and read what they print before you go on.\n"
+    "- Change files with small edits. Keep to the style of the code around them.\n"
+    "- Run the tests that a change concerns, where there are any.\n"
+    "- Say what you did in a few plain sentences, with the names of the files. Never claim what you did not check."
+)
+"""What Codex tells a model that this server lists, instead of its own 4,000 tokens."""
 
 
 def routes(context: ApiContext) -> APIRouter:
@@ -24,7 +35,11 @@ def routes(context: ApiContext) -> APIRouter:
         card = await context.backend.card()
         if speaks_anthropic(request):
             return JSONResponse(model_page(card))
-        return JSONResponse({"object": "list", "data": [model_body(card)] if card.id else []})
+        models = [card] if card.id else []
+        body: dict[str, Any] = {"object": "list", "data": [model_body(model) for model in models]}
+        if "client_version" in request.query_params:  # Codex
+            body["models"] = [codex_model(model) for model in models]
+        return JSONResponse(body)
 
     @router.get("/v1/models/{model:path}")
     async def retrieve_model(model: str, request: Request) -> JSONResponse:
@@ -78,3 +93,32 @@ def model_page(card: ModelCard) -> dict[str, Any]:
     """The only page of the list of models, for Anthropic's clients."""
     end = card.id or None
     return {"data": [model_info(card)] if card.id else [], "has_more": False, "first_id": end, "last_id": end}
+
+
+def codex_model(card: ModelCard) -> dict[str, Any]:
+    """A model as Codex reads it, so that it knows the context and what the model takes.
+
+    Source: `ModelInfo` in codex-rs/protocol/src/openai_models.rs of github.com/openai/codex.
+    """
+    return {
+        "slug": card.id,
+        "display_name": card.id,
+        "description": None,
+        "supported_reasoning_levels": [],
+        "shell_type": "unified_exec",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 0,
+        "availability_nux": None,
+        "upgrade": None,
+        "base_instructions": CODEX_INSTRUCTIONS,
+        "supports_reasoning_summaries": False,
+        "support_verbosity": False,
+        "default_verbosity": None,
+        "apply_patch_tool_type": "freeform",
+        "truncation_policy": {"mode": "tokens", "limit": max(card.context_length // 8, 1_000)},
+        "supports_parallel_tool_calls": True,
+        "context_window": card.context_length,
+        "experimental_supported_tools": [],
+        "input_modalities": ["text"],
+    }

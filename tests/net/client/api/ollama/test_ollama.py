@@ -328,8 +328,6 @@ ERRORS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "another model is 404": ("/api/chat", {"model": "other", "messages": HI}, 404, "model 'other' not found"),
     "another tag is 404": ("/api/chat", {"model": "demo-model:7b", "messages": HI}, 404, "model 'demo-model:7b' not"),
     "show of another model is 404": ("/api/show", {"model": "other"}, 404, "model 'other' not found"),
-    "images of a chat": ("/api/chat", {"messages": [{**HI[0], "images": ["aGk="]}]}, 400, "images are not supported"),
-    "images of a prompt": ("/api/generate", {"prompt": "Hi", "images": ["aGk="]}, 400, "images are not supported"),
     "suffix": ("/api/generate", {"prompt": "Hi", "suffix": "x"}, 400, "does not support insert"),
     "template": ("/api/generate", {"prompt": "Hi", "template": "{{ .Prompt }}"}, 400, "template is not supported"),
     "context": ("/api/generate", {"prompt": "Hi", "context": [1]}, 400, "context is not supported"),
