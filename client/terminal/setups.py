@@ -26,7 +26,7 @@ NO_KEY: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServerModel:
     """What a program needs to know of a server.
 
     Attributes:
@@ -52,7 +52,7 @@ class ServedModel:
         return f'"${KEY_VARIABLE}"' if self.has_key else NO_KEY
 
 
-def ask_server(url: str, key: str | None) -> ServedModel:
+def ask_server(url: str, key: str | None) -> ServerModel:
     """The model of a server that runs.
 
     Raises:
@@ -65,7 +65,7 @@ def ask_server(url: str, key: str | None) -> ServedModel:
             models = json.loads(answer.read(MAX_ANSWER_BYTES))["data"]
             if not models:
                 raise ConfigError(f"the server at {url} has found no model yet; ask again when it has")
-            return ServedModel(url, str(models[0]["id"]), int(models[0]["context_length"]), key is not None)
+            return ServerModel(url, str(models[0]["id"]), int(models[0]["context_length"]), key is not None)
     except urllib.error.HTTPError as error:
         why = f"the server at {url} answers {error.code}"
         raise ConfigError(
@@ -75,12 +75,12 @@ def ask_server(url: str, key: str | None) -> ServedModel:
         raise ConfigError(f"no `client api` answers at {url}; start it first, or name its --host and --port") from error
 
 
-def setup(program: ProgramName, model: ServedModel) -> str:
+def setup(program: ProgramName, model: ServerModel) -> str:
     """The lines for a program, with a comment that says where they belong."""
     return _SETUPS[program](model)
 
 
-def _codex(model: ServedModel) -> str:
+def _codex(model: ServerModel) -> str:
     command = (
         f'command = "printenv"\nargs = ["{KEY_VARIABLE}"]'
         if model.has_key
@@ -103,7 +103,7 @@ def _codex(model: ServedModel) -> str:
     )
 
 
-def _claude(model: ServedModel) -> str:
+def _claude(model: ServerModel) -> str:
     names = "".join(
         f"export ANTHROPIC_DEFAULT_{size}_MODEL={shlex.quote(model.name)}\n" for size in ("OPUS", "SONNET", "HAIKU")
     )
@@ -117,7 +117,7 @@ def _claude(model: ServedModel) -> str:
     )
 
 
-def _zed(model: ServedModel) -> str:
+def _zed(model: ServerModel) -> str:
     described = {
         "name": model.name,
         "display_name": model.name,
@@ -132,7 +132,7 @@ def _zed(model: ServedModel) -> str:
     return where + _json({"language_models": {"openai_compatible": provider}})
 
 
-def _opencode(model: ServedModel) -> str:
+def _opencode(model: ServerModel) -> str:
     limit = {"context": model.context_length, "output": model.answer_length}
     key = f"{{env:{KEY_VARIABLE}}}" if model.has_key else NO_KEY
     provider = {
@@ -149,7 +149,7 @@ def _opencode(model: ServedModel) -> str:
     return "// ~/.config/opencode/opencode.json: opencode\n" + _json(settings)
 
 
-def _cline(model: ServedModel) -> str:
+def _cline(model: ServerModel) -> str:
     return (
         "# Cline's settings, under API Configuration\n"
         "API Provider:    OpenAI Compatible\n"
@@ -162,7 +162,7 @@ def _cline(model: ServedModel) -> str:
     )
 
 
-def _continue(model: ServedModel) -> str:
+def _continue(model: ServerModel) -> str:
     key = f"${{{{ secrets.{KEY_VARIABLE} }}}}" if model.has_key else NO_KEY
     return (
         "# ~/.continue/config.yaml: Continue\n"
@@ -191,7 +191,7 @@ def _json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-_SETUPS: Final[Mapping[ProgramName, Callable[[ServedModel], str]]] = {
+_SETUPS: Final[Mapping[ProgramName, Callable[[ServerModel], str]]] = {
     "claude": _claude,
     "cline": _cline,
     "codex": _codex,

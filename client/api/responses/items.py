@@ -17,7 +17,7 @@ from client.api.errors import invalid, unsupported
 from client.api.left_out import LeftOut
 from client.api.openai.chat_request import MAX_TOOLS
 from client.api.openai.fields import ApiModel
-from client.api.responses.tools import ToolSpec, custom_call, model_name
+from client.api.responses.tools import AnyToolSpec, custom_call, model_name
 from client.dialogue.messages import Message, Role, ToolCall
 
 TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
@@ -48,7 +48,7 @@ class InputItem(ApiModel):
     input: str | None = None
     output: Any = None
     summary: list[InputPart] | None = None
-    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnyToolSpec], Field(max_length=MAX_TOOLS)] | None = None
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from client.api.left_out import LeftOut
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import ApiModel
 from client.api.responses.items import InputItem, read_items
-from client.api.responses.tools import OfferedTools, ToolSpec, read_tools
+from client.api.responses.tools import AnyToolSpec, OfferedTools, read_tools
 from client.api.sampling_fields import asked_options, schema_grammar, stop_strings, wrapped_seed
 from client.dialogue.messages import Message
 from client.options import GenerateOptions, Grammar
@@ -57,7 +57,7 @@ class ResponsesInput(ApiModel):
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[ToolSpec] | None = Field(default=None, max_length=MAX_TOOLS)
+    tools: list[AnyToolSpec] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None

@@ -82,7 +82,7 @@ class NamespaceSpec(ApiModel):
     tools: list[ClientSpec]
 
 
-ToolSpec = Annotated[
+AnyToolSpec = Annotated[
     Annotated[FunctionSpec, Tag("Function")]
     | Annotated[CustomSpec, Tag("Custom")]
     | Annotated[NamespaceSpec, Tag("Namespace")]
@@ -134,7 +134,7 @@ def custom_call(call_id: str, name: str, text: str) -> ToolCall:
 
 
 def read_tools(
-    specs: Sequence[ToolSpec], choice: str | Mapping[str, Any] | None, *, parallel: bool, left_out: LeftOut
+    specs: Sequence[AnyToolSpec], choice: str | Mapping[str, Any] | None, *, parallel: bool, left_out: LeftOut
 ) -> OfferedTools:
     """The tools that may be called, and whether they must be.
 
@@ -166,7 +166,7 @@ def read_tools(
     return OfferedTools(offered, asked, declared, tuple(echo))
 
 
-def _members(spec: ToolSpec) -> Iterator[tuple[FunctionSpec | CustomSpec | OtherSpec, str]]:
+def _members(spec: AnyToolSpec) -> Iterator[tuple[FunctionSpec | CustomSpec | OtherSpec, str]]:
     if isinstance(spec, NamespaceSpec):
         yield from ((member, spec.name) for member in spec.tools)
     else:

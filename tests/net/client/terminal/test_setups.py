@@ -15,12 +15,12 @@ from client.api.app import build_app
 from client.api.context import ApiSettings
 from client.cli import run
 from client.terminal.commands import ApiCommand
-from client.terminal.setups import ProgramName, ServedModel, setup
+from client.terminal.setups import ProgramName, ServerModel, setup
 from tests.api_server import served
 from tests.scripted_backend import ScriptedBackend, saying
 
 KEY = "sk-long-enough"
-MODEL = ServedModel("http://127.0.0.1:8000", 'a "b" $c', 4_000)
+MODEL = ServerModel("http://127.0.0.1:8000", 'a "b" $c', 4_000)
 
 
 @pytest.fixture(scope="module")

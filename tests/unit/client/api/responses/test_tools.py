@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 
 from client.api.errors import ApiError
 from client.api.left_out import LeftOut
-from client.api.responses.tools import DeclaredTool, InputReader, OfferedTools, ToolSpec, read_tools
+from client.api.responses.tools import AnyToolSpec, DeclaredTool, InputReader, OfferedTools, read_tools
 from client.dialogue.messages import Tool, ToolChoice
 
-SPECS: TypeAdapter[list[ToolSpec]] = TypeAdapter(list[ToolSpec])
+SPECS: TypeAdapter[list[AnyToolSpec]] = TypeAdapter(list[AnyToolSpec])
 LOOK = {"type": "function", "name": "look", "description": "around", "parameters": {"type": "object"}, "strict": True}
 SHIP = {
     "type": "namespace",
@@ -69,7 +69,7 @@ def test_a_custom_tool_s_expression_holds_for_its_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ('{"input": "a\\n\\"b\\" \\\\ caf\\u00e9 \\ud83d\\ude00"}', 'a\n"b" \\ café 😀'),
+        ('{"input": "a\\n\\"b\\" \\\\ \\u00e9cu \\ud83d\\ude00"}', 'a\n"b" \\ écu 😀'),
         (' { "input" : "a\nb" } ', "a\nb"),
         ('{"other": "a"}', "a"),
         ('{"input": 5}', '{"input": 5}'),

@@ -1,6 +1,6 @@
 """Coding agents, by the shape of what they send: every request is answered, and streams have all that they read.
 
-`codex.json` and `claude_code.json` were recorded from the programs named in them; the texts are our own.
+`agents/codex.json` and `agents/claude_code.json` were recorded from the programs named in them; the texts are our own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import ScriptedBackend, saying
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "agents"
 CODEX, CLAUDE = (json.loads((HERE / name).read_text()) for name in ("codex.json", "claude_code.json"))
 IMAGE = "[Here was an image; this model reads text only.]"
 PATCH = 'begin\n+café "é" \\\nend\n'
