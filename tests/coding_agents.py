@@ -36,6 +36,7 @@ SHELLS: Final[Mapping[str, str]] = {"exec_command": "cmd", "Bash": "command"}
 """Each agent's shell, and the argument that takes the command."""
 COMMAND: Final = "echo $((6 * 7))"
 LIMIT_S: Final = 600.0
+SMALL_TOKENS: Final = 32_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,13 @@ class Agent:
         command: its name.
         program: as `client api --for` knows it.
         arguments: before what it is asked.
+        small: further ones where the model's context is below `SMALL_TOKENS`.
     """
 
     command: str
     program: ProgramName
     arguments: tuple[str, ...]
+    small: tuple[str, ...] = ()
 
     def ask(self, prompt: str, model: ServerModel) -> str:
         """Everything that it prints."""
@@ -63,11 +66,19 @@ class Agent:
                 "TERM": "dumb",
                 **self._configured(Path(home), model),
             }
-            arguments = [self.command, *self.arguments, prompt]
-            done = subprocess.run(
-                arguments, cwd=project, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False,
-            )  # fmt: skip
+            arguments = [
+                self.command,
+                *self.arguments,
+                *(self.small if model.context_length < SMALL_TOKENS else ()),
+                prompt,
+            ]
+            try:
+                done = subprocess.run(
+                    arguments, cwd=project, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return f"(nothing within {LIMIT_S:.0f} s)"
         return done.stdout.decode(errors="replace")
 
     def _configured(self, home: Path, model: ServerModel) -> dict[str, str]:
@@ -83,7 +94,7 @@ class Agent:
 
 AGENTS: Final = (
     Agent("codex", "codex", ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")),
-    Agent("claude", "claude", ("--allowedTools=Bash", "-p")),
+    Agent("claude", "claude", ("--allowedTools=Bash", "-p"), ("--bare",)),
 )
 
 
