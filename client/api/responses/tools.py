@@ -19,6 +19,7 @@ from client.api.json_text import JsonObject
 from client.api.left_out import LeftOut
 from client.api.openai.chat_request import ToolName
 from client.api.openai.fields import ApiModel
+from client.api.responses.lark import expression_of
 from client.dialogue.messages import Tool, ToolCall, ToolChoice
 
 INPUT: Final = "input"
@@ -179,16 +180,18 @@ def _function(spec: FunctionSpec, namespace: str) -> Tool:
 
 
 def _custom(spec: CustomSpec, namespace: str) -> Tool:
-    """A function with a text; a regular expression holds for it, and other grammars are told to the model."""
+    """A function with a text, which follows its grammar; one that is not regular is only told to the model."""
     text: JsonObject = {"type": "string", "description": "The whole input, as plain text."}
     is_strict = False
     if spec.format is not None and spec.format.type == "grammar":
         definition = spec.format.definition or ""
-        if spec.format.syntax == "regex":
-            text["pattern"] = f"^(?:{definition})$"
-            is_strict = True
-        else:
+        expression: str | None = definition
+        if spec.format.syntax != "regex":
             text["description"] += f" It follows this grammar, in Lark's syntax:\n{definition}"
+            expression = expression_of(definition)
+        if expression is not None:
+            text["pattern"] = f"^(?:{expression})$"
+        is_strict = expression is not None
     schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
     return Tool(model_name(spec.name, namespace), spec.description or "", schema, is_strict)
 

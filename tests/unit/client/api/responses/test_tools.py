@@ -67,6 +67,18 @@ def test_a_custom_tool_s_expression_holds_for_its_text() -> None:
 
 
 @pytest.mark.parametrize(
+    ("definition", "holds"),
+    [('start: "+" /(.*)/ LF\n%import common.LF', True), ('start: "(" start? ")"', False)],
+)
+def test_a_custom_tool_s_grammar_holds_where_it_is_regular(definition: str, holds: bool) -> None:
+    given = {"type": "grammar", "syntax": "lark", "definition": definition}
+    (tool,) = offered({"type": "custom", "name": "edit", "format": given}).tools
+    text = tool.parameters["properties"]["input"]
+    assert definition in text["description"]
+    assert (tool.strict, "pattern" in text) == (holds, holds)
+
+
+@pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ('{"input": "a\\n\\"b\\" \\\\ \\u00e9cu \\ud83d\\ude00"}', 'a\n"b" \\ écu 😀'),
