@@ -150,6 +150,8 @@ def _opencode(model: ServerModel) -> str:
 
 
 def _cline(model: ServerModel) -> str:
+    words = ["-k", NO_KEY, "-m", model.name, "-b", f"{model.url}/v1"]
+    typed = shlex.join(words).replace(f"-k {NO_KEY}", f"-k {model.shell_key}")
     return (
         "# Cline's settings, under API Configuration\n"
         "API Provider:    OpenAI Compatible\n"
@@ -159,6 +161,7 @@ def _cline(model: ServerModel) -> str:
         f"Context Window:  {model.context_length}\n"
         f"Max Output:      {model.answer_length}\n"
         "Supports Images: off\n"
+        f"# or, for its command line: cline auth -p openai {typed}\n"
     )
 
 
