@@ -43,7 +43,7 @@ _NOT_REGULAR: Final = re.compile(r"\(\?(?!:)|\\[bBAzZ1-9]|\$|(?<!\[)\^")
 def expression_of(grammar: str) -> str | None:
     """The expression that matches the texts of a grammar; None where there is none, or it is too long."""
     try:
-        return _Rules(dict(_COMMON), grammar).expression("start")
+        return _LarkRules(dict(_COMMON), grammar).expression("start")
     except (_NotRegularError, RecursionError):
         return None
 
@@ -52,7 +52,7 @@ class _NotRegularError(Exception):
     """A grammar that no expression of a bounded length stands for."""
 
 
-class _Rules:
+class _LarkRules:
     """The rules of one grammar, each as an expression once it was wanted."""
 
     def __init__(self, common: Mapping[str, str], grammar: str) -> None:
