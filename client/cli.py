@@ -35,7 +35,7 @@ from swarm.runtime.logs import set_up_logging
 from swarm.runtime.plain_text import plain_for, plain_line
 
 if TYPE_CHECKING:
-    from client.options import ConnectOptions, Options
+    from client.options import ConnectOptions, GenerateOptions, Options
 
 ClientCommand = Generate | ChatCommand | ApiCommand | Bench | TrainDraft | Demo
 
@@ -137,6 +137,7 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
     interrupted = resumption.load(command.resume) if command.resume is not None else None
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
+        _tell_sampling(swarm.defaults)
         stream = (
             swarm.resume(interrupted) if interrupted is not None else swarm.stream(prompt, **asdict(command.options))
         )
@@ -161,6 +162,14 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
         console.print(report.waterfall(result.stats))
 
 
+def _tell_sampling(defaults: GenerateOptions) -> None:
+    """Say at a terminal how the checkpoint samples where no option does."""
+    from client.options import described
+
+    if defaults and sys.stderr.isatty():
+        print(f"client: the model's own sampling: {described(defaults)}", file=sys.stderr)  # noqa: T201
+
+
 def chat(command: ChatCommand) -> int:
     """Chat until the lines end; returns 1 if an answer failed."""
     model, options = _connection(command)
@@ -178,6 +187,7 @@ def chat(command: ChatCommand) -> int:
         Swarm.connect(model, **options) as swarm,
         swarm.chat(command.system, **asdict(command.options)) as conversation,
     ):
+        _tell_sampling(swarm.defaults)
         if is_terminal:
             console.print("/help lists commands; Ctrl-C stops an answer, Ctrl-D leaves", style="dim")
         if not conversation.has_template:
@@ -219,6 +229,8 @@ def api(command: ApiCommand) -> None:
         open_to_all=command.open_to_all,
         hosts=command.allow_host,
         origins=command.origin,
+        aliases=command.alias,
+        any_model=command.any_model,
         limits=BackendLimits(
             QueueLimits(command.running, command.waiting, command.waiting_per_key),
             SessionLimits(command.keep, command.keep_idle, command.share_prompts),
@@ -355,6 +367,7 @@ def _connect_options(command: ConnectionOptions) -> ConnectOptions:
         "draft_device": command.draft_device,
         "revision": command.revision,
         "fingerprint": command.fingerprint,
+        "generation_config": command.generation_config,
         "threads": command.threads,
         "codec": command.codec,
         "wait": command.wait,

@@ -9,11 +9,12 @@ from pydantic import Field
 
 from client.api.anthropic.blocks import InputBlock, read_messages, system_text
 from client.api.backend import ChatJob
-from client.api.errors import invalid, unsupported
+from client.api.errors import invalid
 from client.api.left_out import LeftOut
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
-from client.api.openai.fields import ApiModel
-from client.api.sampling_fields import asked_options, schema_grammar
+from client.api.openai.fields import ApiModel, RequestBody
+from client.api.request_fields import BodyKind, note_left_out
+from client.api.sampling_fields import Whole, asked_options, one_grammar, schema_grammar
 from client.dialogue.messages import Message, Tool, ToolChoice
 
 MAX_STOPS: Final = 64
@@ -66,8 +67,10 @@ class OutputConfig(ApiModel):
     format: JsonFormat | None = None
 
 
-class MessagesInput(ApiModel):
-    """What makes the prompt: of a message, and of counting its tokens; unknown fields are ignored."""
+class MessagesInput(RequestBody):
+    """What makes the prompt: of a message, and of counting its tokens."""
+
+    body = BodyKind.MESSAGES
 
     model: str
     messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -76,20 +79,18 @@ class MessagesInput(ApiModel):
     tool_choice: ToolChoiceSpec | None = None
     thinking: ThinkingSpec | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
 
 
 class MessagesRequest(MessagesInput):
-    """A request for a message; without a temperature it is 1, as Anthropic has it."""
+    """A request for a message."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: Whole = Field(ge=1)
     stream: bool = False
     stop_sequences: list[str] | None = Field(default=None, max_length=MAX_STOPS)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    metadata: dict[str, Any] | None = None
-    container: Any = None
-    mcp_servers: list[Any] | None = None
+    top_k: Annotated[Whole, Field(ge=-1)] | None = None
 
 
 def make_job(request: MessagesInput) -> ChatJob:
@@ -106,8 +107,11 @@ def make_job(request: MessagesInput) -> ChatJob:
     continues = messages[-1].role == "assistant"
     if continues:
         _check_prefill(messages[-1])
-    output_format = request.output_config.format if request.output_config is not None else None
-    grammar = None if output_format is None else schema_grammar(output_format.schema_)
+    formats = {
+        "output_config": None if request.output_config is None else request.output_config.format,
+        "output_format": request.output_format,
+    }
+    grammar = one_grammar({name: None if one is None else schema_grammar(one.schema_) for name, one in formats.items()})
     options = asked_options(grammar=grammar)
     if isinstance(request, MessagesRequest):
         _check_request(request)
@@ -115,10 +119,14 @@ def make_job(request: MessagesInput) -> ChatJob:
             grammar=grammar,
             max_new_tokens=request.max_tokens,
             stop=tuple(request.stop_sequences) if request.stop_sequences else None,
-            temperature=1.0 if request.temperature is None else request.temperature,
+            temperature=request.temperature,
             top_p=request.top_p,
-            top_k=request.top_k or None,
+            top_k=request.top_k,
         )
+    if request.output_config is not None and request.output_config.effort is not None:
+        note_left_out("output_config.effort")
+    if request.thinking is not None and request.thinking.budget_tokens is not None:
+        note_left_out("thinking.budget_tokens")
     thinking = request.thinking.type if request.thinking is not None else None
     return ChatJob(
         messages=tuple(messages),
@@ -137,10 +145,6 @@ def hides_thinking(request: MessagesRequest) -> bool:
 
 
 def _check_request(request: MessagesRequest) -> None:
-    if request.container is not None:
-        raise unsupported("container", "container: containers are not supported")
-    if request.mcp_servers:
-        raise unsupported("mcp_servers", "mcp_servers: MCP servers are not supported")
     for place, stop in enumerate(request.stop_sequences or ()):
         if not stop.strip():
             raise invalid(f"stop_sequences.{place}: each stop sequence must contain non-whitespace", "stop_sequences")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -31,21 +33,21 @@ def routes(context: ApiContext) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> JSONResponse:
-        """The swarm's model, with its context and whether every layer is served."""
+        """The swarm's model by each of its names, with its context, its sampling, and whether every layer is served."""
         card = await context.backend.card()
+        cards = [replace(card, id=name) for name in context.names(card)]
         if speaks_anthropic(request):
-            return JSONResponse(model_page(card))
-        models = [card] if card.id else []
-        body: dict[str, Any] = {"object": "list", "data": [model_body(model) for model in models]}
+            return JSONResponse(model_page(cards))
+        body: dict[str, Any] = {"object": "list", "data": [model_body(one) for one in cards]}
         if "client_version" in request.query_params:  # Codex
-            body["models"] = [codex_model(model) for model in models]
+            body["models"] = [codex_model(one) for one in cards]
         return JSONResponse(body)
 
     @router.get("/v1/models/{model:path}")
     async def retrieve_model(model: str, request: Request) -> JSONResponse:
         """The same for one name."""
-        await context.card(model)
-        card = await context.backend.card()
+        name = (await context.card(model)).id
+        card = replace(await context.backend.card(), id=name)
         return JSONResponse(model_info(card) if speaks_anthropic(request) else model_body(card))
 
     @router.post("/v1/embeddings")
@@ -72,6 +74,7 @@ def model_body(card: ModelCard) -> dict[str, Any]:
             "serve_line": card.serve_line,
         },
         "capabilities": {"chat": True, "chat_template": card.has_template, "tools": bool(card.tool_family)},
+        "sampling": dict(card.sampling),
         "fingerprint": card.fingerprint,
     }
 
@@ -89,10 +92,10 @@ def model_info(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def model_page(card: ModelCard) -> dict[str, Any]:
+def model_page(cards: Sequence[ModelCard]) -> dict[str, Any]:
     """The only page of the list of models, for Anthropic's clients."""
-    end = card.id or None
-    return {"data": [model_info(card)] if card.id else [], "has_more": False, "first_id": end, "last_id": end}
+    first, last = (cards[0].id, cards[-1].id) if cards else (None, None)
+    return {"data": [model_info(card) for card in cards], "has_more": False, "first_id": first, "last_id": last}
 
 
 def codex_model(card: ModelCard) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
 from client.api.left_out import LeftOut
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
-from client.api.openai.fields import ApiModel
+from client.api.openai.fields import ApiModel, Limit, SampledRequest
+from client.api.request_fields import BodyKind, note_left_out
 from client.api.responses.items import InputItem, read_items
 from client.api.responses.tools import AnyToolSpec, OfferedTools, read_tools
-from client.api.sampling_fields import asked_options, schema_grammar, stop_strings, wrapped_seed
+from client.api.sampling_fields import Whole, schema_grammar, token_limit
 from client.dialogue.messages import Message
 from client.options import GenerateOptions, Grammar
 
@@ -50,8 +51,10 @@ class ReasoningSettings(ApiModel):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesInput(ApiModel):
+class ResponsesInput(SampledRequest):
     """What makes the prompt: of a response, and of counting its tokens."""
+
+    body = BodyKind.RESPONSES
 
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
@@ -66,32 +69,15 @@ class ResponsesInput(ApiModel):
 
 
 class ResponsesRequest(ResponsesInput):
-    """A request for a response; unknown fields are ignored. Without a temperature it is 1, as OpenAI has it."""
+    """A request for a response."""
 
     stream: bool | None = None
     store: bool | None = None
-    background: bool | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: dict[str, Any] | None = None
     include: list[str] | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1)
-    max_tool_calls: int | None = None
+    max_output_tokens: Limit | None = None
     metadata: dict[str, str] | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
-    # What OpenAI's service does not offer
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0)
 
 
 def check_request(request: ResponsesRequest) -> None:
@@ -100,12 +86,6 @@ def check_request(request: ResponsesRequest) -> None:
     Raises:
         ApiError: a field asks for what is not served; `param` names it.
     """
-    if request.background:
-        raise unsupported("background", "Responses in the background are not supported.")
-    if request.conversation is not None:
-        raise unsupported("conversation", "Conversations are not supported; use previous_response_id.")
-    if request.prompt is not None:
-        raise unsupported("prompt", "Stored prompts are not supported; use instructions and input.")
     for place, name in enumerate(request.include or ()):
         if name not in INCLUDABLE:
             raise unsupported(f"include[{place}]", f"`{name[:100]}` is not supported.")
@@ -145,6 +125,10 @@ def make_job(
         left_out: what the request goes without.
     """
     instructions = [Message("system", request.instructions)] if request.instructions else []
+    if request.text is not None and request.text.verbosity is not None:
+        note_left_out("text.verbosity")
+    if request.reasoning is not None and request.reasoning.summary is not None:
+        note_left_out("reasoning.summary")
     effort = None if request.reasoning is None else request.reasoning.effort
     return ChatJob(
         messages=(*instructions, *conversation),
@@ -165,21 +149,9 @@ def log_probs(request: ResponsesRequest) -> int | None:
 def _options(request: ResponsesInput) -> GenerateOptions:
     grammar = _grammar(request.text.format if request.text is not None else None)
     if not isinstance(request, ResponsesRequest):
-        return asked_options(grammar=grammar)
-    return asked_options(
-        grammar=grammar,
-        max_new_tokens=request.max_output_tokens,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k or None,
-        min_p=request.min_p,
-        seed=wrapped_seed(request.seed),
-        stop=stop_strings(request.stop),
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        repetition_penalty=request.repetition_penalty,
-        log_probs=log_probs(request),
-    )
+        return request.asked(grammar=grammar)
+    limit = token_limit(request.max_output_tokens)
+    return request.asked(grammar=grammar, max_new_tokens=limit, log_probs=log_probs(request))
 
 
 def _grammar(text_format: TextFormat | None) -> Grammar | None:

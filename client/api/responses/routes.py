@@ -80,10 +80,10 @@ class _Responses:
         writer = ResponseWriter(asked.head, self._log_prob_entries, asked.offered.declared)
         caller = self._context.caller(request)
         if body.stream:
-            answer = await self._context.begin(asked.job, request, may_end_early=True)
+            answer = await self._context.begin(asked.job, request)
             frames = self._frames(asked, writer, answer, caller)
             return sse_response(answer, frames, lambda error: _error_frames(writer, error), self._context.settings)
-        end = await self._context.read(asked.job, request, lambda event: _take(writer, event), may_end_early=True)
+        end = await self._context.read(asked.job, request, lambda event: _take(writer, event))
         _ = list(writer.finish(end, self._context.settings.clock()))
         return JSONResponse(self._kept(asked, writer, end, caller))
 
@@ -203,7 +203,7 @@ def response_head(request: ResponsesRequest, card: ModelCard, offered: OfferedTo
         "background": False,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": request.max_tool_calls,
+        "max_tool_calls": None,
         "metadata": request.metadata or {},
         "parallel_tool_calls": offered.choice.parallel,
         "previous_response_id": request.previous_response_id,
@@ -213,12 +213,12 @@ def response_head(request: ResponsesRequest, card: ModelCard, offered: OfferedTo
         },
         "service_tier": "default",
         "store": request.store is not False,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": card.sampling.get("temperature", 1.0) if request.temperature is None else request.temperature,
         "text": {"format": _format_json(text_format), "verbosity": "medium"},
         "tool_choice": request.tool_choice or "auto",
         "tools": list(offered.echo),
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "top_p": card.sampling.get("top_p", 1.0) if request.top_p is None else request.top_p,
         "truncation": request.truncation or "disabled",
         "user": request.user,
     }
