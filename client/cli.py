@@ -21,7 +21,9 @@ from client.demo import command as demo
 from client.demo.command import Demo
 from client.terminal.commands import ApiCommand, Bench, ChatCommand, ConnectionOptions, Generate
 from client.terminal.notes import LineTrackingStream, NoteFormatter
+from client.terminal.setups import ProgramName, ask_server, setup
 from client.train.options import TrainDraft
+from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 from swarm.joining.lan_choice import with_lan
 from swarm.joining.remembered import SwarmMemory
@@ -62,6 +64,8 @@ def run(command: ClientCommand) -> int:
     """Carry out a command; returns the exit code. An error is printed as one line."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are raised as exceptions too
     try:
+        if isinstance(command, ApiCommand) and command.program != "none":
+            return api_setup(command, command.program)
         return _carry_out(_with_swarm(command))
     except GenerationInterrupted as error:
         said = "; ".join((str(error), *getattr(error, "__notes__", ())))
@@ -196,6 +200,18 @@ def chat(command: ChatCommand) -> int:
     return 1 if terminal.failed else 0
 
 
+def api_setup(command: ApiCommand, program: ProgramName) -> int:
+    """Print a program's configuration for the server that runs; needs no swarm."""
+    host = "127.0.0.1" if command.host in {"0.0.0.0", "::"} else command.host
+    model = ask_server(f"http://{bracketed(host)}:{command.port}", next(iter(_api_keys(command)), None))
+    print(setup(program, model), end="")  # noqa: T201 - the command line's own output
+    return 0
+
+
+def _api_keys(command: ApiCommand) -> tuple[str, ...]:
+    return tuple(key for key in (*command.api_key, *os.environ.get("CANOPY_API_KEY", "").split()) if key)
+
+
 def api(command: ApiCommand) -> None:
     """Serve until Ctrl-C."""
     require("api", "client api")
@@ -206,11 +222,10 @@ def api(command: ApiCommand) -> None:
     from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
 
-    keys = tuple(key for key in (*command.api_key, *os.environ.get("CANOPY_API_KEY", "").split()) if key)
     options = ServerOptions(
         host=command.host,
         port=command.port,
-        keys=keys,
+        keys=_api_keys(command),
         open_to_all=command.open_to_all,
         hosts=command.allow_host,
         origins=command.origin,

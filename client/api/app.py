@@ -20,9 +20,9 @@ from client.api.backend import Backend
 from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
 from client.api.guard import OF_DESKTOP, ApiGuard, refusal
+from client.api.left_out import HEADER as LEFT_OUT
 from client.api.ollama import routes as ollama
 from client.api.openai import chat_completions, completions, models
-from client.api.request_fields import LEFT_OUT
 from client.api.responses import routes as responses
 from swarm.errors import SwarmError
 from swarm.runtime.version import VERSION

@@ -33,6 +33,7 @@ class ChatJob:
         reasoning: whether to think first, where the template knows a switch; None leaves it to the model.
         continues: whether the last message is the assistant's own beginning, which the answer goes on with.
         defaults: options that hold where neither those nor the checkpoint say.
+        left_out: what the request has and this server has not, as `client.api.left_out` words it.
     """
 
     messages: Sequence[Message]
@@ -42,6 +43,7 @@ class ChatJob:
     reasoning: bool | None = None
     continues: bool = False
     defaults: GenerateOptions = field(default_factory=usual_options)
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

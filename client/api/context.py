@@ -12,8 +12,9 @@ from typing import Final
 
 from starlette.requests import Request
 
-from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, Delta, Finished, Job, ModelCard
+from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, ChatJob, Delta, Finished, Job, ModelCard
 from client.api.errors import ApiError, server_leaves, unknown_model
+from client.api.left_out import LeftOutLog
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
 from client.stats import TokenLogProbs
 from swarm.runtime.tasks import TaskScope
@@ -152,11 +153,13 @@ class ApiContext:
         backend: the model.
         settings: how the API behaves towards callers.
         requests: answers so far.
+        left_out: tells the log what requests go without.
     """
 
     backend: Backend
     settings: ApiSettings
     requests: RequestCounts = field(default_factory=RequestCounts)
+    left_out: LeftOutLog = field(default_factory=LeftOutLog)
 
     def caller(self, request: Request) -> ApiCaller:
         """Who asks; `client.api.guard` has checked the key."""
@@ -189,8 +192,14 @@ class ApiContext:
             ApiError: the client has gone meanwhile.
             SwarmError: as `Backend.run`.
         """
+        self.say_left_out(job, request)
         async with while_there(request):
             return await self.start(job, self.caller(request))
+
+    def say_left_out(self, job: Job, request: Request) -> None:
+        """Have the answer's header say what the job goes without."""
+        if isinstance(job, ChatJob) and job.left_out:
+            self.left_out.say(job.left_out, request.scope)
 
     async def start(self, job: Job, caller: ApiCaller) -> StartedAnswer:
         """The same for a caller that nobody watches."""

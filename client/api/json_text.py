@@ -11,7 +11,8 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
-from client.api.request_fields import LEFT_OUT, noting_left_out
+from client.api.left_out import SCOPE as LEFT_OUT
+from client.api.request_fields import noting_left_out
 from client.api.sse import compact
 
 JsonObject = dict[str, Any]
@@ -71,8 +72,7 @@ class JsonRoute(APIRoute):
             headers = [*others, (b"content-type", b"application/json")]
             with noting_left_out() as names:
                 response = await handle(JsonRequest({**request.scope, "headers": headers}, request.receive))
-            if names:
-                response.headers[LEFT_OUT] = ", ".join(f"field {name}" for name in names)
+            request.scope.setdefault(LEFT_OUT, []).extend(f"field {name}" for name in names)
             return response
 
         return handle_json

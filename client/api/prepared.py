@@ -9,6 +9,7 @@ import llguidance.hf
 from llguidance import LLTokenizer
 
 from client.api.backend import ChatJob, Job
+from client.api.errors import PromptTooLong
 from client.decode.state import GenerationState
 from client.dialogue.encoding import encode_text
 from client.dialogue.parsing import AnswerParser, ContentParser
@@ -16,7 +17,6 @@ from client.dialogue.plan import AnswerPlan, AnswerRequest, plan_answer
 from client.dialogue.template import ChatTemplate, PromptSwitches
 from client.library.jobs import GenerationFactory
 from client.options import MAX_NEW_TOKENS, Options, check_text, make_options
-from swarm.errors import ContextFull
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,11 @@ class JobReader:
         limit = self.factory.target.max_positions
         room = MAX_NEW_TOKENS if limit is None else limit - prompt_tokens
         if room < 1:
-            raise ContextFull(
+            raise PromptTooLong(
                 f"This model's maximum context length is {limit} tokens. However, your prompt has {prompt_tokens} "
-                "tokens. Please shorten it."
+                "tokens. Please shorten it.",
+                prompt_tokens,
+                limit or 0,
             )
         return room if asked is None else min(asked, room)
 

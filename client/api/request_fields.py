@@ -19,8 +19,6 @@ from client.api.errors import unsupported
 
 logger = logging.getLogger(__name__)
 
-LEFT_OUT: Final = "canopy-left-out"
-"""The header of an answer that names what the request has and the answer goes without."""
 MAX_LEFT_OUT: Final = 32
 """Names in that header, at most."""
 _NAME: Final = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
@@ -91,12 +89,12 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     # What is said, and to whom
     *_honoured(_PATHS, "", model="the swarm's, one of its aliases, or left out"),
     *_honoured(_PATHS, "", stream="whether the answer comes as it grows; Ollama's does unless `false`"),
-    *_honoured(BodyKind.CHAT, "OpenAI", messages="texts; other parts are refused by their place"),
+    *_honoured(BodyKind.CHAT, "OpenAI", messages="texts; a word stands in the place of other parts"),
     *_honoured(
         BodyKind.MESSAGES,
         "Anthropic",
-        messages="`text`, `thinking`, `tool_use`, `tool_result`; an answer goes on with a last message of the "
-        "assistant's",
+        messages="`text`, `thinking`, `tool_use`, `tool_result`, `search_result`, `document` of "
+        "plain text; an answer goes on with a last message of the assistant's",
         system="a text, or blocks of text",
     ),
     *_honoured(
@@ -107,7 +105,9 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_honoured(
         BodyKind.RESPONSES,
         "OpenAI",
-        input="a text, or items",
+        input="a text, or items: `message`, `reasoning`, `function_call`, `custom_tool_call`, their outputs, and "
+        "calls of other tools with a `call_id`, which the model reads as calls of that name; `item_reference` is "
+        "refused",
         instructions="the system prompt; not carried to the next response",
         previous_response_id="goes on after a stored response of the same key",
         store="`false` keeps nothing",
@@ -123,6 +123,7 @@ FIELDS: Final[tuple[RequestField, ...]] = (
         prompt="a turn of the user; without a template the text itself",
         system="the system prompt",
         raw="goes on with the text itself",
+        images="a word stands in the prompt for each",
     ),
     *_honoured(_OLLAMA, "Ollama", options="below", keep_alive="0 says `unload`; a swarm does not unload its model"),
     *_honoured(BodyKind.CHAT, "vLLM", continue_final_message="goes on with a last message of the assistant's"),
@@ -200,16 +201,23 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     *_honoured(_OPENAI, "llama.cpp", grammar="in GBNF or Lark; one such field at a time", json_schema=_ONE_CONSTRAINT),
     # Tools and thoughts
     *_honoured(
-        BodyKind.CHAT | BodyKind.RESPONSES,
+        BodyKind.CHAT,
         "OpenAI",
         tools="functions; `strict` makes the arguments follow their schema",
         tool_choice="`auto`, `none`, `required`, a function, `allowed_tools`",
-        parallel_tool_calls="`false`: one call at most",
     ),
+    *_honoured(
+        BodyKind.RESPONSES,
+        "OpenAI",
+        tools="`function`, where `strict` makes the arguments follow their schema; `custom`, which takes a text and "
+        "holds to its `regex`, or to its `lark` grammar where no rule leads back to itself; `namespace`",
+        tool_choice="`auto`, `none`, `required`, a function, a custom tool, `allowed_tools`",
+    ),
+    *_honoured(BodyKind.CHAT | BodyKind.RESPONSES, "OpenAI", parallel_tool_calls="`false`: one call at most"),
     *_honoured(
         BodyKind.MESSAGES,
         "Anthropic",
-        tools="with `input_schema`",
+        tools="with `input_schema`; those that Anthropic defines are left out",
         tool_choice="`auto`, `any`, `tool`, `none`; `disable_parallel_tool_use`",
         thinking="`enabled` on, `disabled` off, others leave it to the model; the budget is not kept; "
         "`display: omitted` hides the text",
@@ -311,7 +319,6 @@ FIELDS: Final[tuple[RequestField, ...]] = (
     _refused(BodyKind.MESSAGES, "Anthropic", "mcp_servers", "call them from the client", []),
     _refused(BodyKind.MESSAGES, "Anthropic", "compaction", "turns stay as they are sent"),
     _refused(BodyKind.MESSAGES, "Anthropic", "thread", "send the whole conversation"),
-    _refused(_OLLAMA, "Ollama", "images", "the model reads text only", []),
     _refused(BodyKind.OLLAMA_GENERATE, "Ollama", "suffix", "the model does not support insert", ""),
     _refused(BodyKind.OLLAMA_GENERATE, "Ollama", "template", "the model's own is used; `raw` takes a whole prompt", ""),
     _refused(BodyKind.OLLAMA_GENERATE, "Ollama", "context", "/api/chat takes the messages so far", []),

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from client.options import CodecChoice, Options
+from client.terminal.setups import ProgramName
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.runtime.cli_types import (
     Count,
@@ -167,7 +168,7 @@ class Bench(ConnectionOptions):
 
 
 @headed(
-    server=("host", "port", "api_key", "open_to_all", "allow_host", "origin", "alias", "any_model"),
+    server=("program", "host", "port", "api_key", "open_to_all", "allow_host", "origin", "alias", "any_model"),
     bounds=("running", "waiting", "waiting_per_key", "keep", "keep_idle", "share_prompts"),
     swarm=_SWARM,
     links=_LINKS,
@@ -178,6 +179,8 @@ class ApiCommand(ConnectionOptions):
     """Serve a swarm's model over HTTP, as OpenAI, Anthropic and Ollama do: for programs that speak to these.
 
     Attributes:
+        program: print what to write where so that this program asks the server that runs at --host and --port, and
+            serve nothing.
         host: IP address to listen on; another one than this machine's own needs a key.
         port: TCP port to listen on; 0 takes any free one.
         api_key: key that callers have to show; may be repeated. CANOPY_API_KEY takes more, for keys that not every user
@@ -196,6 +199,7 @@ class ApiCommand(ConnectionOptions):
             use one opening, but each can find out by guessing what others wrote.
     """
 
+    program: Annotated[Literal["none"] | ProgramName, tyro.conf.arg(name="for")] = "none"
     host: Host = "127.0.0.1"
     port: Port = 8_000
     api_key: tyro.conf.UseAppendAction[tuple[Text, ...]] = field(default=(), repr=False)

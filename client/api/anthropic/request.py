@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from client.api.anthropic.blocks import InputBlock, block_text, read_messages
+from client.api.anthropic.blocks import InputBlock, read_messages, system_text
 from client.api.backend import ChatJob
-from client.api.errors import invalid, unsupported
+from client.api.errors import invalid
+from client.api.left_out import LeftOut
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import ApiModel, RequestBody
 from client.api.request_fields import BodyKind, note_left_out
@@ -26,9 +28,9 @@ class InputMessage(ApiModel):
 
 
 class ToolSpec(ApiModel):
-    """A tool of the client; those that Anthropic's servers run are refused."""
+    """A tool of the client; those that Anthropic defines, or runs at its servers, are left out."""
 
-    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")] | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -95,12 +97,13 @@ def make_job(request: MessagesInput) -> ChatJob:
     """The job of a request.
 
     Raises:
-        ApiError: a block, a tool or a choice of tools is not served; the message names it.
+        ApiError: a block or a choice of tools is not valid; the message names it.
     """
-    messages = read_messages([(turn.role, turn.content) for turn in request.messages])
-    if request.system:
-        messages.insert(0, Message("system", block_text(request.system, "system")))
-    tools, choice = _read_tools(request)
+    left_out = LeftOut()
+    messages = read_messages([(turn.role, turn.content) for turn in request.messages], left_out)
+    if request.system and (system := system_text(request.system, left_out)):
+        messages.insert(0, Message("system", system))
+    tools, choice = _read_tools(request, left_out)
     continues = messages[-1].role == "assistant"
     if continues:
         _check_prefill(messages[-1])
@@ -132,6 +135,7 @@ def make_job(request: MessagesInput) -> ChatJob:
         tool_choice=choice,
         reasoning={"enabled": True, "disabled": False}.get(thinking or ""),
         continues=continues,
+        left_out=left_out.words,
     )
 
 
@@ -153,8 +157,8 @@ def _check_prefill(beginning: Message) -> None:
         raise invalid("messages: final assistant content cannot end with trailing whitespace", "messages")
 
 
-def _read_tools(request: MessagesInput) -> tuple[tuple[Tool, ...], ToolChoice]:
-    tools = tuple(_tool(spec, f"tools.{place}") for place, spec in enumerate(request.tools or ()))
+def _read_tools(request: MessagesInput, left_out: LeftOut) -> tuple[tuple[Tool, ...], ToolChoice]:
+    tools = tuple(_tools(request.tools or (), left_out))
     choice = request.tool_choice
     if choice is None:
         return tools, ToolChoice()
@@ -175,9 +179,12 @@ def _read_tools(request: MessagesInput) -> tuple[tuple[Tool, ...], ToolChoice]:
             return tools, ToolChoice("required", name, parallel)
 
 
-def _tool(spec: ToolSpec, param: str) -> Tool:
-    if spec.type not in (None, "custom"):
-        raise unsupported(param, f"{param}: tools of type '{spec.type[:100]}' are not supported; custom tools are")
-    if spec.input_schema is None:
-        raise invalid(f"{param}.input_schema: Field required", param)
-    return Tool(spec.name, spec.description or "", spec.input_schema, bool(spec.strict))
+def _tools(specs: Sequence[ToolSpec], left_out: LeftOut) -> Iterator[Tool]:
+    for place, spec in enumerate(specs):
+        if spec.type not in (None, "custom"):
+            left_out.tool(spec.type)
+            continue
+        for field, value in (("name", spec.name), ("input_schema", spec.input_schema)):
+            if value is None:
+                raise invalid(f"tools.{place}.{field}: Field required", f"tools.{place}")
+        yield Tool(spec.name or "", spec.description or "", spec.input_schema or {}, bool(spec.strict))

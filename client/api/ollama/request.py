@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob, Job, ModelCard, TextJob
 from client.api.errors import invalid, unsupported
+from client.api.left_out import LeftOut
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import ApiModel, RequestBody
 from client.api.request_fields import BodyKind
@@ -97,7 +98,7 @@ class ChatTool(ApiModel):
     """A tool."""
 
     type: str = "function"
-    function: ToolFunction
+    function: ToolFunction | None = None
 
 
 class ChatRunRequest(RunRequest):
@@ -117,26 +118,33 @@ class GenerateRequest(RunRequest):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
+    images: list[str] | None = None
 
 
 def chat_job(request: ChatRunRequest) -> ChatJob:
     """The job of a chat.
 
     Raises:
-        ApiError: it has images, or tools that are no functions.
+        ApiError: a function is missing.
     """
+    left_out = LeftOut()
     tools = []
     for place, tool in enumerate(request.tools or ()):
-        if tool.type != "function":
-            raise unsupported(f"tools[{place}]", f"tools of type {tool.type[:100]!r} are not supported")
         spec = tool.function
-        tools.append(Tool(spec.name, spec.description or "", spec.parameters or {}))
+        if tool.type != "function":
+            left_out.tool(tool.type)
+        elif spec is None:
+            raise invalid(f"tools[{place}].function is missing", f"tools[{place}].function")
+        else:
+            tools.append(Tool(spec.name, spec.description or "", spec.parameters or {}))
+    messages = tuple(_messages(request.messages, left_out))
     return ChatJob(
-        messages=tuple(_messages(request.messages)),
+        messages=messages,
         options=_options(request),
         tools=tuple(tools),
         reasoning=_reasoning(request),
         continues=request.messages[-1].role == "assistant",
+        left_out=left_out.words,
         defaults=USUAL,
     )
 
@@ -149,17 +157,20 @@ def generate_job(request: GenerateRequest, card: ModelCard) -> Job:
     Raises:
         ApiError: a field asks for what is not served.
     """
+    left_out = LeftOut()
+    prompt = _with_images(request.prompt, request.images, left_out)
     if request.raw:
         if request.system:
             raise invalid("raw mode does not support template, system, or context", "raw")
-        return TextJob(request.prompt, _options(request), USUAL)
+        return TextJob(prompt, _options(request), USUAL)
     if not card.has_template:
         if request.system:
             raise unsupported("system", f"{card.id} has no chat template, which system needs")
-        return TextJob(request.prompt, _options(request), USUAL)
+        return TextJob(prompt, _options(request), USUAL)
     system = [Message("system", request.system)] if request.system else []
-    messages = (*system, Message("user", request.prompt))
-    return ChatJob(messages, _options(request), reasoning=_reasoning(request), defaults=USUAL)
+    messages = (*system, Message("user", prompt))
+    reasoning = _reasoning(request)
+    return ChatJob(messages, _options(request), reasoning=reasoning, left_out=left_out.words, defaults=USUAL)
 
 
 def _reasoning(request: RunRequest) -> bool | None:
@@ -193,18 +204,17 @@ def _grammar(text_format: str | dict[str, Any] | None) -> Grammar | None:
     return Grammar("json") if isinstance(text_format, str) else schema_grammar(text_format)
 
 
-def _messages(turns: Sequence[ChatTurn]) -> list[Message]:
+def _messages(turns: Sequence[ChatTurn], left_out: LeftOut) -> list[Message]:
     """Messages whose calls and results are joined by ids, which old clients do not send."""
     messages: list[Message] = []
     pending: list[ToolCall] = []
     made = 0
-    for place, turn in enumerate(turns):
-        if turn.images:
-            raise _no_images(f"messages[{place}].images")
+    for turn in turns:
+        content = _with_images(turn.content or "", turn.images, left_out)
         if turn.role == "tool":
             answered = _take_pending(pending, turn)
             name = turn.tool_name or answered.name
-            messages.append(Message("tool", turn.content or "", tool_call_id=answered.id, name=name))
+            messages.append(Message("tool", content, tool_call_id=answered.id, name=name))
             continue
         calls = []
         for call in turn.tool_calls or ():
@@ -212,7 +222,7 @@ def _messages(turns: Sequence[ChatTurn]) -> list[Message]:
             calls.append(ToolCall(call.id or f"call_{made}", call.function.name, arguments))
             made += 1
         pending += calls
-        messages.append(Message(turn.role, turn.content or "", reasoning=turn.thinking or "", tool_calls=tuple(calls)))
+        messages.append(Message(turn.role, content, reasoning=turn.thinking or "", tool_calls=tuple(calls)))
     return messages
 
 
@@ -225,5 +235,6 @@ def _take_pending(pending: list[ToolCall], turn: ChatTurn) -> ToolCall:
     return ToolCall(turn.tool_call_id or "", turn.tool_name or "", "")
 
 
-def _no_images(param: str) -> Exception:
-    return unsupported(param, "images are not supported: the model reads text only")
+def _with_images(text: str, images: Sequence[str] | None, left_out: LeftOut) -> str:
+    """A text with a word for each image that comes with it."""
+    return "\n".join(filter(None, (text, *(left_out.part("image") for _ in images or ()))))

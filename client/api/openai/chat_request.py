@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
+from client.api.left_out import LeftOut
 from client.api.openai.fields import ApiModel, Limit, SamplingRequest
 from client.api.request_fields import BodyKind
 from client.api.sampling_fields import Whole, token_limit
@@ -28,7 +29,7 @@ ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class ContentPart(ApiModel):
-    """A part of a message's content; this server reads text alone."""
+    """A part of a message's content; what is no text is left out."""
 
     type: str
     text: str | None = None
@@ -72,10 +73,10 @@ class FunctionField(ApiModel):
 
 
 class ToolField(ApiModel):
-    """A tool; only functions are known."""
+    """A tool; those that are no functions are left out."""
 
-    type: Literal["function"]
-    function: FunctionField
+    type: str = Field(examples=["function"])
+    function: FunctionField | None = None
 
 
 class NamedFunction(ApiModel):
@@ -144,32 +145,30 @@ class ChatRequest(SamplingRequest):
             max_new_tokens=token_limit(self.max_completion_tokens, self.max_tokens, self.n_predict),
             log_probs=(self.top_logprobs or 0) if self.logprobs else None,
         )
-        messages = [_message(message, f"messages[{place}]") for place, message in enumerate(self.messages)]
+        left_out = LeftOut()
+        given = enumerate(self.messages)
+        messages = [_message(message, f"messages[{place}]", left_out) for place, message in given]
         if self.continue_final_message and messages[-1].role != "assistant":
             raise invalid("There is no message of an assistant to go on with.", "continue_final_message")
         if self.add_generation_prompt is False and not self.continue_final_message:
             raise unsupported("add_generation_prompt", "An answer begins the assistant's turn, or goes on with it.")
-        return ChatJob(
-            messages, options, self._tools(), self._tool_choice(), self._reasoning(), self.continue_final_message
-        )
-
-    def _tools(self) -> tuple[Tool, ...]:
-        tools = [tool.function for tool in self.tools or ()]
+        tools = tuple(_tools(self.tools or (), left_out))
+        choice, reasoning = self._tool_choice(tools), self._reasoning()
         if isinstance(self.tool_choice, AllowedTools):
             allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
-            tools = [tool for tool in tools if tool.name in allowed]
-        return tuple(
-            Tool(tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict)) for tool in tools
+            tools = tuple(tool for tool in tools if tool.name in allowed)
+        return ChatJob(
+            messages, options, tools, choice, reasoning, self.continue_final_message, left_out=left_out.words
         )
 
-    def _tool_choice(self) -> ToolChoice:
+    def _tool_choice(self, tools: Sequence[Tool]) -> ToolChoice:
         parallel = self.parallel_tool_calls is not False
         choice = self.tool_choice
-        if not self.tools:
+        if not tools:
             if choice not in (None, "none", "auto"):
                 raise invalid("'tool_choice' is only allowed when 'tools' are specified.", "tool_choice")
             return ToolChoice("none" if choice == "none" else "auto", parallel=parallel)
-        known = {tool.function.name for tool in self.tools}
+        known = {tool.name for tool in tools}
         if isinstance(choice, AllowedTools):
             for tool in choice.allowed_tools.tools:
                 _check_known(tool.function.name, known)
@@ -186,16 +185,28 @@ class ChatRequest(SamplingRequest):
         return None if self.reasoning_effort is None else self.reasoning_effort not in {"none", "minimal"}
 
 
+def _tools(fields: Sequence[ToolField], left_out: LeftOut) -> Iterator[Tool]:
+    for place, tool in enumerate(fields):
+        if tool.type != "function":
+            left_out.tool(tool.type)
+            continue
+        if tool.function is None:
+            where = f"tools[{place}].function"
+            raise invalid(f"Missing required parameter: '{where}'.", where, code="missing_required_parameter")
+        spec = tool.function
+        yield Tool(spec.name, spec.description or "", spec.parameters or {}, bool(spec.strict))
+
+
 def _check_known(name: str, known: Collection[str]) -> None:
     if name not in known:
         raise invalid(f"Tool choice '{name[:80]}' is not among 'tools'.", "tool_choice")
 
 
-def _message(given: ChatMessage, place: str) -> Message:
+def _message(given: ChatMessage, place: str, left_out: LeftOut) -> Message:
     """One message.
 
     Raises:
-        ApiError: its role wants something that is missing, or it holds what is no text.
+        ApiError: its role wants something that is missing.
     """
     role = _ROLES[given.role]
     calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in given.tool_calls or ())
@@ -206,22 +217,19 @@ def _message(given: ChatMessage, place: str) -> Message:
         raise invalid(f"Missing required parameter: '{where}'.", where, code="missing_required_parameter")
     if role != "assistant" and calls:
         raise invalid("Only an assistant calls tools.", f"{place}.tool_calls")
-    content = _text(given.content if given.content is not None else given.refusal or "", place)
+    content = _text(given.content if given.content is not None else given.refusal or "", place, left_out)
     return Message(role, content, given.reasoning_content or "", calls, given.tool_call_id or "", given.name or "")
 
 
-def _text(content: str | Sequence[ContentPart], place: str) -> str:
+def _text(content: str | Sequence[ContentPart], place: str, left_out: LeftOut) -> str:
     if isinstance(content, str):
         return content
     texts = []
     for number, part in enumerate(content):
         where = f"{place}.content[{number}]"
         if part.type not in {"text", "refusal"}:
-            raise invalid(
-                f"Content of type '{part.type[:40]}' is not supported: this model reads text alone.",
-                where,
-                code="unsupported_content_type",
-            )
+            texts.append(left_out.part(part.type))
+            continue
         text = part.text if part.type == "text" else part.refusal
         if text is None:
             missing = f"{where}.{part.type}"

@@ -17,13 +17,13 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from client.api.anthropic.request import MessagesRequest
 from client.api.app import build_app
 from client.api.errors import ApiError
+from client.api.left_out import HEADER as LEFT_OUT
 from client.api.ollama.request import ChatRunRequest, GenerateRequest, RunOptions
 from client.api.openai.chat_request import ChatRequest
 from client.api.openai.completions import CompletionRequest
 from client.api.openai.fields import RequestBody
 from client.api.request_fields import (
     FIELDS,
-    LEFT_OUT,
     BodyKind,
     Handling,
     RequestField,

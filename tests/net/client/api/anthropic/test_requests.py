@@ -32,6 +32,24 @@ INPUTS: dict[str, tuple[list[dict[str, Any]], list[Message]]] = {
         ],
         [Message("user", "a\nb"), Message("assistant", "cd"), Message("user", "e")],
     ),
+    "documents that are text, and search results": (
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "document", "title": "Log", "source": {"type": "text", "data": "calm"}},
+                    {
+                        "type": "search_result",
+                        "title": "Sea",
+                        "source": "book",
+                        "content": [{"type": "text", "text": "salt"}],
+                    },
+                    {"type": "tool_reference", "tool_name": "look"},
+                ],
+            },
+        ],
+        [Message("user", "Log\ncalm\nSea\nbook\nsalt\n[The tool look may be called.]")],
+    ),
     "thinking, tool_use and tool_result": (
         [
             *HI,

@@ -327,8 +327,6 @@ ERRORS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "another model is 404": ("/api/chat", {"model": "other", "messages": HI}, 404, "model 'other' not found"),
     "another tag is 404": ("/api/chat", {"model": "demo-model:7b", "messages": HI}, 404, "model 'demo-model:7b' not"),
     "show of another model is 404": ("/api/show", {"model": "other"}, 404, "model 'other' not found"),
-    "images of a chat": ("/api/chat", {"messages": [{**HI[0], "images": ["aGk="]}]}, 400, "images are not supported"),
-    "images of a prompt": ("/api/generate", {"prompt": "Hi", "images": ["aGk="]}, 400, "'images' is not supported"),
     "mirostat": ("/api/chat", {"messages": HI, "options": {"mirostat": 1}}, 400, "'mirostat' is not supported"),
     "penalties of the last tokens": (
         "/api/chat",
