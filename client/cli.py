@@ -21,7 +21,9 @@ from client.demo import command as demo
 from client.demo.command import Demo
 from client.terminal.commands import ApiCommand, Bench, ChatCommand, ConnectionOptions, Generate
 from client.terminal.notes import LineTrackingStream, NoteFormatter
+from client.terminal.setups import ProgramName, ask_server, setup
 from client.train.options import TrainDraft
+from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 from swarm.joining.lan_choice import with_lan
 from swarm.joining.remembered import SwarmMemory
@@ -33,7 +35,7 @@ from swarm.runtime.logs import set_up_logging
 from swarm.runtime.plain_text import plain_for, plain_line
 
 if TYPE_CHECKING:
-    from client.options import ConnectOptions, Options
+    from client.options import ConnectOptions, GenerateOptions, Options
 
 ClientCommand = Generate | ChatCommand | ApiCommand | Bench | TrainDraft | Demo
 
@@ -62,6 +64,8 @@ def run(command: ClientCommand) -> int:
     """Carry out a command; returns the exit code. An error is printed as one line."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are raised as exceptions too
     try:
+        if isinstance(command, ApiCommand) and command.program != "none":
+            return api_setup(command, command.program)
         return _carry_out(_with_swarm(command))
     except GenerationInterrupted as error:
         said = "; ".join((str(error), *getattr(error, "__notes__", ())))
@@ -133,6 +137,7 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
     interrupted = resumption.load(command.resume) if command.resume is not None else None
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
+        _tell_sampling(swarm.defaults)
         stream = (
             swarm.resume(interrupted) if interrupted is not None else swarm.stream(prompt, **asdict(command.options))
         )
@@ -157,6 +162,14 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
         console.print(report.waterfall(result.stats))
 
 
+def _tell_sampling(defaults: GenerateOptions) -> None:
+    """Say at a terminal how the checkpoint samples where no option does."""
+    from client.options import described
+
+    if defaults and sys.stderr.isatty():
+        print(f"client: the model's own sampling: {described(defaults)}", file=sys.stderr)  # noqa: T201
+
+
 def chat(command: ChatCommand) -> int:
     """Chat until the lines end; returns 1 if an answer failed."""
     model, options = _connection(command)
@@ -174,6 +187,7 @@ def chat(command: ChatCommand) -> int:
         Swarm.connect(model, **options) as swarm,
         swarm.chat(command.system, **asdict(command.options)) as conversation,
     ):
+        _tell_sampling(swarm.defaults)
         if is_terminal:
             console.print("/help lists commands; Ctrl-C stops an answer, Ctrl-D leaves", style="dim")
         if not conversation.has_template:
@@ -186,6 +200,18 @@ def chat(command: ChatCommand) -> int:
     return 1 if terminal.failed else 0
 
 
+def api_setup(command: ApiCommand, program: ProgramName) -> int:
+    """Print a program's configuration for the server that runs; needs no swarm."""
+    host = "127.0.0.1" if command.host in {"0.0.0.0", "::"} else command.host
+    model = ask_server(f"http://{bracketed(host)}:{command.port}", next(iter(_api_keys(command)), None))
+    print(setup(program, model), end="")  # noqa: T201 - the command line's own output
+    return 0
+
+
+def _api_keys(command: ApiCommand) -> tuple[str, ...]:
+    return tuple(key for key in (*command.api_key, *os.environ.get("CANOPY_API_KEY", "").split()) if key)
+
+
 def api(command: ApiCommand) -> None:
     """Serve until Ctrl-C."""
     require("api", "client api")
@@ -196,14 +222,15 @@ def api(command: ApiCommand) -> None:
     from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
 
-    keys = tuple(key for key in (*command.api_key, *os.environ.get("CANOPY_API_KEY", "").split()) if key)
     options = ServerOptions(
         host=command.host,
         port=command.port,
-        keys=keys,
+        keys=_api_keys(command),
         open_to_all=command.open_to_all,
         hosts=command.allow_host,
         origins=command.origin,
+        aliases=command.alias,
+        any_model=command.any_model,
         limits=BackendLimits(
             QueueLimits(command.running, command.waiting, command.waiting_per_key),
             SessionLimits(command.keep, command.keep_idle, command.share_prompts),
@@ -340,6 +367,7 @@ def _connect_options(command: ConnectionOptions) -> ConnectOptions:
         "draft_device": command.draft_device,
         "revision": command.revision,
         "fingerprint": command.fingerprint,
+        "generation_config": command.generation_config,
         "threads": command.threads,
         "codec": command.codec,
         "wait": command.wait,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
@@ -63,6 +64,7 @@ class Target:
         max_positions: its context in tokens; None when nothing limits it.
         hidden_size: values of a hidden row.
         fingerprint: of the model with its weights; None where only the weights themselves could tell.
+        generation: its generation config, as it was read.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Target:
     max_positions: int | None
     hidden_size: int = 0
     fingerprint: str | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
     def is_like(self, model: ModelIdentity) -> bool:
         """Whether a swarm's model has this config, tokenizer and number of layers, whatever its weights."""
@@ -103,17 +106,19 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         raise UnsupportedModel(f"{model}: needs a fast tokenizer (tokenizer.json)")
     text = config.get_text_config()
     known = known_identity(folder, hub=hub)
+    generation = read_generation_config(folder)
     return Target(
         name=name if hub is None else hub.name,
         config_digest=config_digest,
         tokenizer_digest=tokenizer_digest,
         tokenizer=tokenizer,
-        eos_ids=end_tokens(folder, config, tokenizer),
+        eos_ids=end_tokens(generation, config, tokenizer),
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         max_positions=max_positions(config),
         hidden_size=text.hidden_size,
         fingerprint=None if known is None else known.fingerprint,
+        generation=generation,
     )
 
 
@@ -164,7 +169,8 @@ def _asked_for(target: Target, models: Sequence[ModelIdentity], search: ModelSea
     asked = str(search.fingerprint)
     found = [model for model in models if model.fingerprint.startswith(asked)]
     if not found:
-        raise RouteError(f"nobody serves {target.name} with the fingerprint {asked}", [(0, target.num_layers)])
+        why = f"nobody serves {target.name} with the fingerprint {asked}; where the weights have changed, name MODEL"
+        raise RouteError(f"{why} to take those that it serves now", [(0, target.num_layers)])
     like = [model for model in found if target.is_like(model)]
     if not like:
         raise ModelMismatch(f"{target.name} here has {_described(target)}; {asked} has {_described(found[0])}")
@@ -194,34 +200,34 @@ def _described(model: Target | ModelIdentity) -> str:
     return f"{digests}, {model.num_layers} layers"
 
 
-def end_tokens(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
-    """All ids that end a text: the generation config's, else the config's, and the tokenizer's own.
-
-    A generation config that is broken, or names no ids, is left aside with one line that says so.
-    """
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """A model's generation config; one that is broken is left aside with one line that says so."""
     path = folder / GENERATION_CONFIG
-    given = _given_ends(path) if path.exists() else None
-    if given is None:
+    try:
+        value = json.loads(path.read_bytes()) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        logger.warning("%s: cannot be read (%s); it is left aside", path, first_line(error))
+        return {}
+    if not isinstance(value, dict):
+        logger.warning("%s: is no JSON object; it is left aside", path)
+        return {}
+    return value
+
+
+def end_tokens(
+    generation: Mapping[str, Any], config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+) -> frozenset[int]:
+    """All ids that end a text: the generation config's, else the config's, and the tokenizer's own."""
+    named = generation.get("eos_token_id")
+    given = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in given):
+        shown = plain_line(json.dumps(named))[:80]
+        logger.warning(
+            "%s: eos_token_id: %s: no token ids; the tokenizer's own end token ends a text", GENERATION_CONFIG, shown
+        )
+        given = []
+    if not given:
         configured = config.get_text_config().eos_token_id
         given = [] if configured is None else [configured] if isinstance(configured, int) else list(configured)
     own = tokenizer.eos_token_id
     return frozenset([*given, *([own] if isinstance(own, int) else [])])
-
-
-def _given_ends(path: Path) -> list[int] | None:
-    """The end tokens that a generation config names; None where it names none, or cannot be read."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        logger.warning("%s: cannot be read (%s); the tokenizer's own end token ends a text", path, first_line(error))
-        return None
-    if not isinstance(value, dict):
-        logger.warning("%s: is no JSON object; the tokenizer's own end token ends a text", path)
-        return None
-    named = value.get("eos_token_id")
-    ids = named if isinstance(named, list) else [] if named is None else [named]
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        shown = plain_line(json.dumps(named))[:80]
-        logger.warning("%s: eos_token_id: %s: no token ids; the tokenizer's own end token ends a text", path, shown)
-        return None
-    return ids or None

@@ -79,8 +79,9 @@ def look_after(command: ShowNodeStatus | ShowFiles | InstallService | UninstallS
             case ShowFiles():
                 files(command, lambda: bool(running_pids()), make_console())
             case InstallService():
-                machine = this_machine(sys.platform, os.environ)
-                install(replace(command, serve=_as_service(command.serve)), machine, say)
+                config, environment = _as_service(command.serve)
+                machine = this_machine(sys.platform, os.environ | environment)
+                install(replace(command, serve=config), machine, say)
             case UninstallService():
                 uninstall(command, this_machine(sys.platform, os.environ), say)
     except SwarmError as error:
@@ -109,26 +110,31 @@ def serve(config: ServeConfig) -> int:
 
 def _own_peers(config: ServeConfig) -> list[str]:
     """This node's own peer id, if it has one yet: a swarm of which it is the only peer cannot be joined."""
-    path = config.identity or default_identity_path()
-    return [Identity.load_or_create(path).peer_id] if path.exists() else []
+    own = Identity.load(config.identity or default_identity_path())
+    return [] if own is None else [own.peer_id]
 
 
-def _as_service(config: ServeConfig) -> ServeConfig:
-    """The options that a service is started with: an invite in plain ones, and its network key in a file.
+def _as_service(config: ServeConfig) -> tuple[ServeConfig, dict[str, str]]:
+    """The options that a service is started with, and what its environment has besides this one.
 
-    What nobody typed is left to each start, which takes the swarm that was joined last by then.
+    An invite to an open swarm is kept as it is: it names the swarm, whose peers that this machine met by then are tried
+    beside those of the invite. One to a private swarm becomes plain options, and its key a file. What nobody typed is
+    left to each start, which takes the swarm that was joined last by then.
     """
-    if not config.join and not (config.model is not None and is_invite(config.model)):
-        return replace(config, mqtt=config.mqtt or os.environ.get("CANOPY_MQTT"))
+    words = [*config.join, *([config.model] if config.model is not None and is_invite(config.model) else [])]
+    if not words:
+        return replace(config, mqtt=config.mqtt or os.environ.get("CANOPY_MQTT")), {}
     memory = SwarmMemory.of_user()
     found, _ = with_swarm(config, SwarmFinder(memory, os.environ))
     key = found.membership.network
     if key is None:
-        return found
+        if len(words) == 1 and is_invite(words[0]) and found.membership.is_certain:
+            return replace(found, join=()), {"CANOPY_JOIN": words[0]}
+        return found, {}
     if memory.path is None:
         raise ConfigError("nothing is remembered here (CANOPY_SWARMS=none): give the key's file with --network-key")
     memory.keep_key(key)
-    return replace(found, network_key=memory.key_path(key.name), membership=OPEN_SWARM)
+    return replace(found, network_key=memory.key_path(key.name), membership=OPEN_SWARM), {}
 
 
 def doctor(options: Doctor) -> int:

@@ -84,6 +84,8 @@ class ServeConfig:
     """Of the swarm; not an option."""
     fingerprint: Found[str | None] = None
     """How that of the model begins, where whoever invites said so; not an option."""
+    model_why: Found[str] = "as you asked"
+    """Who named the model; not an option."""
     revision: Revision | None = None
     """Branch, tag or commit of a hub model (default: its main branch)."""
     num_layers: Count | None = None

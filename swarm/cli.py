@@ -30,7 +30,7 @@ from swarm.discovery.registry import Registry
 from swarm.doctor.options import Doctor
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
-from swarm.ids import ModelIdentity
+from swarm.ids import ModelIdentity, shown_swarm
 from swarm.joining.command import (
     ForgetSwarm,
     ListSwarms,
@@ -242,13 +242,9 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
         if command.tls_port is not None and lent is None:
             raise ConfigError(NO_RELAY)
         registry = await stack.enter_async_context(opened)
+        await registry.prove_addresses()
         addresses = registry.join_addresses()
-        console.print(Text(f"DHT peer {registry.peer_id}; a node joins with:"))
-        console.print(Text(serve_line("MODEL", "0-20", addresses)))
-        for address in addresses[1:]:
-            console.print(Text(f"also at {address}"))
-        if membership.network is not None:
-            console.print(Text("the swarm is private: members need its network key, which `swarm invite` passes on"))
+        _print_joined(registry, addresses, console, is_private=membership.network is not None)
         if lent is not None:
             lending = lend(registry, lent, partial(_beside, registry))
             if command.tls_port is not None:
@@ -260,11 +256,23 @@ async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -
                 console.print(Text(f"for networks that let nothing else out: {address}"))
         async with TaskScope() as scope:
             is_told = command.lan and membership.network is None  # strangers could not join a private one
-            said = announced(addresses, command.join) if is_told else None
+            said = announced(addresses, join, swarm=registry.swarm_id) if is_told else None
             if said is not None:
                 scope.spawn(keep_announced(said))
             await _until(stop, registry)
         console.print(Text("leaving"))
+
+
+def _print_joined(registry: DhtRegistry, addresses: list[str], console: Console, *, is_private: bool) -> None:
+    console.print(Text(f"DHT peer {registry.peer_id}; a node joins with:"))
+    console.print(Text(serve_line("MODEL", "0-20", addresses)))
+    for address in addresses[1:]:
+        tried = "also at" if registry.is_proven(address) else "listens, though no other machine has tried it, at"
+        console.print(Text(f"{tried} {address}"))
+    if registry.swarm_id is not None:
+        console.print(Text(f"it is of {shown_swarm(registry.swarm_id)}"))
+    if is_private:
+        console.print(Text("the swarm is private: members need its network key, which `swarm invite` passes on"))
 
 
 async def _beside(registry: Registry, port: int) -> list[str]:

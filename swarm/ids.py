@@ -18,6 +18,11 @@ _FILE_ENDING: Final = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 PeerId = NewType("PeerId", str)
 """Base58 libp2p peer id: the hash of the machine's public key."""
 
+SwarmId = NewType("SwarmId", bytes)
+"""128 bits: which open swarm. No secret, and no right: it keeps apart what must not mix."""
+
+SWARM_ID_BYTES: Final = 16
+
 SessionId = NewType("SessionId", bytes)
 """128 bits: a session's name, the hash of its client's key. Whoever knows it can do nothing with it."""
 
@@ -72,6 +77,16 @@ class ModelIdentity:
         differ = _is_hub_id(query) and _is_hub_id(self.name) and query != self.name
         by_name = not differ and model_name(without_ending(PurePath(query).name)) == PurePath(self.name).name
         return by_name or (len(query) >= 6 and self.fingerprint.startswith(query))
+
+
+def as_swarm_id(value: object) -> SwarmId | None:
+    """A swarm's id as it came from somewhere; None where it is none."""
+    return SwarmId(value) if isinstance(value, bytes) and len(value) == SWARM_ID_BYTES else None
+
+
+def shown_swarm(swarm: SwarmId | None) -> str:
+    """A swarm as people are told of it: the first 32 bits of its id."""
+    return "a swarm without an id" if swarm is None else f"swarm {swarm.hex()[:8]}"
 
 
 def fingerprint_of(config_digest: str, weights_digest: str, tokenizer_digest: str, num_layers: int) -> str:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from swarm.discovery.dht.admission import NetworkAdmission
+from swarm.discovery.dht.admission import DirectoryAdmission, NetworkAdmission, SwarmAdmission
 from swarm.discovery.dht.hivemind_node import DHTID, DHTNode, Multiaddr, P2PHandlerError, PeerID
 from swarm.discovery.dht.protocol import DirectoryProtocol, kademlia_id
 from swarm.discovery.dht.search import DirectoryPeer
-from swarm.ids import PeerId
+from swarm.ids import PeerId, SwarmId
 from swarm.transport.network_key import NetworkKey
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -36,10 +36,17 @@ class KademliaNetwork:
     dead: set[tuple[str, str]] = field(default_factory=set)
 
     async def peer(
-        self, peer_id: PeerID, *joined: DirectoryPeer, client: bool = False, key: NetworkKey | None = None
+        self,
+        peer_id: PeerID,
+        *joined: DirectoryPeer,
+        client: bool = False,
+        key: NetworkKey | None = None,
+        swarm: SwarmId | None = None,
     ) -> DirectoryPeer:
-        """A peer that has joined through others; with a key, as a member of a private swarm."""
-        admission = None if key is None else NetworkAdmission(key, PeerId(peer_id.to_base58()))
+        """A peer that has joined through others; with a key, as a member of a private swarm, else of an open one."""
+        admission: DirectoryAdmission | None = None if swarm is None else SwarmAdmission(swarm)
+        if key is not None:
+            admission = NetworkAdmission(key, PeerId(peer_id.to_base58()))
         addresses = [f"/ip4/127.0.0.1/tcp/1/p2p/{one.node.peer_id}" for one in joined]
         node = await DHTNode.create(
             p2p=InMemoryP2P(self, peer_id),

@@ -15,7 +15,7 @@ from swarm.discovery.node_record import (
     NodeState,
     Reach,
 )
-from swarm.ids import ModelIdentity, PeerId
+from swarm.ids import ModelIdentity, PeerId, SwarmId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_SWEEP_ROWS, SWEEP_MS
 from swarm.transport.relayed import RelayedAddress
@@ -93,6 +93,7 @@ def records(
         sweep_ms=draw(speeds(bucketed=bucketed)),
         bucketed=bucketed,
         aux_rows=draw(st.booleans()),
+        swarm=draw(st.none() | st.binary(min_size=16, max_size=16).map(SwarmId)),
         kv_tokens_free=draw(st.integers(0, total)),
         kv_tokens_total=total,
         sequence=draw(st.integers(0, MAX_COUNT)),

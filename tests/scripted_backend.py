@@ -11,7 +11,6 @@ from typing import Any
 from client.api.backend import AnswerEnd, AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, ModelCard
 from client.dialogue.messages import AnswerDelta, ContentDelta
 from client.stats import Result, Stats, SweepMeasurement, TokenLogProbs
-from swarm.errors import ContextFull
 
 CARD = ModelCard(
     id="demo-model",
@@ -130,13 +129,6 @@ class ScriptedBackend:
 def saying(*parts: str | AnswerDelta, **options: Any) -> Script:  # noqa: ANN401
     """The script of an answer; arguments as of `steps`."""
     return lambda job: steps(*parts, **options)
-
-
-def without_room(job: Job) -> list[Step]:
-    """The script of a context that takes the prompt, and not as many tokens as are asked for."""
-    if "max_new_tokens" in job.options:
-        return [ContextFull("prompt and new tokens do not fit")]
-    return [*steps("Hello", reason="length")]
 
 
 def steps(

@@ -19,7 +19,8 @@ from client.api.anthropic import routes as anthropic
 from client.api.backend import Backend
 from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
-from client.api.guard import ApiGuard, refusal
+from client.api.guard import OF_DESKTOP, ApiGuard, refusal
+from client.api.left_out import HEADER as LEFT_OUT
 from client.api.ollama import routes as ollama
 from client.api.openai import chat_completions, completions, models
 from client.api.responses import routes as responses
@@ -41,6 +42,18 @@ DIALECTS: Final[Sequence[Routes]] = (
 """Every module's routes. The page comes last, since it answers at `/`."""
 
 _ARMS: Final = frozenset({"str", "int", "float", "bool", "dict", "none"})
+_KINDS: Final = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+"""What pydantic's errors of kind want."""
 _CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -70,9 +83,14 @@ def build_app(backend: Backend, settings: ApiSettings | None = None, more: Seque
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unexpected)
     app.add_middleware(ApiGuard, settings=settings, requests=context.requests)
-    if settings.origins:
-        methods = ["GET", "POST", "DELETE"]
-        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=methods, allow_headers=["*"])
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.origins,
+        allow_origin_regex=OF_DESKTOP,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=[LEFT_OUT],
+    )
     return app
 
 
@@ -89,7 +107,7 @@ async def _of_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, ApiError):  # FastAPI wraps what befalls it while it reads a body
         return refusal(request, error.__cause__)
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    message = f"{request.method} {request.scope['path'][:200]}: {error.detail}"
     return refusal(request, ApiError(error.status_code, message, code=_CODES.get(error.status_code)))
 
 
@@ -106,12 +124,49 @@ def from_validation(problems: Sequence[Any]) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "")
         return invalid(f"We could not parse the JSON body of your request: {reason}", code="invalid_json")
-    place = [part for part in first["loc"][1:] if not _is_union_arm(part)]
+    problem, reason = _broken_rule(problems)
+    place = _place(problem)
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".") or None
-    missing = first["type"] == "missing"
+    missing = problem["type"] == "missing"
     named = f"'{param}'" if param else "body"
-    message = f"Missing required parameter: {named}." if missing else f"Invalid value for {named}: {first['msg']}."
+    message = f"Missing required parameter: {named}." if missing else f"Invalid value for {named}: {reason}."
     return invalid(message, param, "missing_required_parameter" if missing else "invalid_value")
+
+
+def _broken_rule(problems: Sequence[Any]) -> tuple[Any, str]:
+    """The problem that tells most, and its words.
+
+    Where a field has alternatives, each has told why it does not take the value: one that took its kind and found a
+    rule broken tells more than one that wants another kind.
+    """
+    first = problems[0]
+    arm = next((at for at, part in enumerate(first["loc"]) if at and _is_union_arm(part)), None)
+    field = first["loc"] if arm is None else first["loc"][:arm]
+    same = [one for one in problems if one["loc"][: len(field)] == field] if arm is not None else [first]
+    best = max(same, key=lambda one: (_wanted(one) is None, len(_place(one))))
+    if _wanted(best) is None:
+        return best, best["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    level = [one for one in same if len(_place(one)) == len(_place(best))]
+    wanted = dict.fromkeys(filter(None, map(_wanted, level)))
+    return best, f"expected {' or '.join(wanted)}, got {_kind(best.get('input'))}"
+
+
+def _wanted(problem: Any) -> str | None:  # noqa: ANN401 - pydantic's
+    """What kind of value was wanted; None where the kind was right."""
+    if problem["type"] == "literal_error":
+        return str(problem["ctx"]["expected"])
+    return _KINDS.get(problem["type"])
+
+
+def _kind(value: object) -> str:
+    """What a JSON value is."""
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _place(problem: Any) -> list[str | int]:  # noqa: ANN401 - pydantic's
+    """The names and numbers that lead to a field."""
+    return [part for part in problem["loc"][1:] if not _is_union_arm(part)]
 
 
 def _is_union_arm(part: object) -> bool:

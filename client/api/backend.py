@@ -15,18 +15,25 @@ from client.options import GenerateOptions
 from client.stats import Result, TokenLogProbs
 
 
+def usual_options() -> GenerateOptions:
+    """What OpenAI's and Anthropic's services take where neither a request nor a checkpoint says."""
+    return GenerateOptions(temperature=1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class ChatJob:
     """An answer to a conversation.
 
     Attributes:
         messages: so far, the system's first if there is one.
-        options: how to generate; dialects set nothing that they were not asked for. Without `max_new_tokens` the rest
-            of the context is allowed.
+        options: how to generate; dialects set nothing that they were not asked for. `max_new_tokens` is a limit: no
+            more than the rest of the context is generated.
         tools: that may be called.
         tool_choice: whether they may or must be.
         reasoning: whether to think first, where the template knows a switch; None leaves it to the model.
         continues: whether the last message is the assistant's own beginning, which the answer goes on with.
+        defaults: options that hold where neither those nor the checkpoint say.
+        left_out: what the request has and this server has not, as `client.api.left_out` words it.
     """
 
     messages: Sequence[Message]
@@ -35,6 +42,8 @@ class ChatJob:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     reasoning: bool | None = None
     continues: bool = False
+    defaults: GenerateOptions = field(default_factory=usual_options)
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +53,12 @@ class TextJob:
     Attributes:
         prompt: text, or token ids.
         options: as of a chat.
+        defaults: as of a chat.
     """
 
     prompt: str | Sequence[int]
     options: GenerateOptions = field(default_factory=GenerateOptions)
+    defaults: GenerateOptions = field(default_factory=usual_options)
 
 
 Job = ChatJob | TextJob
@@ -128,6 +139,7 @@ class ModelCard:
         serve_line: what a volunteer types to serve them; empty when nothing is missing.
         has_template: whether it brings a chat template.
         tool_family: the tool-call format that its template uses; empty when it knows none.
+        sampling: options that hold where a request says nothing, as the checkpoint has them.
     """
 
     id: str
@@ -139,6 +151,7 @@ class ModelCard:
     serve_line: str
     has_template: bool
     tool_family: str
+    sampling: GenerateOptions = field(default_factory=GenerateOptions)
 
 
 class Backend(Protocol):
@@ -165,7 +178,7 @@ class Backend(Protocol):
 
         Raises:
             ConfigError: an option or a message is not valid (HTTP 400).
-            ContextFull: the prompt exceeds the context (400, `context_length_exceeded`).
+            ContextFull: the prompt alone exceeds the context (400, `context_length_exceeded`).
             Busy: no room now; its `retry_after_s` says when to ask again (429).
             RouteError: layers are missing (503).
             GenerationInterrupted: the chain broke midway.

@@ -1,36 +1,48 @@
-"""Several answers to one request: started together, read as one stream of events."""
+"""Several answers to one request: a few at a time, read as one stream of events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from starlette.requests import Request
 
-from client.api.backend import AnswerEvent, Job
+from client.api.backend import AnswerEvent, ApiCaller, Begun, Job
 from client.api.context import ApiContext, FullAnswer, StartedAnswer, while_there
 from swarm.runtime.tasks import TaskScope
 
-_AHEAD = 64
+_AHEAD: Final = 64
 """Events that may wait for the reader before the runs pause."""
+AT_ONCE: Final = 4
+"""Answers to one request that run or wait for their turn at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedAnswers:
-    """Runs whose prompts were taken.
+    """Runs of which the first has begun: its prompt was taken.
+
+    The others begin while events are read, so that none holds a place among those that run and waits for another.
 
     Attributes:
-        each: in the order of the jobs.
+        context: to start them in.
+        jobs: one per answer.
+        caller: who asks.
+        first: the first answer.
+        prompt_tokens: of each answer that has begun.
     """
 
-    each: Sequence[StartedAnswer]
+    context: ApiContext
+    jobs: Sequence[Job]
+    caller: ApiCaller
+    first: StartedAnswer
+    prompt_tokens: dict[int, int] = field(default_factory=dict)
 
     async def close(self) -> None:
-        """End every run."""
-        for answer in self.each:
-            await answer.close()
+        """End the first run; the others end with `events`."""
+        await self.first.close()
 
     async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """The runs' events as they come, each with the number of its run; read and closed in one task.
@@ -38,62 +50,59 @@ class StartedAnswers:
         Raises:
             SwarmError: the first error of any run.
         """
-        if len(self.each) == 1:
-            async for event in self.each[0].events:
+        self.prompt_tokens[0] = self.first.begun.prompt_tokens
+        if len(self.jobs) == 1:
+            async for event in self.first.events:
                 yield 0, event
             return
         queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]] = asyncio.Queue(_AHEAD)
+        room = asyncio.Semaphore(AT_ONCE)
         async with TaskScope() as scope:
-            for number, answer in enumerate(self.each):
-                scope.spawn(_pump(number, answer, queue), f"choice {number}")
-            left = len(self.each)
+            for number in range(len(self.jobs)):
+                scope.spawn(self._pump(number, queue, room), f"choice {number}")
+            left = len(self.jobs)
             while left:
                 number, item = await queue.get()
                 if isinstance(item, Exception):
                     raise item
                 if item is None:
                     left -= 1
+                elif isinstance(item, Begun):
+                    self.prompt_tokens[number] = item.prompt_tokens
                 else:
                     yield number, item
 
-
-async def _pump(
-    number: int, answer: StartedAnswer, queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]]
-) -> None:
-    try:
-        async for event in answer.events:
-            await queue.put((number, event))
-    except Exception as error:  # noqa: BLE001 - raised again where the reader is
-        await queue.put((number, error))
-    else:
-        await queue.put((number, None))
+    async def _pump(
+        self, number: int, queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]], room: asyncio.Semaphore
+    ) -> None:
+        async with room:
+            try:
+                answer = self.first if number == 0 else await self.context.start(self.jobs[number], self.caller)
+                async with aclosing(answer.events) as events:
+                    await queue.put((number, answer.begun))
+                    async for event in events:
+                        await queue.put((number, event))
+            except Exception as error:  # noqa: BLE001 - raised again where the reader is
+                await queue.put((number, error))
+            else:
+                await queue.put((number, None))
 
 
 async def begin_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> StartedAnswers:
-    """Start every job and wait until each prompt was taken; errors as of `ApiContext.begin`, after which none runs."""
-    caller = context.caller(request)
-    started: dict[int, StartedAnswer] = {}
-
-    async def begin(number: int) -> None:
-        started[number] = await context.start(jobs[number], caller)
-
-    try:
-        async with while_there(request), TaskScope() as scope:
-            await asyncio.wait([scope.spawn(begin(number), f"choice {number}") for number in range(len(jobs))])
-    except BaseException:
-        await StartedAnswers(list(started.values())).close()
-        raise
-    return StartedAnswers([started[number] for number in range(len(jobs))])
+    """Start the first job and wait until its prompt was taken; errors as of `ApiContext.begin`."""
+    return StartedAnswers(context, jobs, context.caller(request), await context.begin(jobs[0], request))
 
 
 async def complete_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> list[FullAnswer]:
     """Run every job to its end; errors as of `ApiContext.complete`."""
     answers = await begin_all(context, jobs, request)
-    full = [FullAnswer(answer.begun.prompt_tokens) for answer in answers.each]
+    full = [FullAnswer(0) for _ in jobs]
     try:
         async with while_there(request), aclosing(answers.events()) as events:
             async for number, event in events:
                 full[number].take(event)
     finally:
         await answers.close()
+    for number, prompt_tokens in answers.prompt_tokens.items():
+        full[number].prompt_tokens = prompt_tokens
     return full

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import shlex
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +50,8 @@ class ServerOptions:
         open_to_all: whether others than this machine may call without one.
         hosts: further names that a `Host` header may have.
         origins: of web pages that may call.
+        aliases: further names of the model.
+        any_model: whether every name is taken for it.
         limits: of the queue and of kept sessions.
     """
 
@@ -58,6 +61,8 @@ class ServerOptions:
     open_to_all: bool = False
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
     limits: BackendLimits = field(default_factory=BackendLimits)
 
     @property
@@ -83,6 +88,8 @@ class ServerOptions:
                 f"--host {self.host} without a key lets everybody who reaches it use your swarm: give --api-key (or "
                 "CANOPY_API_KEY), or say --open-to-all"
             )
+        if any(not name.strip() or not name.isprintable() for name in self.aliases):
+            raise ConfigError("--alias: give a name that can be printed")
         queue, sessions = self.limits.queue, self.limits.sessions
         for name, value in (("--running", queue.running), ("--waiting", queue.waiting)):
             if value < 1:
@@ -94,7 +101,7 @@ class ServerOptions:
         """What the application keeps to; on loopback only this machine's names are answered to (DNS rebinding)."""
         names = (*LOOPBACK_NAMES, self.host, *self.hosts)
         hosts = tuple(name.lower() for name in names) if self.is_loopback else ()
-        return ApiSettings(self.keys, hosts, self.origins)
+        return ApiSettings(self.keys, hosts, origins=self.origins, aliases=self.aliases, any_model=self.any_model)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -165,10 +172,10 @@ async def served_api(source: SwarmSource, options: ServerOptions, taken: socket.
 
 
 def swarm_source(model: str | None, options: ConnectOptions) -> SwarmSource:
-    """Where a model is; without a name it is the only one that the swarm serves."""
+    """Where a model is; without a name there is none yet, only the line to type."""
     join = tuple(options.get("peers", ()))
     if model is None:
-        return SwarmSource("", partial(_only_model, options), join)
+        return SwarmSource("", partial(_unnamed_model, options), join)
     path = Path(model)
     name = without_ending(path.resolve().name if path.is_dir() else path.name) if path.exists() else model
     return SwarmSource(name, partial(_connect, model, options), join)
@@ -179,12 +186,13 @@ def _connect(model: str, options: ConnectOptions) -> AbstractAsyncContextManager
 
 
 @asynccontextmanager
-async def _only_model(options: ConnectOptions) -> AsyncIterator[AsyncSwarm]:
-    """Connect to the only model that machines serve which answer.
+async def _unnamed_model(options: ConnectOptions) -> AsyncIterator[AsyncSwarm]:
+    """Say which models there are: a tokenizer is read only where the user or an invite names the model.
+
+    Whoever is in a swarm may list a model by any name, and a name alone may have its files fetched from the hub.
 
     Raises:
-        RouteError: there is none yet.
-        ConfigError: there are several.
+        RouteError: always; it says what to type.
     """
     config = DhtConfig(
         join=tuple(options.get("peers", ())), client_mode=True, membership=options.get("membership", OPEN_SWARM)
@@ -192,10 +200,18 @@ async def _only_model(options: ConnectOptions) -> AsyncIterator[AsyncSwarm]:
     async with DhtRegistry.open(config) as registry:
         listed = await registry.models()
         served = await ServedModels(registry).served(listed) or listed
-    names = sorted({model.name for model in served})
+    raise which_model({model.name for model in served})
+    yield  # makes this a context manager
+
+
+def which_model(names: Collection[str]) -> RouteError:
+    """What to type where no model is named, given those that are listed."""
     if not names:
-        raise RouteError("nobody serves a model in this swarm yet; name one, or serve one with node serve MODEL", ())
-    if len(names) > 1:
-        raise ConfigError(f"which model? this swarm serves {', '.join(names[:MODELS_NAMED])}")
-    async with AsyncSwarm.connect(names[0], **options) as swarm:
-        yield swarm
+        return RouteError("nobody serves a model in this swarm yet; name one, or serve one with node serve MODEL", ())
+    shown = sorted(names)
+    more = f" and {len(shown) - MODELS_NAMED} more" if len(shown) > MODELS_NAMED else ""
+    return RouteError(
+        f"which model? this swarm serves {', '.join(shown[:MODELS_NAMED])}{more}; name the one that you trust: "
+        f"client api {shlex.quote(shown[0])}",
+        (),
+    )

@@ -12,11 +12,11 @@ from typing import Final
 
 from starlette.requests import Request
 
-from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, Delta, Finished, Job, ModelCard
+from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, ChatJob, Delta, Finished, Job, ModelCard
 from client.api.errors import ApiError, server_leaves, unknown_model
+from client.api.left_out import LeftOutLog
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
 from client.stats import TokenLogProbs
-from swarm.errors import ContextFull
 from swarm.runtime.tasks import TaskScope
 
 MAX_BODY_BYTES: Final = 8 * 2**20
@@ -33,6 +33,8 @@ class ApiSettings:
     Attributes:
         keys: API keys of which a caller must show one; empty asks for none.
         hosts: names and addresses that a `Host` header may have, without the port; empty accepts any.
+        aliases: further names of the model.
+        any_model: whether every other name is taken for it too.
         origins: web pages' origins, such as `https://chat.example.org`, that may call it; `*` accepts any.
         max_body_bytes: of a request.
         body_s: seconds in which a request's body has to come.
@@ -45,6 +47,8 @@ class ApiSettings:
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    any_model: bool = False
     origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     body_s: float = 60.0
@@ -149,11 +153,13 @@ class ApiContext:
         backend: the model.
         settings: how the API behaves towards callers.
         requests: answers so far.
+        left_out: tells the log what requests go without.
     """
 
     backend: Backend
     settings: ApiSettings
     requests: RequestCounts = field(default_factory=RequestCounts)
+    left_out: LeftOutLog = field(default_factory=LeftOutLog)
 
     def caller(self, request: Request) -> ApiCaller:
         """Who asks; `client.api.guard` has checked the key."""
@@ -163,36 +169,37 @@ class ApiContext:
         return ApiCaller(request.client.host if request.client is not None else "")
 
     async def card(self, model: str | None) -> ModelCard:
-        """The model's card, if `model` names it; an empty name means the only one.
+        """The model's card under the name that it was asked by; an empty name means the only one.
 
         Raises:
             ApiError: there is no such model here (404).
         """
         card = self.backend.known_card()
-        if model and model != card.id:
-            raise unknown_model(model, card.id)
-        return card
+        if model and model not in self.names(card):
+            if not self.settings.any_model:
+                raise unknown_model(model, card.id)
+            return card
+        return replace(card, id=model) if model else card
 
-    async def begin(self, job: Job, request: Request, *, may_end_early: bool = False) -> StartedAnswer:
+    def names(self, card: ModelCard) -> tuple[str, ...]:
+        """The model's names, its own first; none while it is not known."""
+        return (card.id, *self.settings.aliases) if card.id else ()
+
+    async def begin(self, job: Job, request: Request) -> StartedAnswer:
         """Start a run and wait until its prompt was taken; errors until then become HTTP statuses.
-
-        Args:
-            job: to run.
-            request: that asks for it.
-            may_end_early: whether a limit of tokens that does not fit the context is one: then the answer ends where
-                the context does. Otherwise it is refused.
 
         Raises:
             ApiError: the client has gone meanwhile.
             SwarmError: as `Backend.run`.
         """
+        self.say_left_out(job, request)
         async with while_there(request):
-            try:
-                return await self.start(job, self.caller(request))
-            except ContextFull:
-                if not may_end_early or "max_new_tokens" not in job.options:
-                    raise
-            return await self.start(_without_limit(job), self.caller(request))
+            return await self.start(job, self.caller(request))
+
+    def say_left_out(self, job: Job, request: Request) -> None:
+        """Have the answer's header say what the job goes without."""
+        if isinstance(job, ChatJob) and job.left_out:
+            self.left_out.say(job.left_out, request.scope)
 
     async def start(self, job: Job, caller: ApiCaller) -> StartedAnswer:
         """The same for a caller that nobody watches."""
@@ -211,11 +218,9 @@ class ApiContext:
         await self.read(job, request, full.take)
         return full
 
-    async def read(
-        self, job: Job, request: Request, take: Callable[[AnswerEvent], None], *, may_end_early: bool = False
-    ) -> Finished:
+    async def read(self, job: Job, request: Request, take: Callable[[AnswerEvent], None]) -> Finished:
         """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
-        answer = await self.begin(job, request, may_end_early=may_end_early)
+        answer = await self.begin(job, request)
         take(answer.begun)
         end: Finished | None = None
         async with aclosing(answer.events) as events, while_there(request):
@@ -230,13 +235,6 @@ def reasoning_tokens(delta: Delta) -> int:
     """Tokens of a delta that were thought and not said."""
     is_thought = bool(delta.parts) and all(isinstance(part, ReasoningDelta) for part in delta.parts)
     return len(delta.tokens) if is_thought else 0
-
-
-def _without_limit(job: Job) -> Job:
-    """The job whose answer may fill the rest of the context."""
-    options = job.options.copy()
-    options.pop("max_new_tokens", None)
-    return replace(job, options=options)
 
 
 def api_key(request: Request) -> str:

@@ -49,6 +49,20 @@ _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
 }
 
 
+class PromptTooLong(ContextFull):
+    """A prompt that alone exceeds the context.
+
+    Attributes:
+        prompt_tokens: of the prompt.
+        limit_tokens: of the context.
+    """
+
+    def __init__(self, message: str, prompt_tokens: int, limit_tokens: int) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
+        self.limit_tokens = limit_tokens
+
+
 class ApiError(Exception):
     """An answer that is an error.
 
@@ -58,6 +72,7 @@ class ApiError(Exception):
         code: what went wrong, in OpenAI's words, such as `model_not_found`; None where there is no word.
         param: the field of the request that is at fault; None for none.
         retry_after_s: whole seconds until it is worth asking again; None where asking again does not help.
+        anthropic_message: what Anthropic's clients are told instead, where they look for certain words.
         details: more fields of the body, as JSON values; clients that do not know them pass over them.
     """
 
@@ -77,6 +92,7 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.details: dict[str, Any] = {}
+        self.anthropic_message = self.message
 
     @property
     def headers(self) -> dict[str, str]:
@@ -111,6 +127,12 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case PromptTooLong():
+            told = ApiError(400, str(error), code="context_length_exceeded", param="messages")
+            told.anthropic_message = (  # by these words Claude Code knows that it has to shorten the conversation
+                f"prompt is too long: {error.prompt_tokens} tokens > {error.limit_tokens} maximum"
+            )
+            return told
         case ContextFull():
             return ApiError(400, str(error), code="context_length_exceeded", param="messages")
         case UnknownModel():
@@ -163,7 +185,7 @@ def error_body(form: ErrorForm, error: ApiError, request_id: str | None = None) 
             }
         case "anthropic":
             kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
-            told = {"type": kind, "message": error.message, **error.details}
+            told = {"type": kind, "message": error.anthropic_message, **error.details}
             return {"type": "error", "error": told, "request_id": request_id}
         case "ollama":
             return {"error": error.message}

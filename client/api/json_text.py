@@ -11,6 +11,8 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
+from client.api.left_out import SCOPE as LEFT_OUT
+from client.api.request_fields import noting_left_out
 from client.api.sse import compact
 
 JsonObject = dict[str, Any]
@@ -55,14 +57,23 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route of `JsonRequest`: what cannot be JSON is refused before any dialect sees it."""
+    """A route of `JsonRequest`: what cannot be JSON is refused before any dialect sees it.
+
+    A body is JSON whatever its header says: `curl -d` says that it is a form. What the request asks for and does not
+    get, since it changes no answer, is named in a header.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's handler, for such a request."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
+            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+            headers = [*others, (b"content-type", b"application/json")]
+            with noting_left_out() as names:
+                response = await handle(JsonRequest({**request.scope, "headers": headers}, request.receive))
+            request.scope.setdefault(LEFT_OUT, []).extend(f"field {name}" for name in names)
+            return response
 
         return handle_json
 

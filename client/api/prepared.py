@@ -9,6 +9,7 @@ import llguidance.hf
 from llguidance import LLTokenizer
 
 from client.api.backend import ChatJob, Job
+from client.api.errors import PromptTooLong
 from client.decode.state import GenerationState
 from client.dialogue.encoding import encode_text
 from client.dialogue.parsing import AnswerParser, ContentParser
@@ -16,7 +17,6 @@ from client.dialogue.plan import AnswerPlan, AnswerRequest, plan_answer
 from client.dialogue.template import ChatTemplate, PromptSwitches
 from client.library.jobs import GenerationFactory
 from client.options import MAX_NEW_TOKENS, Options, check_text, make_options
-from swarm.errors import ContextFull
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class JobReader:
 
         Raises:
             ConfigError: an option or a message is not valid.
-            ContextFull: the prompt, or the prompt with what was asked for, exceeds the context.
+            ContextFull: the prompt leaves no room for an answer.
         """
-        asked = make_options(job.options)
+        asked = make_options(job.options).with_defaults(self.factory.defaults, job.defaults)
         plan = self._plan(job, asked)
         options = replace(
             asked,
@@ -91,26 +91,24 @@ class JobReader:
         state = self.factory.make(plan.tokens, options)
         if asked.log_probs is not None:
             self._made_vocabulary()
-        return Prepared(state, plan.parser, asked.stop, self.factory.target.eos_ids)
+        return Prepared(state, plan.parser, asked.stop, asked.ends(self.factory.target.eos_ids))
 
     def _limit(self, prompt_tokens: int, asked: int | None) -> int:
-        """Tokens that may be generated.
+        """Tokens that may be generated: as many as are asked for, or the rest of the context.
 
         Raises:
-            ContextFull: they do not fit the context.
+            ContextFull: the prompt leaves no room for any.
         """
         limit = self.factory.target.max_positions
-        if limit is None:
-            return MAX_NEW_TOKENS if asked is None else asked
-        most = f"This model's maximum context length is {limit} tokens."
-        if prompt_tokens >= limit:
-            raise ContextFull(f"{most} However, your prompt has {prompt_tokens} tokens. Please shorten it.")
-        if asked is not None and prompt_tokens + asked > limit:
-            raise ContextFull(
-                f"{most} However, you requested {prompt_tokens + asked} tokens ({prompt_tokens} in the prompt, {asked} "
-                "in the completion). Please shorten one of them."
+        room = MAX_NEW_TOKENS if limit is None else limit - prompt_tokens
+        if room < 1:
+            raise PromptTooLong(
+                f"This model's maximum context length is {limit} tokens. However, your prompt has {prompt_tokens} "
+                "tokens. Please shorten it.",
+                prompt_tokens,
+                limit or 0,
             )
-        return limit - prompt_tokens if asked is None else asked
+        return room if asked is None else min(asked, room)
 
     def _plan(self, job: Job, asked: Options) -> AnswerPlan:
         if isinstance(job, ChatJob):

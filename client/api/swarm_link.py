@@ -172,6 +172,7 @@ class SwarmLink:
             serve_line=lines[0] if lines else "",
             has_template=template.has_template,
             tool_family=template.family,
+            sampling=self._model.swarm.defaults,
         )
 
     def _unknown(self) -> ModelCard:

@@ -14,13 +14,13 @@ from typing import Any
 from client.dialogue.families import ToolFamily
 from client.dialogue.messages import Tool, ToolChoice
 from client.dialogue.template import ChatPrompt, ChatTemplate
-from client.options import Grammar
+from client.options import Grammar, json_rule
 from swarm.errors import ConfigError
 
 _ANY_OBJECT = {"type": "object"}
 _TEXT = r"/(.|\n)*/"
-_BLANKS = {"whitespace_flexible": True, "whitespace_pattern": r" ?|\n {0,16}"}
-"""A gap in JSON is bounded, as in `swarm.inference.grammar`: some models would go on with blanks for ever."""
+_BLANKS = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
+"""A call's arguments may have the blanks that models have learned to write there; others only cost tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ def _body(answer: Grammar) -> str:
         schema = _ANY_OBJECT if answer.kind == "json" else json.loads(answer.text)
     except ValueError:
         raise ConfigError("grammar: the JSON schema is no JSON") from None
-    return _json(schema)
+    return json_rule(schema)
 
 
 def _escaped(text: str) -> str:
@@ -278,6 +278,6 @@ def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     return dict(value)
 
 
-def _json(schema: Any) -> str:  # noqa: ANN401 - a schema may also be true or false
-    """JSON that follows a schema."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _BLANKS} if isinstance(schema, Mapping) else schema)}"
+def _json(schema: Mapping[str, Any]) -> str:
+    """A call's arguments, by their schema."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _BLANKS})}"

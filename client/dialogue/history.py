@@ -30,6 +30,25 @@ _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>the name\
 _DEEPSEEK_V31_CALL = "<｜tool▁call▁begin｜>the name<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"
 
 
+def alternating(messages: Sequence[Message]) -> list[Message]:
+    """The conversation for a strict template: one system message at its beginning, then turns of changing speakers.
+
+    A later system message is said by the user.
+    """
+    out: list[Message] = []
+    for message in messages:
+        if message.role == "system" and any(earlier.role != "system" for earlier in out):
+            message = replace(message, role="user")
+        last = out[-1] if out else None
+        if last is None or last.role != message.role or message.role == "tool" or last.tool_calls:
+            out.append(message)
+            continue
+        parts = (last.content, message.content), (last.reasoning, message.reasoning)
+        content, reasoning = ("\n\n".join(filter(None, part)) for part in parts)
+        out[-1] = replace(message, content=content, reasoning=reasoning)
+    return out
+
+
 def tool_dicts(tools: Sequence[Tool]) -> list[TemplateDict]:
     """Tools as templates expect them."""
     return [

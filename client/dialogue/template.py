@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from client.dialogue.encoding import ControlTokens, Json, Marks
 from client.dialogue.families import MARKERS, ToolFamily, family_of, thinking_of
 from client.dialogue.history import (
+    alternating,
     introduced,
     introduction,
     message_dicts,
@@ -135,7 +136,15 @@ class ChatTemplate:
             ConfigError: the template does not take these messages, such as a system message where it knows none, or
                 they are not valid text.
         """
-        messages = list(messages)
+        try:
+            return self._prompt(list(messages), tools, switches)
+        except ConfigError:  # agents send several system messages, late ones, and turns of one speaker in a row
+            plain = alternating(messages)
+            if plain == list(messages):
+                raise
+            return self._prompt(plain, tools, switches)
+
+    def _prompt(self, messages: list[Message], tools: Sequence[Tool], switches: PromptSwitches) -> ChatPrompt:
         if self.thinking is not None and not switches.continues:
             messages = with_thoughts_apart(messages, self.thinking)
         if self.family == "harmony":

@@ -7,6 +7,7 @@ stops it too, and a reader may live in any task.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -26,7 +27,7 @@ from client.library.chat import AsyncChat
 from client.library.conversation import Conversation
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
-from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
+from client.options import UNCHANGED, ConnectOptions, GenerateOptions, check_codec, described, make_options, sampling_of
 from client.stats import Result
 from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
 from swarm.discovery.coverage import Coverage, cover
@@ -45,6 +46,8 @@ from swarm.transport.dial import Dialer
 from swarm.ways.local_dialler import open_ways
 
 __all__ = ["AsyncSwarm", "Piece"]
+
+logger = logging.getLogger(__name__)
 
 EXPECTED_NODES = 16
 """Tree nodes per sweep that routes are chosen for, where K is chosen before each sweep."""
@@ -71,6 +74,11 @@ class AsyncSwarm:
     def target(self) -> Target:
         """The model as its client knows it."""
         return self._opener.target
+
+    @property
+    def defaults(self) -> GenerateOptions:
+        """What options are where a generation does not say: as the model's generation_config.json has them."""
+        return self._factory.defaults
 
     @property
     def opener(self) -> SessionOpener:
@@ -120,6 +128,8 @@ class AsyncSwarm:
                 siblings: whether what the target picked behind dead branches is proposed too, with a draft or without.
                 recycle: whether what the target picked before after each token is proposed too.
                 adapt: whether draft models learn, as texts grow, where the target picks otherwise than they.
+                generation_config: whether options that a generation leaves open are those of the model's
+                    generation_config.json: temperature, top_k, top_p, min_p, repetition_penalty, do_sample.
                 calibration: folder that keeps what is learned about the draft, the user's cache by default; None
                     keeps nothing after this connection.
 
@@ -153,7 +163,10 @@ class AsyncSwarm:
             drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
             try:
                 drafters = Drafters(loaded.drafter, loaded.make_another)
-                yield cls(opener, GenerationFactory(target, drafters, drafting, nodes, promised), scope, loaded.notes)
+                factory = GenerationFactory(
+                    target, drafters, drafting, nodes, promised, defaults=_defaults(target, options)
+                )
+                yield cls(opener, factory, scope, loaded.notes)
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
                 await asyncio.to_thread(loaded.save_calibrations)
@@ -185,7 +198,7 @@ class AsyncSwarm:
         left = interrupted.unfinished
         if left is None:
             raise ConfigError("resume: this error does not come from a generation")
-        options = make_options(GenerateOptions(**left.options))  # type: ignore[typeddict-item]
+        options = make_options(GenerateOptions(**left.options)).with_defaults(UNCHANGED)  # type: ignore[typeddict-item]
         state = self._factory.make(left.prompt, options, left.tokens)
         shown = len(interrupted.text) - len(state.text.text)
         async for piece in self._pieces(state):
@@ -274,7 +287,11 @@ def _swarm(options: ConnectOptions) -> tuple[tuple[str, ...], Membership]:
     """
     given = expand(options.get("peers", ()), time.time())
     membership = options.get("membership", OPEN_SWARM)
-    return given.join, membership if given.network is None else replace(membership, network=given.network)
+    if given.network is not None:
+        membership = replace(membership, network=given.network)
+    if given.invite is not None and given.invite.swarm is not None:
+        membership = replace(membership, swarm=given.invite.swarm, is_certain=True)
+    return given.join, membership
 
 
 @asynccontextmanager
@@ -290,6 +307,14 @@ async def _links(
     ):
         probe = partial(measure_delays, insecure=insecure, ways=ways, network=network)
         yield dialer, PeerLatency(probe=probe), scope
+
+
+def _defaults(target: Target, options: ConnectOptions) -> GenerateOptions:
+    """What the checkpoint says of sampling, unless it is not asked; told once."""
+    taken = sampling_of(target.generation) if options.get("generation_config", True) else GenerateOptions()
+    if taken:
+        logger.info("%s: %s, as its generation_config.json says", target.name, described(taken))
+    return taken
 
 
 def _draft_options(options: ConnectOptions) -> DraftOptions:

@@ -16,7 +16,7 @@ from client.decode.text_stream import TextStream
 from client.dialogue.encoding import encode_text
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.pool import Drafters
-from client.options import Options, check_text
+from client.options import GenerateOptions, Options, check_text
 from client.target import Target
 from swarm.errors import ConfigError, ContextFull
 from swarm.inference.grammar import GrammarCompiler
@@ -39,6 +39,7 @@ class GenerationFactory:
         nodes: tree nodes per sweep (K), unless a generation's options say; None lets `goodput` choose before each.
         reproducible: refuse options with which the text would depend on more than model, prompt and seed.
         goodput: the controller.
+        defaults: what options are where a generation does not say: as the checkpoint has them.
     """
 
     target: Target
@@ -47,6 +48,7 @@ class GenerationFactory:
     nodes: int | None
     reproducible: bool = False
     goodput: Goodput = field(default_factory=lambda: Goodput(MAX_NODES))
+    defaults: GenerateOptions = field(default_factory=GenerateOptions)
     _grammars: list[GrammarCompiler] = field(default_factory=list)
 
     def forget(self) -> None:
@@ -82,8 +84,9 @@ class GenerationFactory:
             ContextFull: prompt and new tokens exceed the model's context.
         """
         target = self.target
+        options = options.with_defaults(self.defaults)
         options.check()
-        if self.reproducible and options.multistep and options.temperature > 0:
+        if self.reproducible and options.multistep and options.temperature:
             raise ConfigError("multistep: the text depends on the trees too, and a reproducible one was asked for")
         ids = _ids(target, prompt)
         if not ids:
@@ -98,7 +101,7 @@ class GenerationFactory:
                 f"prompt of {len(ids)} tokens and {options.max_new_tokens} new ones exceed the model's context of "
                 f"{limit}; shorten one of them"
             )
-        ends = target.eos_ids if options.end_tokens is None else frozenset(options.end_tokens)
+        ends = options.ends(target.eos_ids)
         sampling = options.sampling(len(ids), [token for token in ends if 0 <= token < target.vocab_size])
         check_sampling(sampling, target.vocab_size)
         nodes = self.nodes if options.nodes is None else options.nodes

@@ -42,6 +42,11 @@ class Swarm:
         """As `AsyncSwarm.draft_notes`."""
         return self._inner.draft_notes
 
+    @property
+    def defaults(self) -> GenerateOptions:
+        """As `AsyncSwarm.defaults`."""
+        return self._inner.defaults
+
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Piece, None, None]:
         """Generate and yield text as it becomes certain; as `AsyncSwarm.stream`. Leaving the loop early stops it."""
         return _iterate(self._loop, self._inner.stream(prompt, **options))

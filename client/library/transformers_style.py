@@ -108,7 +108,7 @@ class AsyncDistributedModel:
 
     async def generate(self, inputs: Ids | None = None, **arguments: Any) -> torch.Tensor:  # noqa: ANN401
         """Go on with a sequence of token ids; as `DistributedModel.generate`."""
-        call = read_call(inputs, arguments)
+        call = read_call(inputs, arguments, self._swarm.defaults)
         call.begin()
         whole = None
         async with aclosing(self._swarm.stream(call.prompt, **call.options)) as pieces:
@@ -138,14 +138,15 @@ class DistributedModel:
                 input_ids: the same as `inputs`, so that a tokenizer's output can be passed on by `**`.
                 attention_mask: of the same shape; zeros may stand before the first one, as padding.
                 max_new_tokens: or `max_length`, which counts the prompt too; 20 new ones without either.
-                do_sample: whether to draw; without it `temperature`, `top_k`, `top_p` and `min_p` do nothing.
-                temperature: 1 by default.
-                top_k: 50 by default; 0 for all.
+                do_sample: whether to draw; the model's own by default. Where it is false `temperature`, `top_k`,
+                    `top_p` and `min_p` do nothing.
+                temperature: the model's own by default, else 1.
+                top_k: the model's own by default, else 50; 0 for all.
                 top_p, min_p, repetition_penalty: as there.
                 eos_token_id: one id or several that end the text, in place of the model's.
                 stop_strings: one or several; the ids end with the token that completes one.
-                generation_config: a `GenerationConfig` whose values count where an argument says nothing. The model's
-                    own `generation_config.json` gives its end tokens alone.
+                generation_config: a `GenerationConfig` whose values count where an argument says nothing, and before
+                    those of the model's own `generation_config.json`.
                 streamer: such as a `TextStreamer`.
                 generator: a `torch.Generator`, whose first seed counts; or `seed`, a number. Without either a seed is
                     drawn by torch, so that `torch.manual_seed` repeats a text.
@@ -159,7 +160,7 @@ class DistributedModel:
             ConfigError: an argument is not valid, or asks for what a swarm does not offer, such as beams.
             SwarmError: as `Swarm.stream`.
         """
-        call = read_call(inputs, arguments)
+        call = read_call(inputs, arguments, self._swarm.defaults)
         call.begin()
         whole = None
         with closing(self._swarm.stream(call.prompt, **call.options)) as pieces:
@@ -169,8 +170,10 @@ class DistributedModel:
         return whole
 
 
-def read_call(inputs: Ids | None, arguments: Mapping[str, Any]) -> TransformersCall:
-    """Read the arguments of `generate`.
+def read_call(
+    inputs: Ids | None, arguments: Mapping[str, Any], defaults: GenerateOptions | None = None
+) -> TransformersCall:
+    """Read the arguments of `generate`; `defaults` are the model's own.
 
     Raises:
         ConfigError: one of them is not valid or not offered; the message names it.
@@ -183,22 +186,24 @@ def read_call(inputs: Ids | None, arguments: Mapping[str, Any]) -> TransformersC
     input_ids = _row(ids if inputs is None else inputs, "input_ids")
     padding = _padding(given.pop("attention_mask", None), input_ids)
     streamer = given.pop("streamer", None)
-    options = _options(given, input_ids.shape[1])
+    options = _options(given, input_ids.shape[1], defaults or {})
     return TransformersCall(input_ids, tuple(input_ids[0, padding:].tolist()), options, streamer)
 
 
-def _options(given: dict[str, Any], prompt_tokens: int) -> GenerateOptions:
+def _options(given: dict[str, Any], prompt_tokens: int, defaults: GenerateOptions) -> GenerateOptions:
     options: dict[str, Any] = {name: given.pop(name) for name in _OWN & set(given)}
     options["max_new_tokens"] = _new_tokens(
         given.pop("max_new_tokens", None), given.pop("max_length", None), prompt_tokens
     )
     sampling = {name: given.pop(name, None) for name in ("temperature", "top_k", "top_p", "min_p")}
     generator = given.pop("generator", None)
-    if given.pop("do_sample", None):
-        options["temperature"] = 1.0 if sampling["temperature"] is None else sampling["temperature"]
-        top_k = DEFAULT_TOP_K if sampling["top_k"] is None else sampling["top_k"]
-        options |= {"top_k": top_k or None, "top_p": sampling["top_p"], "min_p": sampling["min_p"]}
+    do_sample = given.pop("do_sample", None)
+    if do_sample or (do_sample is None and defaults.get("temperature")):
+        usual = {"temperature": defaults.get("temperature") or 1.0, "top_k": defaults.get("top_k", DEFAULT_TOP_K)}
+        options |= {name: usual.get(name) if value is None else value for name, value in sampling.items()}
         options.setdefault("seed", _seed(generator))
+    elif do_sample is False:
+        options["temperature"] = 0.0
     if (penalty := given.pop("repetition_penalty", None)) is not None:
         options["repetition_penalty"] = penalty
     if (ends := given.pop("eos_token_id", None)) is not None:

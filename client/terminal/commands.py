@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from client.options import CodecChoice, Options
+from client.terminal.setups import ProgramName
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.runtime.cli_types import (
     Count,
@@ -31,7 +32,7 @@ from swarm.runtime.cli_types import (
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
-_SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "wait")
+_SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "generation_config", "wait")
 _LINKS = ("codec", "reproducible", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
@@ -53,6 +54,7 @@ class ConnectionOptions:
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1, xpu, mps (default: a GPU, or the CPU).
         revision: branch, tag or commit of a hub model (default: its main branch).
         fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it (default: what is served).
+        generation_config: sample as the model's generation_config.json says where no option does.
         threads: CPU threads for the draft model (default: as many as pay, which is measured).
         wait: seconds to wait for a machine when some layers are no longer served.
         codec: how hidden rows travel between nodes; int8 sends less and changes results.
@@ -74,6 +76,7 @@ class ConnectionOptions:
     draft_device: DeviceName | None = None
     revision: Revision | None = None
     fingerprint: Fingerprint | None = None
+    generation_config: bool = True
     threads: Count | None = None
     codec: CodecChoice = "lossless"
     wait: Seconds = 60.0
@@ -165,7 +168,7 @@ class Bench(ConnectionOptions):
 
 
 @headed(
-    server=("host", "port", "api_key", "open_to_all", "allow_host", "origin"),
+    server=("program", "host", "port", "api_key", "open_to_all", "allow_host", "origin", "alias", "any_model"),
     bounds=("running", "waiting", "waiting_per_key", "keep", "keep_idle", "share_prompts"),
     swarm=_SWARM,
     links=_LINKS,
@@ -176,6 +179,8 @@ class ApiCommand(ConnectionOptions):
     """Serve a swarm's model over HTTP, as OpenAI, Anthropic and Ollama do: for programs that speak to these.
 
     Attributes:
+        program: print what to write where so that this program asks the server that runs at --host and --port, and
+            serve nothing.
         host: IP address to listen on; another one than this machine's own needs a key.
         port: TCP port to listen on; 0 takes any free one.
         api_key: key that callers have to show; may be repeated. CANOPY_API_KEY takes more, for keys that not every user
@@ -183,6 +188,8 @@ class ApiCommand(ConnectionOptions):
         open_to_all: let others than this machine call without a key.
         allow_host: a further name under which this machine may be called; may be repeated.
         origin: web pages of this origin, such as https://chat.example.org, may call; may be repeated.
+        alias: a further name of the model, such as gpt-4o-mini, for programs that ask for that; may be repeated.
+        any_model: take every name in a request for the model.
         running: answers at a time; further requests wait.
         waiting: requests that may wait.
         waiting_per_key: requests of one key that may wait.
@@ -192,12 +199,15 @@ class ApiCommand(ConnectionOptions):
             use one opening, but each can find out by guessing what others wrote.
     """
 
+    program: Annotated[Literal["none"] | ProgramName, tyro.conf.arg(name="for")] = "none"
     host: Host = "127.0.0.1"
     port: Port = 8_000
     api_key: tyro.conf.UseAppendAction[tuple[Text, ...]] = field(default=(), repr=False)
     open_to_all: bool = False
     allow_host: tyro.conf.UseAppendAction[tuple[Host, ...]] = ()
     origin: tyro.conf.UseAppendAction[tuple[Url, ...]] = ()
+    alias: tyro.conf.UseAppendAction[tuple[Text, ...]] = ()
+    any_model: bool = False
     running: Count = 16
     waiting: Count = 256
     waiting_per_key: Count = 64

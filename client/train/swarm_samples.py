@@ -170,7 +170,7 @@ class _LineNotes:
 @contextmanager
 def open_sampler(model: str, *, with_rows: bool, **options: Unpack[ConnectOptions]) -> Iterator[SwarmSampler]:
     """Join a swarm as a client of one model, to sample from it; arguments and errors as in `AsyncSwarm.connect`."""
-    plain: ConnectOptions = {**options, "lookup": False, "calibration": None}
+    plain: ConnectOptions = {**options, "lookup": False, "calibration": None, "generation_config": False}
     with start_blocking_portal("asyncio") as portal:
         connecting = AsyncSwarm.connect(model, **plain)
         with portal.wrap_async_context_manager(connecting) as swarm:

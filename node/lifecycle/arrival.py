@@ -43,6 +43,7 @@ from swarm.gateway.messages import PCP_NONCE_BYTES
 from swarm.gateway.ports import NoMapping, PcpRouter, PmpRouter, PortMapper, Router
 from swarm.gateway.routes import default_gateways
 from swarm.gateway.upnp import UpnpRouter
+from swarm.ids import shown_swarm
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint, is_loopback
@@ -137,7 +138,14 @@ class Arrival:
         is_client = self._expects_no_caller() and isinstance(opened, DhtRegistry)
         if is_client:
             opened = DhtRegistry.open(replace(config.dht(), client_mode=True))
+        if config.join:
+            self._say(f"joining: {len(config.join)} {'address is' if len(config.join) == 1 else 'addresses are'} tried")
         self._registry = await stack.enter_async_context(opened)
+        if config.join:
+            swarm = opened.swarm_id if isinstance(opened, DhtRegistry) else None
+            self._say(
+                f"joined{'' if swarm is None else f' {shown_swarm(swarm)}'}; others are asked to call this machine"
+            )
         network = config.membership.network
         left_behind = await check_alone(self.registry, self._fallback(), insecure=config.insecure, network=network)
         self._scope = await stack.enter_async_context(TaskScope())

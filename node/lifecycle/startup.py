@@ -180,6 +180,8 @@ class StartUp:
         await announcer.announce(NodeState.SERVING)
         resources.outbox.add_event(EventKind.JOINED, f"serves {announcer.span.describe(resources.identity.num_layers)}")
         announcing = announcing or scope.spawn(announcer.keep_announcing())
+        if isinstance(resources.registry, DhtRegistry):
+            await resources.registry.prove_addresses()  # before a line is printed with which others join
         self._keep_reached(starting)
         self._tell_neighbours(resources)
         return RunningNode(resources, host, announcer, announcing, reservation)
@@ -214,15 +216,19 @@ class StartUp:
         config, model = self._config, resources.identity
         if config.membership.network is not None:
             return
-        said = announced(resources.registry.join_addresses(), config.join, (model.name, model.fingerprint))
+        registry, named = resources.registry, (model.name, model.fingerprint)
+        swarm = registry.swarm_id if isinstance(registry, DhtRegistry) else None
+        said = announced(registry.join_addresses(), config.join, named, swarm=swarm)
         if said is not None and config.lan != "no" and not config.insecure:
             resources.scope.spawn(keep_announced(said))
 
     def _explain(self, starting: Starting, plan: ServingPlan) -> None:
         """Say what this node does and why."""
-        resources, asked, join = starting.resources, self._config.model, self._config.join
+        resources, config = starting.resources, self._config
+        asked, join = config.model, config.join
         reached = resources.whereabouts.now.why.removeprefix("reached ") or f"at {resources.address}"
-        for line in ServingSummary(resources.identity, asked, join, plan, starting.announcer.span, reached).lines():
+        span, why = starting.announcer.span, config.model_why
+        for line in ServingSummary(resources.identity, asked, join, plan, span, reached, why).lines():
             self._say(line)
 
     async def _reserve_span(self, starting: Starting, plan: ServingPlan) -> SpanReservation:

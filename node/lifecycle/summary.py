@@ -24,6 +24,7 @@ class ServingSummary:
         plan: what was decided.
         span: its layers.
         reached: how others come to it, as a clause.
+        why: who named the model, where somebody did.
     """
 
     model: ModelIdentity
@@ -32,6 +33,7 @@ class ServingSummary:
     plan: ServingPlan
     span: Span
     reached: str
+    why: str = "as you asked"
 
     def lines(self) -> list[str]:
         """Model, swarm, layers, how it computes, how it is reached, what it gives; then a note, if there is one."""
@@ -43,7 +45,7 @@ class ServingSummary:
     def _model(self) -> str:
         model = self.model
         about = f"{model.num_layers} layers, fingerprint {model.fingerprint[:12]}"
-        why = "the one that this swarm serves" if self.asked is None else "as you asked"
+        why = "the one that this swarm serves" if self.asked is None else self.why
         return f"model: {self.asked or model.name} ({about}), {why}"
 
     def _swarm(self) -> str:

@@ -249,7 +249,7 @@ class Standing:
         probes = await asyncio.gather(*(self._probe(address, peer) for address, peer in wanted.items()))
         for address, probe in zip(wanted, probes, strict=True):
             if probe is None:
-                self._note_failure(address, "does not answer")
+                self._note_failure(address, "does not answer", is_news=not any(probes))
         # Of a relay that answers by both families, the address that it prefers: more of the others reach that one.
         found = list({probe.peer or probe.address: probe for probe in reversed(probes) if probe is not None}.values())
         return next(iter(relay_choice.in_order(found, self._identity.peer_id)), None)
@@ -263,14 +263,19 @@ class Standing:
                 return policy.allows(address)
         return await policy.resolve(address) is not None
 
-    def _note_failure(self, relay: str, why: str) -> None:
+    def _note_failure(self, relay: str, why: str, *, is_news: bool = True) -> None:
+        """Leave a relay alone for a while; where others answer, that is nobody's trouble."""
         known = self._failures.pop(relay, None)
         count = 1 if known is None else known.count + 1
         wait_s = min(RETRY_S[0] * 2.0 ** min(count - 1, 16), RETRY_S[1]) * random.uniform(0.5, 1.5)
         while len(self._failures) >= MAX_REMEMBERED:
             self._failures.pop(next(iter(self._failures)))
         self._failures[relay] = _Failures(count, asyncio.get_running_loop().time() + wait_s, why)
-        self._log.say(relay, f"relay {plain_line(relay)}: {plain_line(why)}")
+        line = f"relay {plain_line(relay)}: {plain_line(why)}"
+        if is_news:
+            self._log.say(relay, line)
+        else:
+            logger.info("%s", line)
 
     async def _stand(self, probe: RelayProbe) -> None:
         """Stand at a relay.

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm.errors import IdentityError
 from swarm.ids import PeerId
-from swarm.runtime.files import create_file
+from swarm.runtime.files import create_file, why_unusable
 
 _MAX_FILE_BYTES = 16_384
 _MAX_PUBLIC_KEY_BYTES = 1_024
@@ -54,6 +54,19 @@ class Identity:
         return cls(rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
     @classmethod
+    def load(cls, path: Path) -> Identity | None:
+        """Read the identity file; None where there is none.
+
+        Raises:
+            IdentityError: as `load_or_create`.
+        """
+        try:
+            is_there = path.exists()
+        except OSError as error:  # its folder is closed
+            raise _unusable(path, error) from error
+        return cls.load_or_create(path) if is_there else None
+
+    @classmethod
     def load_or_create(cls, path: Path) -> Identity:
         """Read the identity file, or make one (mode 0400) where there is none.
 
@@ -67,7 +80,7 @@ class Identity:
             with path.open("rb") as file:
                 data, about = file.read(_MAX_FILE_BYTES + 1), os.fstat(file.fileno())
         except OSError as error:
-            raise IdentityError(f"identity file {path}: {error.strerror}; choose another with --identity") from error
+            raise _unusable(path, error) from error
         identity = cls(_parse_private_key(data, path), path)
         # What is another user's is a secret that an orchestrator mounted: the group is how it is meant to be read.
         closed = 0o077 if about.st_uid == os.geteuid() else 0o007
@@ -129,6 +142,10 @@ class Identity:
                     "stop that one, or give this one its own file with --identity FILE"
                 ) from error
             yield
+
+
+def _unusable(path: Path, error: OSError) -> IdentityError:
+    return IdentityError(f"identity file {why_unusable(error, path)}; or choose another with --identity")
 
 
 def verify(peer_id: PeerId, public_key: bytes, data: bytes, signature: bytes) -> bool:

@@ -1,7 +1,7 @@
 """A node's word that a model is served in the swarm: signed, small, and all that a list of models needs. Pure.
 
 A sealed pointer is msgpack of [public key, body, signature]; the body is msgpack of [format, left, peer, model,
-expiry].
+expiry, swarm].
 A node's record says the same and five times as much; pointers exist so that a list need not fetch all records.
 """
 
@@ -21,12 +21,13 @@ from swarm.discovery.node_record import (
     NodeRecord,
     check_signature,
     read_model,
+    read_swarm,
     seal,
     write_model,
 )
 from swarm.discovery.record_fields import RecordError, another_format, unpack_list
 from swarm.discovery.registry import MODELS_LISTED, models_key, record_keys
-from swarm.ids import ModelIdentity, PeerId
+from swarm.ids import ModelIdentity, PeerId, SwarmId
 
 MAX_POINTER_BYTES: Final = 2_048
 """With a key of 2,048 bits it has about 900 bytes, of which 550 are key and signature; with 4,096 bits, 1,420."""
@@ -44,12 +45,14 @@ class ModelPointer:
         model: what is served.
         expires_at: DHT time (Unix seconds).
         left: whether the node takes it back.
+        swarm: the open swarm that the node is of, if that has an id.
     """
 
     peer: PeerId
     model: ModelIdentity
     expires_at: float
     left: bool = False
+    swarm: SwarmId | None = None
 
     @property
     def subkey(self) -> str:
@@ -65,7 +68,7 @@ def seal_pointer(pointer: ModelPointer, identity: Identity) -> bytes:
     """
     if pointer.peer != identity.peer_id:
         raise RecordError("peer", "a pointer is signed by the peer that it names")
-    body = [_FORMAT, pointer.left, pointer.peer, write_model(pointer.model), float(pointer.expires_at)]
+    body = [_FORMAT, pointer.left, pointer.peer, write_model(pointer.model), float(pointer.expires_at), pointer.swarm]
     packed = msgpack.packb(body)
     sealed: bytes = msgpack.packb([identity.public_key, packed, identity.sign(_DOMAIN + packed)])
     open_pointer(sealed, pointer.expires_at)
@@ -107,7 +110,8 @@ def _decode(values: list[Any]) -> ModelPointer:
         raise RecordError("data", another_format("a pointer", version, _FORMAT))
     if type(left) is not bool or type(expires_at) is not float:
         raise RecordError("data", "malformed")
-    return ModelPointer(PeerId(str(peer)), read_model(model), expires_at, left)
+    swarm = read_swarm(values[_FIELDS]) if len(values) > _FIELDS else None  # release 0.2 does not sign it
+    return ModelPointer(PeerId(str(peer)), read_model(model), expires_at, left, swarm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ def seal_announcement(record: NodeRecord, identity: Identity, *, left: bool = Fa
         RecordError: the record breaks its own bounds, or names another peer.
     """
     sealed = seal(record, identity, left=left)
-    pointer = ModelPointer(record.peer, record.model, record.expires_at, left)
+    pointer = ModelPointer(record.peer, record.model, record.expires_at, left, record.swarm)
     place = models_key(record.model.fingerprint)
     filings = [Filing(key, record.peer, sealed) for key in record_keys(record)]
     return [*filings, Filing(place, pointer.subkey, seal_pointer(pointer, identity))]

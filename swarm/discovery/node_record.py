@@ -20,7 +20,7 @@ from swarm.discovery.identity import Identity, peer_id_of, verify
 from swarm.discovery.record_fields import RecordError
 from swarm.egress.host_port import split_host
 from swarm.errors import LayersError
-from swarm.ids import MAX_MODEL_NAME, ModelIdentity, PeerId, is_model_name
+from swarm.ids import MAX_MODEL_NAME, SWARM_ID_BYTES, ModelIdentity, PeerId, SwarmId, as_swarm_id, is_model_name
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_RECORD_BYTES
 from swarm.runtime.version import unknown_here
@@ -90,6 +90,7 @@ class NodeRecord:
         bucketed: whether a sweep takes the time of the next size in `sweep_ms`, so that rows in between are free;
             those times do not fall. A release that does not know this field interpolates them.
         aux_rows: whether it sends rows of further layers beside those of the last one (P14).
+        swarm: the open swarm that it is of, which the directory fills in; None in a private one, or one without an id.
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
@@ -115,6 +116,7 @@ class NodeRecord:
     reach: Reach = Reach.DIRECT
     bucketed: bool = False
     aux_rows: bool = False
+    swarm: SwarmId | None = field(default=None, compare=False)
     sealed: bytes = field(default=b"", compare=False, repr=False)
 
     @property
@@ -311,7 +313,7 @@ _FIELDS = (
     "delays_ms", "busy", "uplink_mbit_per_s", "row_bytes",
     "movable", "certificate", "reach",
 )  # fmt: skip
-_LATER_FIELDS = ("bucketed", "aux_rows")
+_LATER_FIELDS = ("bucketed", "aux_rows", "swarm")
 """What earlier releases of this format do not sign."""
 FORMAT: Final = 2
 """Of records. It grows when an older release cannot go on without what is new; until then, fields are only added."""
@@ -348,6 +350,7 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
         record.reach.value,
         record.bucketed,
         record.aux_rows,
+        record.swarm,
     ]
 
 
@@ -386,6 +389,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         reach=reach,
         bucketed=bucketed,
         aux_rows=fields.flag("aux_rows", raw.get("aux_rows", False)),
+        swarm=read_swarm(raw.get("swarm")),
         sealed=data,
     )
     return Sealed(record, left)
@@ -420,6 +424,18 @@ def _reach(value: object) -> Reach:
         return Reach(value)
     except ValueError as error:
         raise RecordError("reach", unknown_here(fields.quoted(value))) from error
+
+
+def read_swarm(value: object) -> SwarmId | None:
+    """A swarm's id as records and pointers hold it.
+
+    Raises:
+        RecordError: it is none.
+    """
+    swarm = as_swarm_id(value)
+    if swarm is None and value is not None:
+        raise RecordError("swarm", f"an id has {SWARM_ID_BYTES} bytes")
+    return swarm
 
 
 def write_model(model: ModelIdentity) -> list[Any]:

@@ -19,7 +19,7 @@ from swarm.discovery.model_pointer import open_pointer
 from swarm.discovery.node_record import open_sealed
 from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import StorageKey, item_key, models_key, record_keys, storage_key
-from swarm.ids import PeerId
+from swarm.ids import PeerId, SwarmId
 
 _Party = TypeVar("_Party")
 
@@ -65,6 +65,7 @@ class FiledItem:
         left: whether it takes back what was said before.
         group: the fingerprint, for a pointer; empty for a record.
         origin: where it came from: an address, or whatever stands for one.
+        swarm: the open swarm that its signer is of, where it says so.
     """
 
     key: StorageKey
@@ -75,6 +76,7 @@ class FiledItem:
     left: bool = False
     group: str = ""
     origin: str = ""
+    swarm: SwarmId | None = None
 
     @property
     def cost(self) -> int:
@@ -100,12 +102,14 @@ def open_item(key: StorageKey, subkey: object, data: bytes, expires_at: float, n
     if is_peer_id(subkey):
         sealed = open_sealed(data, now)
         record = sealed.record
-        item = FiledItem(key, record.peer, record.peer, record.expires_at, data, sealed.left)
+        item = FiledItem(key, record.peer, record.peer, record.expires_at, data, sealed.left, swarm=record.swarm)
         belongs = any(storage_key(name) == key for name in record_keys(record))
     else:
         pointer = open_pointer(data, now)
         group = pointer.model.fingerprint
-        item = FiledItem(key, pointer.subkey, pointer.peer, pointer.expires_at, data, pointer.left, group)
+        item = FiledItem(
+            key, pointer.subkey, pointer.peer, pointer.expires_at, data, pointer.left, group, swarm=pointer.swarm
+        )
         belongs = storage_key(models_key(group)) == key
     if item.subkey != subkey:
         raise RecordError("subkey", f"{item.signer} cannot speak for {subkey!r:.100}")

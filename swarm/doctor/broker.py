@@ -6,15 +6,14 @@ import asyncio
 import logging
 import secrets
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import aiomqtt
 
-from swarm.doctor.diagnosis import Diagnosis, ok, trouble
-from swarm.doctor.network import ResolveName, TryConnect, is_address
+from swarm.doctor.ladder import Diagnosis, ok, trouble, unknown
+from swarm.doctor.probes import Resolve, TcpAnswer, knock
 from swarm.errors import ConfigError
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 
@@ -26,48 +25,36 @@ BrokerLogin = Callable[[BrokerAddress], Awaitable[None]]
 """Connects and says who it is; raises what aiomqtt raises."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerCheck:
-    """Whether telemetry would arrive.
+async def look_at_broker(url: str | None, ca: Path | None, find: Resolve, login: BrokerLogin) -> Diagnosis:
+    """Whether telemetry would arrive: name, port, TLS, password; the first that fails.
 
-    Attributes:
+    Args:
         url: of the broker; None where none is named.
         ca: certificates to trust instead of the system's.
-        resolve: looks a name up.
-        connect: tries a TCP connection.
+        find: looks a name up.
         login: connects as a node does.
     """
-
-    name: ClassVar[str] = "broker"
-    url: str | None
-    ca: Path | None
-    resolve: ResolveName
-    connect: TryConnect
-    login: BrokerLogin
-
-    async def look(self) -> Sequence[Diagnosis]:
-        """Name, port, TLS, password; the first that fails."""
-        if self.url is None:
-            return [ok("no-broker", "none was named; a node works without telemetry")]
-        try:
-            address = parse_broker(self.url, self.ca)
-        except ConfigError as error:
-            return [trouble("broker-malformed", str(error), "--mqtt mqtt://HOST:PORT")]
-        found = [address.host] if is_address(address.host) else await self.resolve(address.host)
-        if not found:
-            return [
-                trouble("broker-unnamed", "the broker's name is not found", "check how its name is written in --mqtt")
-            ]
-        if not any([await self.connect(ip, address.port) for ip in found[:2]]):
-            mend = "check its host and port, whether it runs, and its firewall"
-            return [trouble("broker-silent", f"nothing answers at the broker's port {address.port}", mend)]
-        try:
-            if address.tls is not None:
-                await _shake_hands(address, address.tls)
-            await self.login(address)
-        except (aiomqtt.MqttError, OSError) as error:
-            return [_explained(error, address)]
-        return [ok("broker", "takes telemetry" + (", by TLS" if address.tls is not None else ", in plain text"))]
+    if url is None:
+        return ok("no-broker", "none was named; a node works without telemetry")
+    try:
+        address = parse_broker(url, ca)
+    except ConfigError as error:
+        return trouble("broker-malformed", str(error), "--mqtt mqtt://HOST:PORT")
+    found = (await find(address.host)).ips
+    if not found:
+        return trouble("broker-unnamed", "the broker's name is not found", "check how its name is written in --mqtt")
+    if max([await knock(ip, address.port) for ip in found[:2]]) < TcpAnswer.OPEN:
+        mend = "check its host and port, whether it runs, and its firewall"
+        return trouble("broker-silent", f"nothing answers at the broker's port {address.port}", mend)
+    try:
+        if address.tls is not None:
+            await _shake_hands(address, address.tls)
+        await login(address)
+    except TimeoutError:
+        return unknown("the broker accepts connections and says nothing in time")
+    except (aiomqtt.MqttError, OSError) as error:
+        return _explained(error, address)
+    return ok("broker", "takes telemetry" + (", by TLS" if address.tls is not None else ", in plain text"))
 
 
 async def _shake_hands(address: BrokerAddress, tls: ssl.SSLContext) -> None:

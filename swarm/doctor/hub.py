@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
-from swarm.doctor.diagnosis import Diagnosis, hint, ok, trouble
+from swarm.doctor.ladder import Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.model_facts import ModelFacts, facts_of_file, facts_of_folder
 from swarm.doctor.processes import on_thread
 from swarm.errors import HubError, SwarmError, UnknownModel
@@ -16,6 +16,9 @@ OFFLINE_VARIABLES: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE: Final = {"1", "ON", "YES", "TRUE"}
 ANSWER_S: Final = 8.0
 _LOG_IN: Final = "hf auth login, or export HF_TOKEN=…"
+
+
+AskHub = Callable[[], Awaitable["HubAnswer"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,60 +36,49 @@ class HubAnswer:
     is_cached: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HubCheck:
-    """Whether the hub gives what this machine needs.
+async def look_at_hub(
+    model: str | None, ask: AskHub, environment: Mapping[str, str], *, is_reached: bool = False
+) -> Diagnosis:
+    """Whether the hub gives what this machine needs: offline variables, then the hub.
 
-    Attributes:
+    Args:
         model: hub id or folder; None where none was named.
-        answer: what became of the question.
+        ask: what became of the question.
         environment: the process's variables.
+        is_reached: whether connections to it come about.
     """
-
-    name: ClassVar[str] = "hub"
-    model: str | None
-    answer: Callable[[], Awaitable[HubAnswer]]
-    environment: Mapping[str, str]
-
-    async def look(self) -> Sequence[Diagnosis]:
-        """Offline variables, then the hub."""
-        if _is_folder(self.model):
-            return [ok("folder", "not needed: the model is on this machine")]
-        answer = await self.answer()
-        offline = [name for name in OFFLINE_VARIABLES if self.environment.get(name, "").upper() in _TRUE]
-        if offline:
-            return [self._offline(offline, answer)]
-        if answer.error is None:
-            return [ok("hub", "reachable" if self.model is None else "the model can be had")]
-        return [self._explained(answer.error, answer)]
-
-    def _offline(self, names: Sequence[str], answer: HubAnswer) -> Diagnosis:
-        mend = f"unset {' '.join(names)}"
-        if self.model is None or answer.is_cached:
-            return hint(
-                "hub-offline", f"{', '.join(names)} forbids downloads: only what is in the cache can be served", mend
-            )
-        return trouble(
-            "model-offline", f"the model is not in the cache, and {', '.join(names)} forbids to download it", mend
-        )
-
-    def _explained(self, error: SwarmError, answer: HubAnswer) -> Diagnosis:
-        said = str(error)
-        if "cannot be reached" in said:
-            level = hint if self.model is None or answer.is_cached else trouble
-            return level(
-                "hub-silent",
-                "the hub cannot be reached",
-                "check the network; behind a proxy: export https_proxy=http://HOST:PORT",
-            )
-        if "gated" in said or "token" in said or "private" in said:
-            return trouble("hub-token", said, _LOG_IN)
-        if isinstance(error, UnknownModel):
-            return trouble("no-model", said, "check how the model's name is written")
-        return trouble("hub-refuses", said, "wait some minutes, then swarm doctor once more")
+    if is_here(model):
+        return ok("folder", "not needed: the model is on this machine")
+    answer = await ask()
+    is_needed = model is not None and not answer.is_cached
+    if offline := offline_by(environment):
+        names, mend = ", ".join(offline), f"unset {' '.join(offline)}"
+        if is_needed:
+            return trouble("model-offline", f"the model is not in the cache, and {names} forbids to download it", mend)
+        return hint("hub-offline", f"{names} forbids downloads: only what is in the cache can be served", mend)
+    if answer.error is None:
+        return ok("hub", "reachable" if model is None else "the model can be had")
+    said = str(answer.error)
+    if "cannot be reached" in said and is_reached:
+        return unknown("the hub accepts connections, and did not answer in time")
+    if "cannot be reached" in said:
+        mend = "check the network; behind a proxy: export https_proxy=http://HOST:PORT"
+        level = trouble if is_needed else hint
+        return level("hub-silent", "the hub cannot be reached", mend)
+    if "gated" in said or "token" in said or "private" in said:
+        return trouble("hub-token", said, _LOG_IN)
+    if isinstance(answer.error, UnknownModel):
+        return trouble("no-model", said, "check how the model's name is written")
+    return trouble("hub-refuses", said, "wait some minutes, then swarm doctor once more")
 
 
-def _is_folder(model: str | None) -> bool:
+def offline_by(environment: Mapping[str, str]) -> list[str]:
+    """The variables that forbid downloads."""
+    return [name for name in OFFLINE_VARIABLES if environment.get(name, "").upper() in _TRUE]
+
+
+def is_here(model: str | None) -> bool:
+    """Whether a model is a folder or a file on this machine."""
     return model is not None and Path(model).expanduser().exists()
 
 

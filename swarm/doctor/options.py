@@ -18,6 +18,7 @@ class Doctor:
     """Look for what keeps this machine from serving or using a swarm, and say what mends it.
 
     Attributes:
+        invite: invite to the swarm, or multiaddress of a peer (default: as for --join).
         join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm
             joined last).
         mqtt: MQTT broker for telemetry, as for `node serve` (default: CANOPY_MQTT, else none is tried).
@@ -29,6 +30,7 @@ class Doctor:
         membership: of the swarm; not an option.
     """
 
+    invite: tyro.conf.Positional[Peer | None] = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     mqtt: Url | None = None
     mqtt_ca: File | None = None

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import psutil
 
-from swarm.doctor.diagnosis import Diagnosis, hint, ok, trouble
+from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble
 from swarm.doctor.processes import Ran
 
 _DROP_CHAIN: Final = re.compile(
@@ -25,41 +25,35 @@ UFW_SWITCH: Final = Path("/etc/ufw/ufw.conf")
 RunProgram = Callable[[Sequence[str]], Awaitable[Ran | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class PortCheck:
+def look_at_ports(
+    ports: Sequence[int], bind: Callable[[int], OSError | None], owner: Callable[[int], str | None]
+) -> Diagnoses:
     """Whether a node could listen.
 
-    Attributes:
+    Args:
         ports: those that are wanted; none for any free one.
         bind: tries to listen on a port of every address; the error if it cannot, else None.
         owner: the program that listens on a port; None if it cannot be seen.
     """
 
-    name: ClassVar[str] = "ports"
-    ports: Sequence[int]
-    bind: Callable[[int], OSError | None]
-    owner: Callable[[int], str | None]
-
-    async def look(self) -> Sequence[Diagnosis]:
-        """Each port."""
-        return [self._one(port) for port in self.ports or (0,)]
-
-    def _one(self, port: int) -> Diagnosis:
-        error = self.bind(port)
+    def one(port: int) -> Diagnosis:
+        error = bind(port)
         if error is None:
             return ok("port-free", f"{port} is free" if port else "a free port can be had")
         if error.errno == errno.EADDRINUSE:
-            owner = self.owner(port)
-            see = f"sudo ss -ltnp 'sport = :{port}' names it" if owner is None else "stop it"
-            text = f"port {port} is taken by {owner or 'a program of another user'}"
+            whose = owner(port)
+            see = f"sudo ss -ltnp 'sport = :{port}' names it" if whose is None else "stop it"
+            text = f"port {port} is taken by {whose or 'a program of another user'}"
             return trouble("port-taken", text, f"{see}; or give another port")
         if error.errno in {errno.EACCES, errno.EPERM}:
             return trouble("port-closed", f"you may not listen on port {port}", "take a port from 1024 on")
         return trouble("no-port", f"no program can listen on port {port}: {error.strerror or error}", "ip address")
 
+    return [one(port) for port in ports or (0,)]
+
 
 @dataclass(frozen=True, slots=True)
-class FirewallCheck:
+class Firewall:
     """Whether this machine's own firewall keeps others out, as far as its rules can be read.
 
     Attributes:
@@ -68,18 +62,17 @@ class FirewallCheck:
         read: a file's text; None if it cannot be read.
     """
 
-    name: ClassVar[str] = "firewall"
     ports: Sequence[int]
     run: RunProgram
     read: Callable[[Path], str | None]
 
-    async def look(self) -> Sequence[Diagnosis]:
+    async def look(self) -> Diagnosis:
         """The first firewall that is on."""
         for look in (self._ufw, self._firewalld, self._nftables):
             found = await look()
             if found is not None:
-                return [found]
-        return [ok("no-firewall", "none seen")]
+                return found
+        return ok("no-firewall", "none seen")
 
     async def _ufw(self) -> Diagnosis | None:
         if re.search(r"^ENABLED=yes", self.read(UFW_SWITCH) or "", re.MULTILINE) is None:

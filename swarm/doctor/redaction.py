@@ -1,6 +1,6 @@
 """Takes out of a text what others should not read, so that it can be pasted into a public issue. Pure.
 
-What goes: names of the user and of machines, the home folder, addresses, peer ids, tokens, passwords, invites.
+What goes: names of the user and of machines, the home folder, addresses, peer ids, tokens, keys, passwords, invites.
 What stays: ports, loopback addresses, and of a private address its kind.
 """
 
@@ -74,7 +74,7 @@ def redact(text: str, private: PrivateWords) -> str:
     text = _INVITE.sub("canopy://…", text)
     text = _USERINFO.sub("://", text)
     text = _TOKEN.sub("<token>", text)
-    text = _ASSIGNED.sub(r"\1<secret>", text)
+    text = _NAMED.sub(r"\1<secret>", text)
     text = _PEER.sub("Qm…", text)
     text = _AUTHORITY.sub(_known_host, text)
     text = _DNS_PART.sub(r"\1<host>", text)
@@ -90,8 +90,18 @@ def redact(text: str, private: PrivateWords) -> str:
 
 _INVITE = re.compile(r"canopy://(?!…)\S+", re.IGNORECASE)
 _USERINFO = re.compile(r"://(?!USER:PASSWORD@HOST)\S*@")
-_TOKEN = re.compile(r"\b(hf|api_org)_[A-Za-z0-9]{6,}")
-_ASSIGNED = re.compile(r"(?i)\b((?:password|passwd|token|secret)=)(?!<secret>)\S+")
+_TOKEN = re.compile(
+    r"\b(?:(?:hf|api_org|sk|pk|rk|gh[a-z]|github_pat|glpat|gsk|xai|pypi|npm|dop_v1|xox[a-z])[-_][A-Za-z0-9_-]{6,}"
+    r"|AKIA[A-Z0-9]{12,}|AIza[A-Za-z0-9_-]{20,}|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*)"
+)
+"""Keys as services mark them by how they begin: hubs, model services, forges, clouds; and signed tokens (JWT)."""
+_NAME = r"[\w-]*(?:password|passwd|passphrase|token|secret|api[-_]?key|access[-_]?key|credentials?|authorization)"
+_SCHEME = r"(?:bearer|basic|token)\s+"
+_NAMED = re.compile(
+    rf"(?i)((?<![\w-])(?:--{_NAME}[\s=]\s*|{_NAME}[\"']?\s*[=:]\s*|bearer\s+|basic\s+(?=(?-i:\S*[\d=]|\S*[a-z]\S*[A-Z])))(?:{_SCHEME})?)"
+    rf"(?![\"']?(?:<secret>|<token>|…|PASSWORD\b|FILE\b|{_SCHEME}))(?:\"[^\"]*\"|'[^']*'|[^\s,;\"']+)"
+)
+"""A secret behind its name: an option, a variable, a header, a field of JSON."""
 _PEER = re.compile(r"\b(Qm[1-9A-HJ-NP-Za-km-z]{44}|1[26][1-9A-HJ-NP-Za-km-z]{50,51})\b")
 _AUTHORITY = re.compile(r"(?<=://)(?!USER:PASSWORD@HOST)(?P<host>\[[^\s\]]*\]|[^\s/:?#\[\]<>…]+)")
 _DNS_PART = re.compile(r"(/dns(?:4|6|addr)?/)(?!<host>)[^/\s]+")

@@ -13,7 +13,7 @@ from typing import Final
 from swarm.discovery.dht.addresses import free_port
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
-from swarm.doctor.network import ResolveName, is_address, resolve
+from swarm.doctor.probes import Resolve
 from swarm.egress.lines import MAX_LINE_BYTES, words
 from swarm.errors import RemoteProtocolError
 
@@ -30,12 +30,14 @@ class RelayWord:
         circuits: carried now; None if it did not answer as a relay does.
         limit: circuits that it carries at most.
         seen: `host:port` that this machine has for it; empty if it did not say.
+        is_mute: whether it accepts connections and said nothing in time.
     """
 
     relay: str
     circuits: int | None = None
     limit: int = 0
     seen: str = ""
+    is_mute: bool = False
 
     @property
     def answers(self) -> bool:
@@ -43,44 +45,47 @@ class RelayWord:
         return self.circuits is not None
 
 
-async def ask_relays(addresses: Sequence[str], find: ResolveName = resolve) -> list[RelayWord]:
+async def ask_relays(addresses: Sequence[str], find: Resolve) -> list[RelayWord]:
     """Ask a few relays at once, all from one port of this machine, so that a router's mappings can be compared.
 
     Args:
         addresses: `host:port` each.
         find: looks a name up.
     """
-    targets = [await _target(address, find) for address in addresses[:RELAYS_ASKED]]
+    targets = await asyncio.gather(*(_target(address, find) for address in addresses[:RELAYS_ASKED]))
     own_port = free_port(4)
     return list(await asyncio.gather(*(_ask_relay(*target, own_port) for target in targets if target is not None)))
 
 
 async def _ask_relay(ip: str, port: int, own_port: int) -> RelayWord:
     load = await _ask(ip, port, "LOAD", 0)
-    circuits, limit = _load(load)
+    circuits, limit = _load(load or ())
     if circuits is None:
-        return RelayWord(ip)
-    seen = await _ask(ip, port, "SEEN", own_port)
+        return RelayWord(ip, is_mute=load is None)
+    seen = await _ask(ip, port, "SEEN", own_port) or []
     return RelayWord(ip, circuits, limit, seen[1] if len(seen) == 2 and seen[0] == "SEEN" else "")
 
 
-async def _ask(ip: str, port: int, verb: str, own_port: int) -> list[str]:
-    """The words of the one line that a relay answers; none where it does not."""
+async def _ask(ip: str, port: int, verb: str, own_port: int) -> list[str] | None:
+    """The words of the line that a relay answers; none where it is not there, None where it says nothing in time."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    loop = asyncio.get_running_loop()
+    loop, line, is_there = asyncio.get_running_loop(), b"", False
     with socket.socket(family) as sock, suppress(OSError, RemoteProtocolError):
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", own_port))
-        async with asyncio.timeout(ASK_S):
-            await loop.sock_connect(sock, (ip, port))
-            await loop.sock_sendall(sock, f"{verb}\n".encode())
-            line = b""
-            while not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
-                data = await loop.sock_recv(sock, MAX_LINE_BYTES)
-                if not data:
-                    break
-                line += data
+        try:
+            async with asyncio.timeout(ASK_S):
+                await loop.sock_connect(sock, (ip, port))
+                is_there = True
+                await loop.sock_sendall(sock, f"{verb}\n".encode())
+                while not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
+                    data = await loop.sock_recv(sock, MAX_LINE_BYTES)
+                    if not data:
+                        break
+                    line += data
+        except TimeoutError:
+            return None if is_there else []
         return words(line)
     return []
 
@@ -93,11 +98,10 @@ def _load(answer: Sequence[str]) -> tuple[int | None, int]:
         return None, 0
 
 
-async def _target(address: str, find: ResolveName) -> tuple[str, int] | None:
+async def _target(address: str, find: Resolve) -> tuple[str, int] | None:
     try:
         host, port = split_address(address)
     except RecordError:
         return None
-    host = host.strip("[]")
-    found = [host] if is_address(host) else await find(host)
+    found = (await find(host)).ips
     return (str(ip_address(found[0])), int(port)) if found else None

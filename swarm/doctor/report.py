@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,16 +12,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.doctor.diagnosis import Diagnosis, Level
+from swarm.doctor.ladder import Diagnosis, Level, first_cause
 from swarm.doctor.redaction import PrivateWords, redact
 from swarm.runtime.version import VERSION
 
-SCHEMA: Final = 1
-_STYLES: Final = {Level.OK: "green", Level.HINT: "yellow", Level.TROUBLE: "bold red"}
+SCHEMA: Final = 2
+_STYLES: Final[Mapping[Level, str]] = {
+    Level.OK: "green",
+    Level.HINT: "yellow",
+    Level.NOT_KNOWN: "dim",
+    Level.NOT_ASKED: "dim",
+    Level.TROUBLE: "bold red",
+}
 
 
 def redacted(found: Sequence[Diagnosis], private: PrivateWords) -> list[Diagnosis]:
-    """The diagnoses without what is private."""
+    """The findings without what is private."""
     return [replace(one, text=redact(one.text, private), mend=redact(one.mend, private)) for one in found]
 
 
@@ -31,17 +37,24 @@ def show(found: Sequence[Diagnosis], console: Console, *, verbose: bool) -> None
     Args:
         found: redacted.
         console: where to.
-        verbose: whether what is well has lines of its own too.
+        verbose: whether what is well, and what was not asked, has lines of its own too.
     """
-    shown = [one for one in found if verbose or one.level is not Level.OK]
+    quiet = set() if verbose else {Level.OK, Level.NOT_ASKED}
+    shown = [one for one in found if one.level not in quiet]
     if console.is_terminal:
         _show_table(shown, console)
     else:
         for one in shown:
-            console.print(Text(f"{one.level.value:<8} {one.check:<10} {one.text}{one.mend and f' → {one.mend}'}"))
-    well = list(dict.fromkeys(one.check for one in found if one.level is Level.OK))
-    if well and not verbose:
-        console.print(Text(f"well: {', '.join(well)}"), soft_wrap=False)
+            console.print(Text(f"{one.level.value:<9} {one.rung:<10} {one.text}{one.mend and f' → {one.mend}'}"))
+    if not verbose:
+        idle: dict[str, list[str]] = {}
+        for one in found:
+            if one.level is Level.NOT_ASKED:
+                idle.setdefault(one.text, []).append(one.rung)
+        for why, rungs in idle.items():
+            console.print(Text(f"not asked, {why}: {', '.join(rungs)}"), soft_wrap=False)
+        if well := list(dict.fromkeys(one.rung for one in found if one.level is Level.OK)):
+            console.print(Text(f"well: {', '.join(well)}"), soft_wrap=False)
     console.print(Text(_summary(found)), soft_wrap=False)
 
 
@@ -52,20 +65,23 @@ def _show_table(shown: Sequence[Diagnosis], console: Console) -> None:
     table.add_column(overflow="fold")
     for one in shown:
         said = Text.assemble(one.text, "\n→ ", (one.mend, "bold")) if one.mend else Text(one.text)
-        table.add_row(Text(one.level.value, _STYLES[one.level]), Text(one.check), said)
+        table.add_row(Text(one.level.value, _STYLES[one.level]), Text(one.rung), said)
     if shown:
         console.print(table, soft_wrap=False)
 
 
 def _summary(found: Sequence[Diagnosis]) -> str:
-    troubles, hints = (sum(one.level is level for one in found) for level in (Level.TROUBLE, Level.HINT))
-    if not troubles:
-        return "nothing is in the way" + (f"; {_count(hints, 'hint')}" if hints else "")
-    return f"{_count(troubles, 'trouble')}, {_count(hints, 'hint')}; this output can be pasted into an issue as it is"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+    cause = first_cause(found)
+    said = [
+        f"{number} {level.value if number == 1 else f'{level.value}s'}"
+        for level in (Level.TROUBLE, Level.HINT)
+        if (number := sum(one.level is level for one in found))
+    ]
+    said += [f"{number} not known"] if (number := sum(one.level is Level.NOT_KNOWN for one in found)) else []
+    if cause is None:
+        return "; ".join(["nothing is in the way", *([", ".join(said)] if said else [])])
+    counts = f"{', '.join(said)}; this output can be pasted into an issue as it is"
+    return f"first cause: {cause.rung}: {cause.text}\n{counts}"
 
 
 def as_json(found: Sequence[Diagnosis], took_s: float) -> str:
@@ -75,6 +91,7 @@ def as_json(found: Sequence[Diagnosis], took_s: float) -> str:
         found: redacted.
         took_s: how long it took.
     """
+    cause = first_cause(found)
     report: dict[str, Any] = {
         "v": SCHEMA,
         "version": VERSION,
@@ -83,9 +100,11 @@ def as_json(found: Sequence[Diagnosis], took_s: float) -> str:
         "took_s": round(took_s, 1),
         "troubles": sum(one.level is Level.TROUBLE for one in found),
         "hints": sum(one.level is Level.HINT for one in found),
-        "findings": [
-            {"check": one.check, "level": one.level.value, "kind": one.kind, "text": one.text, "mend": one.mend}
-            for one in found
-        ],
+        "first_cause": None if cause is None else _said(cause),
+        "findings": list(map(_said, found)),
     }
     return json.dumps(report, indent=2)
+
+
+def _said(one: Diagnosis) -> dict[str, str]:
+    return {"check": one.rung, "level": one.level.value, "kind": one.kind, "text": one.text, "mend": one.mend}

@@ -1,4 +1,4 @@
-"""One look at a swarm, which several checks share: which of the named peers answer, then what the directory says.
+"""One look at a swarm's directory, which several rungs share.
 
 The directory is joined as a client, under a name that is thrown away: a node that runs here is not disturbed.
 """
@@ -6,7 +6,6 @@ The directory is joined as a client, under a name that is thrown away: a node th
 from __future__ import annotations
 
 import asyncio
-import enum
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,33 +13,21 @@ from pathlib import Path
 from typing import Final
 
 from swarm.discovery.dht.about import About
-from swarm.discovery.dht.addresses import DhtConfig, Membership, check_join_address
+from swarm.discovery.dht.addresses import OPEN_SWARM, SLOW, DhtConfig, Membership
+from swarm.discovery.dht.child import NO_ANSWER
 from swarm.discovery.dht.registry import DhtRegistry, PeerSurvey
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord
-from swarm.doctor.network import CONNECT_S, ResolveName, is_address, resolve
-from swarm.errors import ConfigError, SwarmError
+from swarm.errors import SwarmError
 from swarm.ids import PeerId
-from swarm.transport.network_key import NetworkKey
 
 JOIN_S: Final = 8.0
 ASK_S: Final = 4.0
 MODELS_READ: Final = 8
-_GREETING: Final = b"\x13/multistream/1.0.0\n"
-"""With which both ends of a libp2p connection begin."""
+_LATE: Final = re.compile(rf"{SLOW}|{NO_ANSWER}|.*\(waited \d+ s\)")
+"""Errors that say no more than that time ran out."""
 _CLOCKS: Final = re.compile(r"local: (\d+\.\d+), peer: (\d+\.\d+)")
 """What hivemind says where clocks differ too much."""
-
-
-class JoinState(enum.Enum):
-    """What became of one `--join`."""
-
-    ANSWERS = "answers"
-    MALFORMED = "malformed"
-    NO_NAME = "no name"
-    SILENT = "silent"
-    OTHER = "other"
-    """Something answers, and it is no libp2p peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +35,8 @@ class SwarmView:
     """A swarm as this machine sees it.
 
     Attributes:
-        joined: what became of each `--join`, in order.
-        error: why the directory cannot be joined though a peer answers; empty if it can.
+        error: why the directory cannot be joined, or was not read; empty if it was.
+        is_late: whether that is no more than a time-out.
         surveys: what peers say.
         relays: `host:port` of each relay that is lent.
         numeric_classes: of the nodes that serve, such as `cpu-float32`.
@@ -57,8 +44,8 @@ class SwarmView:
         own_record: what is listed under this machine's identity.
     """
 
-    joined: tuple[JoinState, ...] = ()
     error: str = ""
+    is_late: bool = False
     surveys: tuple[PeerSurvey, ...] = ()
     relays: tuple[str, ...] = ()
     numeric_classes: frozenset[str] = frozenset()
@@ -71,6 +58,11 @@ class SwarmView:
         return [survey.about for survey in self.surveys if survey.about is not None]
 
     @property
+    def answering(self) -> int:
+        """How many of the peers that were asked answer."""
+        return sum(survey.ahead_s is not None for survey in self.surveys)
+
+    @property
     def ahead_s(self) -> list[float]:
         """Seconds by which the peers' clocks are ahead of this machine's, sorted."""
         clocks = _CLOCKS.search(self.error)
@@ -79,75 +71,32 @@ class SwarmView:
         return sorted(survey.ahead_s for survey in self.surveys if survey.ahead_s is not None)
 
 
-async def look_at_swarm(
-    join: Sequence[str], identity: Path, network: NetworkKey | None = None, find: ResolveName = resolve
-) -> SwarmView | None:
+async def look_at_swarm(join: Sequence[str], identity: Path, membership: Membership = OPEN_SWARM) -> SwarmView:
     """Look at the swarm that these peers are of.
 
     Args:
-        join: multiaddresses.
+        join: multiaddresses of peers that answer; none gives a view of nothing.
         identity: file of this machine's key, for what is listed under it.
-        network: of a private swarm.
-        find: looks a name up.
-
-    Returns:
-        None where no peer is named.
+        membership: of the swarm that is meant.
     """
+    view = SwarmView()
     if not join:
-        return None
-    joined = await asyncio.gather(*(greet(address, find) for address in join))
-    view = SwarmView(tuple(joined))
-    good = tuple(address for address, state in zip(join, joined, strict=True) if state is JoinState.ANSWERS)
-    if not good:
         return view
-    registry = DhtRegistry.open(DhtConfig(join=good, client_mode=True, membership=Membership(network)))
+    registry = DhtRegistry.open(DhtConfig(join=tuple(join), client_mode=True, membership=membership))
     try:
         async with asyncio.timeout(JOIN_S):
             await registry
     except TimeoutError:
-        return replace(view, error=f"it was not joined within {JOIN_S:.0f} s")
+        return replace(view, error=f"it was not joined within {JOIN_S:.0f} s", is_late=True)
     except SwarmError as error:
-        return replace(view, error=str(error))
+        return replace(view, error=str(error), is_late=_LATE.match(str(error)) is not None)
     try:
         async with asyncio.timeout(ASK_S):
             return await _ask(registry, view, own_peer(identity))
     except (TimeoutError, SwarmError) as error:
-        return replace(view, error=str(error) or f"it did not answer within {ASK_S:.0f} s")
+        return replace(view, error=str(error) or f"it did not answer within {ASK_S:.0f} s", is_late=True)
     finally:
         await registry.aclose()
-
-
-async def greet(address: str, find: ResolveName = resolve) -> JoinState:
-    """Whether a libp2p peer answers at a multiaddress."""
-    try:
-        check_join_address(address)
-    except ConfigError:
-        return JoinState.MALFORMED
-    _, _, host, transport, port, *_ = address.split("/")
-    if transport != "tcp":
-        return JoinState.ANSWERS  # only the directory itself can tell
-    found = [host] if is_address(host) else await find(host)
-    if not found:
-        return JoinState.NO_NAME
-    answers = await asyncio.gather(*(_greet(ip, int(port)) for ip in found[:4]))
-    return next((state for state in (JoinState.ANSWERS, JoinState.OTHER) if state in answers), JoinState.SILENT)
-
-
-async def _greet(ip: str, port: int) -> JoinState:
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(ip, port)
-    except OSError:
-        return JoinState.SILENT
-    try:
-        writer.write(_GREETING)
-        async with asyncio.timeout(CONNECT_S):
-            answer = await reader.readexactly(len(_GREETING))
-        return JoinState.ANSWERS if answer == _GREETING else JoinState.OTHER
-    except (OSError, asyncio.IncompleteReadError):
-        return JoinState.OTHER
-    finally:
-        writer.transport.abort()
 
 
 async def _ask(registry: DhtRegistry, view: SwarmView, own: PeerId | None) -> SwarmView:
@@ -178,9 +127,8 @@ async def _records(registry: DhtRegistry) -> list[NodeRecord]:
 
 def own_peer(identity: Path) -> PeerId | None:
     """Whose key lies in a file; None if there is none, or it cannot be read."""
-    if not identity.exists():
-        return None
     try:
-        return Identity.load_or_create(identity).peer_id
+        own = Identity.load(identity)
     except SwarmError:
         return None
+    return None if own is None else own.peer_id

@@ -253,6 +253,8 @@ def _source(grammar: Grammar) -> str:
 
 
 def _line(error: object) -> str:
-    """The first line of what the library says, printable."""
-    said = str(error).strip().partition("\n")[0][:MAX_ERROR_CHARACTERS]
+    """The first line of what the library says, and its cause where a later one names it, printable."""
+    first, *others = str(error).strip().splitlines() or [""]
+    cause = next((line.removeprefix("error:") for line in others if line.startswith("error:")), "")
+    said = f"{first[: MAX_ERROR_CHARACTERS - len(cause)]}{cause}"[:MAX_ERROR_CHARACTERS]
     return "".join(character if character.isprintable() else "\ufffd" for character in said)

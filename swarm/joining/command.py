@@ -5,10 +5,11 @@ An invite goes to standard output, alone on its line; a picture of it and what i
 
 from __future__ import annotations
 
+import asyncio
 import io
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path, PurePath
@@ -20,19 +21,21 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from swarm.discovery.dht.addresses import Membership, check_join_address
+from swarm.discovery.dht.addresses import Membership, family_of
 from swarm.discovery.dialable import is_public
 from swarm.discovery.identity import Identity, default_identity_path
+from swarm.discovery.peer_proof import proven as prove
+from swarm.discovery.swarm_file import forget_swarm
 from swarm.egress.ports import tls_port
 from swarm.errors import ConfigError
-from swarm.ids import is_model_name, without_ending
+from swarm.ids import is_model_name, shown_swarm, without_ending
 from swarm.joining.invite import MAX_DAYS, Invite, inviter_name, open_invite, seal_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
 from swarm.joining.resolve import SwarmChoice, SwarmFinder, SwarmRequest
 from swarm.runtime.cli_types import Count, File, Model, Name, Peer, Url, headed
 from swarm.transport.network_key import NetworkKey
 
-PEERS_INVITED: Final = 3
+PEERS_INVITED: Final = 4
 """Addresses that stand in an invite; more make its picture too fine to scan."""
 PORTS_INVITED: Final = 1
 """Addresses of TLS ports beside them, for networks that let nothing else out."""
@@ -108,21 +111,24 @@ def invite(command: MakeInvite, memory: SwarmMemory, environment: Mapping[str, s
     choice = finder.find(SwarmRequest(command.join, command.model, command.mqtt, key_path))
     if not choice.join:
         raise ConfigError("an invite to which swarm? start or join one, or give a peer's address with --join")
-    for address in choice.join:
-        check_join_address(address)
     now = memory.clock()
+    own = {one for swarm in memory.swarms() for one in swarm.here}
+    proven = _proven(choice.join, own)
     said = Invite(
-        peers=_chosen(choice.join),
+        peers=_chosen(proven or choice.join),
         expires_at=int(now) + command.days * _DAY_S,
         model=_named(choice.model),
         fingerprint=choice.fingerprint or _known_fingerprint(choice, memory),
         broker=choice.mqtt if command.with_password or choice.mqtt is None else without_password(choice.mqtt),
         network=choice.membership.network,
+        swarm=choice.membership.swarm,
     )
     word = seal_invite(said, Identity.load_or_create(command.identity or default_identity_path()))
     console.print(Text(word))
     if console.is_terminal:
         _explain(open_invite(word, now), choice, console)
+        if not proven:
+            console.print(Text("none of its peers answers at the moment: whoever is invited may find nobody"))
         if command.qr:
             _draw(word, console)
 
@@ -136,13 +142,21 @@ def _made_key(command: MakeInvite) -> Path:
     return path
 
 
+def _proven(join: Sequence[str], own: Collection[str]) -> list[str]:
+    """The addresses at which their peers answer now; this machine's own, which others have proven, as they are."""
+    verdicts = asyncio.run(prove([one for one in join if one not in own]))
+    return [one for one in join if one in own or verdicts.get(one, True) is not False]
+
+
 def _chosen(join: Sequence[str]) -> tuple[str, ...]:
-    """The addresses that are worth their room: of each peer its best one first, then the others."""
-    best: dict[str, str] = {}
+    """The addresses that are worth their room: of each peer the best one of each family, peers of everywhere first."""
+    best: dict[tuple[str, int | None], str] = {}
     plain = (address for address in join if tls_port(address) is None)
     for address in sorted(plain, key=_farness):  # stable: of equals those met last come first
-        best.setdefault(peer_of(address), address)
-    ordered = sorted(best.values(), key=_farness)
+        best.setdefault((peer_of(address), family_of(address)), address)
+    nearest = {peer: min(_farness(one) for one in best.values() if peer_of(one) == peer) for peer, _ in best}
+    order = list(nearest)
+    ordered = sorted(best.values(), key=lambda one: (nearest[peer_of(one)], order.index(peer_of(one)), _farness(one)))
     useful = [address for address in ordered if _farness(address) < _HERE]
     ports = [address for address in sorted(join, key=_farness) if tls_port(address) is not None]
     return (*(useful or ordered)[:PEERS_INVITED], *ports[:PORTS_INVITED])
@@ -163,7 +177,7 @@ def _farness(address: str) -> int:
 def _known_fingerprint(choice: SwarmChoice, memory: SwarmMemory) -> str | None:
     """Of the model in the remembered swarm with these peers."""
     peers = set(map(peer_of, choice.join))
-    same = (one for one in memory.swarms() if one.peer_ids & peers and one.model == choice.model)
+    same = (one for one in memory.swarms() if (one.peer_ids | one.own_ids) & peers and one.model == choice.model)
     return next((one.fingerprint for one in same if one.fingerprint), None)
 
 
@@ -193,6 +207,9 @@ def _explain(said: Invite, choice: SwarmChoice, console: Console) -> None:
     if choice.model is not None and Path(choice.model).is_absolute():
         kind = "file" if Path(choice.model).is_file() else "folder"
         lines.append(f"{said.model} is a {kind} here: whoever joins needs a copy, and names it as MODEL")
+    families = {family_of(peer) for peer in said.peers}
+    if len(families) == 1 and None not in families:
+        lines.append(f"its peers are reached by IPv{families.pop()} alone, so a machine without it cannot join with it")
     if all(_farness(peer) == _HERE for peer in said.peers):
         lines.append("its peers listen on this machine only: nobody elsewhere can join with it")
     lines += ["on another machine, in place of MODEL or after --join:", "  node serve INVITE", "  client chat INVITE"]
@@ -243,6 +260,10 @@ def forget(command: ForgetSwarm, memory: SwarmMemory, console: Console) -> None:
             raise ConfigError(f"forget which? give 1 … {len(swarms)}, as `swarm list` numbers them, or all")
     if chosen:
         memory.forget(chosen)
+        for identity in default_identity_path().parent.glob("*.key"):
+            for swarm in chosen:
+                if swarm.swarm_id is not None:
+                    forget_swarm(identity, swarm.swarm_id)
     for swarm in chosen:
         console.print(Text(f"forgotten: {_described(swarm)}"))
     if not chosen:
@@ -251,9 +272,11 @@ def forget(command: ForgetSwarm, memory: SwarmMemory, console: Console) -> None:
 
 def _described(swarm: RememberedSwarm) -> str:
     peers = f"{len(swarm.peer_ids)} {'peer' if len(swarm.peer_ids) == 1 else 'peers'}"
-    kind = "open" if swarm.network is None else f"private {swarm.network}"
+    named = f"{peers}, such as {swarm.peers[0]}" if swarm.peers else "no other peer"
+    which = "open" if swarm.swarm_id is None else shown_swarm(swarm.swarm_id)
+    kind = which if swarm.network is None else f"private {swarm.network}"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(swarm.joined_at))
-    return f"{swarm.model or 'no model named'} · {peers}, such as {swarm.peers[0]} · {kind} · joined {when}"
+    return f"{swarm.model or 'no model named'} · {named} · {kind} · joined {when}"
 
 
 def bootstrap_membership(
@@ -273,4 +296,4 @@ def bootstrap_membership(
         NetworkKey.fresh().save(network_key)
     finder = SwarmFinder(memory, {})
     choice = finder.find(SwarmRequest(tuple(join), network_key=network_key, is_new=not join))
-    return choice.join, replace(choice.membership, nobody="")
+    return choice.join, replace(choice.membership, nobody="", is_new=False)

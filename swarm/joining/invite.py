@@ -3,8 +3,8 @@
     canopy:// + base58( version · msgpack body · Ed25519 signature · checksum )
 
 The body is a list: peers, expiry, the inviter's public key, then what may be nil: model, the first 16 bytes of its
-fingerprint, broker, network key; the ninth place holds peers' TLS ports, which release 0.2 cannot read among the peers.
-A later release may say more behind these; it is read past. Another version is not.
+fingerprint, broker, network key, the open swarm's id; the ninth place holds peers' TLS ports, which release 0.2 cannot
+read among the peers. A later release may say more behind these; it is read past. Another version is not.
 The checksum tells a damaged word from one of another release. The signature tells whose word it is, and that nothing in
 it was changed since. It is made with a key that belongs to the inviter's identity (`Identity.derive`): a signature of
 the identity itself would be six times as long. Whoever can change a word on its way can put his own in its place: who
@@ -31,7 +31,7 @@ from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.identity import Identity
 from swarm.egress.ports import tls_port
 from swarm.errors import ConfigError
-from swarm.ids import is_model_name
+from swarm.ids import SwarmId, as_swarm_id, is_model_name
 from swarm.telemetry.broker_address import parse_broker
 from swarm.transport.network_key import KEY_BYTES, NetworkKey
 
@@ -68,6 +68,7 @@ class Invite:
         fingerprint: how the model's begins, `FINGERPRINT_DIGITS` hex digits.
         broker: URL of the swarm's MQTT broker; it has a password only if whoever invites wanted that.
         network: of a private swarm. Whoever has the invite has the key.
+        swarm: the id of an open swarm; None in a private one, in one that has none, and in an invite of release 0.2.
         inviter: public key of whoever invites, 32 bytes; empty until it is signed.
     """
 
@@ -77,6 +78,7 @@ class Invite:
     fingerprint: str | None = None
     broker: str | None = field(default=None, repr=False)
     network: NetworkKey | None = None
+    swarm: SwarmId | None = None
     inviter: bytes = b""
 
     @property
@@ -116,7 +118,7 @@ def seal_invite(invite: Invite, identity: Identity) -> str:
         None if invite.fingerprint is None else bytes.fromhex(invite.fingerprint[:FINGERPRINT_DIGITS]),
         invite.broker,
         None if invite.network is None else invite.network.secret,
-        None,
+        invite.swarm,
         [_packed(peer.replace(_TLS, "/p2p/")) for peer in invite.peers if tls_port(peer) is not None] or None,
     ]
     while body[-1] is None and len(body) > 3:
@@ -124,19 +126,43 @@ def seal_invite(invite: Invite, identity: Identity) -> str:
     said = bytes([VERSION]) + msgpack.packb(body)
     signed = said + signer.sign(_DOMAIN + said)
     word = SCHEME + base58.b58encode(signed + _checksum(signed)).decode()
-    open_invite(word, now=0.0)  # raises where a reader would
+    read_invite(word)  # raises where a reader would
     return word
 
 
 def open_invite(word: str, now: float) -> Invite:
-    """Read an invite.
+    """Read an invite of which somebody new is to make use.
 
     Args:
         word: as it was pasted; blanks and line ends within it are left out.
         now: Unix seconds.
 
     Raises:
-        ConfigError: it is damaged, too long, of another version, or has expired. The message holds nothing of it.
+        ConfigError: as `read_invite` and `check_expiry`.
+    """
+    invite = read_invite(word)
+    check_expiry(invite, now)
+    return invite
+
+
+def check_expiry(invite: Invite, now: float) -> None:
+    """Refuse an invite that has expired; to a machine that knows the swarm it does not matter.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if now >= invite.expires_at:
+        raise ConfigError(f"this invite has expired, {_ago(now - invite.expires_at)} ago: ask for a new one")
+
+
+def read_invite(word: str) -> Invite:
+    """Read an invite, whether or not it has expired.
+
+    Args:
+        word: as it was pasted; blanks and line ends within it are left out.
+
+    Raises:
+        ConfigError: it is damaged, too long, or of another version. The message holds nothing of it.
     """
     signed = _unwrapped(word)
     said, signature = signed[:-_SIGNATURE], signed[-_SIGNATURE:]
@@ -148,8 +174,6 @@ def open_invite(word: str, now: float) -> Invite:
     except (ValueError, TypeError, RecursionError, ConfigError, msgpack.UnpackException) as error:
         reason = str(error) if isinstance(error, _Malformed) else "it holds what no invite does"
         raise ConfigError(f"this invite is not sound ({reason}): ask for a new one") from None
-    if now >= invite.expires_at:
-        raise ConfigError(f"this invite has expired, {_ago(now - invite.expires_at)} ago: ask for a new one")
     return invite
 
 
@@ -185,7 +209,7 @@ def _too_long() -> ConfigError:
 def _decoded(body: Any) -> Invite:  # noqa: ANN401 - any msgpack value
     if not isinstance(body, list) or len(body) < 3:
         raise _Malformed("body")
-    peers, expires_at, key, model, fingerprint, broker, secret, _, tls = [*body, *[None] * _FIELDS][:_FIELDS]
+    peers, expires_at, key, model, fingerprint, broker, secret, swarm, tls = [*body, *[None] * _FIELDS][:_FIELDS]
     ports = [] if tls is None else tls
     if not isinstance(peers, list) or not isinstance(ports, list) or not 0 < len(peers) + len(ports) <= MAX_PEERS:
         raise _Malformed("peers")
@@ -200,6 +224,7 @@ def _decoded(body: Any) -> Invite:  # noqa: ANN401 - any msgpack value
         fingerprint=_fingerprint(fingerprint),
         broker=_broker(broker),
         network=_network(secret),
+        swarm=_swarm(swarm),
         inviter=key,
     )
 
@@ -236,6 +261,13 @@ def _network(value: object) -> NetworkKey | None:
     if not isinstance(value, bytes) or len(value) != KEY_BYTES:
         raise _Malformed("network key")
     return NetworkKey(value)
+
+
+def _swarm(value: object) -> SwarmId | None:
+    swarm = as_swarm_id(value)
+    if swarm is None and value is not None:
+        raise _Malformed("swarm")
+    return swarm
 
 
 def _packed(address: str) -> str | list[object]:

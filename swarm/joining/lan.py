@@ -1,8 +1,9 @@
 """Machines of one local network find each other: what they announce by mDNS, and what they hear (DNS-SD).
 
 An announcement says nothing that a machine of the network could not find by trying: under which addresses the swarm is
-joined, which model it serves, whether a key is needed. It gives no right. What is heard comes from whoever is in the
-network, so all of it is checked and bounded, and nothing is joined without the user (`swarm.joining.lan_choice`).
+joined, its id, which model it serves, whether a key is needed. It gives no right. What is heard comes from whoever is
+in the network, so all of it is checked and bounded. Only those count who prove at their own address that they are the
+peer that they say (`swarm.discovery.peer_proof`), and nothing is joined without the user (`swarm.joining.lan_choice`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Final
 
@@ -23,8 +24,9 @@ from zeroconf import NonUniqueNameException, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from swarm.discovery.dht.addresses import check_join_address
+from swarm.discovery.peer_proof import proven as prove
 from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.ids import MAX_MODEL_NAME, PeerId, is_model_name
+from swarm.ids import MAX_MODEL_NAME, SWARM_ID_BYTES, PeerId, SwarmId, is_model_name
 from swarm.runtime.counted_log import describe
 from swarm.runtime.tasks import TaskScope
 
@@ -61,12 +63,14 @@ class LanSwarm:
         model: name of the model that it serves; None where it serves none, as a bootstrap peer.
         fingerprint: how the model's fingerprint begins, `FINGERPRINT_DIGITS` hex digits; empty without a model.
         is_private: whether the swarm takes nobody without its key.
+        swarm: the open swarm's id; None where it has none.
     """
 
     join: tuple[str, ...]
     model: str | None = None
     fingerprint: str = ""
     is_private: bool = False
+    swarm: SwarmId | None = None
 
     @property
     def host(self) -> str:
@@ -80,7 +84,12 @@ class LanSwarm:
 
 
 def announced(
-    own: Sequence[str], joined: Sequence[str], model: tuple[str, str] | None = None, *, is_private: bool = False
+    own: Sequence[str],
+    joined: Sequence[str],
+    model: tuple[str, str] | None = None,
+    *,
+    is_private: bool = False,
+    swarm: SwarmId | None = None,
 ) -> LanSwarm | None:
     """What a member of a swarm tells the local network; None where nothing of it could be dialled from there.
 
@@ -89,20 +98,22 @@ def announced(
         joined: those of the peers through which it joined.
         model: name and fingerprint of what it serves.
         is_private: whether the swarm takes nobody without its key.
+        swarm: the open swarm's id.
     """
     known = dict.fromkeys([*own, *joined])
     others = [one for one in known if len(one) <= MAX_ADDRESS and not one.startswith(("/ip4/127.", "/ip6/::1/"))]
     if not others:
         return None
     name, fingerprint = model or (None, "")
-    return LanSwarm(tuple(others[:MAX_JOIN]), name, fingerprint[:FINGERPRINT_DIGITS], is_private)
+    return LanSwarm(tuple(others[:MAX_JOIN]), name, fingerprint[:FINGERPRINT_DIGITS], is_private, swarm)
 
 
 def txt_of(swarm: LanSwarm) -> dict[str, str]:
     """An announcement as the TXT record of its service."""
     addresses = {f"join{number}": address for number, address in enumerate(swarm.join)}
     model = {} if swarm.model is None else {"model": swarm.model, "fingerprint": swarm.fingerprint}
-    return {"format": FORMAT, "private": str(int(swarm.is_private)), **model, **addresses}
+    named = {} if swarm.swarm is None else {"swarm": swarm.swarm.hex()}
+    return {"format": FORMAT, "private": str(int(swarm.is_private)), **named, **model, **addresses}
 
 
 def read_txt(txt: Mapping[bytes, bytes | None]) -> LanSwarm:
@@ -118,14 +129,15 @@ def read_txt(txt: Mapping[bytes, bytes | None]) -> LanSwarm:
     if not join:
         raise RemoteProtocolError("join0", "is missing")
     is_private = _value(txt, "private", 8) != "0"  # whatever it is: a swarm that says so wants a key
+    swarm = _swarm(_value(txt, "swarm", 2 * SWARM_ID_BYTES))
     if b"model" not in txt:
-        return LanSwarm(join, is_private=is_private)
+        return LanSwarm(join, is_private=is_private, swarm=swarm)
     model, fingerprint = _value(txt, "model", MAX_MODEL_NAME), _value(txt, "fingerprint", FINGERPRINT_DIGITS)
     if not is_model_name(model):
         raise RemoteProtocolError("model", "is no name of a model")
     if _FINGERPRINT.fullmatch(fingerprint) is None:
         raise RemoteProtocolError("fingerprint", f"is not {FINGERPRINT_DIGITS} hex digits")
-    return LanSwarm(join, model, fingerprint, is_private)
+    return LanSwarm(join, model, fingerprint, is_private, swarm)
 
 
 def private_addresses() -> list[str]:
@@ -173,10 +185,24 @@ async def keep_announced(
             await wait(LOOK_S)
 
 
+async def _proven(swarm: LanSwarm) -> LanSwarm | None:
+    """An announcement of whom it says that it is, with the addresses of that peer alone; None of anybody else.
+
+    Others' addresses prove nothing of who announces them: they are met in the swarm.
+    """
+    own = [one for one in swarm.join if one.endswith(f"/{swarm.peer}")]
+    verdicts = await prove(own)
+    join = tuple(one for one in own if verdicts.get(one))
+    if not join:
+        logger.info("%s does not prove that it is the peer that it announces", swarm.host)
+        return None
+    return replace(swarm, join=join)
+
+
 async def browse(
     addresses: Collection[str] | None = None, limit_s: float = BROWSE_S, quiet_s: float = QUIET_S
 ) -> list[LanSwarm]:
-    """The swarms that machines of the local network announce, each once, in the order of their peer ids.
+    """The swarms that machines of the local network announce and prove to be of, each once, by their peer ids.
 
     Args:
         addresses: the IPv4 addresses to ask from; None: this machine's in local networks.
@@ -195,7 +221,7 @@ async def browse(
             await hearing.listen(mdns.zeroconf, limit_s, quiet_s)
     except (OSError, MdnsError) as trouble:
         logger.info("the local network was not asked: %s", describe(trouble))
-    return _distinct(hearing.swarms)
+    return _distinct([one for one in await asyncio.gather(*map(_proven, hearing.swarms)) if one is not None])
 
 
 class _Hearing:
@@ -260,12 +286,20 @@ async def _announcing(swarm: LanSwarm, addresses: list[str]) -> AsyncIterator[No
 
 
 def _distinct(swarms: Sequence[LanSwarm]) -> list[LanSwarm]:
-    """One announcement per swarm: those that share an address are of one, and one that names a model stands for it."""
-    chosen: list[LanSwarm] = []
+    """One announcement per swarm, by its id or its peer: one that names a model stands for it."""
+    chosen: dict[object, LanSwarm] = {}
     for swarm in sorted(swarms, key=lambda one: (one.model is None, one.peer)):
-        if not any(set(swarm.join) & set(known.join) for known in chosen):
-            chosen.append(swarm)
-    return chosen
+        chosen.setdefault(swarm.swarm or swarm.peer, swarm)
+    return list(chosen.values())
+
+
+def _swarm(said: str) -> SwarmId | None:
+    if not said:
+        return None
+    try:
+        return SwarmId(bytes.fromhex(said.ljust(2 * SWARM_ID_BYTES, "?")))
+    except ValueError as error:
+        raise RemoteProtocolError("swarm", f"is not {2 * SWARM_ID_BYTES} hex digits") from error
 
 
 def _value(txt: Mapping[bytes, bytes | None], key: str, limit: int) -> str:

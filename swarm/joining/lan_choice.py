@@ -10,13 +10,14 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from swarm.discovery.dht.addresses import Membership, PeerSource
 from swarm.discovery.identity import default_identity_path, is_peer_id
 from swarm.errors import ConfigError
-from swarm.ids import PeerId
+from swarm.ids import shown_swarm
 from swarm.runtime.cli_types import LanMode
 from swarm.runtime.files import replace_file
 from swarm.runtime.plain_text import plain_line
@@ -35,8 +36,21 @@ MAX_FILE_BYTES: Final = 16_384
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LanAnswer:
+    """What the user said of a peer's swarm.
+
+    Attributes:
+        join: whether it is joined.
+        swarm: the swarm's id, in hex, when the question was first answered; the answer is for no other.
+    """
+
+    join: bool
+    swarm: str | None = None
+
+
 class LanAnswers:
-    """What the user answered before, per peer that announced a swarm: a peer's name cannot be taken by another one."""
+    """What the user answered before, per peer that announced a swarm and proved who it is, and per swarm."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Read the answers when one is wanted.
@@ -46,23 +60,26 @@ class LanAnswers:
         """
         self._path = path or default_identity_path().with_name("lan.json")
 
-    def of(self, peer: PeerId) -> bool | None:
-        """The answer about a peer's swarm; None if there is none."""
-        return self._read().get(peer)
+    def of(self, swarm: LanSwarm) -> bool | None:
+        """The answer about a peer's swarm; None if there is none, or the peer is of another swarm now."""
+        answer = self._read().get(swarm.peer)
+        if answer is None or answer.swarm not in (None, _hex(swarm)):
+            return None
+        return answer.join
 
-    def remember(self, peer: PeerId, answer: bool) -> None:
-        """Keep an answer; one that cannot be written is asked for again."""
+    def remember(self, swarm: LanSwarm, answer: bool) -> None:
+        """Keep an answer, and of which swarm the peer is; one that cannot be written is asked for again."""
         kept = self._read()
-        kept.pop(peer, None)
-        kept[peer] = answer
-        text = json.dumps(dict(list(kept.items())[-MAX_ANSWERS:]), indent=1)
+        kept.pop(swarm.peer, None)
+        kept[swarm.peer] = LanAnswer(answer, _hex(swarm))
+        text = json.dumps({peer: asdict(one) for peer, one in list(kept.items())[-MAX_ANSWERS:]}, indent=1)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             replace_file(self._path, text.encode())
         except OSError as error:
             logger.info("the answer is not remembered: %s", error.strerror)
 
-    def _read(self) -> dict[str, bool]:
+    def _read(self) -> dict[str, LanAnswer]:
         try:
             with self._path.open(encoding="utf-8") as file:
                 content = json.loads(file.read(MAX_FILE_BYTES))
@@ -70,7 +87,23 @@ class LanAnswers:
             return {}
         if not isinstance(content, dict):
             return {}
-        return {peer: answer for peer, answer in content.items() if is_peer_id(peer) and isinstance(answer, bool)}
+        found = {peer: _answer(said) for peer, said in content.items() if is_peer_id(peer)}
+        return {peer: answer for peer, answer in found.items() if answer is not None}
+
+
+def _answer(said: object) -> LanAnswer | None:
+    """An answer in the file; release 0.2 wrote a yes or no alone."""
+    match said:
+        case bool(join) | {"join": bool(join), "swarm": None}:
+            return LanAnswer(join)
+        case {"join": bool(join), "swarm": str(swarm)}:
+            return LanAnswer(join, swarm)
+        case _:
+            return None
+
+
+def _hex(swarm: LanSwarm) -> str | None:
+    return None if swarm.swarm is None else swarm.swarm.hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +146,29 @@ class LanSearch:
         return self.model is None or swarm.model is None or _is_called(swarm.model, self.model)
 
     def _only(self, found: Sequence[LanSwarm]) -> LanSwarm | None:
+        known = [one for one in found if self.answers.of(one)]
+        if len(known) == 1:
+            found = known  # the one that was joined before, whoever else is there
         if len(found) > 1:
             lines = "; ".join(f"{_described(one)}: --join {one.join[0]}" for one in found)
             raise ConfigError(f"--lan yes: {len(found)} swarms were found, say which: {plain_line(lines)}")
         for swarm in found:
             self.say(f"joins {_described(swarm)}, found in the local network")
+            self.answers.remember(swarm, True)
             return swarm
         return None
 
     def _wants(self, swarm: LanSwarm) -> bool:
         assert self.ask is not None, "checked before"
-        known = self.answers.of(swarm.peer)
+        known = self.answers.of(swarm)
         if known is not None:
             what = "joins" if known else "does not join"
             self.say(f"{what} {_described(swarm)}, found in the local network: you said so before")
+            self.answers.remember(swarm, known)  # release 0.2 did not write of which swarm the peer is
             return known
         typed = self.ask(plain_line(f"{_described(swarm)} was found: join it? [Y/n] "))
         answer = typed.strip().lower() in ("", "y", "yes")
-        self.answers.remember(swarm.peer, answer)
+        self.answers.remember(swarm, answer)
         return answer
 
 
@@ -138,7 +176,7 @@ def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None], *, wa
     """A command with the swarm of the local network that it means, where nothing else named one.
 
     Args:
-        command: with the fields `join` and `model`; one that names a peer stays as it is.
+        command: with the fields `join`, `model` and `membership`; one that names a peer stays as it is.
         mode: what its user wants.
         say: takes lines for the user.
         wants_model: whether it needs the name of a model too; else it finds out what the swarm serves.
@@ -153,7 +191,12 @@ def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None], *, wa
     found = LanSearch(mode, say, _typed if can_ask() else None, _heard, model).find()
     if found is None:
         return command
-    return replace(command, join=found.join, model=model or (found.model if wants_model else None))
+    membership: Membership = command.membership  # type: ignore[attr-defined]
+    source = PeerSource(text="found in the local network")
+    there = replace(
+        membership, swarm=found.swarm, is_certain=found.swarm is not None, sources=dict.fromkeys(found.join, source)
+    )
+    return replace(command, join=found.join, model=model or (found.model if wants_model else None), membership=there)
 
 
 def _heard() -> list[LanSwarm]:
@@ -176,7 +219,7 @@ def _typed(question: str) -> str:
 
 
 def _described(swarm: LanSwarm) -> str:
-    what = "a private swarm" if swarm.is_private else "a swarm"
+    what = "a private swarm" if swarm.is_private else "a swarm" if swarm.swarm is None else shown_swarm(swarm.swarm)
     serves = f" that serves {swarm.model} ({swarm.fingerprint})" if swarm.model is not None else ""
     return f"{what}{serves} at {swarm.host}"
 

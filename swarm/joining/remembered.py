@@ -1,9 +1,12 @@
 """The swarms that this machine joined, so that a command needs no address the next time. Owns one file and a folder.
 
-`swarms.json` beside the machine's identity holds for each swarm the peers that were met there, the model, its
-fingerprint, the broker and the name of the network key; the key itself lies in `networks/NAME.key`. All are open to
-their user alone. The file is written whole or not at all. One that cannot be read is put aside and begun anew; trouble
-with it is one line and never stops a command.
+`swarms.json` beside the machine's identity holds for each swarm its id, the peers that were met there, the addresses of
+this machine's own, the model, its fingerprint, the broker and the name of the network key; the key itself lies in
+`networks/NAME.key`. All are open to their user alone. The file is written whole or not at all. One that cannot be read
+is put aside and begun anew; trouble with it is one line and never stops a command.
+
+A swarm is known by its id, or by its network key. Release 0.2 knew neither id nor `here`: what it wrote is one swarm by
+the peers in common, until the first of them says an id. A peer stands in one open swarm, where it was met last.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import Any, Final
 from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.identity import default_identity_path
 from swarm.errors import ConfigError
+from swarm.ids import SWARM_ID_BYTES, SwarmId
 from swarm.runtime.files import replace_file
 from swarm.runtime.strict_json import strict_json
 from swarm.telemetry.broker_address import parse_broker
@@ -34,9 +38,14 @@ MAX_PEERS: Final = 16
 MAX_FILE_BYTES: Final = 256 << 10
 MAX_ASIDE: Final = 3
 """Damaged files that are kept."""
-_FORMAT: Final = 1
+MAX_HERE: Final = 8
+"""Addresses of this machine's own peers."""
+_FORMAT: Final = 2
+_FORMATS: Final = (1, 2)
+"""What is read: release 0.2 wrote 1, in which a swarm has no id, and this machine is one of its peers."""
 _MAX_TEXT: Final = 1_024
 _NETWORK: Final = re.compile(r"[0-9a-f]{16}")
+_SWARM: Final = re.compile(rf"[0-9a-f]{{{2 * SWARM_ID_BYTES}}}")
 _NONE: Final = "none"
 """In place of a file's name in `CANOPY_SWARMS`: nothing is remembered."""
 
@@ -48,12 +57,14 @@ class RememberedSwarm:
     """A swarm that was joined.
 
     Attributes:
-        peers: multiaddresses to join through, those met last first.
+        peers: multiaddresses to join through, those met last first; none of this machine's own.
         model: hub id or folder that was served or used; None where no model was named.
         fingerprint: how the model's begins; None where it is not known.
         broker: URL of its MQTT broker, its password included.
         network: name of the network key of a private swarm.
         joined_at: Unix seconds.
+        swarm: the id of an open swarm, in hex; None in a private one, and where no peer has said one.
+        here: multiaddresses of this machine's own peers of the swarm, for other programs of it.
     """
 
     peers: tuple[str, ...]
@@ -62,22 +73,50 @@ class RememberedSwarm:
     broker: str | None = field(default=None, repr=False)
     network: str | None = None
     joined_at: int = 0
+    swarm: str | None = None
+    here: tuple[str, ...] = ()
 
     @property
     def peer_ids(self) -> frozenset[str]:
         """Who its peers are."""
         return frozenset(map(peer_of, self.peers))
 
+    @property
+    def own_ids(self) -> frozenset[str]:
+        """Which of them are this machine's own."""
+        return frozenset(map(peer_of, self.here))
+
+    @property
+    def swarm_id(self) -> SwarmId | None:
+        """The id of an open swarm."""
+        return None if self.swarm is None else SwarmId(bytes.fromhex(self.swarm))
+
     def is_same(self, other: RememberedSwarm) -> bool:
-        """Whether both are one swarm: of one network key, and with a peer in common where there is none."""
+        """Whether both are one swarm: of one network key or id, and where one has no id, with a peer in common.
+
+        A machine of this user's own says nothing: it may have been in both.
+        """
         if self.network != other.network:
             return False
-        return self.network is not None or bool(self.peer_ids & other.peer_ids)
+        if self.network is not None:
+            return True
+        if None not in (self.swarm, other.swarm):
+            return self.swarm == other.swarm
+        own = self.own_ids | other.own_ids
+        return bool((self.peer_ids & other.peer_ids) - own)
+
+    def without(self, peers: Collection[str]) -> RememberedSwarm:
+        """The same without some peers, by their ids."""
+        kept, here = ([one for one in each if peer_of(one) not in peers] for each in (self.peers, self.here))
+        return replace(self, peers=tuple(kept), here=tuple(here))
 
     def merged(self, earlier: RememberedSwarm) -> RememberedSwarm:
         """What is known of it now, and of what was known before whatever it does not replace."""
         met = self.peer_ids  # their earlier addresses may lead nowhere by now
-        peers = (*self.peers, *(peer for peer in earlier.peers if peer_of(peer) not in met))[:MAX_PEERS]
+        here = (*self.here, *(one for one in earlier.here if peer_of(one) not in self.own_ids))[:MAX_HERE]
+        own = frozenset(map(peer_of, here))
+        known = (*self.peers, *(peer for peer in earlier.peers if peer_of(peer) not in met))
+        peers = tuple(one for one in known if peer_of(one) not in own)[:MAX_PEERS]
         same_model = self.model is None or self.model == earlier.model
         return replace(
             self,
@@ -85,6 +124,8 @@ class RememberedSwarm:
             model=self.model or earlier.model,
             fingerprint=self.fingerprint or (earlier.fingerprint if same_model else None),
             broker=self.broker or earlier.broker,
+            swarm=self.swarm or earlier.swarm,
+            here=here,
         )
 
 
@@ -130,24 +171,27 @@ class SwarmMemory:
             self._complain(f"{self.path}: {error.strerror or error}; no swarm is remembered")
         return []
 
-    def remember(self, swarm: RememberedSwarm, *, is_look: bool = False) -> None:
+    def remember(
+        self, swarm: RememberedSwarm, *, is_look: bool = False, others: Iterable[tuple[SwarmId, str]] = ()
+    ) -> None:
         """Put a swarm first, with the time; never raises for trouble with the file.
 
         Args:
             swarm: what is known of it now.
             is_look: it was only looked at: it does not come before those that this machine takes part in.
+            others: peers that say that they are of other swarms: whose, and the address.
         """
-        if self.path is None or not swarm.peers:
+        if self.path is None or not (swarm.peers or swarm.here):
             return
         try:
             with self._locked() as known:
-                same = [one for one in known if one.is_same(swarm)]
-                merged = replace(swarm, peers=swarm.peers[:MAX_PEERS], joined_at=round(self.clock()))
-                for one in same:
-                    merged = merged.merged(one)
-                others = [one for one in known if one not in same]
-                place = 0 if not is_look else known.index(same[0]) if same else len(known)
-                self._write([*others[:place], merged, *others[place:]][:MAX_SWARMS])
+                now = round(self.clock())
+                found = _with(known, replace(swarm, joined_at=now), is_look=is_look)
+                for other, address in others:
+                    said = RememberedSwarm((address,), swarm=other.hex(), joined_at=now)
+                    if not {peer_of(address)} & {peer for one in found for peer in one.own_ids}:
+                        found = _with(found, said, is_look=True)
+                self._write(found[:MAX_SWARMS])
         except _OfNewerRelease as error:
             self._complain(str(error))
         except OSError as error:
@@ -240,6 +284,24 @@ class SwarmMemory:
             logger.warning("%s", text)
 
 
+def _with(known: Sequence[RememberedSwarm], swarm: RememberedSwarm, *, is_look: bool) -> list[RememberedSwarm]:
+    """What is remembered once a swarm was met: in one entry, and whoever was met there in no other open one."""
+    like = [one for one in known if one.is_same(swarm)]
+    same = [
+        one for one in like if one.swarm == swarm.swarm
+    ] or like  # one without an id is another, if this one is known
+    merged = swarm.merged(RememberedSwarm(()))
+    for one in same:
+        merged = merged.merged(one)
+    place = 0 if not is_look else known.index(same[0]) if same else len(known)
+    left = [*known[:place], merged, *(one for one in known[place:] if one not in same)]
+    moved = swarm.own_ids | (swarm.peer_ids if swarm.network is None else frozenset())
+    own = frozenset(peer for one in left for peer in one.own_ids)
+    apart = [one if one is merged else one.without(moved if one.network is None else swarm.own_ids) for one in left]
+    none_of_own = [replace(one, peers=tuple(peer for peer in one.peers if peer_of(peer) not in own)) for one in apart]
+    return [one for one in none_of_own if one.peers or one.here]
+
+
 class _OfNewerRelease(Exception):
     """The file is another release's, and must not be overwritten."""
 
@@ -256,7 +318,7 @@ def _parsed(data: bytes) -> list[RememberedSwarm]:
     found = strict_json(data)
     if not isinstance(found, dict) or type(found.get("format")) is not int:
         raise ValueError("no list of swarms")
-    if found["format"] > _FORMAT:
+    if found["format"] not in _FORMATS:
         raise _OfNewerRelease("the remembered swarms are of a newer release of Canopy: update this one, or use --join")
     swarms = found.get("swarms")
     if not isinstance(swarms, list) or len(swarms) > MAX_SWARMS:
@@ -267,17 +329,21 @@ def _parsed(data: bytes) -> list[RememberedSwarm]:
 def _swarm(said: Any) -> RememberedSwarm:  # noqa: ANN401 - any JSON value
     if not isinstance(said, dict):
         raise ValueError("a swarm has no fields")
-    peers, joined_at = said.get("peers"), said.get("joined_at")
-    if not isinstance(peers, list) or not 0 < len(peers) <= MAX_PEERS or type(joined_at) is not int:
+    peers, here, joined_at = said.get("peers"), said.get("here", []), said.get("joined_at")
+    if not isinstance(peers, list) or not isinstance(here, list) or type(joined_at) is not int:
         raise ValueError("a swarm has no peers, or no time")
-    for peer in peers:
+    if len(peers) > MAX_PEERS or len(here) > MAX_HERE or not (peers or here):
+        raise ValueError("a swarm has no peers, or too many")
+    for peer in [*peers, *here]:
         _checked(check_join_address, peer, "peers")
-    texts = {name: _text(said, name) for name in ("model", "fingerprint", "broker", "network")}
+    texts = {name: _text(said, name) for name in ("model", "fingerprint", "broker", "network", "swarm")}
     if texts["broker"] is not None:
         _checked(parse_broker, texts["broker"], "broker")
     if texts["network"] is not None and _NETWORK.fullmatch(texts["network"]) is None:
         raise ValueError("network")
-    return RememberedSwarm(tuple(peers), **texts, joined_at=joined_at)
+    if texts["swarm"] is not None and _SWARM.fullmatch(texts["swarm"]) is None:
+        raise ValueError("swarm")
+    return RememberedSwarm(tuple(peers), **texts, joined_at=joined_at, here=tuple(here))
 
 
 def _text(said: dict[str, Any], name: str) -> str | None:

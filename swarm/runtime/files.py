@@ -56,6 +56,35 @@ def create_file(path: Path, data: bytes, *, mode: int = OWNER_ONLY) -> None:
         draft.unlink(missing_ok=True)
 
 
+def why_unusable(error: OSError, path: Path | None = None) -> str:
+    """Why a file cannot be used, and the command that mends it where the user may run one.
+
+    Args:
+        error: what the system said.
+        path: the file, where the error does not name it.
+    """
+    if path is None and error.filename is not None:
+        path = Path(os.fsdecode(error.filename))
+    said = error.strerror or str(error)
+    if path is None:
+        return said
+    foreign = foreign_part(path) if isinstance(error, PermissionError) else None
+    mend = "" if foreign is None else f'; {foreign} is another user\'s: sudo chown -R "$USER" {foreign}'
+    return f"{path}: {said}{mend}"
+
+
+def foreign_part(path: Path) -> Path | None:
+    """The highest part of a path below the user's home folder that another user owns; None if all are the user's."""
+    home = Path.home()
+    for part in reversed((path, *path.parents)):
+        try:
+            if home in part.parents and part.stat().st_uid != os.geteuid():
+                return part
+        except OSError:
+            return None  # not there, or inside a folder that is closed, which is the user's own
+    return None
+
+
 def _draft(path: Path) -> Path:
     """A new file of the owner's alone in the same folder, which nobody can have made a link before."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")

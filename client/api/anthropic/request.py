@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from client.api.anthropic.blocks import InputBlock, block_text, read_messages
+from client.api.anthropic.blocks import InputBlock, read_messages, system_text
 from client.api.backend import ChatJob
-from client.api.errors import invalid, unsupported
+from client.api.errors import invalid
+from client.api.left_out import LeftOut
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
-from client.api.openai.fields import ApiModel
-from client.api.sampling_fields import asked_options, schema_grammar
+from client.api.openai.fields import ApiModel, RequestBody
+from client.api.request_fields import BodyKind, note_left_out
+from client.api.sampling_fields import Whole, asked_options, one_grammar, schema_grammar
 from client.dialogue.messages import Message, Tool, ToolChoice
 
 MAX_STOPS: Final = 64
@@ -25,9 +28,9 @@ class InputMessage(ApiModel):
 
 
 class ToolSpec(ApiModel):
-    """A tool of the client; those that Anthropic's servers run are refused."""
+    """A tool of the client; those that Anthropic defines, or runs at its servers, are left out."""
 
-    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")] | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -64,8 +67,10 @@ class OutputConfig(ApiModel):
     format: JsonFormat | None = None
 
 
-class MessagesInput(ApiModel):
-    """What makes the prompt: of a message, and of counting its tokens; unknown fields are ignored."""
+class MessagesInput(RequestBody):
+    """What makes the prompt: of a message, and of counting its tokens."""
+
+    body = BodyKind.MESSAGES
 
     model: str
     messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -74,37 +79,39 @@ class MessagesInput(ApiModel):
     tool_choice: ToolChoiceSpec | None = None
     thinking: ThinkingSpec | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
 
 
 class MessagesRequest(MessagesInput):
-    """A request for a message; without a temperature it is 1, as Anthropic has it."""
+    """A request for a message."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: Whole = Field(ge=1)
     stream: bool = False
     stop_sequences: list[str] | None = Field(default=None, max_length=MAX_STOPS)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=0)
-    metadata: dict[str, Any] | None = None
-    container: Any = None
-    mcp_servers: list[Any] | None = None
+    top_k: Annotated[Whole, Field(ge=-1)] | None = None
 
 
 def make_job(request: MessagesInput) -> ChatJob:
     """The job of a request.
 
     Raises:
-        ApiError: a block, a tool or a choice of tools is not served; the message names it.
+        ApiError: a block or a choice of tools is not valid; the message names it.
     """
-    messages = read_messages([(turn.role, turn.content) for turn in request.messages])
-    if request.system:
-        messages.insert(0, Message("system", block_text(request.system, "system")))
-    tools, choice = _read_tools(request)
+    left_out = LeftOut()
+    messages = read_messages([(turn.role, turn.content) for turn in request.messages], left_out)
+    if request.system and (system := system_text(request.system, left_out)):
+        messages.insert(0, Message("system", system))
+    tools, choice = _read_tools(request, left_out)
     continues = messages[-1].role == "assistant"
     if continues:
         _check_prefill(messages[-1])
-    output_format = request.output_config.format if request.output_config is not None else None
-    grammar = None if output_format is None else schema_grammar(output_format.schema_)
+    formats = {
+        "output_config": None if request.output_config is None else request.output_config.format,
+        "output_format": request.output_format,
+    }
+    grammar = one_grammar({name: None if one is None else schema_grammar(one.schema_) for name, one in formats.items()})
     options = asked_options(grammar=grammar)
     if isinstance(request, MessagesRequest):
         _check_request(request)
@@ -112,10 +119,14 @@ def make_job(request: MessagesInput) -> ChatJob:
             grammar=grammar,
             max_new_tokens=request.max_tokens,
             stop=tuple(request.stop_sequences) if request.stop_sequences else None,
-            temperature=1.0 if request.temperature is None else request.temperature,
+            temperature=request.temperature,
             top_p=request.top_p,
-            top_k=request.top_k or None,
+            top_k=request.top_k,
         )
+    if request.output_config is not None and request.output_config.effort is not None:
+        note_left_out("output_config.effort")
+    if request.thinking is not None and request.thinking.budget_tokens is not None:
+        note_left_out("thinking.budget_tokens")
     thinking = request.thinking.type if request.thinking is not None else None
     return ChatJob(
         messages=tuple(messages),
@@ -124,6 +135,7 @@ def make_job(request: MessagesInput) -> ChatJob:
         tool_choice=choice,
         reasoning={"enabled": True, "disabled": False}.get(thinking or ""),
         continues=continues,
+        left_out=left_out.words,
     )
 
 
@@ -133,10 +145,6 @@ def hides_thinking(request: MessagesRequest) -> bool:
 
 
 def _check_request(request: MessagesRequest) -> None:
-    if request.container is not None:
-        raise unsupported("container", "container: containers are not supported")
-    if request.mcp_servers:
-        raise unsupported("mcp_servers", "mcp_servers: MCP servers are not supported")
     for place, stop in enumerate(request.stop_sequences or ()):
         if not stop.strip():
             raise invalid(f"stop_sequences.{place}: each stop sequence must contain non-whitespace", "stop_sequences")
@@ -149,8 +157,8 @@ def _check_prefill(beginning: Message) -> None:
         raise invalid("messages: final assistant content cannot end with trailing whitespace", "messages")
 
 
-def _read_tools(request: MessagesInput) -> tuple[tuple[Tool, ...], ToolChoice]:
-    tools = tuple(_tool(spec, f"tools.{place}") for place, spec in enumerate(request.tools or ()))
+def _read_tools(request: MessagesInput, left_out: LeftOut) -> tuple[tuple[Tool, ...], ToolChoice]:
+    tools = tuple(_tools(request.tools or (), left_out))
     choice = request.tool_choice
     if choice is None:
         return tools, ToolChoice()
@@ -171,9 +179,12 @@ def _read_tools(request: MessagesInput) -> tuple[tuple[Tool, ...], ToolChoice]:
             return tools, ToolChoice("required", name, parallel)
 
 
-def _tool(spec: ToolSpec, param: str) -> Tool:
-    if spec.type not in (None, "custom"):
-        raise unsupported(param, f"{param}: tools of type '{spec.type[:100]}' are not supported; custom tools are")
-    if spec.input_schema is None:
-        raise invalid(f"{param}.input_schema: Field required", param)
-    return Tool(spec.name, spec.description or "", spec.input_schema, bool(spec.strict))
+def _tools(specs: Sequence[ToolSpec], left_out: LeftOut) -> Iterator[Tool]:
+    for place, spec in enumerate(specs):
+        if spec.type not in (None, "custom"):
+            left_out.tool(spec.type)
+            continue
+        for field, value in (("name", spec.name), ("input_schema", spec.input_schema)):
+            if value is None:
+                raise invalid(f"tools.{place}.{field}: Field required", f"tools.{place}")
+        yield Tool(spec.name or "", spec.description or "", spec.input_schema or {}, bool(spec.strict))

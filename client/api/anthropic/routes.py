@@ -26,11 +26,11 @@ def routes(context: ApiContext) -> APIRouter:
         job = make_job(body)
         writer = MessageWriter(card.id, hides_thinking=hides_thinking(body))
         if body.stream:
-            answer = await context.begin(job, request, may_end_early=True)
+            answer = await context.begin(job, request)
             frames = _frames(writer, answer, body.max_tokens)
             name = request_id(request)
             return sse_response(answer, frames, lambda error: _error_frame(error, name), context.settings)
-        end = await context.read(job, request, lambda event: _take(writer, event), may_end_early=True)
+        end = await context.read(job, request, lambda event: _take(writer, event))
         _ = list(writer.finish(end, body.max_tokens))
         return JSONResponse(writer.whole(end, body.max_tokens))
 

@@ -11,16 +11,13 @@ from client.api.ollama.writer import written_time
 OLLAMA_VERSION: Final = "0.12.6"
 """The release of Ollama whose API this is; clients ask for at least some version."""
 TAG: Final = ":latest"
+_PARAMETERS: Final = {"repetition_penalty": "repeat_penalty"}
+"""Options that Ollama calls otherwise."""
 
 
 def tagged(name: str) -> str:
     """A model's name with a tag, as Ollama lists it."""
     return name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
-
-
-def untagged(name: str, card: ModelCard) -> str:
-    """The model's own name where `name` is that with a tag."""
-    return card.id if name in (card.id, tagged(card.id)) else name
 
 
 def listed(card: ModelCard) -> JsonObject:
@@ -48,7 +45,7 @@ def shown(card: ModelCard) -> JsonObject:
     capabilities = ["completion", *(["tools"] if card.tool_family else [])]
     return {
         "modelfile": "",
-        "parameters": "",
+        "parameters": "\n".join(f"{_PARAMETERS.get(name, name)} {value}" for name, value in card.sampling.items()),
         "template": "",
         "license": "",
         "modified_at": written_time(card.created),

@@ -10,19 +10,22 @@ from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob, Job, ModelCard, TextJob
 from client.api.errors import invalid, unsupported
+from client.api.left_out import LeftOut
 from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
-from client.api.openai.fields import ApiModel
-from client.api.sampling_fields import asked_options, schema_grammar, stop_strings
+from client.api.openai.fields import ApiModel, RequestBody
+from client.api.request_fields import BodyKind
+from client.api.sampling_fields import Whole, asked_options, penalties, schema_grammar, stop_strings
 from client.dialogue.messages import Message, Tool, ToolCall
 from client.options import GenerateOptions, Grammar
 
-TEMPERATURE: Final = 0.8
-TOP_K: Final = 40
-TOP_P: Final = 0.9
+USUAL: Final = GenerateOptions(temperature=0.8, top_k=40, top_p=0.9)
+"""What Ollama takes where neither a request nor a model says."""
 
 
-class RunOptions(ApiModel):
-    """`options`, with Ollama's defaults; those that are not here are about Ollama's own engine and change nothing."""
+class RunOptions(RequestBody):
+    """`options`."""
+
+    body = BodyKind.OLLAMA_OPTIONS
 
     model_config = ConfigDict(strict=False)  # its clients send 20.0 for 20
 
@@ -34,12 +37,13 @@ class RunOptions(ApiModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
 
-class RunRequest(ApiModel):
-    """What chat and generate share; unknown fields are ignored, and so is `keep_alive`."""
+class RunRequest(RequestBody):
+    """What chat and generate share."""
 
     model: str
     stream: bool | None = None
@@ -48,7 +52,7 @@ class RunRequest(ApiModel):
     think: bool | Literal["high", "medium", "low", "max"] | None = None
     keep_alive: str | float | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -74,7 +78,7 @@ class ChatTurn(ApiModel):
     """A message."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
     tool_calls: list[ChatCall] | None = None
@@ -94,11 +98,13 @@ class ChatTool(ApiModel):
     """A tool."""
 
     type: str = "function"
-    function: ToolFunction
+    function: ToolFunction | None = None
 
 
 class ChatRunRequest(RunRequest):
     """Of `/api/chat`; no messages ask whether the model is there."""
+
+    body = BodyKind.OLLAMA_CHAT
 
     messages: list[ChatTurn] = Field(default_factory=list, max_length=MAX_MESSAGES)
     tools: list[ChatTool] | None = Field(default=None, max_length=MAX_TOOLS)
@@ -107,12 +113,11 @@ class ChatRunRequest(RunRequest):
 class GenerateRequest(RunRequest):
     """Of `/api/generate`; no prompt asks whether the model is there."""
 
+    body = BodyKind.OLLAMA_GENERATE
+
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
-    suffix: str | None = None
-    template: str | None = None
-    context: list[int] | None = None
     images: list[str] | None = None
 
 
@@ -120,20 +125,27 @@ def chat_job(request: ChatRunRequest) -> ChatJob:
     """The job of a chat.
 
     Raises:
-        ApiError: it has images, or tools that are no functions.
+        ApiError: a function is missing.
     """
+    left_out = LeftOut()
     tools = []
     for place, tool in enumerate(request.tools or ()):
-        if tool.type != "function":
-            raise unsupported(f"tools[{place}]", f"tools of type {tool.type[:100]!r} are not supported")
         spec = tool.function
-        tools.append(Tool(spec.name, spec.description or "", spec.parameters or {}))
+        if tool.type != "function":
+            left_out.tool(tool.type)
+        elif spec is None:
+            raise invalid(f"tools[{place}].function is missing", f"tools[{place}].function")
+        else:
+            tools.append(Tool(spec.name, spec.description or "", spec.parameters or {}))
+    messages = tuple(_messages(request.messages, left_out))
     return ChatJob(
-        messages=tuple(_messages(request.messages)),
+        messages=messages,
         options=_options(request),
         tools=tuple(tools),
         reasoning=_reasoning(request),
         continues=request.messages[-1].role == "assistant",
+        left_out=left_out.words,
+        defaults=USUAL,
     )
 
 
@@ -145,25 +157,20 @@ def generate_job(request: GenerateRequest, card: ModelCard) -> Job:
     Raises:
         ApiError: a field asks for what is not served.
     """
-    if request.images:
-        raise _no_images("images")
-    if request.suffix:
-        raise unsupported("suffix", f"{card.id} does not support insert")
-    if request.template:
-        raise unsupported("template", "template is not supported: the model's own is used; raw takes a whole prompt")
-    if request.context:
-        raise unsupported("context", "context is not supported; /api/chat takes the messages so far")
+    left_out = LeftOut()
+    prompt = _with_images(request.prompt, request.images, left_out)
     if request.raw:
         if request.system:
             raise invalid("raw mode does not support template, system, or context", "raw")
-        return TextJob(request.prompt, _options(request))
+        return TextJob(prompt, _options(request), USUAL)
     if not card.has_template:
         if request.system:
             raise unsupported("system", f"{card.id} has no chat template, which system needs")
-        return TextJob(request.prompt, _options(request))
+        return TextJob(prompt, _options(request), USUAL)
     system = [Message("system", request.system)] if request.system else []
-    messages = (*system, Message("user", request.prompt))
-    return ChatJob(messages, _options(request), reasoning=_reasoning(request))
+    messages = (*system, Message("user", prompt))
+    reasoning = _reasoning(request)
+    return ChatJob(messages, _options(request), reasoning=reasoning, left_out=left_out.words, defaults=USUAL)
 
 
 def _reasoning(request: RunRequest) -> bool | None:
@@ -172,18 +179,20 @@ def _reasoning(request: RunRequest) -> bool | None:
 
 def _options(request: RunRequest) -> GenerateOptions:
     given = request.options or RunOptions()
-    limit, top_k = given.num_predict, TOP_K if given.top_k is None else given.top_k
     return asked_options(
-        max_new_tokens=None if limit is None or limit < 0 else limit,
-        temperature=TEMPERATURE if given.temperature is None else given.temperature,
-        top_k=top_k if top_k > 0 else None,
-        top_p=TOP_P if given.top_p is None else given.top_p,
+        max_new_tokens=given.num_predict if given.num_predict and given.num_predict > 0 else None,
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
         min_p=given.min_p,
         seed=given.seed if given.seed is not None and given.seed >= 0 else None,
         stop=stop_strings(given.stop),
-        repetition_penalty=given.repeat_penalty,
-        presence_penalty=given.presence_penalty,
-        frequency_penalty=given.frequency_penalty,
+        **penalties(
+            given.repeat_last_n,
+            given.repeat_penalty,
+            presence_penalty=given.presence_penalty,
+            frequency_penalty=given.frequency_penalty,
+        ),
         grammar=_grammar(request.format),
         log_probs=(request.top_logprobs or 0) if request.logprobs else None,
     )
@@ -195,18 +204,17 @@ def _grammar(text_format: str | dict[str, Any] | None) -> Grammar | None:
     return Grammar("json") if isinstance(text_format, str) else schema_grammar(text_format)
 
 
-def _messages(turns: Sequence[ChatTurn]) -> list[Message]:
+def _messages(turns: Sequence[ChatTurn], left_out: LeftOut) -> list[Message]:
     """Messages whose calls and results are joined by ids, which old clients do not send."""
     messages: list[Message] = []
     pending: list[ToolCall] = []
     made = 0
-    for place, turn in enumerate(turns):
-        if turn.images:
-            raise _no_images(f"messages[{place}].images")
+    for turn in turns:
+        content = _with_images(turn.content or "", turn.images, left_out)
         if turn.role == "tool":
             answered = _take_pending(pending, turn)
             name = turn.tool_name or answered.name
-            messages.append(Message("tool", turn.content, tool_call_id=answered.id, name=name))
+            messages.append(Message("tool", content, tool_call_id=answered.id, name=name))
             continue
         calls = []
         for call in turn.tool_calls or ():
@@ -214,7 +222,7 @@ def _messages(turns: Sequence[ChatTurn]) -> list[Message]:
             calls.append(ToolCall(call.id or f"call_{made}", call.function.name, arguments))
             made += 1
         pending += calls
-        messages.append(Message(turn.role, turn.content, reasoning=turn.thinking or "", tool_calls=tuple(calls)))
+        messages.append(Message(turn.role, content, reasoning=turn.thinking or "", tool_calls=tuple(calls)))
     return messages
 
 
@@ -227,5 +235,6 @@ def _take_pending(pending: list[ToolCall], turn: ChatTurn) -> ToolCall:
     return ToolCall(turn.tool_call_id or "", turn.tool_name or "", "")
 
 
-def _no_images(param: str) -> Exception:
-    return unsupported(param, "images are not supported: the model reads text only")
+def _with_images(text: str, images: Sequence[str] | None, left_out: LeftOut) -> str:
+    """A text with a word for each image that comes with it."""
+    return "\n".join(filter(None, (text, *(left_out.part("image") for _ in images or ()))))

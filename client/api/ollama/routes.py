@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -12,7 +12,7 @@ from client.api.backend import AnswerEvent, Delta, Finished, Job, ModelCard
 from client.api.context import ApiContext, StartedAnswer
 from client.api.errors import ApiError, error_body
 from client.api.json_text import JsonRoute
-from client.api.ollama.models import OLLAMA_VERSION, listed, running, shown, untagged
+from client.api.ollama.models import OLLAMA_VERSION, listed, running, shown, tagged
 from client.api.ollama.request import ChatRunRequest, GenerateRequest, RunRequest, chat_job, generate_job
 from client.api.ollama.writer import RunWriter
 from client.api.openai.fields import ApiModel
@@ -30,21 +30,6 @@ REFUSED: Final = {
 """Paths of Ollama's that change or embed, and why they are refused."""
 
 
-class OllamaRoute(JsonRoute):
-    """A route whose body is JSON whatever its header says: `curl -d` says that it is a form."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, for a request that says JSON."""
-        handle = super().get_route_handler()
-
-        async def handle_any(request: Request) -> Response:
-            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
-            headers = [*others, (b"content-type", b"application/json")]
-            return await handle(Request({**request.scope, "headers": headers}, request.receive))
-
-        return handle_any
-
-
 class ShowRequest(ApiModel):
     """Of `/api/show`; older clients say `name`."""
 
@@ -54,7 +39,7 @@ class ShowRequest(ApiModel):
 
 def routes(context: ApiContext) -> APIRouter:
     """All routes."""
-    router = APIRouter(tags=["Ollama"], route_class=OllamaRoute)
+    router = APIRouter(tags=["Ollama"], route_class=JsonRoute)
     service = _Ollama(context)
     router.post("/api/chat", response_model=None, summary="Chat")(service.chat)
     router.post("/api/generate", response_model=None, summary="Generate")(service.generate)
@@ -90,8 +75,9 @@ class _Ollama:
         return await self._answer(job, body, writer, request)
 
     async def tags(self) -> Response:
-        """The swarm's model, as the only one."""
-        return JSONResponse({"models": [listed(await self._context.backend.card())]})
+        """The swarm's model, by each of its names."""
+        card = await self._context.backend.card()
+        return JSONResponse({"models": [listed(replace(card, id=name)) for name in self._context.names(card)]})
 
     async def ps(self) -> Response:
         """The model, if every layer is served."""
@@ -105,7 +91,8 @@ class _Ollama:
 
     def _card(self, name: str) -> ModelCard:
         card = self._context.backend.known_card()
-        if untagged(name, card) != card.id:
+        known = {named for one in self._context.names(card) for named in (one, tagged(one))}
+        if name not in known and not self._context.settings.any_model:
             raise ApiError(404, f"model '{name[:200]}' not found")
         return card
 
@@ -114,9 +101,9 @@ class _Ollama:
 
     async def _answer(self, job: Job, body: RunRequest, writer: RunWriter, request: Request) -> Response:
         if body.is_streamed:
-            answer = await self._context.begin(job, request, may_end_early=True)
+            answer = await self._context.begin(job, request)
             return json_lines_response(answer, _frames(writer, answer), _error_frame, self._context.settings)
-        end = await self._context.read(job, request, lambda event: _take(writer, event), may_end_early=True)
+        end = await self._context.read(job, request, lambda event: _take(writer, event))
         _ = list(writer.finish(end))
         return JSONResponse(writer.whole(end))
 
@@ -127,7 +114,7 @@ async def _version() -> Response:
 
 
 async def _refuse(request: Request) -> Response:
-    raise ApiError(501, REFUSED[request.url.path])
+    raise ApiError(501, REFUSED[request.scope["path"]])
 
 
 def _nothing_done(body: RunRequest) -> str:

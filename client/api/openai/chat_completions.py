@@ -70,7 +70,7 @@ class ChatWriter:
 
     async def chunks(self, answers: StartedAnswers) -> AsyncGenerator[bytes, None]:
         """The frames of a stream."""
-        for number in range(len(answers.each)):
+        for number in range(len(answers.jobs)):
             yield self._chunk(number, {"role": "assistant", "content": "", "refusal": None})
         ends: list[Finished] = []
         thought = 0
@@ -84,7 +84,7 @@ class ChatWriter:
                     ends.append(event)
                     yield self._chunk(number, {}, event.reason, self._speed(event))
         if self.request.wants_usage:
-            body = {"choices": [], "usage": usage(answers.each[0].begun.prompt_tokens, ends, thought)}
+            body = {"choices": [], "usage": usage(answers.prompt_tokens[0], ends, thought)}
             yield sse({**self._head("chat.completion.chunk"), **body})
         yield DONE
 

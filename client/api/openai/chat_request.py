@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
-from client.api.openai.fields import MAX_TOKENS, ApiModel, ResponseFormat, SamplingRequest
+from client.api.left_out import LeftOut
+from client.api.openai.fields import ApiModel, Limit, SamplingRequest
+from client.api.request_fields import BodyKind
+from client.api.sampling_fields import Whole, token_limit
 from client.dialogue.messages import Message, Role, Tool, ToolCall, ToolChoice
 
 MAX_MESSAGES: Final = 4_096
-MAX_TOOLS: Final = 128
+MAX_TOOLS: Final = 1_024
 MAX_TOP_LOG_PROBS: Final = 20
 _ROLES: Final[dict[str, Role]] = {
     "system": "system",
@@ -26,7 +29,7 @@ ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class ContentPart(ApiModel):
-    """A part of a message's content; this server reads text alone."""
+    """A part of a message's content; what is no text is left out."""
 
     type: str
     text: str | None = None
@@ -70,10 +73,10 @@ class FunctionField(ApiModel):
 
 
 class ToolField(ApiModel):
-    """A tool; only functions are known."""
+    """A tool; those that are no functions are left out."""
 
-    type: Literal["function"]
-    function: FunctionField
+    type: str = Field(examples=["function"])
+    function: FunctionField | None = None
 
 
 class NamedFunction(ApiModel):
@@ -89,31 +92,45 @@ class NamedTool(ApiModel):
     function: NamedFunction
 
 
+class AllowedFunctions(ApiModel):
+    """`allowed_tools.allowed_tools`."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(ApiModel):
+    """`tool_choice` that wants some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
 class TemplateFields(ApiModel):
-    """`chat_template_kwargs`, as vLLM has it; of its switches one is known."""
+    """`chat_template_kwargs`, as vLLM has it: the switches by which templates turn thinking on and off."""
+
+    model_config = ConfigDict(extra="forbid")
 
     enable_thinking: bool | None = None
+    thinking: bool | None = None
 
 
 class ChatRequest(SamplingRequest):
     """`POST /v1/chat/completions`."""
 
+    body = BodyKind.CHAT
+
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOG_PROBS)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOG_PROBS)] | None = None
     tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateFields | None = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    functions: Any = None
-    function_call: Any = None
-    web_search_options: Any = None
 
     def job(self) -> ChatJob:
         """What is asked for.
@@ -122,90 +139,97 @@ class ChatRequest(SamplingRequest):
             ApiError: a field contradicts another one, or asks for what this server does not offer.
         """
         self.check()
-        self._check_offers()
-        options = self.generate_options()
-        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        if limit is not None:
-            options["max_new_tokens"] = limit
-        if self.logprobs:
-            options["log_probs"] = self.top_logprobs or 0
-        elif self.top_logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")
-        grammar = None if self.response_format is None else self.response_format.grammar()
-        if grammar is not None:
-            options["grammar"] = grammar
-        messages = [_message(message, f"messages[{place}]") for place, message in enumerate(self.messages)]
+        options = self.generate_options(
+            max_new_tokens=token_limit(self.max_completion_tokens, self.max_tokens, self.n_predict),
+            log_probs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+        left_out = LeftOut()
+        given = enumerate(self.messages)
+        messages = [_message(message, f"messages[{place}]", left_out) for place, message in given]
         if self.continue_final_message and messages[-1].role != "assistant":
             raise invalid("There is no message of an assistant to go on with.", "continue_final_message")
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise unsupported("add_generation_prompt", "An answer begins the assistant's turn, or goes on with it.")
+        tools = tuple(_tools(self.tools or (), left_out))
+        choice, reasoning = self._tool_choice(tools), self._reasoning()
+        if isinstance(self.tool_choice, AllowedTools):
+            allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+            tools = tuple(tool for tool in tools if tool.name in allowed)
         return ChatJob(
-            messages, options, self._tools(), self._tool_choice(), self._reasoning(), self.continue_final_message
+            messages, options, tools, choice, reasoning, self.continue_final_message, left_out=left_out.words
         )
 
-    def _check_offers(self) -> None:
-        if self.functions is not None or self.function_call is not None:
-            raise unsupported("functions" if self.functions is not None else "function_call", "Use 'tools' instead.")
-        if self.audio is not None or (self.modalities is not None and self.modalities != ["text"]):
-            raise unsupported("audio" if self.audio is not None else "modalities", "This server writes text alone.")
-        if self.web_search_options is not None:
-            raise unsupported("web_search_options", "This server searches nothing.")
-
-    def _tools(self) -> tuple[Tool, ...]:
-        tools = [tool.function for tool in self.tools or ()]
-        return tuple(
-            Tool(tool.name, tool.description or "", tool.parameters or {}, bool(tool.strict)) for tool in tools
-        )
-
-    def _tool_choice(self) -> ToolChoice:
+    def _tool_choice(self, tools: Sequence[Tool]) -> ToolChoice:
         parallel = self.parallel_tool_calls is not False
         choice = self.tool_choice
-        if not self.tools:
+        if not tools:
             if choice not in (None, "none", "auto"):
                 raise invalid("'tool_choice' is only allowed when 'tools' are specified.", "tool_choice")
             return ToolChoice("none" if choice == "none" else "auto", parallel=parallel)
+        known = {tool.name for tool in tools}
+        if isinstance(choice, AllowedTools):
+            for tool in choice.allowed_tools.tools:
+                _check_known(tool.function.name, known)
+            return ToolChoice(choice.allowed_tools.mode, parallel=parallel)
         if isinstance(choice, NamedTool):
-            name = choice.function.name
-            if name not in {tool.function.name for tool in self.tools}:
-                raise invalid(f"Tool choice '{name[:80]}' is not among 'tools'.", "tool_choice")
-            return ToolChoice("required", name, parallel)
+            _check_known(choice.function.name, known)
+            return ToolChoice("required", choice.function.name, parallel)
         return ToolChoice(choice or "auto", parallel=parallel)
 
     def _reasoning(self) -> bool | None:
-        if self.chat_template_kwargs is not None and self.chat_template_kwargs.enable_thinking is not None:
-            return self.chat_template_kwargs.enable_thinking
+        switches = self.chat_template_kwargs or TemplateFields()
+        if (asked := switches.thinking if switches.enable_thinking is None else switches.enable_thinking) is not None:
+            return asked
         return None if self.reasoning_effort is None else self.reasoning_effort not in {"none", "minimal"}
 
 
-def _message(given: ChatMessage, place: str) -> Message:
+def _tools(fields: Sequence[ToolField], left_out: LeftOut) -> Iterator[Tool]:
+    for place, tool in enumerate(fields):
+        if tool.type != "function":
+            left_out.tool(tool.type)
+            continue
+        if tool.function is None:
+            where = f"tools[{place}].function"
+            raise invalid(f"Missing required parameter: '{where}'.", where, code="missing_required_parameter")
+        spec = tool.function
+        yield Tool(spec.name, spec.description or "", spec.parameters or {}, bool(spec.strict))
+
+
+def _check_known(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise invalid(f"Tool choice '{name[:80]}' is not among 'tools'.", "tool_choice")
+
+
+def _message(given: ChatMessage, place: str, left_out: LeftOut) -> Message:
     """One message.
 
     Raises:
-        ApiError: its role wants something that is missing, or it holds what is no text.
+        ApiError: its role wants something that is missing.
     """
     role = _ROLES[given.role]
     calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in given.tool_calls or ())
-    if given.content is None and not (role == "assistant" and (calls or given.refusal)):
+    if given.content is None and role != "assistant":
         raise invalid(f"Invalid value for '{place}.content': expected a string, got null.", f"{place}.content")
     if role == "tool" and not given.tool_call_id:
         where = f"{place}.tool_call_id"
         raise invalid(f"Missing required parameter: '{where}'.", where, code="missing_required_parameter")
     if role != "assistant" and calls:
         raise invalid("Only an assistant calls tools.", f"{place}.tool_calls")
-    content = _text(given.content if given.content is not None else given.refusal or "", place)
+    content = _text(given.content if given.content is not None else given.refusal or "", place, left_out)
     return Message(role, content, given.reasoning_content or "", calls, given.tool_call_id or "", given.name or "")
 
 
-def _text(content: str | Sequence[ContentPart], place: str) -> str:
+def _text(content: str | Sequence[ContentPart], place: str, left_out: LeftOut) -> str:
     if isinstance(content, str):
         return content
     texts = []
     for number, part in enumerate(content):
         where = f"{place}.content[{number}]"
         if part.type not in {"text", "refusal"}:
-            raise invalid(
-                f"Content of type '{part.type[:40]}' is not supported: this model reads text alone.",
-                where,
-                code="unsupported_content_type",
-            )
+            texts.append(left_out.part(part.type))
+            continue
         text = part.text if part.type == "text" else part.refusal
         if text is None:
             missing = f"{where}.{part.type}"

@@ -18,22 +18,25 @@ from client.api.errors import invalid, unsupported
 from client.api.json_text import JsonRoute
 from client.api.openai.bodies import LEAST_LOG_PROB, fingerprint, new_id, speed, usage
 from client.api.openai.chat_completions import error_frame
-from client.api.openai.fields import SamplingRequest, for_choice
+from client.api.openai.fields import SamplingRequest, TokenId, for_choice
+from client.api.request_fields import BodyKind
+from client.api.sampling_fields import Whole, token_limit
 from client.api.sse import DONE, sse, sse_response
 from client.dialogue.messages import ContentDelta
 from client.stats import TokenLogProbs
 
-MAX_PROMPTS: Final = 16
+MAX_PROMPTS: Final = 128
 MAX_LOG_PROBS: Final = 5
-MAX_ANSWERS: Final = 16
+MAX_ANSWERS: Final = 128
 DEFAULT_TOKENS: Final = 16
 """`max_tokens` where none is given, as OpenAI has it."""
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(SamplingRequest):
     """`POST /v1/completions`."""
+
+    body = BodyKind.COMPLETIONS
 
     prompt: (
         str
@@ -41,10 +44,9 @@ class CompletionRequest(SamplingRequest):
         | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
     )
-    best_of: int | None = None
+    best_of: Whole | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] | None = None
-    suffix: str | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOG_PROBS)] | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """One or several."""
@@ -62,8 +64,6 @@ class CompletionRequest(SamplingRequest):
             ApiError: a field contradicts another one, or asks for what this server does not offer.
         """
         self.check()
-        if self.suffix:
-            raise unsupported("suffix", "This server goes on with texts; it does not fill gaps in them.")
         if self.best_of not in (None, self.choices):
             raise unsupported("best_of", "Use 'n'.")
         if self.echo and self.logprobs is not None:
@@ -73,10 +73,8 @@ class CompletionRequest(SamplingRequest):
         prompts = self.prompts()
         if len(prompts) * self.choices > MAX_ANSWERS:
             raise invalid(f"{len(prompts)} prompts with {self.choices} choices each exceed {MAX_ANSWERS}.", "n")
-        options = self.generate_options()
-        options["max_new_tokens"] = self.max_tokens or DEFAULT_TOKENS
-        if self.logprobs is not None:
-            options["log_probs"] = self.logprobs
+        limits = (self.max_tokens, self.n_predict, DEFAULT_TOKENS)
+        options = self.generate_options(max_new_tokens=token_limit(*limits), log_probs=self.logprobs)
         return [TextJob(prompt, for_choice(options, choice)) for prompt in prompts for choice in range(self.choices)]
 
 
@@ -138,7 +136,7 @@ class CompletionWriter:
             if echo:
                 yield self._chunk(number, echo, None, None)
         ends: list[Finished] = []
-        offsets = [0] * len(answers.each)
+        offsets = [0] * len(answers.jobs)
         async with aclosing(answers.events()) as events:
             async for number, event in events:
                 if isinstance(event, Delta):
@@ -151,7 +149,9 @@ class CompletionWriter:
                     ends.append(event)
                     yield self._chunk(number, "", event.reason, None)
         if self.request.wants_usage:
-            prompt_tokens = sum(answer.begun.prompt_tokens for answer in answers.each[:: self.request.choices])
+            prompt_tokens = sum(
+                answers.prompt_tokens[number] for number in range(0, len(answers.jobs), self.request.choices)
+            )
             yield sse({**self._head(), "choices": [], "usage": usage(prompt_tokens, ends)})
         yield DONE
 

@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from client.api.errors import invalid
+from client.api.json_text import read_json
+from client.api.request_fields import BodyKind, take_fields
+from client.api.sampling_fields import (
+    SEEDS,
+    Whole,
+    asked_options,
+    choice_grammar,
+    one_grammar,
+    penalties,
+    schema_grammar,
+    stop_strings,
+    wrapped_seed,
+    written_grammar,
+)
 from client.options import GenerateOptions, Grammar
+from swarm.protocol.pick_rules import MAX_END_TOKENS
 
-MAX_CHOICES: Final = 4
+MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 4
 MAX_BIASES: Final = 1_024
-MAX_TOKENS: Final = 2**31
-_SEEDS: Final = 2**63
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
+
+
+def _limit(value: int) -> int:
+    if value == 0 or value < -1:
+        raise ValueError("give 1 or more, or -1 for no limit")
+    return value
+
+
+Limit = Annotated[Whole, AfterValidator(_limit)]
+"""Of tokens; -1 is none. What exceeds the context is cut to what it leaves."""
 
 
 class ApiModel(BaseModel):
     """A JSON object of a request: fields that are not known are passed over; types are taken as they are."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class RequestBody(ApiModel):
+    """An object whose fields `client.api.request_fields` lists: those that are honoured are the model's own.
+
+    Attributes:
+        body: which of them.
+    """
+
+    body: ClassVar[BodyKind]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_fields(cls, value: object) -> object:
+        take_fields(cls.body, value)
+        return value
 
 
 class StreamOptions(ApiModel):
@@ -42,95 +82,8 @@ class CanopyFields(ApiModel):
     """
 
     trace: bool = False
-    nodes: Annotated[int, Field(ge=0, le=2_048)] | None = None
+    nodes: Annotated[Whole, Field(ge=0, le=2_048)] | None = None
     multistep: bool = False
-
-
-class SamplingRequest(ApiModel):
-    """What both kinds of completions take."""
-
-    model: str = ""
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None = (
-        None
-    )
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    seed: Annotated[int, Field(ge=-_SEEDS, lt=_SEEDS)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    user: str | None = None
-    canopy: CanopyFields | None = None
-
-    @property
-    def choices(self) -> int:
-        """How many answers to make of one prompt."""
-        return self.n or 1
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def wants_trace(self) -> bool:
-        """Whether chunks carry the sweeps behind them."""
-        return self.canopy is not None and self.canopy.trace
-
-    def check(self) -> None:
-        """Refuse what contradicts itself.
-
-        Raises:
-            ApiError: which field.
-        """
-        if self.stream_options is not None and not self.stream:
-            raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
-
-    def generate_options(self) -> GenerateOptions:
-        """The options of the first choice; without a temperature it is 1, as OpenAI has it.
-
-        Raises:
-            ApiError: a token of `logit_bias` is no number.
-        """
-        options = GenerateOptions(temperature=1.0 if self.temperature is None else self.temperature)
-        given: dict[str, Any] = {
-            "top_p": self.top_p,
-            "top_k": self.top_k if self.top_k is not None and self.top_k > 0 else None,
-            "min_p": self.min_p,
-            "seed": None if self.seed is None else self.seed % _SEEDS,
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
-            "frequency_penalty": self.frequency_penalty or None,
-            "presence_penalty": self.presence_penalty or None,
-            "repetition_penalty": None if self.repetition_penalty == 1 else self.repetition_penalty,
-            "logit_bias": _biases(self.logit_bias or {}) or None,
-            "nodes": None if self.canopy is None else self.canopy.nodes,
-            "trace": self.wants_trace or None,
-            "multistep": True if self.canopy is not None and self.canopy.multistep else None,
-        }
-        options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
-        return options
-
-
-def for_choice(options: GenerateOptions, choice: int) -> GenerateOptions:
-    """The options of a later choice: with a seed, each has its own, one more than the last's."""
-    seed = options.get("seed")
-    return options if seed is None or choice == 0 else {**options, "seed": (seed + choice) % _SEEDS}
-
-
-def _biases(given: Mapping[str, float]) -> dict[int, float]:
-    biases: dict[int, float] = {}
-    for token, bias in given.items():
-        if not (token.isascii() and token.isdecimal() and len(token) < 10):
-            raise invalid(f"Invalid key in 'logit_bias': {token[:40]}. Keys are token ids.", "logit_bias")
-        biases[int(token)] = bias
-    return biases
 
 
 class JsonSchemaFormat(ApiModel):
@@ -166,9 +119,187 @@ class ResponseFormat(ApiModel):
                 return None
             case "json_object":
                 schema = self.schema_ if self.value is None else self.value
-                return Grammar("json") if schema is None else Grammar("json_schema", json.dumps(schema))
+                return Grammar("json") if schema is None else schema_grammar(schema)
             case "json_schema":
                 if self.json_schema is None:
                     param = "response_format.json_schema"
                     raise invalid(f"Missing required parameter: '{param}'.", param, code="missing_required_parameter")
-                return Grammar("json_schema", json.dumps(self.json_schema.schema_))
+                return schema_grammar(self.json_schema.schema_)
+
+
+class StructuredOutputs(ApiModel):
+    """`structured_outputs`, as vLLM has it; of its fields those are here that can be had."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+
+    def grammars(self, place: str) -> dict[str, Grammar | None]:
+        """What each of them asks for."""
+        return {
+            f"{place}.json": _of_schema(self.json_, f"{place}.json"),
+            f"{place}.json_object": Grammar("json") if self.json_object else None,
+            f"{place}.regex": None if self.regex is None else Grammar("regex", self.regex),
+            f"{place}.choice": None if self.choice is None else choice_grammar(self.choice),
+            f"{place}.grammar": None if self.grammar is None else written_grammar(self.grammar, f"{place}.grammar"),
+        }
+
+
+class SampledRequest(RequestBody):
+    """How tokens are picked, and what the text must be: the same in all requests of OpenAI's form."""
+
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    seed: Annotated[Whole, Field(ge=-SEEDS, lt=SEEDS)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, lt=2**32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_END_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+
+    def asked(self, **more: Any) -> GenerateOptions:  # noqa: ANN401 - each option has its own type
+        """The options of the request.
+
+        Args:
+            more: options of the kind of request; a `grammar` is that of its own field.
+
+        Raises:
+            ApiError: two fields say what the text must be, or one of them cannot be read.
+        """
+        grammars = {
+            "response_format": more.pop("grammar", None),
+            "guided_json": _of_schema(self.guided_json, "guided_json"),
+            "guided_regex": None if self.guided_regex is None else Grammar("regex", self.guided_regex),
+            "guided_choice": None if self.guided_choice is None else choice_grammar(self.guided_choice),
+            "guided_grammar": _written(self.guided_grammar, "guided_grammar"),
+            "grammar": _written(self.grammar, "grammar"),
+            "json_schema": _of_schema(self.json_schema, "json_schema"),
+        }
+        if self.structured_outputs is not None:
+            grammars |= self.structured_outputs.grammars("structured_outputs")
+        options: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "seed": wrapped_seed(self.seed),
+            "stop": stop_strings(self.stop),
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "stop_tokens": tuple(self.stop_token_ids or ()) or None,
+            "end_tokens": () if self.ignore_eos else None,
+            "grammar": one_grammar(grammars),
+        }
+        return asked_options(**{**options, **more})
+
+
+class SamplingRequest(SampledRequest):
+    """What both kinds of completions take."""
+
+    model: str = ""
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None = (
+        None
+    )
+    max_tokens: Limit | None = None
+    n_predict: Limit | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_last_n: Annotated[Whole, Field(ge=-1)] | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    canopy: CanopyFields | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many answers to make of one prompt."""
+        return self.n or 1
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_trace(self) -> bool:
+        """Whether chunks carry the sweeps behind them."""
+        return self.canopy is not None and self.canopy.trace
+
+    def check(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            ApiError: which field.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+
+    def generate_options(self, **more: Any) -> GenerateOptions:  # noqa: ANN401 - each option has its own type
+        """The options of the first choice, with those of its kind.
+
+        Raises:
+            ApiError: as of `asked`; a token of `logit_bias` is no number.
+        """
+        repetition = self.repetition_penalty if self.repeat_penalty is None else self.repeat_penalty
+        own = self.canopy or CanopyFields()
+        return self.asked(
+            **penalties(
+                self.repeat_last_n,
+                repetition,
+                frequency_penalty=self.frequency_penalty,
+                presence_penalty=self.presence_penalty,
+            ),
+            logit_bias=_biases(self.logit_bias or {}) or None,
+            nodes=own.nodes,
+            trace=own.trace or None,
+            multistep=own.multistep or None,
+            grammar=None if self.response_format is None else self.response_format.grammar(),
+            **more,
+        )
+
+
+def for_choice(options: GenerateOptions, choice: int) -> GenerateOptions:
+    """The options of a later choice: with a seed, each has its own, one more than the last's."""
+    seed = options.get("seed")
+    return options if seed is None or choice == 0 else {**options, "seed": (seed + choice) % SEEDS}
+
+
+def _of_schema(schema: dict[str, Any] | str | None, param: str) -> Grammar | None:
+    """A JSON schema, or the text of one, as a grammar."""
+    if not isinstance(schema, str):
+        return None if schema is None else schema_grammar(schema)
+    try:
+        value = read_json(schema.encode())
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise invalid(f"Invalid value for '{param}': the text is no JSON schema.", param)
+    return schema_grammar(value)
+
+
+def _written(text: str | None, param: str) -> Grammar | None:
+    return None if not text else written_grammar(text, param)
+
+
+def _biases(given: Mapping[str, float]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            raise invalid(f"Invalid key in 'logit_bias': {token[:40]}. Keys are token ids.", "logit_bias")
+        biases[int(token)] = bias
+    return biases

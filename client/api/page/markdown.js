@@ -6,7 +6,7 @@ import { drawFormula, extensions } from "./formulas.js";
 import { Marked } from "./vendor/marked.js";
 
 const MAX_DEPTH = 24;
-const BUDGET_MS = 100; // for the mark-up inside of lines; what is left then stays as it was written
+const BUDGET_MS = 100; // for finding mark-up; what is left then stays as it was written
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", hellip: "…", mdash: "—", ndash: "–" };
 const FIRST_LEVEL = 3; // the page's own headings are h1 and h2
 const LAST_LEVEL = 6;
@@ -135,6 +135,7 @@ function levelled(tokens) {
 
 // Some texts take time that grows with the square of their length: an opening that never closes is looked for again and
 // again. Past the budget nothing opens any more.
+const NESTING = ["blockquote", "list", "table", "escape", "emStrong", "codespan", "del", "link", "reflink", "tag", "autolink", "url"];
 const marked = new Marked({ gfm: true, breaks: true });
 let clock = () => performance.now();
 let until = Infinity;
@@ -145,7 +146,10 @@ marked.use({
     start: (source) => (clock() < until ? each.start(source) : undefined),
     tokenizer: (source) => (clock() < until ? each.tokenizer(source) : undefined),
   })),
-  tokenizer: Object.fromEntries(["escape", "emStrong", "codespan", "del", "link", "reflink", "tag", "autolink", "url"].map((name) => [name, withinBudget])),
+  tokenizer: {
+    ...Object.fromEntries(NESTING.map((name) => [name, withinBudget])),
+    inlineText: (source) => withinBudget() ?? { type: "text", raw: source, text: source, escaped: true }, // all that is left
+  },
 });
 
 function parts(source) {

@@ -9,11 +9,14 @@ from pydantic import Field
 
 from client.api.backend import ChatJob
 from client.api.errors import invalid, unsupported
-from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS, ToolName
-from client.api.openai.fields import ApiModel
+from client.api.left_out import LeftOut
+from client.api.openai.chat_request import MAX_MESSAGES, MAX_TOOLS
+from client.api.openai.fields import ApiModel, Limit, SampledRequest
+from client.api.request_fields import BodyKind, note_left_out
 from client.api.responses.items import InputItem, read_items
-from client.api.sampling_fields import asked_options, schema_grammar, stop_strings, wrapped_seed
-from client.dialogue.messages import Message, Tool, ToolChoice
+from client.api.responses.tools import AnyToolSpec, OfferedTools, read_tools
+from client.api.sampling_fields import Whole, schema_grammar, token_limit
+from client.dialogue.messages import Message
 from client.options import GenerateOptions, Grammar
 
 LOG_PROBS: Final = "message.output_text.logprobs"
@@ -22,16 +25,6 @@ INCLUDABLE: Final = frozenset({LOG_PROBS, "reasoning.encrypted_content"})
 MAX_METADATA: Final = 16
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class FunctionSpec(ApiModel):
-    """A tool; only functions are served."""
-
-    type: str = Field(examples=["function"])
-    name: ToolName | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class TextFormat(ApiModel):
@@ -58,14 +51,16 @@ class ReasoningSettings(ApiModel):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesInput(ApiModel):
+class ResponsesInput(SampledRequest):
     """What makes the prompt: of a response, and of counting its tokens."""
+
+    body = BodyKind.RESPONSES
 
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[FunctionSpec] | None = Field(default=None, max_length=MAX_TOOLS)
+    tools: list[AnyToolSpec] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
@@ -74,32 +69,15 @@ class ResponsesInput(ApiModel):
 
 
 class ResponsesRequest(ResponsesInput):
-    """A request for a response; unknown fields are ignored. Without a temperature it is 1, as OpenAI has it."""
+    """A request for a response."""
 
     stream: bool | None = None
     store: bool | None = None
-    background: bool | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: dict[str, Any] | None = None
     include: list[str] | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1)
-    max_tool_calls: int | None = None
+    max_output_tokens: Limit | None = None
     metadata: dict[str, str] | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
-    # What OpenAI's service does not offer
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0)
 
 
 def check_request(request: ResponsesRequest) -> None:
@@ -108,12 +86,6 @@ def check_request(request: ResponsesRequest) -> None:
     Raises:
         ApiError: a field asks for what is not served; `param` names it.
     """
-    if request.background:
-        raise unsupported("background", "Responses in the background are not supported.")
-    if request.conversation is not None:
-        raise unsupported("conversation", "Conversations are not supported; use previous_response_id.")
-    if request.prompt is not None:
-        raise unsupported("prompt", "Stored prompts are not supported; use instructions and input.")
     for place, name in enumerate(request.include or ()):
         if name not in INCLUDABLE:
             raise unsupported(f"include[{place}]", f"`{name[:100]}` is not supported.")
@@ -124,8 +96,13 @@ def check_request(request: ResponsesRequest) -> None:
             raise invalid("Metadata keys have at most 64 characters, values at most 512.", "metadata")
 
 
-def read_conversation(request: ResponsesInput, earlier: Sequence[Message]) -> list[Message]:
+def read_conversation(request: ResponsesInput, earlier: Sequence[Message], left_out: LeftOut) -> list[Message]:
     """The messages of a request after those of an earlier response, without the instructions.
+
+    Args:
+        request: to read.
+        earlier: messages up to that response.
+        left_out: takes what is no text.
 
     Raises:
         ApiError: there is nothing to answer, or an item is not valid.
@@ -133,28 +110,33 @@ def read_conversation(request: ResponsesInput, earlier: Sequence[Message]) -> li
     if not request.input:
         raise invalid("Missing required parameter: 'input'.", "input", "missing_required_parameter")
     calls = [call for message in earlier for call in message.tool_calls]
-    return [*earlier, *read_items(request.input, calls)]
+    return [*earlier, *read_items(request.input, left_out, calls)]
 
 
-def make_job(request: ResponsesInput, conversation: Sequence[Message]) -> ChatJob:
+def make_job(
+    request: ResponsesInput, conversation: Sequence[Message], offered: OfferedTools, left_out: LeftOut
+) -> ChatJob:
     """The job of a request.
 
     Args:
         request: whose fields count.
         conversation: all messages but the instructions, which come first and are not carried on.
-
-    Raises:
-        ApiError: a tool or a choice of tools is not valid; `param` names it.
+        offered: the tools.
+        left_out: what the request goes without.
     """
     instructions = [Message("system", request.instructions)] if request.instructions else []
-    tools, choice = read_tools(request)
+    if request.text is not None and request.text.verbosity is not None:
+        note_left_out("text.verbosity")
+    if request.reasoning is not None and request.reasoning.summary is not None:
+        note_left_out("reasoning.summary")
     effort = None if request.reasoning is None else request.reasoning.effort
     return ChatJob(
         messages=(*instructions, *conversation),
         options=_options(request),
-        tools=tools,
-        tool_choice=choice,
+        tools=offered.tools,
+        tool_choice=offered.choice,
         reasoning=None if effort is None else effort not in {"none", "minimal"},
+        left_out=left_out.words,
     )
 
 
@@ -167,21 +149,9 @@ def log_probs(request: ResponsesRequest) -> int | None:
 def _options(request: ResponsesInput) -> GenerateOptions:
     grammar = _grammar(request.text.format if request.text is not None else None)
     if not isinstance(request, ResponsesRequest):
-        return asked_options(grammar=grammar)
-    return asked_options(
-        grammar=grammar,
-        max_new_tokens=request.max_output_tokens,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k or None,
-        min_p=request.min_p,
-        seed=wrapped_seed(request.seed),
-        stop=stop_strings(request.stop),
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        repetition_penalty=request.repetition_penalty,
-        log_probs=log_probs(request),
-    )
+        return request.asked(grammar=grammar)
+    limit = token_limit(request.max_output_tokens)
+    return request.asked(grammar=grammar, max_new_tokens=limit, log_probs=log_probs(request))
 
 
 def _grammar(text_format: TextFormat | None) -> Grammar | None:
@@ -196,49 +166,8 @@ def _grammar(text_format: TextFormat | None) -> Grammar | None:
     return schema_grammar(text_format.schema_)
 
 
-def read_tools(request: ResponsesInput) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools that may be called, and whether they must be.
-
-    Raises:
-        ApiError: a tool is no function, or the choice names one that is not there.
-    """
-    tools = tuple(_tool(spec, f"tools[{place}]") for place, spec in enumerate(request.tools or ()))
+def offered_tools(request: ResponsesInput, left_out: LeftOut) -> OfferedTools:
+    """The tools of a request, those that its items bring among them; errors as of `read_tools`."""
+    brought = [] if isinstance(request.input, str) else [spec for item in request.input for spec in item.tools or ()]
     parallel = request.parallel_tool_calls is not False
-    match request.tool_choice:
-        case None:
-            return tools, ToolChoice(parallel=parallel)
-        case "none" | "auto" | "required" as mode:
-            if mode == "required" and not tools:
-                raise invalid("Tool choice 'required' must be specified with 'tools' parameter.", "tool_choice")
-            return tools, ToolChoice(mode, parallel=parallel)
-        case {"type": "function", "name": str(name)}:
-            _check_there(name, tools)
-            return tools, ToolChoice("required", name, parallel)
-        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
-            names = [_allowed_name(entry) for entry in allowed]
-            for name in names:
-                _check_there(name, tools)
-            return tuple(tool for tool in tools if tool.name in names), ToolChoice(mode, parallel=parallel)
-        case _:
-            raise unsupported("tool_choice", "This choice of tools is not supported; functions and allowed_tools are.")
-
-
-def _allowed_name(entry: object) -> str:
-    match entry:
-        case {"type": "function", "name": str(name)}:
-            return name
-        case _:
-            raise unsupported("tool_choice.tools", "Only functions are supported.")
-
-
-def _check_there(name: str, tools: Sequence[Tool]) -> None:
-    if name not in [tool.name for tool in tools]:
-        raise invalid(f"Tool choice 'function' not found in 'tools' parameter: {name[:100]}.", "tool_choice")
-
-
-def _tool(spec: FunctionSpec, param: str) -> Tool:
-    if spec.type != "function":
-        raise unsupported(f"{param}.type", f"Tools of type `{spec.type[:100]}` are not supported; functions are.")
-    if not spec.name:
-        raise invalid(f"Missing required parameter: '{param}.name'.", f"{param}.name", "missing_required_parameter")
-    return Tool(spec.name, spec.description or "", spec.parameters or {}, bool(spec.strict))
+    return read_tools([*(request.tools or ()), *brought], request.tool_choice, parallel=parallel, left_out=left_out)

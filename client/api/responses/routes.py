@@ -14,6 +14,7 @@ from client.api.backend import AnswerEvent, ApiCaller, ChatJob, Delta, Finished,
 from client.api.context import ApiContext, StartedAnswer
 from client.api.errors import ApiError, invalid, unsupported
 from client.api.json_text import JsonObject, JsonRoute
+from client.api.left_out import LeftOut
 from client.api.openai.bodies import chat_log_probs
 from client.api.responses.items import InputItem
 from client.api.responses.request import (
@@ -21,10 +22,11 @@ from client.api.responses.request import (
     ResponsesRequest,
     check_request,
     make_job,
+    offered_tools,
     read_conversation,
-    read_tools,
 )
 from client.api.responses.store import ResponseStore, StoredResponse, conversation_after
+from client.api.responses.tools import OfferedTools
 from client.api.responses.truncation import truncated
 from client.api.responses.writer import ResponseWriter, new_id
 from client.api.sse import Frames, sse, sse_response
@@ -54,12 +56,14 @@ class _Asked:
         request: itself.
         job: that it asks for.
         conversation: its messages without instructions.
+        offered: its tools.
         head: fields of its response that do not change.
     """
 
     request: ResponsesRequest
     job: ChatJob
     conversation: Sequence[Message]
+    offered: OfferedTools
     head: JsonObject
 
 
@@ -73,13 +77,13 @@ class _Responses:
     async def create(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a request, whole or as a stream of typed events."""
         asked = await self._read(body, self._context.caller(request))
-        writer = ResponseWriter(asked.head, self._log_prob_entries)
+        writer = ResponseWriter(asked.head, self._log_prob_entries, asked.offered.declared)
         caller = self._context.caller(request)
         if body.stream:
-            answer = await self._context.begin(asked.job, request, may_end_early=True)
+            answer = await self._context.begin(asked.job, request)
             frames = self._frames(asked, writer, answer, caller)
             return sse_response(answer, frames, lambda error: _error_frames(writer, error), self._context.settings)
-        end = await self._context.read(asked.job, request, lambda event: _take(writer, event), may_end_early=True)
+        end = await self._context.read(asked.job, request, lambda event: _take(writer, event))
         _ = list(writer.finish(end, self._context.settings.clock()))
         return JSONResponse(self._kept(asked, writer, end, caller))
 
@@ -87,7 +91,9 @@ class _Responses:
         """Tokens of what a request would ask."""
         await self._context.card(body.model)
         earlier = self._earlier(body.previous_response_id, self._context.caller(request))
-        job = make_job(body, read_conversation(body, earlier))
+        left_out = LeftOut()
+        offered = offered_tools(body, left_out)
+        job = make_job(body, read_conversation(body, earlier, left_out), offered, left_out)
         tokens = await asyncio.to_thread(self._context.backend.count, job)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
@@ -125,11 +131,14 @@ class _Responses:
     async def _read(self, body: ResponsesRequest, caller: ApiCaller) -> _Asked:
         check_request(body)
         card = await self._context.card(body.model)
-        conversation = read_conversation(body, self._earlier(body.previous_response_id, caller))
-        job = make_job(body, conversation)
+        left_out = LeftOut()
+        offered = offered_tools(body, left_out)
+        conversation = read_conversation(body, self._earlier(body.previous_response_id, caller), left_out)
+        job = make_job(body, conversation, offered, left_out)
         if body.truncation == "auto":
             job = await asyncio.to_thread(truncated, job, self._context.backend.count, card.context_length)
-        return _Asked(body, job, conversation, response_head(body, card, self._context.settings.clock()))
+        head = response_head(body, card, offered, self._context.settings.clock())
+        return _Asked(body, job, conversation, offered, head)
 
     def _earlier(self, response_id: str | None, caller: ApiCaller) -> Sequence[Message]:
         if response_id is None:
@@ -182,9 +191,8 @@ def _error_frames(writer: ResponseWriter, error: ApiError) -> bytes:
     return b"".join(sse(event, event["type"]) for event in writer.fail(error))
 
 
-def response_head(request: ResponsesRequest, card: ModelCard, created_at: float) -> JsonObject:
+def response_head(request: ResponsesRequest, card: ModelCard, offered: OfferedTools, created_at: float) -> JsonObject:
     """Fields of a response that do not change: its name, and what was asked for."""
-    tools, choice = read_tools(request)
     text_format = request.text.format if request.text is not None else None
     reasoning = request.reasoning
     return {
@@ -195,9 +203,9 @@ def response_head(request: ResponsesRequest, card: ModelCard, created_at: float)
         "background": False,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": request.max_tool_calls,
+        "max_tool_calls": None,
         "metadata": request.metadata or {},
-        "parallel_tool_calls": choice.parallel,
+        "parallel_tool_calls": offered.choice.parallel,
         "previous_response_id": request.previous_response_id,
         "reasoning": {
             "effort": reasoning.effort if reasoning is not None else None,
@@ -205,21 +213,12 @@ def response_head(request: ResponsesRequest, card: ModelCard, created_at: float)
         },
         "service_tier": "default",
         "store": request.store is not False,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "temperature": card.sampling.get("temperature", 1.0) if request.temperature is None else request.temperature,
         "text": {"format": _format_json(text_format), "verbosity": "medium"},
         "tool_choice": request.tool_choice or "auto",
-        "tools": [
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description or None,
-                "parameters": dict(tool.parameters),
-                "strict": tool.strict,
-            }
-            for tool in tools
-        ],
+        "tools": list(offered.echo),
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "top_p": card.sampling.get("top_p", 1.0) if request.top_p is None else request.top_p,
         "truncation": request.truncation or "disabled",
         "user": request.user,
     }

@@ -14,12 +14,13 @@ from client.api.backend import Begun, Delta, Finished
 from client.api.context import reasoning_tokens
 from client.api.errors import ApiError
 from client.api.json_text import JsonObject
+from client.api.responses.tools import DeclaredTool, InputReader, custom_call, model_name
 from client.dialogue.messages import ContentDelta, Message, ReasoningDelta, ToolCall, ToolCallDelta
 from client.stats import TokenLogProbs
 
 LogProbEntries = Callable[[Sequence[TokenLogProbs]], list[JsonObject]]
 """Log-probabilities of tokens as JSON values with the tokens' texts."""
-ItemKind = Literal["message", "reasoning", "function_call"]
+ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
@@ -40,6 +41,7 @@ class _OpenItem:
         pieces: of its text or arguments.
         log_probs: of its text.
         call_index: of the call, where it is one.
+        reader: of the text of a custom tool, where it calls one.
     """
 
     place: int
@@ -48,6 +50,7 @@ class _OpenItem:
     pieces: list[str] = field(default_factory=list)
     log_probs: list[JsonObject] = field(default_factory=list)
     call_index: int = -1
+    reader: InputReader | None = None
 
     @property
     def text(self) -> str:
@@ -68,8 +71,20 @@ class ResponseWriter:
         output: items that have ended, as JSON values.
     """
 
-    def __init__(self, head: Mapping[str, Any], log_prob_entries: LogProbEntries) -> None:
-        """`head` are the fields of the response that do not change, its id among them."""
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        log_prob_entries: LogProbEntries,
+        declared: Mapping[str, DeclaredTool] | None = None,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            head: the fields of the response that do not change, its id among them.
+            log_prob_entries: log-probabilities as JSON values.
+            declared: how tools were declared, by the names that the model knows; others are functions.
+        """
+        self._declared = declared or {}
         self._head = dict(head)
         self._log_prob_entries = log_prob_entries
         self._sequence_number = 0
@@ -129,8 +144,11 @@ class ResponseWriter:
         texts: dict[str, list[str]] = {"message": [], "reasoning": []}
         calls = []
         for item in self.output:
-            if item["type"] == "function_call":
-                calls.append(ToolCall(item["call_id"], item["name"], item["arguments"]))
+            if "call_id" in item:
+                name = model_name(item["name"], item.get("namespace"))
+                is_custom = item["type"] == "custom_tool_call"
+                call = custom_call(item["call_id"], name, item["input"]) if is_custom else None
+                calls.append(call or ToolCall(item["call_id"], name, item["arguments"]))
             else:
                 texts[item["type"]] += [part["text"] for part in item["content"]]
         return Message(
@@ -172,20 +190,27 @@ class ResponseWriter:
         item = self._open
         if item is None or item.call_index != part.index:
             yield from self._end_item("completed")
-            item = self._add(
-                "function_call",
-                {"type": "function_call", "id": new_id("fc"), "call_id": part.id, "name": part.name, "arguments": ""},
-            )
-            item.call_index = part.index
+            item = self._add_call(part)
             yield self._event("response.output_item.added", output_index=item.place, item={**item.item})
-        if part.arguments:
-            item.pieces.append(part.arguments)
-            yield self._event(
-                "response.function_call_arguments.delta",
-                item_id=item.item["id"],
-                output_index=item.place,
-                delta=part.arguments,
-            )
+        text = part.arguments if item.reader is None else item.reader.push(part.arguments)
+        if text:
+            yield self._call_delta(item, text)
+
+    def _add_call(self, part: ToolCallDelta) -> _OpenItem:
+        tool = self._declared.get(part.name) or DeclaredTool(part.name)
+        kind: ItemKind = "custom_tool_call" if tool.is_custom else "function_call"
+        named = {"call_id": part.id, "name": tool.name, **({"namespace": tool.namespace} if tool.namespace else {})}
+        prefix, empty = ("ctc", "input") if tool.is_custom else ("fc", "arguments")
+        item = self._add(kind, {"type": kind, "id": new_id(prefix), **named, empty: ""})
+        item.call_index = part.index
+        item.reader = InputReader() if tool.is_custom else None
+        return item
+
+    def _call_delta(self, item: _OpenItem, text: str) -> JsonObject:
+        item.pieces.append(text)
+        kind = "function_call_arguments" if item.reader is None else "custom_tool_call_input"
+        place = {"item_id": item.item["id"], "output_index": item.place}
+        return self._event(f"response.{kind}.delta", **place, delta=text)
 
     def _begin_item(self, kind: Literal["message", "reasoning"]) -> Iterator[JsonObject]:
         yield from self._end_item("completed")
@@ -212,7 +237,12 @@ class ResponseWriter:
             return
         self._open = None
         place = {"item_id": item.item["id"], "output_index": item.place}
-        if item.kind == "function_call":
+        if item.reader is not None:
+            if rest := item.reader.finish():
+                yield self._call_delta(item, rest)
+            done = {**item.item, "input": item.text, "status": status}
+            yield self._event("response.custom_tool_call_input.done", **place, input=done["input"])
+        elif item.kind == "function_call":
             done = {**item.item, "arguments": item.text, "status": status}
             yield self._event(
                 "response.function_call_arguments.done", **place, name=done["name"], arguments=done["arguments"]

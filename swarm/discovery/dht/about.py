@@ -2,7 +2,8 @@
 
 A swarm of another format lies under other keys, and a machine that looked there would find nothing and not know why.
 The handler's name, an empty request and the first three places of the answer never change; later releases add more.
-Behind them stand the peer's clock and the address from which the asker comes, for whoever looks for trouble.
+Behind them stand the peer's clock and the address from which the asker comes, for whoever looks for trouble, and the
+id of the open swarm that it is of. Whoever asks says in its question which one it means, if it knows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 import msgpack
 
 from swarm.discovery.node_record import FORMAT
+from swarm.ids import SwarmId, as_swarm_id
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.quota import parse_ip
 from swarm.runtime.version import UPDATE, VERSION
@@ -21,8 +23,6 @@ from swarm.runtime.version import UPDATE, VERSION
 HANDLER: Final = "canopy/about"
 ASK_S: Final = 3.0
 """How long a peer may take to say it; one that says nothing may be of a release that could not yet."""
-MAX_ASKED: Final = 3
-"""Peers that are asked: of those that this machine joins through, the first."""
 MAX_BYTES: Final = 1_024
 WIRE: Final = 1
 """Of sessions' messages: the number in `swarm.wire.v1`."""
@@ -43,6 +43,7 @@ class About:
         wires: of sessions' messages.
         time: its clock when it said so, Unix seconds; None if it did not say.
         seen: IP address from which the asker comes, an IPv6 one up to its /64; empty if it did not say.
+        swarm: the open swarm that it is of; None if it did not say, as in a private one.
     """
 
     release: str
@@ -50,19 +51,21 @@ class About:
     wires: tuple[int, ...]
     time: float | None = field(default=None, compare=False)
     seen: str = field(default="", compare=False)
+    swarm: SwarmId | None = field(default=None, compare=False)
 
 
 OURS: Final = About(VERSION, (FORMAT,), (WIRE,))
 
 
-def pack_about(now: float = 0.0, seen: str = "") -> bytes:
+def pack_about(now: float = 0.0, seen: str = "", swarm: SwarmId | None = None) -> bytes:
     """The answer to everyone who asks.
 
     Args:
         now: Unix seconds; 0 where it is not said.
         seen: whence the asker comes.
+        swarm: the open swarm that this machine is of.
     """
-    packed: bytes = msgpack.packb([OURS.release, list(OURS.formats), list(OURS.wires), now, seen])
+    packed: bytes = msgpack.packb([OURS.release, list(OURS.formats), list(OURS.wires), now, seen, swarm])
     return packed
 
 
@@ -76,7 +79,7 @@ def parse_about(data: bytes) -> About | None:
         return None
     match values:
         case [str(release), [*formats], [*wires], *more] if _are_versions(formats) and _are_versions(wires):
-            return About(plain_line(release[:32]), tuple(formats), tuple(wires), *_clock_and_asker(more))
+            return About(plain_line(release[:32]), tuple(formats), tuple(wires), *_clock_and_asker(more), _swarm(more))
         case _:
             return None
 
@@ -116,6 +119,10 @@ def _clock_and_asker(more: Sequence[object]) -> tuple[float | None, str]:
             return now, "" if ip is None else str(ip)
         case _:
             return None, ""
+
+
+def _swarm(more: Sequence[object]) -> SwarmId | None:
+    return as_swarm_id(more[2]) if len(more) > 2 else None
 
 
 def _listed(versions: Sequence[int]) -> str:

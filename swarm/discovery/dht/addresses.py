@@ -9,15 +9,47 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from swarm.discovery.dialable import IpAddress
 from swarm.discovery.identity import is_peer_id
 from swarm.discovery.interfaces import interface_addresses, is_reached_by_ipv6
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
+from swarm.ids import SwarmId
 from swarm.transport.network_key import NetworkKey
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSource:
+    """Where an address comes from.
+
+    Attributes:
+        rank: whose word counts: 0 what was typed, 1 the environment, 2 what is remembered.
+        text: as people are told of it.
+    """
+
+    rank: int = 0
+    text: str = "from --join"
+
+
+@dataclass(frozen=True, slots=True)
+class MetSwarm:
+    """A swarm while it is joined.
+
+    Attributes:
+        swarm: its id; None in a private one, and in one that has none.
+        peers: multiaddresses of its other peers.
+        here: those of this machine's own peer; none of a client.
+        others: peers that were to be joined and are of other swarms: whose, and the multiaddress.
+    """
+
+    swarm: SwarmId | None
+    peers: tuple[str, ...]
+    here: tuple[str, ...] = ()
+    others: tuple[tuple[SwarmId, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +58,25 @@ class Membership:
 
     Attributes:
         network: the key of a private swarm; None in a swarm that is open to everybody.
-        note_peers: takes the multiaddresses of peers of the swarm, once when it was joined and now and then afterwards.
+        note_peers: takes whom it meets in the swarm, once when it was joined and now and then afterwards.
         note_model: takes the fingerprint of the model that is served or used.
-        nobody: what to say, and what to do, where no peer answers; empty says only who was asked.
+        nobody: what to do where no peer answers.
         proxy: URL of the HTTP proxy that its user set for Canopy; everything leaves through it.
+        swarm: the open swarm that is meant; None where its peers say it.
+        is_certain: whether peers that were typed cannot mean another one, since an invite names it.
+        is_new: whether a swarm begins here that is none of those that this identity was of.
+        sources: where each address comes from; those that do not stand here were typed.
     """
 
     network: NetworkKey | None = None
-    note_peers: Callable[[Sequence[str]], None] | None = field(default=None, compare=False, repr=False)
+    note_peers: Callable[[MetSwarm], None] | None = field(default=None, compare=False, repr=False)
     note_model: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
     nobody: str = ""
     proxy: str | None = field(default=None, repr=False)
+    swarm: SwarmId | None = None
+    is_certain: bool = False
+    is_new: bool = False
+    sources: Mapping[str, PeerSource] = field(default_factory=dict, compare=False)
 
 
 OPEN_SWARM = Membership()
@@ -47,6 +87,12 @@ ANSWER_S = 2.0
 """How long a peer's TCP port may take to answer."""
 MAX_TRIED = 8
 """Peers whose port is tried, at most."""
+NOBODY_ANSWERS = "no peer answers at"
+"""How a refusal begins where none of the peers that were named could be asked."""
+LOOK_UP_S, SLOW_NAME_S = 8.0, 3.0
+"""How long a peer's name may take to be looked up again where nobody answers, and from when on that is the trouble."""
+MAX_LISTED = 4
+"""Addresses that one line names."""
 SLOW = "this machine is too busy: the p2p daemon did not start"
 """With which a refusal begins that another try may change."""
 
@@ -89,6 +135,7 @@ class ListenAddresses:
         announce: under what others reach it; None for what it listens on.
         client: nothing listens here.
         allow_private: private addresses are dialled back also from a public one.
+        sources: of each peer, its rank and where its address comes from.
         proxy: URL of the HTTP proxy through which peers are reached; None: nothing is between.
     """
 
@@ -97,7 +144,15 @@ class ListenAddresses:
     announce: tuple[str, ...] | None
     client: bool
     allow_private: bool = False
+    sources: tuple[tuple[int, str], ...] = ()
     proxy: str | None = field(default=None, repr=False)
+
+    def listed(self) -> str:
+        """The peers, each with where its address comes from."""
+        texts = [text for _, text in self.sources] or [PeerSource().text] * len(self.join)
+        named = [f"{one} ({text})" for one, text in zip(self.join, texts, strict=True)]
+        more = [f"{len(named) - MAX_LISTED} more"] if len(named) > MAX_LISTED else []
+        return ", ".join([*named[:MAX_LISTED], *more]) or "no address"
 
 
 def listen_addresses(config: DhtConfig) -> ListenAddresses:
@@ -121,8 +176,10 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
     is_reached = is_reached_by_ipv6(interface_addresses(), joins_by_ipv6=by_ipv6)
     if host == _EVERYWHERE and not config.client_mode and is_reached:
         listened.append(f"/ip6/::/tcp/{port}")  # libp2p listens to one family at a time
+    found = [config.membership.sources.get(one, PeerSource()) for one in config.join]
+    sources = tuple((one.rank, one.text) for one in found)
     private, proxy = config.allow_private, config.membership.proxy
-    return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, private, proxy)
+    return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, private, sources, proxy)
 
 
 async def answers(join: Sequence[str], limit_s: float = ANSWER_S) -> bool:
@@ -141,6 +198,46 @@ async def answers(join: Sequence[str], limit_s: float = ANSWER_S) -> bool:
         return True
 
     return any(await asyncio.gather(*map(ask, join[:MAX_TRIED])))
+
+
+async def names_at_fault(join: Sequence[str], limit_s: float = LOOK_UP_S) -> str:
+    """A clause about host names of peers that cannot be looked up, or only slowly; empty where that is no trouble."""
+
+    async def look_up(name: str) -> str:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        try:
+            async with asyncio.timeout(limit_s):
+                await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except TimeoutError:
+            return f"; the name server did not say where {name} is within {limit_s:.0f} s"
+        except (OSError, UnicodeError) as error:
+            return f"; the name {name} cannot be looked up: {getattr(error, 'strerror', None) or error}"
+        took_s = loop.time() - asked_at
+        return f"; looking up {name} took {took_s:.0f} s, for the name server is slow" if took_s >= SLOW_NAME_S else ""
+
+    names = dict.fromkeys(one.split("/")[2] for one in join if one.startswith("/dns"))
+    return "".join(await asyncio.gather(*map(look_up, [*names][:MAX_LISTED])))
+
+
+def family_of(address: str) -> int | None:
+    """The IP version of a multiaddress; None of a name that may have addresses of both."""
+    return {"ip4": 4, "dns4": 4, "ip6": 6, "dns6": 6}.get(address.split("/")[1])
+
+
+def lacking_family(join: Sequence[str], own: Sequence[IpAddress] | None = None) -> str:
+    """A clause that says that this machine has no address of the only family by which peers are reached; else empty.
+
+    Args:
+        join: multiaddresses of the peers.
+        own: this machine's addresses (default: those of its interfaces).
+    """
+    families = {family_of(one) for one in join if not one.startswith(("/ip4/127.", "/ip6/::1/"))}
+    here = {ip.version for ip in (interface_addresses() if own is None else own)}
+    if len(families) != 1 or None in families or not here or families & here:
+        return ""
+    (there,) = families
+    return f"; this machine has no IPv{there} address, and they have no other: ask for one by IPv{10 - (there or 4)}"
 
 
 def host_and_port(multiaddress: str) -> str:
@@ -184,8 +281,12 @@ def check_own_address(host: str) -> None:
             raise ConfigError(f"--host {host}: this machine has no such address") from None
 
 
-def check_join_address(address: str) -> None:
+def check_join_address(address: str, named: str = "--join") -> None:
     """Refuse what is no libp2p address with a peer id.
+
+    Args:
+        address: what should be one.
+        named: where it comes from.
 
     Raises:
         ConfigError: the address is malformed.
@@ -193,7 +294,7 @@ def check_join_address(address: str) -> None:
     match = _JOIN.fullmatch(address)
     if match is None or not is_peer_id(match["peer"]) or not 0 < int(match["tcp"] or match["udp"]) < 65_536:
         raise ConfigError(
-            f"--join {address[:120]!r} is no peer address; it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm…, "
+            f"{named} {address[:120]!r} is no peer address; it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm…, "
             "or /dns/example.org/tcp/443/tls/p2p/Qm…, as `swarm bootstrap` and `node serve` print it"
         )
 

@@ -22,8 +22,6 @@ _MAX_LINE_BYTES = 8_192
 _MAX_RUNNING = 32  # requests that are unanswered at a time
 _MAX_URGENT = 4  # those beside them, for which other requests never wait
 _MAX_WAITING = 256  # requests that wait for their turn
-NOBODY_ANSWERS = "no peer answers"
-"""How the DHT process's refusal begins where none of the peers that were named could be asked."""
 REFUSED = "refused a stranger"
 """How a line of the DHT process begins that its user wants to know of."""
 NO_ANSWER = "the DHT process did not answer"

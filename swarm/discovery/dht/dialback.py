@@ -1,8 +1,8 @@
 """Dial-back: one DHT peer calls another's gRPC address to see whether others can reach it (as AutoNAT does).
 
-It calls a relay that the other one lends as well. It must be of no use for anything else: only the requester's own
-signature counts as an answer, the reply is one bit, each requester and the whole service are rate-limited, and a public
-machine calls no private address.
+It calls a relay that the other one lends as well, and the other's own part of the directory. It must be of no use for
+anything else: only the requester's own signature counts as an answer, the reply is one bit, each requester and the
+whole service are rate-limited, and a public machine calls no private address.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 from typing import Any
 
 import msgpack
@@ -25,10 +26,13 @@ from swarm.discovery.address_proof import (
     check_who,
     who_question,
 )
+from swarm.discovery.dht.addresses import check_join_address, host_and_port
 from swarm.discovery.dht.relay_offers import parse_offer
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import split_address
+from swarm.discovery.peer_proof import prove_peer
 from swarm.discovery.record_fields import RecordError
+from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.transport.certificate import check_certificate
 from swarm.transport.endpoint import Endpoint
@@ -38,6 +42,7 @@ from swarm.transport.relayed import first_stop, parse_relayed
 HANDLER = "canopy/v1/dial-back"
 RELAY_HANDLER = "canopy/v1/dial-back-relay"
 """Of a name of its own: a peer that does not know it cannot be asked, and says nothing about the relay."""
+PEER_HANDLER = "canopy/v1/dial-back-peer"
 DEADLINE_S = 5.0
 _WINDOW_S = 60.0
 _MAX_PER_PEER = 6  # in the window
@@ -167,6 +172,19 @@ class DialBack:
         packed: bytes = msgpack.packb(verdict)
         return packed
 
+    async def answer_peer(self, peer: PeerId, request: bytes) -> bytes:
+        """The same for the peer's own part of the directory, given as a multiaddress in msgpack."""
+        place = _own_place(peer, request)
+
+        async def prove(dialled: str) -> bool:
+            host, port = split_address(dialled)
+            ip = ip_address(host.strip("[]"))
+            return await prove_peer(f"/ip{ip.version}/{ip}/tcp/{port}/p2p/{peer}", DEADLINE_S) is True
+
+        verdict = False if place is None else await self._try(f"peer {peer}", place, prove)
+        packed: bytes = msgpack.packb(verdict)
+        return packed
+
     async def _try(self, key: str, address: str, ask: Callable[[str], Awaitable[bool]]) -> bool | None:
         """Call an address on a stranger's word, if it may be called; None where too much was called lately."""
         if not self._admit(key):
@@ -190,6 +208,18 @@ class DialBack:
             return False
         self._recent.append((now, key))
         return True
+
+
+def _own_place(peer: PeerId, request: bytes) -> str | None:
+    """The `host:port` of a peer's own multiaddress; None where it is none."""
+    try:
+        address = msgpack.unpackb(request) if len(request) <= MAX_REQUEST_BYTES else None
+        if not isinstance(address, str) or not address.endswith(f"/p2p/{peer}"):
+            return None
+        check_join_address(address)
+        return host_and_port(address)
+    except (ValueError, ConfigError, msgpack.UnpackException):
+        return None
 
 
 def pack_request(address: str, nonce: bytes, certificate: bytes) -> bytes:

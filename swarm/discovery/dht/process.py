@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -24,11 +24,37 @@ from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from swarm.discovery.dht import about
-from swarm.discovery.dht.addresses import SLOW, ListenAddresses, answers, check_join_address, host_and_port
-from swarm.discovery.dht.admission import STRANGER, NetworkAdmission, seal_for, unseal_from
-from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, call_hello, pack_request
+from swarm.discovery.dht.addresses import (
+    NOBODY_ANSWERS,
+    SLOW,
+    ListenAddresses,
+    answers,
+    check_join_address,
+    host_and_port,
+    lacking_family,
+    names_at_fault,
+)
+from swarm.discovery.dht.admission import (
+    STRANGER,
+    DirectoryAdmission,
+    NetworkAdmission,
+    StrangerRefused,
+    SwarmAdmission,
+    seal_for,
+    unseal_from,
+)
+from swarm.discovery.dht.dialback import (
+    DEADLINE_S,
+    HANDLER,
+    PEER_HANDLER,
+    RELAY_HANDLER,
+    DialBack,
+    call_hello,
+    pack_request,
+)
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
+    Multiaddr,
     P2PContext,
     P2PDaemonError,
     P2PHandlerError,
@@ -37,6 +63,7 @@ from swarm.discovery.dht.hivemind_node import (
     dht_pb2,
     start_daemon,
 )
+from swarm.discovery.dht.meeting import Meeting, OtherSwarm, meet
 from swarm.discovery.dht.protocol import DirectoryProtocol
 from swarm.discovery.dht.relay_offers import ASK_S, ASKS_ALL, PEERS_ASKED, RelayDesk, parse_offer
 from swarm.discovery.dht.relay_offers import HANDLER as OFFER_HANDLER
@@ -46,8 +73,9 @@ from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.record_store import open_item
 from swarm.discovery.registry import storage_key
 from swarm.errors import ConfigError
-from swarm.ids import PeerId
+from swarm.ids import PeerId, SwarmId, as_swarm_id, shown_swarm
 from swarm.runtime.quota import is_stand_in
+from swarm.runtime.tasks import TaskScope
 from swarm.transport.network_key import NetworkKey
 
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -55,6 +83,9 @@ MAX_RUNNING = 40
 """More than the parent has unanswered at a time, so that no request waits behind others here."""
 DIRECTORY_S = 3.0
 """For the directory, beside the time that the p2p daemon may take to start and to reach a peer."""
+OTHERS_S = 1.0
+"""How long other peers may take to say which swarm they are of once one has said it whose word counts most."""
+MEETING_S = about.ASK_S + OTHERS_S
 CALL_S = 15.0
 SURVEY_S = 3.0
 PEERS_SURVEYED = 8
@@ -82,6 +113,21 @@ class RequestRefused(Exception):
         self.message = message
 
 
+@dataclass(frozen=True, slots=True)
+class WhichSwarm:
+    """The swarm that is meant.
+
+    Attributes:
+        network: of a private one.
+        swarm: the id of an open one; None where its peers say it.
+        is_certain: whether peers that were typed cannot mean another one.
+    """
+
+    network: NetworkKey | None = None
+    swarm: SwarmId | None = None
+    is_certain: bool = False
+
+
 @dataclass(slots=True)
 class DhtPeer:
     """One running DHT node and its daemon.
@@ -90,13 +136,17 @@ class DhtPeer:
         daemon: libp2p.
         directory: what it knows and holds.
         way: by which its peers are reached.
-        admission: of a private swarm.
+        admission: says which swarm it is of; None in an open one that has no id.
+        swarm: the id of an open swarm.
+        others: peers that were to be joined through and are of other swarms.
     """
 
     daemon: Daemon
     directory: DirectoryPeer
     way: WayOut
-    admission: NetworkAdmission | None = None
+    admission: DirectoryAdmission | None = None
+    swarm: SwarmId | None = None
+    others: tuple[tuple[SwarmId, str], ...] = ()
     desk: RelayDesk = field(default_factory=RelayDesk)
 
     @classmethod
@@ -106,7 +156,7 @@ class DhtPeer:
         identity_path: str,
         start_s: float,
         stack: AsyncExitStack,
-        network: NetworkKey | None = None,
+        which: WhichSwarm | None = None,
     ) -> DhtPeer:
         """Start both.
 
@@ -115,53 +165,38 @@ class DhtPeer:
             stack: closes what leads on to peers.
             identity_path: the key file.
             start_s: how long the daemon may take to start.
-            network: of a private swarm.
+            which: the swarm that is meant.
 
         Raises:
             RequestRefused: no peer answers, the clocks differ, or the daemon did not start; it begins with `SLOW`
                 where only time was missing.
         """
-        daemon = None
+        which = which or WhichSwarm()
+        network, daemon = which.network, None
         way = await find_way_out(listen, stack)
-        listen = replace(listen, join=way.join)
+        listen = way.led(listen)
         try:
-            async with asyncio.timeout(start_s + DIRECTORY_S):
+            async with asyncio.timeout(start_s + MEETING_S + DIRECTORY_S):
                 daemon = await start_daemon(listen, identity_path, start_s)
                 own_id = PeerId(daemon.peer_id.to_base58())
-                admission = None if network is None else NetworkAdmission(network, own_id)
-                peer = cls(daemon, await DirectoryPeer.join(daemon, listen, admission), way, admission)
+                found = await _meet(daemon, listen, which, way)
+                admission: DirectoryAdmission | None = None if found.swarm is None else SwarmAdmission(found.swarm)
+                if network is not None:
+                    admission = NetworkAdmission(network, own_id)
+                directory = await DirectoryPeer.join(daemon, found.listen, admission)
+                others = tuple((swarm, way.as_named(address)) for swarm, address in found.others)
+                peer = cls(daemon, directory, way, admission, found.swarm, others)
                 peer.directory.is_confined = way.is_confined
                 if not listen.client:
                     await peer._answer_others(listen, network)
-                await peer.check_releases()
                 return peer
         except TimeoutError as error:
             raise RequestRefused(await _late(start_s, listen, way)) from error
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
             is_late = "start in" in str(error)
             told = None if daemon is None else await _told_apart(daemon, listen, network)
-            reason = await _late(start_s, listen, way) if is_late else told or _explain(str(error), listen, way)
+            reason = await _late(start_s, listen, way) if is_late else told or await _explain(str(error), listen, way)
             raise RequestRefused(reason) from error
-
-    async def check_releases(self) -> None:
-        """Ask peers that this machine joined through what they speak.
-
-        Raises:
-            RequestRefused: none of them understands this program.
-        """
-        asked = self.directory.joined[: about.MAX_ASKED]
-        answers = await asyncio.gather(*map(self._about, asked))
-        refused = about.refusal([answer for answer in answers if answer is not None])
-        if refused is not None:
-            raise RequestRefused(refused)
-
-    async def _about(self, peer: PeerID) -> about.About | None:
-        try:
-            async with asyncio.timeout(about.ASK_S):
-                answer = await self.daemon.call_protobuf_handler(peer, about.HANDLER, BytesValue(), BytesValue)
-        except (TimeoutError, P2PHandlerError, P2PDaemonError, DecodeError, OSError):
-            return None  # an older release does not know the question
-        return about.parse_about(answer.value)
 
     async def _answer_others(self, listen: ListenAddresses, network: NetworkKey | None) -> None:
         """Answer what other peers ask beside the DHT; in a private swarm its members alone."""
@@ -179,16 +214,25 @@ class DhtPeer:
         async def dial_back_relay(request: BytesValue, context: P2PContext) -> BytesValue:
             return BytesValue(value=await service.answer_relay(*heard(request, context)))
 
+        async def dial_back_peer(request: BytesValue, context: P2PContext) -> BytesValue:
+            return BytesValue(value=await service.answer_peer(*heard(request, context)))
+
         async def offer(request: BytesValue, context: P2PContext) -> BytesValue:
             return BytesValue(value=self.desk.answer(*heard(request, context)))
 
-        async def say_about(_request: BytesValue, context: P2PContext) -> BytesValue:
-            origin = await self.directory.node.protocol.origin(context.remote_id)
+        async def say_about(request: BytesValue, context: P2PContext) -> BytesValue:
+            protocol: DirectoryProtocol = self.directory.node.protocol
+            origin = await protocol.origin(context.remote_id)
+            meant = as_swarm_id(request.value)
+            if None not in (meant, self.swarm) and meant != self.swarm:
+                who = f"means {shown_swarm(meant)}, and this is {shown_swarm(self.swarm)}"
+                protocol.say_refused(context.remote_id, StrangerRefused("", who))
             seen = "" if is_stand_in(origin.address) else origin.address.partition("/")[0]
-            return BytesValue(value=about.pack_about(time.time(), seen))
+            return BytesValue(value=about.pack_about(time.time(), seen, self.swarm))
 
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
         await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
+        await self.daemon.add_protobuf_handler(PEER_HANDLER, dial_back_peer, BytesValue)
         await self.daemon.add_protobuf_handler(OFFER_HANDLER, offer, BytesValue)
         await self.daemon.add_protobuf_handler(about.HANDLER, say_about, BytesValue)
 
@@ -196,7 +240,8 @@ class DhtPeer:
         """This peer's id, and the multiaddresses under which it listens."""
         listens = not self.directory.node.protocol.client_mode
         addresses = [str(address) for address in await self.daemon.get_visible_maddrs(latest=True)] if listens else []
-        return {"peer_id": self.daemon.peer_id.to_base58(), "addresses": addresses, "egress": self.way.describe()}
+        found = {"swarm": self.swarm, "others": self.others, "egress": self.way.describe()}
+        return {"peer_id": self.daemon.peer_id.to_base58(), "addresses": addresses, **found}
 
     async def peers(self) -> list[str]:
         """Multiaddresses of other peers of the swarm that can be joined through, at most `MAX_NAMED`."""
@@ -223,10 +268,6 @@ class DhtPeer:
         """Ask up to three peers to call this machine; one that got through is enough."""
         return await self._called_by_others(HANDLER, pack_request(address, nonce, certificate))
 
-    async def dial_back_relay(self, address: str) -> bool | None:
-        """The same for the relay that this machine lends."""
-        return await self._called_by_others(RELAY_HANDLER, msgpack.packb(address))
-
     async def _called_by_others(self, handler: str, request: bytes) -> bool | None:
         """Ask one after another, a little apart, until one got through; None where none of them tried."""
         known: list[PeerID] = list(self.directory.node.protocol.routing_table.uid_to_peer_id.values())
@@ -236,7 +277,7 @@ class DhtPeer:
             await asyncio.sleep(place * _NEXT_S)
             with suppress(TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
                 async with asyncio.timeout(DEADLINE_S + 1):
-                    asked = BytesValue(value=seal_for(self.admission, request))
+                    asked = BytesValue(value=seal_for(self.admission, peer, request))
                     answer = await self.daemon.call_protobuf_handler(peer, handler, asked, BytesValue)
                     verdicts.append(msgpack.unpackb(answer.value))
             if True in verdicts:
@@ -252,9 +293,9 @@ class DhtPeer:
     async def relays(self) -> list[tuple[str, str]]:
         """Who of a few known peers lends a relay, and where; in the order in which they were asked."""
         offers: dict[PeerID, tuple[str, ...]] = {}
-        question = BytesValue(value=seal_for(self.admission, ASKS_ALL))
 
         async def ask(peer: PeerID) -> None:
+            question = BytesValue(value=seal_for(self.admission, peer, ASKS_ALL))
             try:
                 answer = await self.daemon.call_protobuf_handler(peer, OFFER_HANDLER, question, BytesValue)
             except Exception:  # noqa: BLE001  (hivemind and strangers raise anything: that peer lends nothing)
@@ -292,7 +333,7 @@ class DhtPeer:
 
     async def _ask_about(self, peer: PeerID) -> tuple[float, dict[str, Any]] | None:
         asked_at = time.time()
-        found = await self._about(peer)
+        found = await _ask_about(self.daemon, peer, self.swarm)
         if found is None or found.time is None:
             return None
         return found.time - (asked_at + time.time()) / 2, asdict(found)
@@ -321,8 +362,9 @@ class DhtPeer:
                 return await self.peers()
             case "dial_back":
                 return await self.dial_back(**arguments)
-            case "dial_back_relay":
-                return await self.dial_back_relay(**arguments)
+            case "dial_back_relay" | "dial_back_peer":
+                handler = RELAY_HANDLER if method == "dial_back_relay" else PEER_HANDLER
+                return await self._called_by_others(handler, msgpack.packb(arguments["address"]))
             case "survey":
                 return await self.survey()
             case "relays":
@@ -339,9 +381,57 @@ class DhtPeer:
         await self.daemon.shutdown()
 
 
-def _listed(listen: ListenAddresses, way: WayOut) -> str:
-    meant = [way.meant.get(address.rpartition("/p2p/")[0], address) for address in listen.join]
-    return (", ".join(meant) or "no address") + (f" ({way.trouble})" if way.trouble else "")
+async def _ask_about(daemon: Daemon, peer: PeerID, meant: SwarmId | None) -> about.About | None:
+    """What a peer says of itself; None where it says nothing that can be read, as before release 0.2.
+
+    Raises:
+        TimeoutError, P2PDaemonError: it does not answer.
+    """
+    question = BytesValue(value=meant or b"")
+    async with asyncio.timeout(about.ASK_S):
+        try:
+            answer = await daemon.call_protobuf_handler(peer, about.HANDLER, question, BytesValue)
+        except (P2PHandlerError, DecodeError):
+            return None
+    return about.parse_about(answer.value)
+
+
+async def _meet(daemon: Daemon, listen: ListenAddresses, which: WhichSwarm, way: WayOut) -> Meeting:
+    """Ask the peers to join through what they speak and which swarm they are of.
+
+    Raises:
+        RequestRefused: none of them understands this program, or they are of another swarm.
+    """
+    said: dict[str, SwarmId | None] = {}
+    answers: list[about.About] = []
+    first = min((rank for rank, _ in listen.sources), default=0)
+    waits_for = {one for one, (rank, _) in zip(listen.join, listen.sources, strict=True) if rank == first}
+    own = daemon.peer_id.to_base58()
+    silent = {one for one in listen.join if not one.endswith(f"/{own}")}
+    is_known = asyncio.Event()
+
+    async def ask(address: str) -> None:
+        with suppress(TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError):
+            found = await _ask_about(daemon, PeerID.from_base58(Multiaddr(address)["p2p"]), which.swarm)
+            said[address] = None if found is None else found.swarm
+            answers.extend([] if found is None else [found])
+        silent.discard(address)
+        if not silent or (address in said and address in waits_for):
+            is_known.set()
+
+    if silent:
+        async with TaskScope() as scope:
+            asking = [scope.spawn(ask(one)) for one in tuple(silent)]
+            await is_known.wait()
+            await asyncio.wait(asking, timeout=OTHERS_S)
+    if (refused := about.refusal(answers)) is not None:
+        raise RequestRefused(refused)
+    if which.network is not None:
+        return Meeting(None, listen)
+    try:
+        return meet(listen, which.swarm, said, is_certain=which.is_certain)
+    except OtherSwarm as error:
+        raise RequestRefused(way.as_named(str(error))) from error
 
 
 def _is_joinable(address: str) -> bool:
@@ -377,18 +467,25 @@ _OPEN = "the peers there are of an open swarm, and this machine has a private on
 async def _late(start_s: float, listen: ListenAddresses, way: WayOut) -> str:
     """Why nothing had started in time: peers that are not there, or a machine with too much to do."""
     if way.trouble or (listen.join and not await answers(listen.join)):
-        return f"no peer answers at {_listed(listen, way)} (waited {start_s:.0f} s)"
+        return await _nobody(listen, way, f" (waited {start_s:.0f} s)")
     return f"{SLOW} within {start_s:.0f} s"
 
 
-def _explain(reason: str, listen: ListenAddresses, way: WayOut) -> str:
+async def _nobody(listen: ListenAddresses, way: WayOut, waited: str = "") -> str:
+    """Nobody answers, and why that may be."""
+    trouble = f" ({way.trouble})" if way.trouble else ""
+    found = f"{await names_at_fault(listen.join)}{lacking_family(listen.join)}"
+    return f"{NOBODY_ANSWERS} {way.as_named(listen.listed())}{trouble}{waited}{found}"
+
+
+async def _explain(reason: str, listen: ListenAddresses, way: WayOut) -> str:
     text = " ".join(reason.split())
     if "local time must be within" in text:
         return f"this machine's clock differs by more than 3 s from the swarm's: set it (NTP) and try again ({text})"
     if "can't access this node" in text:
         return f"the swarm's peers cannot reach this machine: open its DHT port or set --announce-address ({text})"
     if listen.join and "bootstrap" in text:
-        return f"no peer answers at {_listed(listen, way)}"
+        return await _nobody(listen, way)
     return f"the p2p daemon did not start: {text[:300]}"
 
 
@@ -454,7 +551,8 @@ async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any], stac
     try:
         listen, secret = ListenAddresses(**arguments["listen"]), arguments["network_key"]
         network = None if secret is None else NetworkKey(secret)
-        peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"], stack, network)
+        which = WhichSwarm(network, as_swarm_id(arguments["swarm"]), arguments["is_certain"])
+        peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"], stack, which)
     except RequestRefused as error:
         parent.reply(number, error.message)
         return None

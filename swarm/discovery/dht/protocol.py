@@ -5,14 +5,13 @@ What another peer may make this one hold, compute or send is bounded here:
 - an item is stored only for the peer that signed it and is connected (`swarm.discovery.record_store`);
 - nothing is handed on to newcomers: nodes renew what they say three times in its life;
 - a Kademlia id is the hash of the peer id, so that a peer has one place, and cannot choose it;
-- in a private swarm only members are heard and believed (`swarm.discovery.dht.admission`);
+- who is of another swarm is neither heard nor believed (`swarm.discovery.dht.admission`);
 - requests cost the address that they come from (`swarm.runtime.quota`);
 - an answer is read into plain values; what is odd in it spoils that peer's answer alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 import msgpack
 
-from swarm.discovery.dht.admission import NetworkAdmission, StrangerRefused
+from swarm.discovery.dht.admission import DirectoryAdmission, StrangerRefused, open_place
 from swarm.discovery.dht.child import REFUSED
 from swarm.discovery.dht.hivemind_node import DHTID, DHTProtocol, P2PContext, PeerID, dht_pb2, node_module
 from swarm.discovery.record_fields import RecordError
@@ -90,21 +89,19 @@ def _origin(addresses: Sequence[object]) -> Origin:
     return Origin(address_key(str(ip)), str(ip_network((ip, 24 if ip.version == 4 else 48), strict=False)))
 
 
-def kademlia_id(peer: PeerID, admission: NetworkAdmission | None = None) -> DHTID:
+def kademlia_id(peer: PeerID, admission: DirectoryAdmission | None = None) -> DHTID:
     """The one Kademlia id of a peer; in a private swarm only members can tell it."""
-    if admission is not None:
-        return admission.place(peer)
-    return DHTID.from_bytes(hashlib.sha1(peer.to_bytes(), usedforsecurity=False).digest())
+    return open_place(peer) if admission is None else admission.place(peer)
 
 
 class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyped
     """One peer's side of the directory.
 
     Attributes:
-        authorizer: who is heard in a private swarm; None in one that is open to everybody.
+        authorizer: who is heard; None in an open swarm that has no id.
     """
 
-    authorizer: NetworkAdmission | None
+    authorizer: DirectoryAdmission | None
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401  (hivemind's own)
         super().__init__(**options)
@@ -150,7 +147,11 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
             item = open_item(StorageKey(key), subkey, data, expires_at, now)
         except RecordError:
             return False
-        return item.signer == signer and self.records.put(replace(item, origin=origin), now)
+        return item.signer == signer and self.is_ours(item) and self.records.put(replace(item, origin=origin), now)
+
+    def is_ours(self, item: FiledItem) -> bool:
+        """Whether an item is of this swarm."""
+        return self.authorizer is None or self.authorizer.is_ours(item.swarm)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Say what lies under some keys, and which peers are nearer to them."""
@@ -187,7 +188,7 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
         try:
             async with self.rpc_semaphore:
                 response = await self.get_stub(peer).rpc_find(request, timeout=self.wait_timeout)
-            self._believe(response.peer, peer)
+            self._believe(response, peer)
             results = {
                 key: (_key_answer(result), self._nearer(result))
                 for key, result in zip(asked, response.results, strict=True)
@@ -204,27 +205,34 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
         return found if found == kademlia_id(peer, self.authorizer) else None
 
     def _hear(self, request: Any, context: P2PContext) -> None:  # noqa: ANN401  (one of three messages)
-        """Let a question in; in a private swarm a member's only.
+        """Let a question of this swarm in.
 
         Raises:
-            StrangerRefused: it is a stranger's. hivemind tells it so.
+            StrangerRefused: it is another's. hivemind tells it so.
         """
         if self.authorizer is None:
             return
         try:
-            self.authorizer.check(context.remote_id, request.auth.signature)
-        except StrangerRefused:
-            self._log.say("stranger", f"{REFUSED}: {context.remote_id.to_base58()} has not this swarm's network key")
+            self.authorizer.hear(context.remote_id, request.auth)
+        except StrangerRefused as why:
+            self.say_refused(context.remote_id, why)
             raise
 
-    def _believe(self, said: dht_pb2.NodeInfo, peer: PeerID) -> None:
-        """Take an answer; in a private swarm a member's only.
+    def say_refused(self, peer: PeerID, why: StrangerRefused) -> None:
+        """One line a minute of strangers that are not heard."""
+        self._log.say("stranger", f"{REFUSED}: {peer.to_base58()} {why.who}")
+
+    def _believe(self, response: dht_pb2.FindResponse, peer: PeerID) -> None:
+        """Take an answer of this swarm; hivemind has asked the admission whether it may be one.
 
         Raises:
-            StrangerRefused: it does not give the id that only members know.
+            StrangerRefused: it does not give the place that a peer of this swarm has.
         """
-        if self.authorizer is not None and self._said(said, peer) is None:
-            raise StrangerRefused("not a member of this private swarm")
+        if self.authorizer is None:
+            return
+        if self._said(response.peer, peer) is None:
+            raise StrangerRefused("not a peer of this swarm")
+        self.authorizer.note(peer, response.auth)
 
     def _nearer(self, result: dht_pb2.FindResult) -> dict[DHTID, PeerID]:
         """Those of a peer's neighbours whose ids are their own; this peer is none of them."""

@@ -7,13 +7,14 @@ that process when it ends itself.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -22,22 +23,26 @@ from typing import Any, Self
 
 from swarm.discovery.dht.about import About
 from swarm.discovery.dht.addresses import (
+    NOBODY_ANSWERS,
     SLOW,
     DhtConfig,
+    MetSwarm,
     check_port_free,
     chooses_port,
     listen_addresses,
 )
-from swarm.discovery.dht.child import NO_ANSWER, NOBODY_ANSWERS, DhtPipe, start_pipe
+from swarm.discovery.dht.child import NO_ANSWER, DhtPipe, start_pipe
 from swarm.discovery.dht.way_out import read_egress
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
+from swarm.discovery.peer_proof import is_provable
 from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key
+from swarm.discovery.swarm_file import fresh_swarm_id, keep_swarm, kept_swarm
 from swarm.egress.ports import Egress
 from swarm.errors import IdentityError, RegistryError
-from swarm.ids import ModelIdentity, PeerId
+from swarm.ids import SWARM_ID_BYTES, ModelIdentity, PeerId, SwarmId, as_swarm_id, shown_swarm
 from swarm.protocol.limits import MAX_LAYERS
 from swarm.transport.endpoint import Endpoint
 
@@ -47,10 +52,12 @@ __all__ = ["DhtConfig", "DhtRegistry"]
 
 START_S = (15.0, 60.0)
 """How long the p2p daemon may take to start, at each try: a machine that has much to do takes long."""
-JOIN_SLACK_S = 16.0
+JOIN_SLACK_S = 20.0
 """How much later the answer comes, at most."""
 CALL_DEADLINE_S = 18.0
 DIAL_BACK_DEADLINE_S = 25.0
+MAX_PROVEN = 4
+"""Own addresses that other peers are asked to call."""
 PORTS_TRIED = 3
 """Ports that are tried where one is chosen here: it may be taken again by the time that the daemon has started."""
 SHARDS_PER_QUESTION = 8
@@ -84,7 +91,11 @@ class PeerSurvey:
 
 
 class DhtRegistry:
-    """One machine's membership of the DHT: `async with DhtRegistry.open(config)`, or `await` it and `aclose`."""
+    """One machine's membership of the DHT: `async with DhtRegistry.open(config)`, or `await` it and `aclose`.
+
+    Attributes:
+        swarm_id: of the open swarm that it joined or began; None before, in a private one, and in one without an id.
+    """
 
     def __init__(self, config: DhtConfig) -> None:
         self._config = config
@@ -92,6 +103,9 @@ class DhtRegistry:
         self._held = ExitStack()
         self._pipe: DhtPipe | None = None
         self._addresses: list[str] = []
+        self._others: tuple[tuple[SwarmId, str], ...] = ()
+        self._reached: dict[str, bool | None] = {}
+        self.swarm_id: SwarmId | None = None
         self._cache: dict[str, tuple[float, list[bytes]]] = {}
         self._noted_at = float("-inf")
         self._egress: Egress | None = None
@@ -181,26 +195,50 @@ class DhtRegistry:
             path = folder / "identity.key"
             self.identity.save(path)
         self._pipe = await start_pipe()
-        network = self._config.membership.network
+        membership = self._config.membership
+        network = membership.network
         arguments = {
             "folder": str(folder),
             "identity_path": str(path),
             "listen": asdict(self._listen),
             "start_s": start_s,
             "network_key": None if network is None else network.secret,
+            "swarm": self._meant(),
+            "is_certain": membership.is_certain,
         }
         try:
             described = await self._pipe.call("join", arguments, start_s + JOIN_SLACK_S)
         except RegistryError as error:
-            if self._config.membership.nobody and str(error).startswith(NOBODY_ANSWERS):
-                raise RegistryError(self._config.membership.nobody) from error
+            if membership.nobody and str(error).startswith(NOBODY_ANSWERS):
+                raise RegistryError(f"{error}: {membership.nobody}") from error
             raise
         if described["peer_id"] != self.peer_id:
             raise RegistryError(f"the p2p daemon runs as {described['peer_id']}, not as {self.peer_id}")
         self._egress = read_egress(described["egress"], self._config.membership.proxy)
         if self._egress is not None and self._egress.is_narrow:
             _log.warning("%s", SMALL_PACKETS)
+        self.swarm_id = as_swarm_id(described["swarm"])
+        if self.swarm_id is not None and not self._config.client_mode:
+            keep_swarm(self.identity.path, self.swarm_id)
+        self._others = tuple((SwarmId(swarm), address) for swarm, address in described["others"])
+        for swarm, address in self._others:
+            _log.info("%s is of %s, and is left out", address, shown_swarm(swarm))
         self._addresses = sorted(described["addresses"], key=lambda one: (_is_loopback(one), one.startswith("/ip6/")))
+
+    def _meant(self) -> SwarmId | None:
+        """The id of the swarm that is meant: where one begins here, that which this identity was of last, or its own.
+
+        Its own comes from its key, so that it is the same one after a restart where no file can be written. A private
+        swarm is told by its network key.
+        """
+        membership = self._config.membership
+        if membership.network is not None:
+            return None
+        if membership.swarm is not None or self._config.join or self._config.client_mode:
+            return membership.swarm
+        if membership.is_new:
+            return fresh_swarm_id()
+        return kept_swarm(self.identity.path) or SwarmId(self.identity.derive(b"swarm")[:SWARM_ID_BYTES])
 
     def _check_join(self) -> None:
         """Refuse to join this machine through itself: libp2p would report only that nobody answers."""
@@ -228,8 +266,30 @@ class DhtRegistry:
         return self._egress
 
     def join_addresses(self) -> list[str]:
-        """Multiaddresses for `--join`, those that other machines can reach first; empty for a client."""
-        return [] if self._config.client_mode else [*self._addresses, *self._tls_addresses()]
+        """Multiaddresses for `--join`, those that other machines can reach first; empty for a client.
+
+        Once another machine has proven one of them, those that none could reach are left out.
+        """
+        if self._config.client_mode:
+            return []
+        is_known = True in self._reached.values()
+        proven = [one for one in self._addresses if not is_known or self._reached.get(one) is not False]
+        return [*proven, *self._tls_addresses()]
+
+    def is_proven(self, address: str) -> bool:
+        """Whether another machine has reached this one at one of its multiaddresses."""
+        return self._reached.get(address) is True
+
+    async def prove_addresses(self) -> None:
+        """Have other peers call this one at each of its addresses, and note those at which they reach it."""
+        asked = [one for one in self.join_addresses() if not _is_loopback(one) and is_provable(one)][:MAX_PROVEN]
+        with suppress(RegistryError):
+            verdicts = await asyncio.gather(
+                *(self._call("dial_back_peer", {"address": one}, DIAL_BACK_DEADLINE_S) for one in asked)
+            )
+            self._reached |= dict(zip(asked, verdicts, strict=True))
+            if True in verdicts:
+                await self._note_peers()
 
     async def offer_tls_port(self, port: int | None) -> None:
         """Name a TLS port of this machine too, which offers its directory (`swarm.relay.tls_port`); None: no more."""
@@ -260,7 +320,7 @@ class DhtRegistry:
     async def _store(self, record: NodeRecord, *, left: bool) -> None:
         if record.expires_at > time.time() + MAX_TTL_S:
             raise RecordError("expires_at", f"more than {MAX_TTL_S:.0f} s ahead")
-        filings = seal_announcement(record, self.identity, left=left)
+        filings = seal_announcement(replace(record, swarm=self.swarm_id), self.identity, left=left)
         # What is cached lacks this record, so it no longer counts as recent.
         self._cache = {name: (at - RECENT_S, blobs) for name, (at, blobs) in self._cache.items()}
         arguments = {"filings": [(one.key, one.subkey, one.data) for one in filings], "expires_at": record.expires_at}
@@ -329,6 +389,7 @@ class DhtRegistry:
                     wires=tuple(about["wires"]),
                     time=about["time"],
                     seen=about["seen"],
+                    swarm=about["swarm"],
                 ),
             )
             for peer, ahead_s, about in await self._call("survey", {})
@@ -388,7 +449,8 @@ class DhtRegistry:
             return
         self._noted_at = time.monotonic()
         with suppress(RegistryError):
-            note([*await self._call("peers", {}, PEERS_DEADLINE_S), *self.join_addresses()])
+            peers = await self._call("peers", {}, PEERS_DEADLINE_S)
+            note(MetSwarm(self.swarm_id, tuple(peers), tuple(self.join_addresses()), self._others))
 
     async def aclose(self) -> None:
         """Leave the DHT; its process and daemon are gone afterwards."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from swarm.discovery.dht.addresses import ListenAddresses
-from swarm.discovery.dht.admission import NetworkAdmission
+from swarm.discovery.dht.admission import DirectoryAdmission
 from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode, Multiaddr, PeerID, traverse_dht
 from swarm.discovery.dht.protocol import DirectoryProtocol, KeyAnswer, ReportedItem, kademlia_id
 from swarm.discovery.record_fields import RecordError
@@ -111,14 +111,14 @@ class DirectoryPeer:
 
     @classmethod
     async def join(
-        cls, daemon: Daemon, listen: ListenAddresses, admission: NetworkAdmission | None = None
+        cls, daemon: Daemon, listen: ListenAddresses, admission: DirectoryAdmission | None = None
     ) -> DirectoryPeer:
         """Join the DHT; raises what hivemind raises. Nothing is cached: values are read from peers each time.
 
         Args:
             daemon: runs.
             listen: where to listen and whom to join.
-            admission: of a private swarm.
+            admission: says which swarm this machine is of.
         """
         node = await DHTNode.create(
             p2p=daemon,
@@ -157,7 +157,7 @@ class DirectoryPeer:
         found = []
         for key, node_id in keys.items():
             own = [(item.subkey, item.data, item.expires_at) for item in self._protocol.records.get(key, now)]
-            found.append(_newest(key, self._in_order(own, look_up, node_id), room, now))
+            found.append(self._newest(key, self._in_order(own, look_up, node_id), room, now))
         return found
 
     def _in_order(self, own: list[ReportedItem], look_up: LookUp, key: DHTID) -> Iterator[ReportedItem]:
@@ -167,6 +167,29 @@ class DirectoryPeer:
         for trusted in (True, False):
             for rank in zip_longest(*(told for node, told in rows.items() if (node in self._anchors) is trusted)):
                 yield from (row for row in rank if row is not None)
+
+    def _newest(self, key: StorageKey, rows: Iterable[ReportedItem], room: int, now: float) -> list[bytes]:
+        """The newest valid item per subkey, in the order of the rows; work and result are bounded."""
+        newest: dict[str, tuple[float, bytes]] = {}
+        size = looked_at = 0
+        for subkey, data, expires_at in rows:
+            known = newest.get(subkey)
+            if known is not None and known[0] >= expires_at:
+                continue
+            looked_at += 1
+            if looked_at > 2 * KEY_ITEMS:
+                break
+            if (known is None and len(newest) >= KEY_ITEMS) or size + len(data) > room:
+                continue
+            try:
+                item = open_item(key, subkey, data, expires_at, now)
+            except RecordError:
+                continue
+            if not self._protocol.is_ours(item):
+                continue
+            size += len(data) - (len(known[1]) if known else 0)
+            newest[subkey] = expires_at, data
+        return [data for _, data in newest.values()]
 
     async def _look_up(self, keys: Sequence[DHTID], keys_per_question: int) -> LookUp:
         """Ask the peers nearest to each key, and those joined through, all at once."""
@@ -305,25 +328,3 @@ def _is_later(row: ReportedItem, item: FiledItem) -> bool:
     except RecordError:
         return False
     return True
-
-
-def _newest(key: StorageKey, rows: Iterable[ReportedItem], room: int, now: float) -> list[bytes]:
-    """The newest valid item per subkey, in the order of the rows; work and result are bounded."""
-    newest: dict[str, tuple[float, bytes]] = {}
-    size = looked_at = 0
-    for subkey, data, expires_at in rows:
-        known = newest.get(subkey)
-        if known is not None and known[0] >= expires_at:
-            continue
-        looked_at += 1
-        if looked_at > 2 * KEY_ITEMS:
-            break
-        if (known is None and len(newest) >= KEY_ITEMS) or size + len(data) > room:
-            continue
-        try:
-            open_item(key, subkey, data, expires_at, now)
-        except RecordError:
-            continue
-        size += len(data) - (len(known[1]) if known else 0)
-        newest[subkey] = expires_at, data
-    return [data for _, data in newest.values()]

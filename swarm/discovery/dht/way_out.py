@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,18 @@ class WayOut:
     def trouble(self) -> str:
         """Why a peer was not reached by a way of this kind; empty where that is not known."""
         return next((one.trouble for one in self.forwarders.values() if one.trouble), "")
+
+    def led(self, listen: ListenAddresses) -> ListenAddresses:
+        """The peers as libp2p dials them, each with where its address comes from."""
+        sources = dict(zip(listen.join, listen.sources, strict=False))
+        named = map(self.as_named, self.join)
+        return replace(listen, join=self.join, sources=tuple(sources[one] for one in named if one in sources))
+
+    def as_named(self, text: str) -> str:
+        """A text with the multiaddresses that were named in place of those that libp2p dials."""
+        for local, address in self.meant.items():
+            text = text.replace(f"{local}/p2p/{address.rpartition('/')[2]}", address)
+        return text
 
     def describe(self) -> dict[str, object] | None:
         """For the parent; `read_egress` reads it."""

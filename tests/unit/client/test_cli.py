@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, ClassVar, TextIO, cast
 
 import pytest
 
@@ -114,6 +114,7 @@ def test_a_note_begins_a_new_line_where_the_texts_is_open() -> None:
 class FakeSwarm:
     """Says one text, in pieces, and breaks."""
 
+    defaults: ClassVar[dict[str, float]] = {}
     pieces = ("once\x1b", "]0;owned\x07\r\n", "\u202eé")
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Which tokens end a text, whatever a model's side files say."""
+"""Which tokens end a text, and how a model samples, whatever its side files say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from client.target import end_tokens
+from client.options import sampling_of
+from client.target import end_tokens, read_generation_config
 from tests.property.tiny_tokenizers import byte_level
 
 OWN = byte_level().token_to_id("</s>")
@@ -20,7 +21,7 @@ def ends(folder: Path, written: str | bytes | None, configured: int | list[int] 
     tokenizer: Any = cast("Any", PreTrainedTokenizerFast)(tokenizer_object=byte_level(), eos_token="</s>")
     config: Any = PreTrainedConfig()
     config.eos_token_id = configured
-    return end_tokens(folder, config, tokenizer)
+    return end_tokens(read_generation_config(folder), config, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,41 @@ def test_a_broken_generation_config_is_one_line_and_the_tokenizer_s_own_end(
     assert "\n" not in line
     if "eos_token_id" in str(written):
         assert "eos_token_id" in line
+
+
+@pytest.mark.parametrize(
+    ("stated", "sampling"),
+    [
+        ({}, {}),
+        ({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, {"temperature": 0.6, "top_p": 0.95, "top_k": 20}),
+        ({"min_p": 0.1, "repetition_penalty": 1.05}, {"min_p": 0.1, "repetition_penalty": 1.05}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+        ({"top_k": 0, "temperature": None}, {"top_k": 0}),
+    ],
+)
+def test_a_generation_config_says_how_to_sample(stated: dict[str, Any], sampling: dict[str, float]) -> None:
+    assert sampling_of(stated) == sampling
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"temperature": "hot"},
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 1.5},
+        {"top_k": True},
+        {"top_k": 2.5},
+        {"min_p": [0.1]},
+        {"repetition_penalty": 0},
+    ],
+    ids=str,
+)
+def test_a_number_that_cannot_be_is_left_aside_with_one_line(
+    stated: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sampling_of({**stated, "do_sample": None}) == {}
+    (record,) = caplog.records
+    assert next(iter(stated)) in record.getMessage()

@@ -36,12 +36,18 @@ CONFIGS = (
 )
 SHORTEST = 8
 """A shorter fragment of a message proves nothing."""
-OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks", "now", "user", "schema", "functions"}
+OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks", "now", "user", "schema", "functions", "bare", "tools"}
+TYPED = {"program": "for"}
+"""Options that are typed by another name than their field's."""
 
 
 def options() -> set[str]:
     """What our commands know, as it is typed."""
-    names = {field.name.replace("_", "-") for config in CONFIGS for field in dataclasses.fields(config)}
+    names = {
+        TYPED.get(field.name, field.name).replace("_", "-")
+        for config in CONFIGS
+        for field in dataclasses.fields(config)
+    }
     return names | {f"no-{name}" for name in names}
 
 

@@ -25,7 +25,7 @@ from client import AsyncSwarm
 from client.options import Grammar
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.inference.grammar import JSON_OPTIONS, GrammarCompiler
+from swarm.inference.grammar import GrammarCompiler
 from swarm.protocol.messages import Sampling
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import prompt
@@ -52,6 +52,7 @@ GRAMMARS = {
     "regex": Grammar("regex", r"(the|a) [a-z]{2,9}( [a-z]{2,9}){2,5}\."),
     "lark": Grammar("lark", 'start: "He" word+ "."\nword: " " /[a-z]{2,8}/'),
 }
+WITHOUT_BLANKS: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 SAMPLED = Sampling(23, 0.9, top_p=0.9)
 
 
@@ -82,7 +83,7 @@ def hugging_face() -> PreTrainedModel:
 
 def source(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(grammar.text, JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(grammar.text, WITHOUT_BLANKS)
     return {"regex": LLMatcher.grammar_from_regex, "lark": LLMatcher.grammar_from_lark}[grammar.kind](grammar.text)
 
 

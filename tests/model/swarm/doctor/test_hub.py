@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
-from swarm.doctor.hub import HubCheck, ask_hub, hub_cache
+from swarm.doctor.hub import ask_hub, hub_cache, look_at_hub
+from swarm.doctor.ladder import Diagnosis
 from tests.fake_hub import MODEL, FakeHub, Repo
 from tests.model.gguf_files import TinyGguf
-from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble
+from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown
 
 
-def check(model: str | None = MODEL, **environment: str) -> HubCheck:
-    return HubCheck(model, partial(ask_hub, model), environment)
+def check(model: str | None = MODEL, *, is_reached: bool = False, **environment: str) -> Awaitable[Diagnosis]:
+    return look_at_hub(model, partial(ask_hub, model), environment, is_reached=is_reached)
 
 
 async def test_a_model_that_can_be_had(hub: FakeHub, whole: Path) -> None:
@@ -73,6 +75,7 @@ async def test_a_hub_that_cannot_be_reached(hub: FakeHub, monkeypatch: pytest.Mo
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     await assert_trouble(check(), "hub-silent", "the hub cannot be reached", "check the network")
     await assert_hint(check(None), "hub-silent", "the hub cannot be reached", "export https_proxy=")
+    await assert_unknown(check(is_reached=True), "did not answer in time")
 
 
 async def test_a_model_that_is_gated_or_wants_a_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

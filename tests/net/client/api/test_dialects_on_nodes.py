@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -110,6 +111,16 @@ async def test_a_tool_that_must_be_called_is_called(client: httpx2.AsyncClient) 
     assert isinstance(json.loads(call["arguments"])["is_old"], bool)
     assert message["content"][0]["input"] == json.loads(call["arguments"])
     assert message["stop_reason"] == "tool_use"
+
+
+async def test_a_custom_tool_s_text_holds_to_its_grammar(client: httpx2.AsyncClient) -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: ("+" /[a-c"]{3}/ LF)~2\n%import common.LF'}
+    tool = {"type": "custom", "name": "edit", "description": "of a file", "format": grammar}
+    asked = {"tools": [tool], "tool_choice": {"type": "custom", "name": "edit"}, "parallel_tool_calls": False}
+    response = await ask(client, "/v1/responses", input="Once", max_output_tokens=90, temperature=0, **asked)
+    (call,) = response["output"]
+    assert (call["type"], call["name"], call["status"]) == ("custom_tool_call", "edit", "completed")
+    assert re.fullmatch('([+][a-c"]{3}\n){2}', call["input"]), call["input"]
 
 
 async def test_a_response_goes_on(client: httpx2.AsyncClient) -> None:

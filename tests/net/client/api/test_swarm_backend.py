@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -13,11 +15,12 @@ import pytest_asyncio
 import client.api.sessions
 from client import AsyncSwarm
 from client.api.backend import AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, TextJob
+from client.api.sampling_fields import choice_grammar, schema_grammar, written_grammar
 from client.api.sessions import LentSession
 from client.api.swarm_backend import BackendLimits, SwarmBackend
 from client.api.swarm_link import SwarmSource
 from client.dialogue.messages import ContentDelta, Message
-from client.options import GenerateOptions
+from client.options import GenerateOptions, Grammar
 from swarm.errors import ConfigError, ContextFull
 from swarm.runtime.tasks import TaskScope
 from tests.net.raw_client import info
@@ -27,6 +30,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OPTIONS: GenerateOptions = {"temperature": 0.8, "seed": 5, "max_new_tokens": 12}
 ME = ApiCaller("me")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": 0},
+        "b": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
+    },
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +196,76 @@ async def test_a_kept_session_that_ended_meanwhile_is_opened_again(running: Runn
 async def test_what_cannot_be_is_refused_before_it_waits(running: Running) -> None:
     with pytest.raises(ConfigError, match="temperature"):
         await events(running.backend, TextJob("It was", {"temperature": -1.0}))
+    limit = running.nodes.client.target.max_positions or 0
     with pytest.raises(ContextFull, match="maximum context length"):
-        await events(running.backend, TextJob("It was", {"max_new_tokens": 10**6}))
+        await events(running.backend, TextJob([5] * limit, {"max_new_tokens": 1}))
     assert running.backend.queue.running == 0
+
+
+async def test_a_limit_is_cut_to_what_the_context_leaves(running: Running) -> None:
+    limit = running.nodes.client.target.max_positions or 0
+    options: GenerateOptions = {"temperature": 0.8, "seed": 5, "max_new_tokens": 10**12, "end_tokens": ()}
+    end = end_of(await events(running.backend, TextJob([5] * (limit - 4), options)))
+    assert (end.reason, end.result.stats.tokens) == ("length", 4)
+
+
+async def test_the_checkpoints_sampling_holds_where_a_request_says_nothing(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Request, then checkpoint, then what the dialect takes otherwise."""
+    defaults = running.backend.link.model().swarm.factory.defaults
+    least: GenerateOptions = {"seed": 5, "max_new_tokens": 12}
+
+    async def text(options: GenerateOptions) -> str:
+        return text_of(await events(running.backend, TextJob("It was", options)))
+
+    async def alone(**options: Any) -> str:  # noqa: ANN401
+        result = await running.nodes.client.generate("It was", **{**least, **options})
+        return result.text
+
+    plain = await text(least)
+    monkeypatch.setitem(defaults, "temperature", 0.7)
+    monkeypatch.setitem(defaults, "top_k", 3)
+    monkeypatch.setitem(defaults, "repetition_penalty", 1.3)
+    own = await text(least)
+    asked = await text({**least, "temperature": 0.9, "top_k": 0, "repetition_penalty": 1.0})
+    monkeypatch.undo()
+    assert plain == await alone(temperature=1.0)
+    assert own == await alone(temperature=0.7, top_k=3, repetition_penalty=1.3)
+    assert asked == await alone(temperature=0.9)
+    assert len({plain, own, asked}) == 3, "the options tell"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (choice_grammar(["yes, it is.", "no"]), r"yes, it is\.|no"),
+        (written_grammar('root ::= "a" [0-9]{1,3} ("x" | "y")', "grammar"), r"a\d{1,3}[xy]"),
+        (schema_grammar(SCHEMA), r'\{"a":\d+,"b":\[(true|false)(,(true|false)){1,2}\]\}'),
+    ],
+    ids=["choice", "GBNF", "compact JSON"],
+)
+async def test_a_text_is_what_a_field_says(running: Running, grammar: Grammar, pattern: str) -> None:
+    for seed in range(3):
+        options: GenerateOptions = {"temperature": 1.0, "seed": seed, "max_new_tokens": 200, "grammar": grammar}
+        end = end_of(await events(running.backend, chat("Is it?", **options)))
+        assert end.reason == "stop"
+        assert re.fullmatch(pattern, end.result.text), end.result.text
+
+
+async def test_ends_of_text_are_those_that_were_asked_for(running: Running) -> None:
+    options: GenerateOptions = {"temperature": 1.0, "seed": 1, "max_new_tokens": 40, "end_tokens": ()}
+    whole = end_of(await events(running.backend, TextJob("It was", options))).result
+    assert (whole.finish_reason, len(whole.tokens)) == ("length", 40)
+    stop = whole.tokens[20]
+    cut = end_of(await events(running.backend, TextJob("It was", {**options, "stop_tokens": (stop,)})))
+    assert cut.reason == "stop"
+    assert cut.result.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
+
+
+async def test_a_bad_regex_is_told_with_its_cause(running: Running) -> None:
+    with pytest.raises(ConfigError, match="unclosed group"):
+        await events(running.backend, TextJob("It was", {"grammar": Grammar("regex", "(" + "a" * 300)}))
 
 
 async def test_the_card_tells_the_context(running: Running) -> None:

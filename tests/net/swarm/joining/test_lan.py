@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
+from swarm.ids import SwarmId
 from swarm.joining import lan
 from swarm.joining.lan import MAX_SERVICES, LanSwarm, browse, keep_announced, txt_of
 from swarm.runtime.tasks import TaskScope
@@ -25,6 +27,18 @@ def service(monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"_c{uuid.uuid4().hex[:12]}._tcp.local."
     monkeypatch.setattr(lan, "SERVICE", name)
     return name
+
+
+@pytest.fixture(autouse=True)
+def honest(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The addresses at which the peers that they name answer."""
+    there = {address_of(number) for number in range(3)}
+
+    async def prove(addresses: Sequence[str]) -> dict[str, bool]:
+        return {one: one in there for one in addresses}
+
+    monkeypatch.setattr(lan, "prove", prove)
+    return there
 
 
 @asynccontextmanager
@@ -63,11 +77,24 @@ async def test_a_machine_finds_another_one_until_it_leaves() -> None:
     assert asked == [lan.LOOK_S]
 
 
-async def test_swarms_are_told_apart_by_their_peers_and_shown_once(service: str) -> None:
-    member = LanSwarm((address_of(1), address_of(0)), "demo-target", "0123456789ab")
-    bare, other = LanSwarm((address_of(0),)), LanSwarm((address_of(2),))
+async def test_swarms_are_told_apart_by_their_ids_and_shown_once(service: str) -> None:
+    one, two = SwarmId(bytes(16)), SwarmId(bytes([1] * 16))
+    member = LanSwarm((address_of(1), address_of(0)), "demo-target", "0123456789ab", swarm=one)
+    bare, other = LanSwarm((address_of(0),), swarm=one), LanSwarm((address_of(2),), swarm=two)
     async with strangers(service, txt_of(bare), txt_of(member), txt_of(other)):
-        assert await browse(LOOPBACK, limit_s=2.0) == [member, other]
+        assert await browse(LOOPBACK, limit_s=2.0) == [replace(member, join=member.join[:1]), other]
+
+
+async def test_whoever_announces_the_id_of_another_peer_is_not_heard(service: str, honest: set[str]) -> None:
+    """A remembered peer's id with the attacker's address, or beside it, joined the attacker without a question."""
+    far = address_of(0).replace("192.168.1.7", "192.168.1.66")
+    fake = LanSwarm((far, address_of(2)), "demo-target", "0123456789ab")
+    beside = LanSwarm((address_of(1), far), "other", "0123456789ab")
+    async with strangers(service, txt_of(fake), txt_of(beside)):
+        assert await browse(LOOPBACK, limit_s=2.0) == [replace(beside, join=(address_of(1),))]
+    honest.clear()
+    async with strangers(service, txt_of(beside)):
+        assert await browse(LOOPBACK, limit_s=1.0) == []
 
 
 async def test_malformed_announcements_hide_no_sound_one(service: str) -> None:
@@ -81,8 +108,10 @@ async def test_malformed_announcements_hide_no_sound_one(service: str) -> None:
         assert await browse(LOOPBACK, limit_s=2.0) == [DEMO]
 
 
-async def test_of_a_flood_the_first_are_looked_at(service: str) -> None:
-    made = [txt_of(LanSwarm((address_of(0).replace("31337", str(1_000 + number)),))) for number in range(40)]
+async def test_of_a_flood_the_first_are_looked_at(service: str, honest: set[str]) -> None:
+    addresses = [address_of(0).replace("31337", str(1_000 + number)) for number in range(40)]
+    honest |= set(addresses)
+    made = [txt_of(LanSwarm((one,), swarm=SwarmId(number.to_bytes(16)))) for number, one in enumerate(addresses)]
     async with strangers(service, *made):
         found = await browse(LOOPBACK, limit_s=2.0)
     assert 0 < len(found) <= MAX_SERVICES

@@ -107,6 +107,51 @@ def test_no_secret_of_the_environment_comes_through(token: str, password: str, u
 
 
 @SOME
+@given(
+    st.text(LETTERS + "-_.", min_size=8, max_size=40),
+    st.sampled_from(
+        [
+            *(
+                "--api-key {}",
+                "--api-key={}",
+                "--api-key '{}'",
+                "--hf-token {}",
+                "API_KEY={}",
+                'export OPENAI_API_KEY="{}"',
+            ),
+            *("Authorization: Bearer {}", "authorization: Basic {}=", "x-api-key: {}", "bearer {}", "Bearer {}"),
+            *('{{"api_key": "{}"}}', "{{'client_secret': '{}'}}", "password={}", "passphrase: {}", "--access-key {}"),
+            *("sk-{}", "sk-proj-{}", "sk-ant-{}", "ghp_{}", "github_pat_{}", "hf_{}", "gsk_{}", "glpat-{}", "xoxb-{}"),
+        ]
+    ),
+    AROUND,
+)
+def test_no_key_comes_through_that_its_name_or_its_beginning_tells(
+    key: str, written: str, around: tuple[str, str]
+) -> None:
+    key = f"k{key.replace('.', 'x')}" if written.endswith(("_{}", "-{}")) else key
+    once = redact(f"see {written.format(key)} {around[1]} end", PrivateWords())
+    assert key not in once
+    assert once.endswith(f"{around[1]} end")
+    assert redact(once, PrivateWords()) == once
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf auth login, or export HF_TOKEN=…",
+        "the broker does not accept this user and password",
+        "--mqtt-ca FILE, or --network-key FILE",
+        "basic checks pass, and risk-averse people",
+        "the hub does not accept your token (401); wait",
+        "pip install token-bucket==1",
+    ],
+)
+def test_words_about_secrets_stay(text: str) -> None:
+    assert redact(text, PrivateWords()) == text
+
+
+@SOME
 @given(st.text(LETTERS + "-_", min_size=1, max_size=60))
 def test_no_invite_comes_through(rest: str) -> None:
     assert redact(f"use canopy://{rest} now", PrivateWords()) == "use canopy://… now"

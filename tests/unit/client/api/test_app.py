@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -12,9 +16,11 @@ from client.api.app import build_app
 from client.api.backend import ModelCard
 from client.api.context import ApiSettings
 from client.api.guard import host_name
+from client.options import GenerateOptions
 from tests.api_server import served
 from tests.scripted_backend import CARD, ScriptedBackend, saying
 
+ROOT = Path(__file__).parents[4]
 KEYS = ("sk-first", "sk-second")
 
 
@@ -92,6 +98,170 @@ def test_pages_of_an_allowed_origin_may_call(backend: ScriptedBackend) -> None:
 )
 def test_a_host_is_read_without_its_port(host: str, name: str) -> None:
     assert host_name(host) == name
+
+
+def test_no_guard_takes_a_path_from_a_header() -> None:
+    """`request.url` is made of the `Host` header too: `Host: localhost:#` once made every path an empty one."""
+    files = [path for folder in ("client/api", "swarm/health/web") for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 20
+    assert [path for path in files if "url.path" in path.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize("host", ["localhost:#", "localhost:?", "localhost/#", "localhost"])
+async def test_a_strange_host_header_opens_nothing(backend: ScriptedBackend, host: str) -> None:
+    app = build_app(backend, ApiSettings(keys=KEYS))
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        answer = await http.get("/v1/models", headers={"host": host})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("app://obsidian.md", 200),
+        ("tauri://localhost", 200),
+        ("vscode-webview://1a2b", 200),
+        ("https://app.example", 403),
+        ("xapp://a", 403),
+        ("app://a/https://b", 403),
+        ("null", 403),
+    ],
+)
+def test_programs_on_the_desktop_may_call(url: str, origin: str, status: int) -> None:
+    answer = httpx2.get(f"{url}/v1/models", headers={"origin": origin, "x-api-key": KEYS[0]})
+    assert answer.status_code == status
+    assert answer.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/demo-model", "/api/tags", "/health", "/"])
+def test_head_is_a_get_without_a_body(url: str, path: str) -> None:
+    answer = httpx2.head(f"{url}{path}", headers={"x-api-key": KEYS[0]})
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert httpx2.head(f"{url}/v1/completions", headers={"x-api-key": KEYS[0]}).status_code == 405
+
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "status", "says"),
+    [
+        ("gzip", gzip.compress(BODY), 200, "Hello"),
+        ("GZIP", gzip.compress(BODY), 200, "Hello"),
+        ("deflate", zlib.compress(BODY), 200, "Hello"),
+        ("identity", BODY, 200, "Hello"),
+        ("gzip", BODY, 400, "no gzip"),
+        ("gzip", gzip.compress(BODY)[:-9], 400, "no whole gzip"),
+        ("gzip", gzip.compress(b" " * 1_001), 413, "larger than 1,000"),
+        ("gzip", gzip.compress(b" " * 10**8), 413, "larger than 1,000"),
+        ("br", BODY, 415, "gzip and deflate are"),
+        ("gzip, gzip", gzip.compress(gzip.compress(BODY)), 415, "gzip and deflate are"),
+    ],
+)
+def test_a_packed_body_is_unpacked_within_the_bound(
+    url: str, encoding: str, content: bytes, status: int, says: str
+) -> None:
+    headers = {"x-api-key": KEYS[0], "content-encoding": encoding}
+    answer = httpx2.post(f"{url}/v1/chat/completions", content=iter([content[:40], content[40:]]), headers=headers)
+    assert (answer.status_code, says in answer.text) == (status, True), answer.text
+
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"stop": ["a"] * 5}, "stop", "at most 4 items, not 5"),
+        ({"stop": ""}, "stop", "at least 1 character"),
+        ({"stop": 5}, "stop", "expected a string or an array, got a number"),
+        ({"stop": [5]}, "stop[0]", "expected a string, got a number"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type", "Missing"),
+        ({"messages": [{"role": "user", "content": {}}]}, "messages[0].content", "a string or an array, got an object"),
+        ({"messages": [*HI, {"role": "user", "content": 5}, {}]}, "messages[1].content", "a string or an array"),
+        ({"tool_choice": "always"}, "tool_choice", "expected 'none', 'auto' or 'required' or an object, got a string"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "Missing"),
+        ({"max_tokens": "5"}, "max_tokens", "expected a whole number, got a string"),
+        ({"max_tokens": -3}, "max_tokens", "give 1 or more, or -1 for no limit"),
+        ({"messages": None}, "messages", "expected an array, got null"),
+        ({"logprobs": 1}, "logprobs", "expected a boolean, got a number"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+async def test_an_error_names_the_rule_that_was_broken(
+    backend: ScriptedBackend, fields: dict[str, object], param: str, says: str
+) -> None:
+    transport = httpx2.ASGITransport(build_app(backend))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        answer = await http.post("/v1/chat/completions", json={"messages": HI, **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
+    assert "valid dictionary" not in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
+@pytest.mark.parametrize(
+    ("path", "more"), [("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 8}), ("/api/chat", {})]
+)
+async def test_a_body_is_json_whatever_its_header_says(
+    backend: ScriptedBackend, path: str, more: dict[str, int], kind: str | None
+) -> None:
+    """`curl -d` says that it sends a form."""
+    body = {"model": CARD.id, "messages": HI, "stream": False, **more}
+    transport = httpx2.ASGITransport(build_app(backend))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        headers = {} if kind is None else {"content-type": kind}
+        answer = await http.post(path, content=json.dumps(body), headers=headers)
+    assert (answer.status_code, "Hello" in answer.text) == (200, True)
+
+
+ASKED_BY_NAME = [("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 8}), ("/api/chat", {})]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "answers_as"),
+    [
+        (ApiSettings(), "demo-model", "demo-model"),
+        (ApiSettings(), "gpt-4o-mini", None),
+        (ApiSettings(aliases=("gpt-4o-mini", "claude")), "gpt-4o-mini", "gpt-4o-mini"),
+        (ApiSettings(aliases=("gpt-4o-mini",)), "gpt-4o", None),
+        (ApiSettings(any_model=True), "claude-9", "demo-model"),
+    ],
+)
+async def test_a_model_has_further_names(
+    backend: ScriptedBackend, settings: ApiSettings, name: str, answers_as: str | None
+) -> None:
+    transport = httpx2.ASGITransport(build_app(backend, settings))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        for path, more in ASKED_BY_NAME:
+            answer = await http.post(path, json={"model": name, "messages": HI, "stream": False, **more})
+            assert answer.status_code == (404 if answers_as is None else 200)
+            if answers_as is not None and not path.startswith("/api/"):  # Ollama repeats what was asked
+                assert answer.json()["model"] == answers_as
+        answer = await http.get(f"/v1/models/{name}")
+        assert answer.status_code == (404 if answers_as is None else 200)
+
+
+async def test_further_names_are_listed(backend: ScriptedBackend) -> None:
+    transport = httpx2.ASGITransport(build_app(backend, ApiSettings(aliases=("claude-x",))))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        openai = (await http.get("/v1/models")).json()["data"]
+        anthropic = (await http.get("/v1/models", headers={"anthropic-version": "x"})).json()
+        ollama = (await http.get("/api/tags")).json()["models"]
+        assert (await http.post("/api/show", json={"model": "claude-x:latest"})).status_code == 200
+    assert [one["id"] for one in openai] == [one["id"] for one in anthropic["data"]] == ["demo-model", "claude-x"]
+    assert (anthropic["first_id"], anthropic["last_id"]) == ("demo-model", "claude-x")
+    assert [one["name"] for one in ollama] == ["demo-model:latest", "claude-x:latest"]
+
+
+async def test_the_models_own_sampling_is_told(backend: ScriptedBackend) -> None:
+    own = replace(CARD, sampling=GenerateOptions(temperature=0.6, repetition_penalty=1.05))
+    transport = httpx2.ASGITransport(build_app(ScriptedBackend(saying("Hello"), own)))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        assert (await http.get("/v1/models/demo-model")).json()["sampling"] == dict(own.sampling)
+        shown = (await http.post("/api/show", json={"model": "demo-model"})).json()
+    assert shown["parameters"] == "temperature 0.6\nrepeat_penalty 1.05"
 
 
 class SilentDirectory(ScriptedBackend):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from types import SimpleNamespace
 
 import httpx2
 import pytest
 
 from client import AsyncSwarm
-from client.api.command import ServerOptions, serve_api, swarm_source
+from client.api.command import ServerOptions, listening, serve_api, served_api, swarm_source, which_model
 from client.api.queue import QueueLimits
 from client.api.sessions import SessionLimits
 from client.api.swarm_backend import BackendLimits
@@ -88,6 +91,48 @@ async def test_it_answers_while_nobody_serves_the_model() -> None:
             lambda line: asked.append(group.create_task(ask(line.removeprefix("API at ")))),
         )
     assert asked[0].result() == 503
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ((), "nobody serves a model in this swarm yet"),
+        (("people/a",), "this swarm serves people/a; name the one that you trust: client api people/a$"),
+        (("b", "a b"), "serves a b, b; .* client api 'a b'$"),
+        ([f"m{number:02}" for number in range(11)], "m07 and 3 more; .* client api m00$"),
+    ],
+)
+def test_without_a_name_it_says_what_to_type(names: Sequence[str], says: str) -> None:
+    assert re.search(says, str(which_model(names)))
+
+
+async def test_a_listed_model_is_not_loaded_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the only one: its name is a stranger's word. The server starts, and its answers say what to type."""
+
+    class Listing:
+        async def models(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name="strangers/model")]
+
+    class Served:
+        def __init__(self, registry: Listing) -> None:
+            pass
+
+        async def served(self, listed: list[SimpleNamespace]) -> list[SimpleNamespace]:
+            return listed
+
+    monkeypatch.setattr("client.api.command.DhtRegistry.open", lambda config: nullcontext(Listing()))
+    monkeypatch.setattr("client.api.command.ServedModels", Served)
+    monkeypatch.setattr("client.api.command.AsyncSwarm.connect", lambda *_, **__: pytest.fail("it was loaded"))
+    told: list[httpx2.Response] = []
+    source = swarm_source(None, {"peers": ["/x"]})
+    with listening("127.0.0.1", 0) as taken:
+        async with served_api(source, ServerOptions(), taken) as url, httpx2.AsyncClient() as http:
+            while not told or "still looking" in told[-1].text:
+                body = {"messages": [{"role": "user", "content": "Hi"}]}
+                told.append(await http.post(f"{url}/v1/chat/completions", json=body))
+                assert (await http.get(f"{url}/v1/models")).json()["data"] == []
+    assert told[-1].status_code == 503
+    assert "client api strangers/model" in told[-1].json()["error"]["message"]
 
 
 def test_a_folder_is_called_by_its_name() -> None:

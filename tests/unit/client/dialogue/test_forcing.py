@@ -137,23 +137,23 @@ def test_an_answer_s_schema_leaves_thoughts_free() -> None:
         return grammar_for(made(name)[0], ChatPrompt((), opens), [], ToolChoice(), SCHEMA)
 
     assert asked("qwen25") == SCHEMA
-    assert takes("qwen3", asked("qwen3"), '<think>\nhm {\n</think>\n\n{"a": 1}')
-    assert takes("qwen3", asked("qwen3"), '{"a": 1}')
-    assert takes("qwen3", asked("qwen3", opens=True), 'hm\n</think>\n\n{"a": 1}')
-    assert not takes("qwen3", asked("qwen3"), '<think>\n</think>\n\n{"a": "x"}')
-    final = '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{"a": 1}'
+    assert takes("qwen3", asked("qwen3"), '<think>\nhm {\n</think>\n\n{"a":1}')
+    assert takes("qwen3", asked("qwen3"), '{"a":1}')
+    assert takes("qwen3", asked("qwen3", opens=True), 'hm\n</think>\n\n{"a":1}')
+    assert not takes("qwen3", asked("qwen3"), '<think>\n</think>\n\n{"a":"x"}')
+    final = '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{"a":1}'
     assert takes("harmony", asked("harmony"), final)
     parser = parser_for(made("harmony")[0], ChatPrompt(()))
-    assert joined([*parser.push(final), *parser.finish()]) == [ReasoningDelta("hm"), ContentDelta('{"a": 1}')]
+    assert joined([*parser.push(final), *parser.finish()]) == [ReasoningDelta("hm"), ContentDelta('{"a":1}')]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_answer_s_schema_leaves_calls_free(name: str) -> None:
     grammar = grammar_for(made(name)[0], ChatPrompt(()), [LOOK, GO], ToolChoice(), SCHEMA)
     head = "<|channel|>final<|message|>" if name == "harmony" else ""
-    assert takes(name, grammar, head + '{"a": 1}')
+    assert takes(name, grammar, head + '{"a":1}')
     assert takes(name, grammar, ("<|python_tag|>" if name == "llama31" else "") + CALLS[name])
-    assert not takes(name, grammar, head + '{"a": "x"}')
+    assert not takes(name, grammar, head + '{"a":"x"}')
     assert not takes(name, grammar, head + "Well.")
 
 

@@ -183,6 +183,23 @@ def test_what_a_template_does_not_take_is_one_line() -> None:
         shown("chatml", [])
 
 
+def test_a_strict_template_gets_turns_that_alternate() -> None:
+    talk = [Message("user", "It is Monday."), Message("user", "Hi"), Message("system", "Be brief.")]
+    assert shown("gemma", talk) == shown("gemma", [Message("user", "It is Monday.\n\nHi\n\nBe brief.")])
+
+
+def test_system_messages_of_agents_are_one_where_a_template_wants_one() -> None:
+    template = ChatTemplate(chat_tokenizer("chatml"))
+    template.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+        "{{ m.role }}: {{ m.content }};{% endfor %}"
+    )
+    talk = [Message("system", "a"), Message("system", "b"), Message("user", "c"), Message("system", "d")]
+    tokens = template.prompt(talk).tokens
+    assert template.tokenizer.decode(list(tokens)) == "system: a\n\nb;user: c\n\nd;"
+
+
 def test_a_plan_has_all_that_an_answer_needs() -> None:
     template, messages = template_of("llama31"), [Message("user", "Hi")]
     plan = plan_answer(template, AnswerRequest(messages, [LOOK]))

@@ -36,7 +36,7 @@ def options(**arguments: Any) -> GenerateOptions:  # noqa: ANN401 (what a caller
         ),
         (
             {"do_sample": True, "temperature": 0.5, "top_k": 0, "min_p": 0.1, "seed": 4},
-            {"max_new_tokens": 20, "temperature": 0.5, "top_k": None, "top_p": None, "min_p": 0.1, "seed": 4},
+            {"max_new_tokens": 20, "temperature": 0.5, "top_k": 0, "top_p": None, "min_p": 0.1, "seed": 4},
         ),
         ({"repetition_penalty": 1.2, "nodes": 4}, {"max_new_tokens": 20, "repetition_penalty": 1.2, "nodes": 4}),
         ({"eos_token_id": 9}, {"max_new_tokens": 20, "end_tokens": [9]}),
@@ -109,11 +109,28 @@ def test_a_seed_is_the_generators_or_torchs_own() -> None:
     assert "seed" not in options(do_sample=False)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, {"temperature": 0.7, "top_k": 20}),
+        ({"do_sample": True, "temperature": 0.5}, {"temperature": 0.5, "top_k": 20}),
+        ({"do_sample": False}, {"temperature": 0.0}),
+    ],
+)
+def test_the_models_own_sampling_holds_where_no_argument_says(
+    arguments: dict[str, Any], expected: dict[str, float]
+) -> None:
+    found = read_call([5], arguments, {"temperature": 0.7, "top_k": 20}).options
+    assert {name: value for name, value in found.items() if name in ("temperature", "top_k")} == expected
+
+
 class FakeSwarm:
     """Goes on with 8 and 9, then 2."""
 
     def __init__(self) -> None:
         self.prompts: list[Sequence[int]] = []
+
+    defaults: GenerateOptions = {}  # noqa: RUF012
 
     def stream(self, prompt: Sequence[int], **_: Unpack[GenerateOptions]) -> Generator[Piece, None, None]:
         self.prompts.append(prompt)

@@ -30,7 +30,7 @@ from swarm.discovery.node_record import (
 )
 from swarm.discovery.record_fields import RecordError
 from swarm.errors import IdentityError
-from swarm.ids import ModelIdentity, PeerId
+from swarm.ids import ModelIdentity, PeerId, SwarmId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_RECORD_BYTES
 from swarm.transport.certificate import ServerCertificate
@@ -38,6 +38,7 @@ from swarm.transport.certificate import ServerCertificate
 NOW = 1_800_000_000.0
 ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
 MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 40)
+SWARM = SwarmId(bytes(range(16)))
 RECORD = NodeRecord(
     peer=ME.peer_id,
     model=MODEL,
@@ -73,7 +74,7 @@ FIELDS = [
     *["format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name"],
     *["sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at"],
     *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable", "certificate", "reach"],
-    *["bucketed", "aux_rows"],
+    *["bucketed", "aux_rows", "swarm"],
 ]
 
 
@@ -112,8 +113,10 @@ def test_what_a_later_release_adds_to_records_is_read_past() -> None:
 
 
 def test_what_an_earlier_release_did_not_sign_is_taken_as_it_was_then() -> None:
-    key, body, _ = msgpack.unpackb(seal(replace(RECORD, bucketed=True, aux_rows=True), ME))
-    for missing, wanted in ((1, replace(RECORD, bucketed=True)), (2, RECORD)):
+    full = replace(RECORD, bucketed=True, aux_rows=True, swarm=SWARM)
+    key, body, _ = msgpack.unpackb(seal(full, ME))
+    assert unseal(seal(full, ME), NOW).swarm == SWARM
+    for missing, wanted in ((1, replace(full, swarm=None)), (2, replace(RECORD, bucketed=True)), (3, RECORD)):
         earlier = msgpack.packb(msgpack.unpackb(body)[:-missing])
         data = msgpack.packb([key, earlier, ME.sign(b"canopy-record" + earlier)])
         assert unseal(data, NOW) == wanted
@@ -134,6 +137,8 @@ def test_times_of_buckets_do_not_fall() -> None:
         ({"bucketed": 1}, "bucketed"),
         ({"bucketed": None}, "bucketed"),
         ({"aux_rows": 1}, "aux_rows"),
+        ({"swarm": bytes(15)}, "swarm"),
+        ({"swarm": "of text"}, "swarm"),
         ({"bucketed": True, "sweep_ms": [[16, 5.0], [32, 4.0]]}, "sweep_ms"),
         ({"span": [20, 10]}, "span"),
         ({"span": [0, 41]}, "span"),
@@ -244,6 +249,7 @@ def test_a_record_with_everything_in_it_fits() -> None:
         sweep_ms=tuple((4_089 + size, 999_999.9) for size in range(MAX_SPEEDS)),
         bucketed=True,
         aux_rows=True,
+        swarm=SWARM,
         delays_ms=tuple((PeerId(peer), 59_999.999) for peer in peers),
     )
     assert unseal(seal(most, ME), NOW) == most

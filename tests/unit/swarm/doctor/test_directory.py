@@ -7,10 +7,13 @@ import pytest
 
 from swarm.discovery.dht.about import OURS, About, disagreement, pack_about, parse_about
 from swarm.discovery.dht.registry import PeerSurvey
-from swarm.doctor.directory import ClockCheck, ClockService, DhtCheck, ReleaseCheck
-from swarm.doctor.swarm_view import JoinState, SwarmView
+from swarm.doctor.directory import ClockService, look_at_clock, look_at_directory, look_at_peers, look_at_release
+from swarm.doctor.ladder import Diagnoses, Diagnosis, Level
+from swarm.doctor.network import NamedPeer, Outside
+from swarm.doctor.probes import TcpAnswer
+from swarm.doctor.swarm_view import SwarmView
 from swarm.ids import PeerId
-from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
+from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown
 
 REFUSED_CLOCK = (
     "this machine's clock differs by more than 3 s from the swarm's: set it (NTP) and try again (ValidationError("
@@ -22,54 +25,73 @@ def survey(ahead_s: float | None = 0.01, about: About | None = OURS) -> PeerSurv
     return PeerSurvey(PeerId("Qm"), ahead_s, about)
 
 
-def look(*joined: JoinState, error: str = "", surveys: tuple[PeerSurvey, ...] = ()) -> SwarmView:
-    return SwarmView(joined or (JoinState.ANSWERS,), error, surveys)
+def look(*surveys: PeerSurvey, error: str = "", is_late: bool = False) -> SwarmView:
+    return SwarmView(error, is_late, surveys)
+
+
+ONE, TWO = (NamedPeer(f"/ip4/192.0.2.{n}/tcp/1/p2p/Qm", f"--join ({n} of 2)", f"192.0.2.{n}", 1) for n in (1, 2))
+
+
+def peers(*answers: TcpAnswer | None, refusal: str = "", meant: tuple[NamedPeer, ...] = (ONE, TWO)) -> Diagnoses:
+    return look_at_peers(meant[: len(answers)], Outside(answers), refusal)
 
 
 @pytest.mark.parametrize(
-    ("state", "kind", "text", "mend"),
+    ("answer", "kind", "text", "mend"),
     [
-        (JoinState.SILENT, "peer-silent", "--join 1 of 1 does not answer", "let outgoing TCP"),
-        (JoinState.OTHER, "peer-other", "no peer of a swarm", "check the port"),
-        (JoinState.NO_NAME, "peer-unnamed", "its name is not found", "check the name"),
-        (JoinState.MALFORMED, "peer-malformed", "is no peer address", "`swarm bootstrap`"),
+        (TcpAnswer.SILENT, "peer-silent", "--join (1 of 2) does not answer", "present peers"),
+        (TcpAnswer.NO_WAY, "peer-silent", "--join (1 of 2) does not answer", "present peers"),
+        (TcpAnswer.REFUSED, "peer-gone", "the machine is there", "present peers"),
+        (TcpAnswer.OPEN, "peer-other", "no peer of a swarm", "check the port"),
+        (None, "peer-unnamed", "its name is not found", "check the name"),
     ],
 )
-async def test_a_peer_that_does_not_answer(state: JoinState, kind: str, text: str, mend: str) -> None:
-    await assert_trouble(DhtCheck(ready(look(state))), kind, text, mend)
+async def test_a_peer_that_does_not_answer(answer: TcpAnswer | None, kind: str, text: str, mend: str) -> None:
+    await assert_trouble(peers(answer), kind, text, mend)
+    malformed = NamedPeer("rubbish", "CANOPY_JOIN")
+    found = peers(None, meant=(malformed,))
+    await assert_trouble(found, "peer-malformed", "CANOPY_JOIN is no peer address", "`swarm bootstrap`")
 
 
 async def test_one_of_two_peers_that_does_not_answer_is_no_more_than_a_hint() -> None:
-    view = look(JoinState.ANSWERS, JoinState.SILENT, surveys=(survey(), survey(None)))
-    first, second = await DhtCheck(ready(view)).look()
-    assert (first.level.value, first.kind, first.mend) == ("hint", "peer-silent", "leave it out")
-    assert (second.level.value, second.text) == ("ok", "joined; 1 of 2 peers that were asked answer")
+    found = peers(TcpAnswer.PEER, TcpAnswer.SILENT)
+    assert isinstance(found, list)
+    assert [(one.level, one.kind) for one in found] == [(Level.HINT, "peer-silent"), (Level.OK, "peers")]
+    assert found[1].text == "1 of 2 peers answer"
+
+
+async def test_silence_after_a_connection_is_no_verdict() -> None:
+    await assert_unknown(
+        peers(TcpAnswer.SILENT, TcpAnswer.MUTE), "--join (2 of 2) accepts connections and says nothing"
+    )
+    await assert_unknown(look_at_directory(look(error="it was not joined within 8 s", is_late=True)), "within 8 s")
 
 
 async def test_a_directory_that_cannot_be_joined_or_was_not_named() -> None:
-    refused = look(error="the p2p daemon did not start: x")
-    await assert_trouble(DhtCheck(ready(refused)), "not-joined", "the p2p daemon did not start", "ask whoever runs")
-    await assert_hint(DhtCheck(ready(None)), "no-swarm", "no swarm was named", "swarm doctor --join PEER")
-    await assert_ok(DhtCheck(ready(look(error=REFUSED_CLOCK))), "directory-reached")
+    refused = look_at_directory(look(error="the p2p daemon did not start: x"))
+    await assert_trouble(refused, "not-joined", "the p2p daemon did not start", "ask whoever runs")
+    await assert_hint(look_at_peers((), Outside(), ""), "no-swarm", "no swarm was named", "swarm doctor INVITE")
+    await assert_ok(look_at_directory(look()), "directory-untried")
+    await assert_ok(look_at_directory(look(survey(), survey(None))), "directory")
 
 
-def clock(view: SwarmView | None, *, is_active: bool | None = None, is_set: bool | None = None) -> ClockCheck:
-    return ClockCheck(ready(view), ready(ClockService(is_active, is_set)))
+def clock(view: SwarmView | None, *, is_active: bool | None = None, is_set: bool | None = None) -> Diagnosis:
+    return look_at_clock(view or SwarmView(), ClockService(is_active, is_set))
 
 
 async def test_a_wrong_clock() -> None:
-    late = look(surveys=(survey(39.0), survey(40.0), survey(900.0)))
+    late = look(survey(39.0), survey(40.0), survey(900.0))
     await assert_trouble(clock(late), "clock-wrong", "40.0 s behind the swarm's", "sudo timedatectl set-ntp true")
-    early = look(surveys=(survey(-7.0),))
+    early = look(survey(-7.0))
     mend = "sudo systemctl restart systemd-timesyncd"
     await assert_trouble(clock(early, is_active=True), "clock-wrong", "7.0 s ahead of the swarm's", mend)
     refused = look(error=REFUSED_CLOCK)
     await assert_trouble(clock(refused), "clock-wrong", "40.2 s behind the swarm's", "sudo timedatectl set-ntp true")
-    await assert_hint(clock(look(surveys=(survey(2.0),))), "clock-off", "2.0 s behind", "timedatectl")
+    await assert_hint(clock(look(survey(2.0))), "clock-off", "2.0 s behind", "timedatectl")
 
 
 async def test_a_clock_that_nothing_keeps_right() -> None:
-    good = look(surveys=(survey(),))
+    good = look(survey())
     await assert_hint(
         clock(good, is_active=False), "clock-untended", "no time service", "sudo timedatectl set-ntp true"
     )
@@ -84,29 +106,29 @@ NEWER, OLDER = About("0.9.0", (3,), (1,)), About("0.1.0", (1,), (1,))
 
 async def test_a_swarm_of_another_release() -> None:
     text = "this swarm runs release 0.9.0, with records of format 3; this machine runs"
-    newer = ReleaseCheck(ready(look(surveys=(survey(about=NEWER), survey(about=NEWER)))))
+    newer = look_at_release(look(survey(about=NEWER), survey(about=NEWER)))
     await assert_trouble(newer, "update-this-machine", text, "pip install -U canopy-swarm")
-    older = ReleaseCheck(ready(look(surveys=(survey(about=OLDER),))))
+    older = look_at_release(look(survey(about=OLDER)))
     await assert_trouble(older, "update-the-others", "release 0.1.0", "ask whoever runs its machines to update")
 
 
 async def test_a_swarm_that_refuses_this_release() -> None:
     view = look(error=str(disagreement(NEWER)))
-    await assert_trouble(ReleaseCheck(ready(view)), "update-this-machine", "release 0.9.0", "pip install -U")
-    await assert_ok(DhtCheck(ready(view)), "directory-reached")
+    await assert_trouble(look_at_release(view), "update-this-machine", "release 0.9.0", "pip install -U")
+    await assert_ok(look_at_directory(view), "directory-reached")
     view = look(error=str(disagreement(OLDER)))
-    await assert_trouble(ReleaseCheck(ready(view)), "update-the-others", "release 0.1.0", "ask whoever runs")
+    await assert_trouble(look_at_release(view), "update-the-others", "release 0.1.0", "ask whoever runs")
 
 
 async def test_a_swarm_that_is_half_updated() -> None:
-    mixed = ReleaseCheck(ready(look(surveys=(survey(), survey(about=NEWER)))))
+    mixed = look_at_release(look(survey(), survey(about=NEWER)))
     await assert_hint(mixed, "update-this-machine", "release 0.9.0", "pip install -U canopy-swarm")
-    silent = ReleaseCheck(ready(look(surveys=(survey(about=None), survey()))))
+    silent = look_at_release(look(survey(about=None), survey()))
     await assert_hint(silent, "old-peers", "1 peer says nothing of itself", "update to")
     later = About("0.9.1", (2, 3), (1, 2))
-    await assert_ok(ReleaseCheck(ready(look(surveys=(survey(about=later),)))), "release")
-    await assert_ok(ReleaseCheck(ready(None)), "release-untried")
-    await assert_ok(ReleaseCheck(ready(look(surveys=(survey(None, None),)))), "release-untried")
+    await assert_ok(look_at_release(look(survey(about=later))), "release")
+    await assert_ok(look_at_release(SwarmView()), "release-untried")
+    await assert_ok(look_at_release(look(survey(None, None))), "release-untried")
 
 
 def test_a_peer_says_its_clock_and_whence_the_asker_comes() -> None:

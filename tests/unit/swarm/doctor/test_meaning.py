@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from swarm.discovery.identity import Identity
-from swarm.doctor.command import meant
-from swarm.doctor.directory import DhtCheck
+from swarm.doctor.command import meant, named_peers
+from swarm.doctor.directory import look_at_directory, look_at_peers
+from swarm.doctor.network import Outside
 from swarm.doctor.options import Doctor
-from swarm.doctor.swarm_view import JoinState, SwarmView
+from swarm.doctor.swarm_view import SwarmView
 from swarm.joining.invite import Invite, seal_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory
 from swarm.transport.network_key import NetworkKey
-from tests.one_diagnosis import assert_trouble, ready
+from tests.one_diagnosis import assert_trouble
 
 NOW = 1_790_000_000
 ME = Identity.ephemeral()
@@ -27,7 +29,7 @@ def nothing_remembered() -> SwarmMemory:
 
 def test_an_invite_brings_peers_model_broker_and_key() -> None:
     word = seal_invite(INVITE, ME)
-    for options in (Doctor(join=(word,)), Doctor(model=word)):
+    for options in (Doctor(invite=word), Doctor(join=(word,)), Doctor(model=word)):
         found, refusal = meant(options, {}, nothing_remembered())
         assert (found.join, found.model, found.mqtt, refusal) == ((PEER,), INVITE.model, INVITE.broker, "")
         assert found.membership.network == INVITE.network
@@ -48,11 +50,29 @@ async def test_an_invite_that_ran_out_is_a_trouble() -> None:
     word = seal_invite(replace(INVITE, expires_at=NOW - 60), ME)
     found, refusal = meant(Doctor(join=(word,), model=word), {}, nothing_remembered())
     assert (found.join, found.model) == ((), None)
-    check = DhtCheck(ready(None), refusal)
-    await assert_trouble(check, "swarm-unclear", refusal, "`swarm invite`")
+    await assert_trouble(look_at_peers((), Outside(), refusal), "swarm-unclear", refusal, "`swarm invite`")
     assert word not in refusal
 
 
 async def test_a_private_swarm_without_its_key_is_a_trouble() -> None:
-    view = SwarmView((JoinState.ANSWERS,), error="this is a private swarm: its key is needed")
-    await assert_trouble(DhtCheck(ready(view)), "private-swarm", "has not its key", "--network-key FILE")
+    view = SwarmView("this is a private swarm: its key is needed")
+    await assert_trouble(look_at_directory(view), "private-swarm", "has not its key", "--network-key FILE")
+
+
+def test_each_address_is_called_by_who_named_it(tmp_path: Path) -> None:
+    other, third = (f"/ip4/203.0.113.{last}/tcp/31337/p2p/{ME.peer_id}" for last in (6, 7))
+    word = seal_invite(INVITE, ME)
+    memory = SwarmMemory(tmp_path / "swarms.json", lambda: NOW)
+    memory.remember(RememberedSwarm(peers=(third,)))
+
+    def origins(options: Doctor, **environment: str) -> list[str]:
+        found, _ = meant(options, environment, memory)
+        return [peer.origin for peer in named_peers(found)]
+
+    assert origins(Doctor(invite=word))[:1] == ["the peer from the invite"]
+    assert origins(Doctor(join=(word,)))[:1] == ["the peer from the invite"]
+    both = ["the peer from --join (1 of 2)", "the peer from --join (2 of 2)"]
+    assert origins(Doctor(join=(PEER, other)))[:2] == both
+    assert origins(Doctor(), CANOPY_JOIN=PEER)[:1] == ["the peer from CANOPY_JOIN"]
+    assert origins(Doctor(), CANOPY_JOIN=word)[:1] == ["the peer from the invite in CANOPY_JOIN"]
+    assert origins(Doctor()) == [f"the peer remembered since {time.strftime('%Y-%m-%d', time.localtime(NOW))}"]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from swarm.discovery.dht.about import About
 from swarm.discovery.dht.registry import PeerSurvey
+from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.relays import RelayWord
-from swarm.doctor.router import MappingCheck, RelayCheck, RouterCheck
-from swarm.doctor.swarm_view import JoinState, SwarmView
+from swarm.doctor.router import look_at_mapping, look_at_relays, look_at_router
+from swarm.doctor.swarm_view import SwarmView
 from swarm.errors import RemoteProtocolError
 from swarm.gateway.ports import Mapping, NoMapping
 from swarm.ids import PeerId
-from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
+from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown, ready
 
 OWN = ("192.168.1.7", "127.0.0.1")
 ONE, TWO = RelayWord("192.0.2.1", 3, 64, "203.0.113.9:40001"), RelayWord("192.0.2.2", 0, 64, "203.0.113.9:40001")
@@ -20,11 +22,11 @@ ONE, TWO = RelayWord("192.0.2.1", 3, 64, "203.0.113.9:40001"), RelayWord("192.0.
 
 def view(*relays: str, seen: str = "") -> SwarmView:
     surveys = (PeerSurvey(PeerId("Qm"), 0.0, About("0.2.0", (2,), (1,), seen=seen)),)
-    return SwarmView((JoinState.ANSWERS,), surveys=surveys, relays=relays)
+    return SwarmView(surveys=surveys, relays=relays)
 
 
-def router(*words: RelayWord, own: tuple[str, ...] = OWN, seen: str = "") -> RouterCheck:
-    return RouterCheck(lambda: own, ready(words), ready(view(seen=seen)))
+def router(*words: RelayWord, own: tuple[str, ...] = OWN, seen: str = "") -> Diagnosis:
+    return look_at_router(own, words, view(seen=seen))
 
 
 async def test_a_symmetric_router() -> None:
@@ -75,8 +77,8 @@ class PlantedRouter:
 SILENT = PlantedRouter("NAT-PMP", TimeoutError())
 
 
-def mapping(*routers: PlantedRouter, seen: tuple[str, ...] = ()) -> MappingCheck:
-    return MappingCheck(lambda: routers, ready(seen))
+def mapping(*routers: PlantedRouter, seen: tuple[str, ...] = ()) -> Awaitable[Diagnosis]:
+    return look_at_mapping(routers, ready(seen))
 
 
 async def test_a_router_that_refuses_to_map() -> None:
@@ -112,18 +114,26 @@ async def test_a_mapping_is_given_back() -> None:
     await assert_ok(mapping(mapper, seen=("2001:db8::7",)), "mapping")
 
 
-def relay(*words: RelayWord, listed: tuple[str, ...] = ("192.0.2.1:1", "192.0.2.2:1")) -> RelayCheck:
-    return RelayCheck(ready(words), ready(view(*listed)))
+def relay(
+    *words: RelayWord, listed: tuple[str, ...] = ("192.0.2.1:1", "192.0.2.2:1"), way_in: tuple[str, ...] = ("cone",)
+) -> Diagnosis:
+    return look_at_relays(words, view(*listed), way_in)
 
 
 async def test_relays_that_do_not_answer() -> None:
     silent = RelayWord("192.0.2.1")
     await assert_trouble(relay(silent), "relay-silent", "none of 2 relays answers", "let outgoing TCP")
+    await assert_hint(relay(silent, way_in=("direct",)), "relay-silent", "none of 2", "let outgoing TCP")
+    await assert_hint(relay(silent, way_in=("symmetric", "mapping")), "relay-silent", "none of 2", "outgoing TCP")
+    await assert_hint(relay(silent, way_in=("router-untried",)), "relay-silent", "none of 2", "let outgoing TCP")
+    await assert_unknown(relay(silent, RelayWord("192.0.2.2", is_mute=True)), "say nothing in time")
     await assert_ok(relay(silent, TWO), "relay")
 
 
 async def test_relays_that_are_full_or_not_there() -> None:
     full = RelayWord("192.0.2.1", 64, 64)
     await assert_hint(relay(full), "relays-full", "as many links as it takes", "lend one")
-    await assert_hint(relay(listed=()), "no-relay", "the swarm has no relay", "swarm bootstrap")
-    await assert_ok(RelayCheck(ready(()), ready(None)), "relay-untried")
+    await assert_hint(relay(listed=(), way_in=("direct",)), "no-relay", "the swarm has no relay", "swarm bootstrap")
+    nobody = relay(listed=(), way_in=("cone", "double-router"))
+    await assert_trouble(nobody, "no-way-in", "nobody can dial this machine", "forward a TCP port")
+    await assert_ok(look_at_relays((), SwarmView(), ()), "relay-untried")

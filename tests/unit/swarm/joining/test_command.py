@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import segno
 
+from swarm.discovery.dht.addresses import MetSwarm
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError
+from swarm.ids import SwarmId
+from swarm.joining import command as joining_command
 from swarm.joining.command import (
     ForgetSwarm,
     MakeInvite,
@@ -36,6 +39,18 @@ QR_SIGNS = frozenset("█▀▄ ")
 
 def peer(identity: Identity, host: str = "203.0.113.1") -> str:
     return f"/ip4/{host}/tcp/31337/p2p/{identity.peer_id}"
+
+
+@pytest.fixture(autouse=True)
+def silent(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The addresses at which nobody answers."""
+    there: set[str] = set()
+
+    async def prove(addresses: Sequence[str]) -> dict[str, bool]:
+        return {one: one not in there for one in addresses}
+
+    monkeypatch.setattr(joining_command, "prove", prove)
+    return there
 
 
 @pytest.fixture
@@ -166,9 +181,31 @@ def test_a_bootstrap_peer_joins_nothing_by_itself_and_makes_its_key(memory: Swar
     join, membership = bootstrap_membership((), tmp_path / "own.key", memory)
     assert membership.network == NetworkKey.load(tmp_path / "own.key")
     assert membership.note_peers is not None
-    membership.note_peers([peer(B)])
+    membership.note_peers(MetSwarm(None, (), (peer(B),)))
     assert SwarmFinder(memory, {}).find(SwarmRequest()).join == (peer(B),)  # programs beside it find it
     assert bootstrap_membership((peer(A),), None, memory)[0] == (peer(A),)
+
+
+def test_an_invite_has_the_proven_addresses_of_both_families(
+    make: Callable[..., list[str]], memory: SwarmMemory, silent: set[str]
+) -> None:
+    """A home that has IPv6 alone could not join a dual-stack peer, whose invite held its IPv4 address only."""
+    by_ipv6, dead = f"/ip6/2001:db8::1/tcp/31337/p2p/{A.peer_id}", f"/ip6/2001:db8::2/tcp/31337/p2p/{B.peer_id}"
+    swarm = SwarmId(bytes(range(16)))
+    known = RememberedSwarm((peer(A), peer(B, "203.0.113.2"), by_ipv6, dead), "org/model", swarm=swarm.hex())
+    memory.remember(known)
+    silent.add(dead)
+    said = opened(make())
+    assert said.peers == (peer(A), by_ipv6, peer(B, "203.0.113.2"))
+    assert said.swarm == swarm
+    silent.add(by_ipv6)
+    alone = make(terminal=1_000)
+    assert opened(alone).peers == (peer(A), peer(B, "203.0.113.2"))
+    assert any("reached by IPv4 alone, so a machine without it cannot join" in line for line in alone)
+    silent |= set(known.peers)
+    gone = make(terminal=1_000)
+    assert opened(gone).peers[0] == peer(A)
+    assert any("none of its peers answers at the moment" in line for line in gone)
 
 
 def test_swarms_are_listed_and_forgotten(memory: SwarmMemory) -> None:

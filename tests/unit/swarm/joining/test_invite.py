@@ -10,6 +10,7 @@ import pytest
 
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError
+from swarm.ids import SwarmId
 from swarm.joining.invite import (
     MAX_CHARACTERS,
     SCHEME,
@@ -45,6 +46,7 @@ FULL = Invite(
     fingerprint="0123456789abcdef" * 2,
     broker="mqtts://broker.example:8883",
     network=NetworkKey(bytes(range(32))),
+    swarm=SwarmId(bytes(range(16))),
 )
 
 
@@ -123,7 +125,7 @@ def test_one_of_another_release_says_which_side_to_update() -> None:
 
 def test_a_later_releases_fields_are_read_past(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = msgpack.packb
-    monkeypatch.setattr(msgpack, "packb", lambda body: packed([*body, *[None] * (7 - len(body)), {"more": 1}]))
+    monkeypatch.setattr(msgpack, "packb", lambda body: packed([*body, *[None] * (9 - len(body)), {"more": 1}]))
     word = seal_invite(PLAIN, ME)
     monkeypatch.undo()
     assert open_invite(word, NOW).peers == PLAIN.peers

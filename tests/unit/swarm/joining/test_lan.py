@@ -12,13 +12,15 @@ import psutil
 import pytest
 
 from swarm.errors import RemoteProtocolError
+from swarm.ids import SwarmId
 from swarm.joining import lan
 from swarm.joining.lan import LanSwarm, announced, keep_announced, private_addresses, read_txt, txt_of
 from tests.lan_swarms import PEERS, address_of, as_bytes
 
 
 def test_an_announcement_is_read_as_it_was_written() -> None:
-    swarm = LanSwarm((address_of(0), address_of(1)), "owner/model", "0123456789ab", is_private=True)
+    id_ = SwarmId(bytes(range(16)))
+    swarm = LanSwarm((address_of(0), address_of(1)), "owner/model", "0123456789ab", is_private=True, swarm=id_)
     assert read_txt(as_bytes(txt_of(swarm))) == swarm
     bare = LanSwarm((address_of(0),))
     assert read_txt(as_bytes(txt_of(bare))) == bare

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.errors import ConfigError
+from swarm.ids import SwarmId
 from swarm.joining import lan_choice
 from swarm.joining.lan import LanSwarm
 from swarm.joining.lan_choice import MAX_ANSWERS, LanAnswers, LanSearch, with_lan
 from tests.lan_swarms import PEERS, address_of
 
-DEMO = LanSwarm((address_of(0),), "demo-target", "0123456789ab")
+DEMO = LanSwarm((address_of(0),), "demo-target", "0123456789ab", swarm=SwarmId(bytes(range(16))))
 OTHER = LanSwarm((address_of(1),), "owner/large", "aa9876543210", is_private=True)
 
 
@@ -50,7 +52,7 @@ def test_the_user_is_asked_once_per_swarm(tmp_path: Path) -> None:
     terminal = Terminal("\n")
     assert search(terminal, tmp_path, [DEMO]).find() == DEMO
     assert terminal.questions == [
-        "a swarm that serves demo-target (0123456789ab) at 192.168.1.7 was found: join it? [Y/n] "
+        "swarm 00010203 that serves demo-target (0123456789ab) at 192.168.1.7 was found: join it? [Y/n] "
     ]
     assert search(terminal, tmp_path, [DEMO]).find() == DEMO
     assert len(terminal.questions) == 1
@@ -79,10 +81,26 @@ def test_without_a_terminal_nobody_is_asked_and_nothing_heard(tmp_path: Path) ->
 
 def test_yes_joins_the_only_one_and_refuses_to_guess(tmp_path: Path) -> None:
     terminal = Terminal("")
-    assert search(terminal, tmp_path, [DEMO], mode="yes", ask=None).find() == DEMO
     with pytest.raises(ConfigError, match=f"2 swarms were found.*--join {OTHER.join[0]}"):
         search(terminal, tmp_path, [DEMO, OTHER], mode="yes", ask=None).find()
+    assert search(terminal, tmp_path, [DEMO], mode="yes", ask=None).find() == DEMO
+    assert search(terminal, tmp_path, [DEMO, OTHER], mode="yes", ask=None).find() == DEMO  # which it joined before
     assert not terminal.questions
+
+
+def test_an_answer_is_for_one_peer_of_one_swarm(tmp_path: Path) -> None:
+    """Whoever announces a swarm's id is asked about anew, and so is a known peer that is of another swarm by now."""
+    terminal = Terminal("y")
+    here = replace(DEMO, swarm=SwarmId(bytes(16)))
+    stranger, moved = replace(OTHER, swarm=here.swarm), replace(here, swarm=SwarmId(bytes([1] * 16)))
+    for number, found in enumerate((here, here, stranger, moved)):
+        assert search(terminal, tmp_path, [found]).find() == found
+        assert len(terminal.questions) == (1, 1, 2, 3)[number]
+    assert "swarm 00000000 that serves demo-target" in terminal.questions[0]
+    (tmp_path / "lan.json").write_text(f'{{"{PEERS[0]}": true}}')  # as release 0.2 wrote it
+    for number, found in enumerate((here, moved)):
+        assert search(terminal, tmp_path, [found]).find() == found
+        assert len(terminal.questions) == 3 + number
 
 
 def test_only_swarms_of_the_wanted_model_are_offered(tmp_path: Path) -> None:
@@ -97,20 +115,20 @@ def test_only_swarms_of_the_wanted_model_are_offered(tmp_path: Path) -> None:
 def test_a_damaged_file_of_answers_is_no_answer(content: str, tmp_path: Path) -> None:
     path = tmp_path / "lan.json"
     path.write_text(content)
-    assert LanAnswers(path).of(PEERS[0]) is None
-    LanAnswers(path).remember(PEERS[0], answer=True)
-    assert LanAnswers(path).of(PEERS[0]) is True
+    assert LanAnswers(path).of(DEMO) is None
+    LanAnswers(path).remember(DEMO, answer=True)
+    assert LanAnswers(path).of(DEMO) is True
 
 
 def test_few_answers_are_remembered_and_none_where_the_folder_is_closed(tmp_path: Path) -> None:
     answers = LanAnswers(tmp_path / "new" / "lan.json")
     alphabet = "123456789ABCDEFGHJKLMNPQRSTUVWXYZ"
     peers = [PEERS[0][:-2] + a + b for a in alphabet[:9] for b in alphabet[:9]]
-    for peer in peers:
-        answers.remember(peer, answer=True)  # type: ignore[arg-type]
-    kept = [peer for peer in peers if answers.of(peer)]  # type: ignore[arg-type]
-    assert len(kept) <= MAX_ANSWERS
-    LanAnswers(Path("/proc/nowhere/lan.json")).remember(PEERS[0], answer=True)
+    swarms = [replace(DEMO, join=(DEMO.join[0].replace(PEERS[0], peer),)) for peer in peers]
+    for swarm in swarms:
+        answers.remember(swarm, answer=True)
+    assert 0 < len([swarm for swarm in swarms if answers.of(swarm)]) <= MAX_ANSWERS
+    LanAnswers(Path("/proc/nowhere/lan.json")).remember(DEMO, answer=True)
 
 
 @dataclass(frozen=True)
@@ -120,6 +138,7 @@ class Command:
     join: tuple[str, ...] = ()
     model: str | None = None
     new: bool = False
+    membership: Membership = OPEN_SWARM
 
 
 @pytest.fixture
@@ -135,9 +154,12 @@ def one_swarm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terminal:
 
 def test_a_command_that_names_no_swarm_gets_the_one_of_the_network(one_swarm: Terminal) -> None:
     say = one_swarm.lines.append
-    assert with_lan(Command(), "ask", say) == Command(DEMO.join)
-    assert with_lan(Command(), "ask", say, wants_model=True) == Command(DEMO.join, "demo-target")
-    assert with_lan(Command(model="demo-target"), "ask", say) == Command(DEMO.join, "demo-target")
+    meant = Membership(swarm=DEMO.swarm, is_certain=True)
+    assert with_lan(Command(), "ask", say) == Command(DEMO.join, membership=meant)
+    assert with_lan(Command(), "ask", say, wants_model=True) == Command(DEMO.join, "demo-target", membership=meant)
+    found = with_lan(Command(model="demo-target"), "ask", say)
+    assert found == Command(DEMO.join, "demo-target", membership=meant)
+    assert found.membership.sources[DEMO.join[0]].text == "found in the local network"
     assert len(one_swarm.questions) == 1
 
 

@@ -12,10 +12,12 @@ import base58
 import pytest
 
 from swarm.errors import ConfigError
+from swarm.ids import SwarmId
 from swarm.joining.remembered import MAX_ASIDE, MAX_PEERS, MAX_SWARMS, RememberedSwarm, SwarmMemory, peer_of
 from swarm.transport.network_key import NetworkKey
 
 IDS = [base58.b58encode(b"\x12\x20" + bytes([number]) * 32).decode() for number in range(1, MAX_SWARMS + 4)]
+ONE, TWO = "01" * 16, "02" * 16
 KEY = NetworkKey(bytes(range(32)))
 NOW = 1_800_000_000.0
 
@@ -70,6 +72,43 @@ def test_a_private_swarm_is_told_by_its_key(memory: SwarmMemory) -> None:
     assert [(one.model, len(one.peers)) for one in memory.swarms()] == [("private", 2), ("open", 1)]
 
 
+def test_an_open_swarm_is_told_by_its_id_and_a_peer_stands_in_one(memory: SwarmMemory) -> None:
+    memory.remember(RememberedSwarm((peer(0), peer(1)), "one", swarm=ONE, here=(peer(9),)))
+    memory.remember(RememberedSwarm((peer(2), peer(1)), "two", swarm=TWO, here=(peer(9),)))
+    two, one = memory.swarms()
+    assert (two.peers, two.here) == ((peer(2), peer(1)), (peer(9),))
+    assert (one.peers, one.here) == ((peer(0),), ())  # a peer is where it was met last, this machine where it is now
+    memory.remember(RememberedSwarm((peer(9), peer(2)), swarm=TWO))
+    assert memory.swarms()[0].peers == (peer(2), peer(1))  # nobody is a peer of its own
+
+
+def test_a_swarm_that_began_here_is_remembered_without_peers(memory: SwarmMemory) -> None:
+    memory.remember(RememberedSwarm((), "mine", swarm=ONE, here=(peer(9),)))
+    (mine,) = memory.swarms()
+    assert (mine.peers, mine.here, mine.swarm_id) == ((), (peer(9),), bytes.fromhex(ONE))
+
+
+def test_what_release_0_2_wrote_is_read_and_gets_the_id_that_its_peers_say(memory: SwarmMemory) -> None:
+    """Two swarms that had become one entry are taken apart by what their peers say."""
+    path_of(memory).parent.mkdir()
+    mixed = {"peers": [peer(0), peer(1), peer(2), peer(9)], "joined_at": 1, "model": "one", "network": None}
+    path_of(memory).write_text(json.dumps({"format": 1, "swarms": [mixed]}))
+    (old,) = memory.swarms()
+    assert (old.swarm, len(old.peers)) == (None, 4)
+    others = [(SwarmId(bytes.fromhex(TWO)), peer(1)), (SwarmId(bytes.fromhex(TWO)), peer(9))]
+    memory.remember(RememberedSwarm((peer(0),), swarm=ONE, here=(peer(9),)), others=others)
+    one, two = memory.swarms()
+    assert (one.swarm, one.model, one.peers, one.here) == (ONE, "one", (peer(0), peer(2)), (peer(9),))
+    assert (two.swarm, two.model, two.peers) == (TWO, None, (peer(1),))
+
+
+def test_a_swarm_without_an_id_is_not_taken_for_one_that_has_one(memory: SwarmMemory) -> None:
+    memory.remember(RememberedSwarm((peer(0),), "known", swarm=ONE))
+    memory.remember(RememberedSwarm((peer(1), peer(2)), "old"))
+    memory.remember(RememberedSwarm((peer(0), peer(1)), swarm=ONE))  # a peer of the old one has moved
+    assert [(one.model, one.peers) for one in memory.swarms()] == [("known", (peer(0), peer(1))), ("old", (peer(2),))]
+
+
 def test_the_file_and_the_keys_are_their_users_alone(memory: SwarmMemory) -> None:
     memory.keep_key(KEY)
     memory.keep_key(KEY)
@@ -103,6 +142,8 @@ def test_everything_is_bounded(memory: SwarmMemory) -> None:
         json.dumps({"format": 1, "swarms": [{"peers": [peer(0)], "joined_at": 1, "model": "a\x1b[2J"}]}),
         json.dumps({"format": 1, "swarms": [{"peers": [peer(0)], "joined_at": 1, "broker": "http://x"}]}),
         json.dumps({"format": 1, "swarms": [{"peers": [peer(0)], "joined_at": 1, "network": "../../x"}]}),
+        json.dumps({"format": 2, "swarms": [{"peers": [peer(0)], "joined_at": 1, "swarm": "12"}]}),
+        json.dumps({"format": 2, "swarms": [{"peers": [], "here": ["x"], "joined_at": 1}]}),
         "[" * 100_000,
         "x" * 300_000,
     ],
@@ -134,7 +175,7 @@ def test_damaged_files_do_not_pile_up(memory: SwarmMemory) -> None:
 
 def test_a_newer_releases_file_is_left_alone(memory: SwarmMemory, caplog: pytest.LogCaptureFixture) -> None:
     path_of(memory).parent.mkdir()
-    text = json.dumps({"format": 2, "swarms": {"better": True}})
+    text = json.dumps({"format": 3, "swarms": {"better": True}})
     path_of(memory).write_text(text)
     assert memory.swarms() == []
     memory.remember(RememberedSwarm((peer(0),)))

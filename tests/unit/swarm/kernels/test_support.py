@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from swarm.kernels import support, trial
-from swarm.kernels.support import Toolchain, kernel_support
+from swarm.kernels.support import kernel_support
+from swarm.kernels.toolchain import Toolchain
 from tests.devices import DEVICE
 
 CARD = torch.device("cuda", 0)

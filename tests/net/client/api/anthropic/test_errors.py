@@ -10,7 +10,8 @@ import anthropic
 import httpx2
 import pytest
 
-from swarm.errors import Busy, ConfigError, ContextFull, RouteError
+from client.api.errors import PromptTooLong
+from swarm.errors import Busy, ConfigError, RouteError
 from tests.net.client.api.anthropic.questions import HI, KEY, TOOL_USE, WEATHER, request
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import Script, ScriptedBackend, saying
@@ -40,38 +41,6 @@ ERRORS = {
     "no messages is 400": Refused({"messages": []}, 400, "invalid_request_error", "messages"),
     "a user's turn without content is 400": Refused(of_user(), 400, "invalid_request_error", "non-empty content"),
     "max_tokens 0 is 400": Refused({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
-    "an image is refused by its place": Refused(
-        of_user({"type": "text", "text": "a"}, {"type": "image", "source": {"type": "url", "url": "x"}}),
-        400,
-        "invalid_request_error",
-        "messages.0.content.1: content of type 'image'",
-    ),
-    "a document is refused by its place": Refused(
-        of_user({"type": "document", "source": {"type": "text", "data": "x", "media_type": "text/plain"}}),
-        400,
-        "invalid_request_error",
-        "messages.0.content.0: content of type 'document'",
-    ),
-    "an image in a tool's result is refused": Refused(
-        {
-            "messages": [
-                {"role": "assistant", "content": [TOOL_USE]},
-                {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "call_7", "content": [{"type": "image"}]}],
-                },
-            ]
-        },
-        400,
-        "invalid_request_error",
-        "messages.1.content.0.content.0: content of type 'image'",
-    ),
-    "a server tool is refused by its place": Refused(
-        {"tools": [WEATHER, {"type": "web_search_20250305", "name": "web_search"}]},
-        400,
-        "invalid_request_error",
-        "tools.1: tools of type 'web_search_20250305'",
-    ),
     "a tool without input_schema is 400": Refused(
         {"tools": [{"name": "weather"}]}, 400, "invalid_request_error", "tools.0.input_schema: Field required"
     ),
@@ -100,7 +69,11 @@ ERRORS = {
         {"stop_sequences": [" "]}, 400, "invalid_request_error", "non-whitespace"
     ),
     "too long a prompt is 400": Refused(
-        {}, 400, "invalid_request_error", "too long", raising(ContextFull("prompt is too long"))
+        {},
+        400,
+        "invalid_request_error",
+        "prompt is too long: 9000 tokens > 8192 maximum",
+        raising(PromptTooLong("too long", 9_000, 8_192)),
     ),
     "what the template does not take is 400": Refused(
         {}, 400, "invalid_request_error", "roles", raising(ConfigError("roles must alternate"))

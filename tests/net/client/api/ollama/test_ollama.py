@@ -19,7 +19,7 @@ from client.stats import TokenLogProbs
 from swarm.errors import Busy, GenerationInterrupted, RouteError
 from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
-from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps, without_room
+from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps
 
 HI = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"town": {"type": "string"}}}
@@ -207,7 +207,7 @@ def test_generate_stream(url: str) -> None:
 
 
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "Ollama's defaults": ({}, {"options": DEFAULTS, "reasoning": None, "tools": ()}),
+    "Ollama's defaults": ({}, {"options": {}, "defaults": DEFAULTS, "reasoning": None, "tools": ()}),
     "every option": (
         {
             "options": {
@@ -222,7 +222,8 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "presence_penalty": 0.5,
                 "frequency_penalty": 0.25,
                 "num_ctx": 4096,
-                "mirostat": 1,
+                "mirostat": 0,
+                "repeat_last_n": -1,
             }
         },
         {
@@ -242,12 +243,17 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "no limit, no seed, all tokens": (
         {"options": {"num_predict": -1, "seed": -1, "top_k": 0, "top_p": 1, "temperature": 1}},
-        {"options": {"temperature": 1, "top_p": 1}},
+        {"options": {"temperature": 1, "top_p": 1, "top_k": 0}},
     ),
-    "format json": ({"format": "json"}, {"options": {**DEFAULTS, "grammar": Grammar("json")}}),
+    "no limit, the best token": ({"options": {"num_predict": 0, "top_p": 0}}, {"options": {"top_p": 1e-9}}),
+    "no penalties": (
+        {"options": {"repeat_last_n": 0, "repeat_penalty": 1.1, "presence_penalty": 1}},
+        {"options": {"repetition_penalty": 1.0}},
+    ),
+    "format json": ({"format": "json"}, {"options": {"grammar": Grammar("json")}}),
     "format schema": (
         {"format": SCHEMA},
-        {"options": {**DEFAULTS, "grammar": Grammar("json_schema", json.dumps(SCHEMA, separators=(",", ":")))}},
+        {"options": {"grammar": Grammar("json_schema", json.dumps(SCHEMA, separators=(",", ":")))}},
     ),
     "think false": ({"think": False}, {"reasoning": False}),
     "think high": ({"think": "high"}, {"reasoning": True}),
@@ -296,17 +302,10 @@ def test_results_find_their_calls(url: str, backend: ScriptedBackend) -> None:
     ]
 
 
-def test_a_limit_beyond_the_context_is_one(url: str, backend: ScriptedBackend) -> None:
-    backend.script = without_room
-    assert lines(ask(url, "/api/chat", messages=HI, options={"num_predict": 9_999}))[-1]["done_reason"] == "length"
-    answer = ask(url, "/api/generate", prompt="Hi", options={"num_predict": 9_999}, stream=False)
-    assert answer.json()["done_reason"] == "length"
-
-
 def test_results_of_one_tool_go_to_its_calls_in_their_order(url: str, backend: ScriptedBackend) -> None:
     messages = [
         *HI,
-        {"role": "assistant", "tool_calls": [call_of("a"), call_of("a")]},
+        {"role": "assistant", "content": None, "tool_calls": [call_of("a"), call_of("a")]},
         {"role": "tool", "content": "first", "tool_name": "a"},
         {"role": "tool", "content": "second", "tool_name": "a"},
     ]
@@ -316,23 +315,28 @@ def test_results_of_one_tool_go_to_its_calls_in_their_order(url: str, backend: S
 
 def test_generate_asks_in_the_template_or_goes_on(url: str, backend: ScriptedBackend) -> None:
     ask(url, "/api/generate", prompt="Hi", system="First.")
-    assert backend.jobs[-1] == ChatJob((Message("system", "First."), Message("user", "Hi")), DEFAULTS)  # type: ignore[arg-type]
+    assert backend.jobs[-1] == ChatJob((Message("system", "First."), Message("user", "Hi")), defaults=DEFAULTS)  # type: ignore[arg-type]
     ask(url, "/api/generate", prompt="Once", raw=True)
-    assert backend.jobs[-1] == TextJob("Once", DEFAULTS)  # type: ignore[arg-type]
+    assert backend.jobs[-1] == TextJob("Once", defaults=DEFAULTS)  # type: ignore[arg-type]
     backend.model = replace(CARD, has_template=False)
     ask(url, "/api/generate", prompt="Twice")
-    assert backend.jobs[-1] == TextJob("Twice", DEFAULTS)  # type: ignore[arg-type]
+    assert backend.jobs[-1] == TextJob("Twice", defaults=DEFAULTS)  # type: ignore[arg-type]
 
 
 ERRORS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "another model is 404": ("/api/chat", {"model": "other", "messages": HI}, 404, "model 'other' not found"),
     "another tag is 404": ("/api/chat", {"model": "demo-model:7b", "messages": HI}, 404, "model 'demo-model:7b' not"),
     "show of another model is 404": ("/api/show", {"model": "other"}, 404, "model 'other' not found"),
-    "images of a chat": ("/api/chat", {"messages": [{**HI[0], "images": ["aGk="]}]}, 400, "images are not supported"),
-    "images of a prompt": ("/api/generate", {"prompt": "Hi", "images": ["aGk="]}, 400, "images are not supported"),
+    "mirostat": ("/api/chat", {"messages": HI, "options": {"mirostat": 1}}, 400, "'mirostat' is not supported"),
+    "penalties of the last tokens": (
+        "/api/chat",
+        {"messages": HI, "options": {"repeat_last_n": 64, "repeat_penalty": 1.1}},
+        400,
+        "'repeat_last_n' is -1 or 0 here",
+    ),
     "suffix": ("/api/generate", {"prompt": "Hi", "suffix": "x"}, 400, "does not support insert"),
-    "template": ("/api/generate", {"prompt": "Hi", "template": "{{ .Prompt }}"}, 400, "template is not supported"),
-    "context": ("/api/generate", {"prompt": "Hi", "context": [1]}, 400, "context is not supported"),
+    "template": ("/api/generate", {"prompt": "Hi", "template": "{{ .Prompt }}"}, 400, "'template' is not supported"),
+    "context": ("/api/generate", {"prompt": "Hi", "context": [1]}, 400, "'context' is not supported"),
     "raw with system": ("/api/generate", {"prompt": "Hi", "raw": True, "system": "x"}, 400, "raw mode does not"),
     "a role that is not there": ("/api/chat", {"messages": [{"role": "x", "content": ""}]}, 400, "messages[0].role"),
     "embeddings": ("/api/embed", {"input": "Hi"}, 501, "embeddings are not served"),
@@ -395,14 +399,12 @@ def test_what_is_said_of_the_model(url: str, backend: ScriptedBackend) -> None:
     assert mismatch(httpx2.get(f"{url}/api/version").json(), {"version": re.compile(r"\d+\.\d+\.\d+")}) == ""
 
 
+def test_a_field_in_the_wrong_place_is_named_and_ignored(url: str) -> None:
+    """As Ollama does; `temperature` belongs to the options."""
+    answer = ask(url, "/api/chat", messages=HI, stream=False, temperature=0.1, options={"num_ctx": 9})
+    assert (answer.status_code, answer.headers["canopy-left-out"]) == (200, "field temperature, field num_ctx")
+
+
 def test_the_tag_latest_names_the_model(url: str) -> None:
     answer = ask(url, "/api/chat", model="demo-model:latest", messages=HI, stream=False)
     assert answer.json()["model"] == "demo-model:latest"
-
-
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
-def test_a_body_is_json_whatever_its_header_says(url: str, kind: str | None) -> None:
-    """`curl -d`, as in Ollama's own documentation, says that it sends a form."""
-    headers = {} if kind is None else {"content-type": kind}
-    body = json.dumps({"model": "demo-model", "prompt": "Hi", "stream": False})
-    assert httpx2.post(f"{url}/api/generate", content=body, headers=headers).json()["response"] == "Hello"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, Final
 
+from openai.resources.chat import Completions
+
+OF_THE_CLIENT: Final = frozenset(inspect.signature(Completions.create).parameters)
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {
     "type": "function",
@@ -21,7 +25,5 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 def asked(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     """A request's fields; those that OpenAI's client does not know travel as its extra body."""
     known = {"messages": HI, "model": "demo-model", **fields}
-    extra = {
-        name: known.pop(name) for name in ("top_k", "min_p", "repetition_penalty", "canopy", "odd") if name in known
-    }
+    extra = {name: known.pop(name) for name in fields if name not in OF_THE_CLIENT}
     return {**known, **({"extra_body": extra} if extra else {})}

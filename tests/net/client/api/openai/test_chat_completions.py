@@ -38,6 +38,9 @@ USAGE = {
 }
 
 
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
 @dataclass(frozen=True)
 class Case:
     """A request, the answer that is played, and the shape of the body."""
@@ -226,32 +229,38 @@ def test_stream_without_usage_has_none(client: openai.OpenAI, backend: ScriptedB
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
-        ({}, {"temperature": 1.0}),
+        ({}, {}),
         ({"temperature": 0, "top_p": 0.5}, {"temperature": 0, "top_p": 0.5}),
+        ({"top_p": 0}, {"top_p": 1e-9}),
         ({"top_k": 5, "min_p": 0.1}, {"top_k": 5, "min_p": 0.1}),
-        ({"top_k": -1}, {"temperature": 1.0}),
+        ({"top_k": -1}, {"top_k": 0}),
         ({"max_tokens": 3}, {"max_new_tokens": 3}),
+        ({"max_tokens": 65_535}, {"max_new_tokens": 65_535}),
+        ({"max_tokens": -1}, {}),
+        ({"max_tokens": None}, {}),
+        ({"max_tokens": 6.0}, {"max_new_tokens": 6}),
+        ({"max_completion_tokens": -1, "max_tokens": 3}, {}),
         ({"max_completion_tokens": 4, "max_tokens": 3}, {"max_new_tokens": 4}),
         ({"seed": 7}, {"seed": 7}),
         ({"seed": -1}, {"seed": 2**63 - 1}),
-        ({"stop": "\n"}, {"stop": ["\n"]}),
-        ({"stop": ["a", "b"]}, {"stop": ["a", "b"]}),
-        ({"stop": []}, {"stop": []}),
+        ({"stop": "\n"}, {"stop": ("\n",)}),
+        ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+        ({"stop": []}, {"stop": ()}),
         ({"frequency_penalty": 0.5, "presence_penalty": -1}, {"frequency_penalty": 0.5, "presence_penalty": -1}),
         ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
-        ({"repetition_penalty": 1, "presence_penalty": 0}, {"temperature": 1.0}),
+        ({"repetition_penalty": 1, "presence_penalty": 0}, {"repetition_penalty": 1, "presence_penalty": 0}),
         ({"logit_bias": {"12": -100, "7": 5}}, {"logit_bias": {12: -100, 7: 5}}),
         ({"logprobs": True}, {"log_probs": 0}),
         ({"logprobs": True, "top_logprobs": 20}, {"log_probs": 20}),
-        ({"logprobs": False}, {"temperature": 1.0}),
-        ({"response_format": {"type": "text"}}, {"temperature": 1.0}),
+        ({"logprobs": False}, {}),
+        ({"response_format": {"type": "text"}}, {}),
         ({"response_format": {"type": "json_object"}}, {"grammar": Grammar("json")}),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "one", "schema": SCHEMA}}},
-            {"grammar": Grammar("json_schema", json.dumps(SCHEMA))},
+            {"grammar": Grammar("json_schema", json.dumps(SCHEMA, separators=(",", ":")))},
         ),
         ({"canopy": {"nodes": 16, "trace": True}}, {"nodes": 16, "trace": True}),
-        ({"user": "me", "odd": 1, "metadata": {"a": "b"}, "store": False}, {"temperature": 1.0}),
+        ({"user": "me", "odd": 1, "metadata": {"a": "b"}, "store": False}, {}),
     ],
     ids=lambda value: json.dumps(value, default=str)[:70],
 )
@@ -260,7 +269,8 @@ def test_fields_become_options(
 ) -> None:
     backend.script = saying("Hello")
     client.chat.completions.create(**asked(**fields))
-    assert backend.last.options == {"temperature": 1.0, **options}
+    assert backend.last.options == options
+    assert backend.last.defaults == {"temperature": 1.0}
 
 
 def test_choices_have_seeds_of_their_own(client: openai.OpenAI, backend: ScriptedBackend) -> None:
@@ -273,6 +283,7 @@ def test_choices_have_seeds_of_their_own(client: openai.OpenAI, backend: Scripte
     ("given", "read"),
     [
         ({"role": "developer", "content": "Be brief."}, Message("system", "Be brief.")),
+        ({"role": "assistant", "content": None}, Message("assistant", "")),
         ({"role": "user", "content": "Hi", "name": "ann"}, Message("user", "Hi", name="ann")),
         (
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -298,7 +309,7 @@ def test_choices_have_seeds_of_their_own(client: openai.OpenAI, backend: Scripte
             Message("tool", "rain", tool_call_id="call_7"),
         ),
     ],
-    ids=["developer", "name", "parts", "calls", "refusal", "reasoning", "tool"],
+    ids=["developer", "no content", "name", "parts", "calls", "refusal", "reasoning", "tool"],
 )
 def test_messages_are_read(
     client: openai.OpenAI, backend: ScriptedBackend, given: dict[str, Any], read: Message
@@ -314,10 +325,11 @@ def test_messages_are_read(
         ({"tools": [WEATHER], "tool_choice": "none"}, ToolChoice("none")),
         ({"tools": [WEATHER], "tool_choice": "required"}, ToolChoice("required")),
         ({"tools": [WEATHER], "tool_choice": NAMED}, ToolChoice("required", "weather")),
+        ({"tools": [WEATHER], "tool_choice": ALLOWED}, ToolChoice("required")),
         ({"tools": [WEATHER], "parallel_tool_calls": False}, ToolChoice(parallel=False)),
         ({"tool_choice": "none"}, ToolChoice("none")),
     ],
-    ids=["auto", "none", "required", "named", "one at a time", "none without tools"],
+    ids=["auto", "none", "required", "named", "allowed", "one at a time", "none without tools"],
 )
 def test_tool_choice_is_read(
     client: openai.OpenAI, backend: ScriptedBackend, fields: dict[str, Any], read: ToolChoice
@@ -327,3 +339,11 @@ def test_tool_choice_is_read(
     if fields.get("tools"):
         function: Any = WEATHER["function"]
         assert list(backend.last.tools) == [Tool("weather", "of a town", function["parameters"], strict=True)]
+
+
+def test_some_of_many_tools_are_allowed(client: openai.OpenAI, backend: ScriptedBackend) -> None:
+    many: list[Any] = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(300)]
+    client.chat.completions.create(**asked(tools=[*many, WEATHER]))
+    assert len(backend.last.tools) == 301
+    client.chat.completions.create(**asked(tools=[*many, WEATHER], tool_choice=ALLOWED))
+    assert [tool.name for tool in backend.last.tools] == ["weather"]

@@ -10,7 +10,6 @@ import pytest
 
 from swarm.errors import Busy, ContextFull, RouteError
 from tests.net.client.api.json_shapes import mismatch
-from tests.net.client.api.responses.questions import WEATHER
 from tests.scripted_backend import Script, ScriptedBackend, saying
 
 
@@ -38,19 +37,6 @@ ERRORS = {
     ),
     "no input is 400 with param": Refused(
         {"input": ""}, 400, {"code": "missing_required_parameter", "param": "input", "type": "invalid_request_error"}
-    ),
-    "an image is refused by its place": Refused(
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
-        400,
-        refused_field("input[0].content[0].type"),
-    ),
-    "a file is refused by its place": Refused(
-        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_file"}]}]},
-        400,
-        refused_field("input[0].content[1].type"),
-    ),
-    "web search is refused by its place": Refused(
-        {"input": "Hi", "tools": [WEATHER, {"type": "web_search"}]}, 400, refused_field("tools[1].type")
     ),
     "a hosted tool as the choice is refused": Refused(
         {"input": "Hi", "tool_choice": {"type": "file_search"}}, 400, refused_field("tool_choice")

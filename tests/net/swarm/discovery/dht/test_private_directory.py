@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership, MetSwarm
 from swarm.discovery.dht.admission import STRANGER, NetworkAdmission, StrangerRefused, seal_for, unseal_from
 from swarm.discovery.dht.hivemind_node import DHTID, PeerID, dht_pb2
 from swarm.discovery.dht.protocol import DirectoryProtocol, kademlia_id
@@ -123,22 +123,23 @@ async def test_refused_strangers_are_counted_in_one_line(caplog: pytest.LogCaptu
 
 def test_our_own_handlers_hear_members_only() -> None:
     one, two = random_peer(RNG), random_peer(RNG)
-    assert unseal_from(admission(two), one, seal_for(admission(one), b"words")) == b"words"
-    for said in (b"words", b"", seal_for(admission(two), b"words"), seal_for(admission(one, OTHER_KEY), b"words")):
+    assert unseal_from(admission(two), one, seal_for(admission(one), two, b"words")) == b"words"
+    others = [seal_for(whose, two, b"words") for whose in (admission(two), admission(one, OTHER_KEY))]
+    for said in (b"words", b"", *others):
         with pytest.raises(StrangerRefused, match=STRANGER):
             unseal_from(admission(two), one, said)
-    assert unseal_from(None, one, seal_for(None, b"words")) == b"words"
+    assert unseal_from(None, one, seal_for(None, two, b"words")) == b"words"
 
 
 async def test_real_peers_say_why_they_do_not_let_a_machine_in(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    met: list[list[str]] = []
-    private = Membership(KEY, lambda peers: met.append(list(peers)))
+    met: list[MetSwarm] = []
+    private = Membership(KEY, met.append)
     async with DhtRegistry.open(DhtConfig(host="127.0.0.1", membership=private)) as boot:
         join = tuple(boot.join_addresses())
         async with DhtRegistry.open(DhtConfig(join=join, client_mode=True, membership=private)) as member:
             assert await member.models() == []
-        assert met == [list(join), list(join)]  # what others can join through later
+        assert met == [MetSwarm(None, (), join), MetSwarm(None, join)]  # what others can join through later
         with pytest.raises(RegistryError, match="this machine has not their network key: get an invite from a member"):
             await _joined(join, OPEN_SWARM)
     assert any("refused a stranger" in line for line in caplog.messages)

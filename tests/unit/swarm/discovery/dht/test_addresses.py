@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from ipaddress import ip_address
 
 import pytest
 
 import swarm.discovery.dht.addresses
-from swarm.discovery.dht.addresses import DhtConfig, host_and_port, listen_addresses
+from swarm.discovery.dht.addresses import (
+    DhtConfig,
+    host_and_port,
+    lacking_family,
+    listen_addresses,
+    names_at_fault,
+)
 from swarm.discovery.identity import Identity
 
 
@@ -62,3 +69,31 @@ def test_who_knows_a_peer_by_ipv6_listens_to_it_too(
     )
     peer = f"{join}/tcp/1/p2p/{Identity.ephemeral().peer_id}"
     assert list(listen_addresses(DhtConfig(join=(peer,), port=7)).host) == listened
+
+
+def test_who_lacks_the_peers_only_family_is_told() -> None:
+    v4, v6, name = (f"/{host}/tcp/1/p2p/x" for host in ("ip4/203.0.113.1", "ip6/2001:db8::1", "dns/a.example"))
+    own = [ip_address("2001:db8::7")]
+    assert "this machine has no IPv4 address" in lacking_family([v4, v4], own)
+    assert "ask for one by IPv6" in lacking_family([v4], own)
+    for join, here in (([v4, v6], own), ([v6], own), ([name], own), ([v4, name], own), ([v4], [])):
+        assert lacking_family(join, here) == ""
+
+
+async def test_a_slow_name_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, object] = {"good.example": [], "gone.example": OSError(-2, "Name or service not known")}
+
+    async def look_up(name: str, *_: object, **__: object) -> object:
+        found = answers.get(name)
+        if found is None:
+            await asyncio.Event().wait()
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up, raising=False)
+    join = [f"/dns4/{name}/tcp/1/p2p/x" for name in ("good.example", "gone.example", "slow.example")]
+    assert await names_at_fault([*join, "/ip4/127.0.0.1/tcp/1/p2p/x"], limit_s=0.1) == (
+        "; the name gone.example cannot be looked up: Name or service not known"
+        "; the name server did not say where slow.example is within 0 s"
+    )
