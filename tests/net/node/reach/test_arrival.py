@@ -103,6 +103,8 @@ async def test_who_can_be_dialled_is_a_server_though_it_did_not_expect_it(
 ) -> None:
     monkeypatch.setattr(Arrival, "_expects_no_caller", lambda _: True)
     async with swarm.arrive() as arrived:
+        assert swarm.said[0].startswith("joining: ")
+        assert swarm.said[1].startswith("joined ")
         assert arrived.whereabouts.now.reach is Reach.DIRECT
         assert arrived.registry.join_addresses(), "others may join through it"
         async with DhtRegistry.open(DhtConfig(tuple(arrived.registry.join_addresses()), "127.0.0.1")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -107,6 +108,15 @@ async def test_a_relay_with_two_addresses_is_one_relay_by_the_one_that_it_prefer
             await home.until(one.address, two.address)
         async with machine(dead, other, two) as home:
             await home.until(other.address, two.address)
+
+
+async def test_a_dead_relay_beside_one_that_answers_is_nobodys_trouble(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, standing_module.__name__)
+    dead = RelayOffer(Identity.ephemeral().peer_id, "127.0.0.1:9")
+    async with lent_relay() as one, machine(dead, one) as home:
+        await home.until(one.address)
+    levels = {record.levelno for record in caplog.records if dead.address in record.getMessage()}
+    assert levels == {logging.INFO}
 
 
 async def test_a_relay_that_dies_leaves_the_other_in_front() -> None:

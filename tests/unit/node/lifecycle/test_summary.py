@@ -49,6 +49,10 @@ def test_the_first_machine_says_what_it_begins() -> None:
     ]
 
 
+def test_who_named_the_model_is_said() -> None:
+    assert replace(FIRST, why="as the invite says").lines()[0].endswith("), as the invite says")
+
+
 def test_a_later_one_says_what_the_swarm_lacks_and_what_stands_in_its_way() -> None:
     plan = replace(
         PLAN,

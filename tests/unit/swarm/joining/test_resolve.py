@@ -266,6 +266,7 @@ def test_commands_are_filled_in(memory: SwarmMemory) -> None:
     finder = SwarmFinder(memory, {})
     serve, note = with_swarm(ServeConfig(layers="auto", model=invited(network=KEY)), finder)
     assert (serve.join, serve.model, serve.mqtt) == ((peer(A),), "org/invited", "mqtt://invited.example")
+    assert serve.model_why == "as the invite says"
     assert (serve.fingerprint, serve.membership.network) == (PRINT, KEY)
     assert note
     serve.check()

@@ -7,7 +7,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from swarm.discovery.dht.addresses import DhtConfig, ListenAddresses, Membership, check_join_address, listen_addresses
+from swarm.discovery.dht.addresses import (
+    DhtConfig,
+    ListenAddresses,
+    Membership,
+    PeerSource,
+    check_join_address,
+    listen_addresses,
+)
 from swarm.discovery.dht.way_out import WayOut, find_way_out, read_egress
 from swarm.egress.path_probe import PathVerdict
 from swarm.egress.ports import Egress, TlsPort
@@ -66,6 +73,18 @@ async def test_a_proxy_is_used_for_everything() -> None:
     assert list(way.meant.values()) == [TLS, PLAIN]
     assert not probed
     assert "secret" not in repr(way)
+
+
+async def test_who_is_led_on_to_keeps_its_source_and_is_named_as_it_was_typed() -> None:
+    sources = {OTHER: PeerSource(2, "remembered"), TLS: PeerSource(1, "from CANOPY_JOIN")}
+    membership = Membership(proxy="http://proxy.example", sources=sources)
+    listen = listen_addresses(DhtConfig(join=(PLAIN, OTHER, TLS), client_mode=True, membership=membership))
+    async with AsyncExitStack() as stack:
+        way = await find_way_out(listen, stack)
+        led = way.led(listen)
+    assert led.join == way.join
+    assert [rank for rank, _ in led.sources] == [1, 0, 2]
+    assert way.as_named(led.listed()) == f"{TLS} (from CANOPY_JOIN), {PLAIN} (from --join), {OTHER} (remembered)"
 
 
 async def test_a_forwarder_tells_why_it_leads_nowhere() -> None:
