@@ -48,8 +48,8 @@ class MakeInvite:
     """Print an invite: one word with which other machines join this swarm, and a QR code of it.
 
     Attributes:
-        join: multiaddress of a peer of the swarm, or an invite to it; may be repeated (default: the swarm that this
-            machine joined last, or runs a peer of).
+        join: multiaddress of a peer of the swarm, or an invite to it (also without --join); may be repeated (default:
+            the swarm that this machine joined last, or runs a peer of).
         model: hub id or folder of the model that it is for (default: the one that was served or used there).
         days: for how many days it is good.
         mqtt: broker to which nodes are to publish, without its password (default: the swarm's).
