@@ -127,9 +127,9 @@ def verdict(model: ModelShown, now: float, is_stale: bool) -> list[Text]:
 
 
 def _distance(model: ModelShown) -> str:
-    """How far the model is from breaking; of a broken one, what is broken."""
+    """How many machines may go; of a broken one, what is broken."""
     if model.verdict != "broken":
-        return f"{plural(model.machines_to_break, 'machine')} away from breaking"
+        return f"{plural(model.margin, 'machine')} to spare"
     return f"broken: {layers(model.missing)} missing" if model.missing else "broken, though every layer has a machine"
 
 
