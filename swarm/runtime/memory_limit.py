@@ -1,0 +1,80 @@
+"""How much main memory this program may have: the machine's, or less where its control groups allow less.
+
+Containers and services are held by limits that the machine's own figures do not show; whoever goes beyond is killed.
+Reads files; asks nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+GROUPS: Final = Path("/sys/fs/cgroup")
+OWN_GROUPS: Final = Path("/proc/self/cgroup")
+_VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2: Final = ("memory.max", "memory.current", "inactive_file")
+
+
+@dataclass(frozen=True, slots=True)
+class MainMemory:
+    """Bytes of main memory.
+
+    Attributes:
+        available: what this program can still take, caches given up.
+        total: what there is, or what it and its neighbours in the tightest group may take together.
+    """
+
+    available: int
+    total: int
+
+
+def main_memory(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> MainMemory:
+    """What there is for this program now.
+
+    Args:
+        groups: where control groups are mounted.
+        own: the file that names this program's.
+    """
+    host = psutil.virtual_memory()
+    available, total = int(host.available), int(host.total)
+    for folder, (limit_name, used_name, cached_name) in _folders(groups, own):
+        limit = _number(folder / limit_name)
+        if limit is None or limit >= host.total:
+            continue
+        used = max((_number(folder / used_name) or 0) - _counter(folder / "memory.stat", cached_name), 0)
+        available, total = min(available, max(limit - used, 0)), min(total, limit)
+    return MainMemory(available, total)
+
+
+def _folders(groups: Path, own: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """The control groups that hold this program: its own and all above; a container sees its own as the root."""
+    try:
+        lines = own.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        lines = []
+    paths = {kinds: path for _, kinds, path in (line.split(":", 2) for line in lines if line.count(":") >= 2)}
+    first = next((path for kinds, path in paths.items() if "memory" in kinds.split(",")), None)
+    for root, path, names in ((groups, paths.get(""), _VERSION_2), (groups / "memory", first, _VERSION_1)):
+        folder = Path(root, *Path(path or "/").parts[1:])
+        yield from ((one, names) for one in (folder, *folder.parents) if one.is_relative_to(root))
+
+
+def _number(file: Path) -> int | None:
+    """What a file says; None where it is not there, or says that there is no limit."""
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _counter(file: Path, name: str) -> int:
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return 0
+    found = next((line.split()[1] for line in lines if line.startswith(f"{name} ")), "0")
+    return int(found) if found.isdecimal() else 0
