@@ -171,7 +171,7 @@ class DhtPeer:
 
         async def say_about(_request: BytesValue, context: P2PContext) -> BytesValue:
             origin = await self.directory.node.protocol.origin(context.remote_id)
-            return BytesValue(value=about.pack_about(time.time(), origin.address.partition("/")[0]))
+            return BytesValue(value=about.pack_about(time.time(), origin.link))
 
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
         await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
