@@ -86,7 +86,7 @@ COLUMNS: Final = (
         lambda node, now: duration(None if node.started_at is None else now - node.started_at),
         lambda node, now: _known(None if node.started_at is None else now - node.started_at),
     ),
-    Column("version", 9, lambda node, _: node.version or "–", lambda node, _: node.version or ""),
+    Column("version", 20, lambda node, _: node.version or "–", lambda node, _: node.version or ""),
     Column("class", 24, lambda node, _: node.numeric_class or "–", lambda node, _: node.numeric_class or ""),
     Column("reached", 9, lambda node, _: node.reach or "–", lambda node, _: node.reach or ""),
     Column("device", 24, lambda node, _: node.device or "–", lambda node, _: node.device or ""),
