@@ -25,7 +25,7 @@ from swarm.discovery.dialable import is_public
 from swarm.discovery.identity import Identity, default_identity_path
 from swarm.errors import ConfigError
 from swarm.ids import is_model_name, without_ending
-from swarm.joining.invite import MAX_DAYS, Invite, inviter_name, open_invite, seal_invite
+from swarm.joining.invite import MAX_DAYS, Invite, inviter_name, is_invite, open_invite, seal_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
 from swarm.joining.resolve import SwarmChoice, SwarmFinder, SwarmRequest
 from swarm.runtime.cli_types import Count, File, Model, Name, Peer, Url, headed
@@ -82,7 +82,7 @@ class ForgetSwarm:
     """Forget a swarm that this machine joined, and the key of a private one.
 
     Attributes:
-        which: its number, as `swarm list` prints it, or all (default: the only one).
+        which: its number, as `swarm list` prints it, an invite to it, or all (default: the only one).
     """
 
     which: tyro.conf.Positional[Name | None] = None
@@ -233,15 +233,23 @@ def forget(command: ForgetSwarm, memory: SwarmMemory, console: Console) -> None:
     if command.which == "all" or (command.which is None and len(swarms) <= 1):
         chosen = swarms
     else:
-        chosen = [swarm for number, swarm in enumerate(swarms, start=1) if str(number) == command.which]
+        chosen = _meant(command.which, swarms)
         if not chosen:
-            raise ConfigError(f"forget which? give 1 … {len(swarms)}, as `swarm list` numbers them, or all")
+            raise ConfigError(f"forget which? give 1 … {len(swarms)}, as `swarm list` numbers them, an invite, or all")
     if chosen:
         memory.forget(chosen)
     for swarm in chosen:
         console.print(Text(f"forgotten: {_described(swarm)}"))
     if not chosen:
         console.print(Text("no swarm is remembered"))
+
+
+def _meant(which: str | None, swarms: Sequence[RememberedSwarm]) -> list[RememberedSwarm]:
+    """The swarm of this number, or those of an invite's peers, which may have expired."""
+    if which is not None and is_invite(which):
+        peers = set(map(peer_of, open_invite(which, 0.0).peers))
+        return [swarm for swarm in swarms if swarm.peer_ids & peers]
+    return [swarm for number, swarm in enumerate(swarms, start=1) if str(number) == which]
 
 
 def _described(swarm: RememberedSwarm) -> str:
