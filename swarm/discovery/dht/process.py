@@ -213,7 +213,7 @@ class DhtPeer:
             if None not in (meant, self.swarm) and meant != self.swarm:
                 who = f"means {shown_swarm(meant)}, and this is {shown_swarm(self.swarm)}"
                 protocol.say_refused(context.remote_id, StrangerRefused("", who))
-            return BytesValue(value=about.pack_about(time.time(), origin.address.partition("/")[0], self.swarm))
+            return BytesValue(value=about.pack_about(time.time(), origin.link, self.swarm))
 
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
         await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
