@@ -223,7 +223,7 @@ def test_a_span_beyond_the_model_is_refused() -> None:
     [
         ("recurrent_gemma", {}, "states by a way of its own"),
         ("zamba2", {}, "share weights"),
-        ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quantised .hqq.*these are: fp8"),
+        ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quantised .hqq.*in one of these: fp8"),
         ("t5", {}, "encoder|no causal language model"),
         ("musicgen", {}, "several text models"),
         ("llama", {"is_causal": False}, "see those that follow"),
