@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from swarm.errors import SwarmError
+from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.protocol.messages import Attach
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.quota import (
@@ -55,6 +55,8 @@ LIMITS: Final = QuotaLimits(
     },
     strikes=StrikeRule(allowed=3, refuse_s=5.0, longest_s=300.0, forget_s=600.0),
 )
+GRAMMARS: Final = QuotaLimits(strikes=StrikeRule(allowed=2, refuse_s=5.0, longest_s=300.0, forget_s=600.0))
+"""Who asks for a third grammar that takes too much is refused any."""
 CARRIED: Final = "hop "
 """What the key of a machine that carries others' sessions begins with."""
 
@@ -86,6 +88,13 @@ def is_near(key: str) -> bool:
     return key == UNKNOWN or is_private(key)  # unknown: a Unix socket
 
 
+class GrammarsRefused(RemoteProtocolError):
+    """Grammars of this asker took too much lately."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("grammar", f"of who asked for some that take too much; try again in {seconds:.0f} s")
+
+
 class Waiting:
     """A stream's place among those without a session; given back once it has one, or ends."""
 
@@ -108,6 +117,7 @@ class Admission:
 
     def __init__(self, limits: QuotaLimits = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self.quota = Quota(limits, clock, weight_of)
+        self._grammars = Quota(GRAMMARS, clock)
         self._log = CountedLog(logger, clock)
 
     def check_call(self, address: str) -> None:
@@ -187,6 +197,21 @@ class Admission:
         """This address sent garbage. One of a private network is not refused for it: it may stand for everybody."""
         if not is_near(address):
             self.quota.strike(address)
+
+    def check_grammar(self, owner: str) -> None:
+        """Let an owner's session follow a grammar.
+
+        Raises:
+            GrammarsRefused: too many of its grammars took too much.
+        """
+        seconds = self._grammars.refused_s(owner)
+        if seconds > 0:
+            raise GrammarsRefused(seconds)
+
+    def grammar_exceeded(self, owner: str) -> None:
+        """A grammar of this owner took too much here or at a tail behind; of a private network as for `strike`."""
+        if not is_near(owner.removeprefix(CARRIED)):
+            self._grammars.strike(owner)
 
     def refused(self, address: str, error: Exception) -> None:
         """Log that something of this address was refused, once a minute for each."""
