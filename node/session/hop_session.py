@@ -19,6 +19,7 @@ import grpc.aio
 
 from node.engine.scheduler import PendingWork
 from node.engine.sweep_run import HopRole, SweepRun
+from node.session.admission import GrammarsRefused
 from node.session.context import NodeContext
 from node.session.frame_checks import FrameRefused, check_snapshot, check_sweep, limits_of
 from node.session.lease import Lease
@@ -277,6 +278,8 @@ class HopSession:
     def _refused(self, error: SwarmError) -> FrameRefused:
         self._context.counters.failed(error)
         self._upstreams.report(error)
+        if isinstance(error, GrammarsRefused):
+            self.dismiss(str(error))
         return FrameRefused(str(error))
 
     def hold(self, hold: Hold) -> None:

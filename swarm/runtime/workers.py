@@ -20,8 +20,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
@@ -65,6 +65,7 @@ class Worker:
     def __init__(self, link: socket.socket) -> None:
         """Talk over this socket, which is the worker's from now on."""
         self._link = link
+        self._is_calling = False
 
     @property
     def has_ended(self) -> bool:
@@ -103,17 +104,11 @@ class Worker:
         Raises:
             WorkerEnded: it took more than the lease, or broke.
         """
-        try:
+        with self._calling():
             self._link.settimeout(lease.wall_s + _GRACE_S)
             self._link.sendall(_packed(_request(handler, head, lease), data))
             sizes = _FRAME.unpack(_read(self._link, _FRAME.size))
             return _unpacked(_read(self._link, sum(sizes)), sizes)
-        except OSError:
-            self.close()
-            raise WorkerEnded from None
-        except BaseException:
-            self.close()
-            raise
 
     async def acall(self, handler: str, head: WorkHead, data: bytes = b"", *, lease: WorkLease) -> WorkAnswer:
         """The same as `call`, beside the event loop; the caller sees to it that calls do not overlap.
@@ -122,21 +117,33 @@ class Worker:
             WorkerEnded: it took more than the lease, or broke.
         """
         loop = asyncio.get_running_loop()
-        try:
+        with self._calling():
             self._link.setblocking(False)
             await loop.sock_sendall(self._link, _packed(_request(handler, head, lease), data))
             sizes = _FRAME.unpack(await _aread(self._link, _FRAME.size))
             return _unpacked(await _aread(self._link, sum(sizes)), sizes)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """A call; one that is broken off ends the worker, whose answer nobody would expect any more."""
+        self._is_calling, is_done = True, False
+        try:
+            yield
+            is_done = True
         except OSError:
-            self.close()
             raise WorkerEnded from None
-        except BaseException:
-            self.close()
-            raise
+        finally:
+            self._is_calling = False
+            if not is_done:
+                self.close()
 
     def close(self) -> None:
-        """Let it end; harmless the second time."""
-        self._link.close()
+        """Let it end; a call that waits hears of it. Harmless the second time."""
+        if not self._is_calling:
+            self._link.close()
+            return
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
 
 
 class _First:

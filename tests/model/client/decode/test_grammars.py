@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -20,8 +21,10 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+import node.session.admission
 from client import AsyncSwarm
 from client.options import Grammar
+from node.session.admission import Admission
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.inference.grammars import GrammarCompiler
@@ -52,6 +55,7 @@ GRAMMARS = {
     "lark": Grammar("lark", 'start: "He" word+ "."\nword: " " /[a-z]{2,8}/'),
 }
 WITHOUT_BLANKS: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+REPEATS = "((((a{30}){30}){30}){30}){30}"
 SAMPLED = Sampling(23, 0.9, top_p=0.9)
 
 
@@ -207,5 +211,29 @@ async def test_a_tail_that_does_not_compile_it_says_so(client: AsyncSwarm, monke
 async def test_a_grammar_that_takes_too_much_ends_its_session_alone(client: AsyncSwarm) -> None:
     """Five nested repeats took seconds of the tail's engine, and 245 MB of it."""
     with pytest.raises(Exception, match="more time or memory"):
-        await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", "((((a{30}){30}){30}){30}){30}"))
+        await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", REPEATS))
     assert (await client.generate(IDS, max_new_tokens=2, grammar=GRAMMARS["regex"])).tokens
+
+
+async def test_whoever_asked_for_a_third_such_grammar_is_refused_any(
+    client: AsyncSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the first hop, which hears of it from the tail: to the tail, that hop is the sender."""
+    strikes: Counter[str] = Counter()
+    strike = Admission.grammar_exceeded
+
+    def counted(admission: Admission, owner: str) -> None:
+        strikes[owner] += 1
+        strike(admission, owner)
+
+    monkeypatch.setattr(node.session.admission, "is_near", lambda key: False)
+    monkeypatch.setattr(Admission, "grammar_exceeded", counted)
+    with pytest.raises(Exception, match="more time or memory"):
+        await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", REPEATS))
+    while max(strikes.values()) < 3:  # a client asks again over another route
+        with pytest.raises(Exception, match="more time or memory|try again in"):
+            await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", REPEATS))
+    with pytest.raises(Exception, match="try again in"):
+        await client.generate(IDS, max_new_tokens=4, grammar=GRAMMARS["regex"])
+    assert strikes == {"127.0.0.1": 3, "hop 127.0.0.1": 3}
+    assert (await client.generate(IDS, max_new_tokens=2)).tokens
