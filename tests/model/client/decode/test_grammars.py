@@ -231,7 +231,7 @@ async def test_whoever_asked_for_a_third_such_grammar_is_refused_any(
     with pytest.raises(Exception, match="more time or memory"):
         await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", REPEATS))
     while max(strikes.values()) < 3:  # a client asks again over another route
-        with pytest.raises(Exception, match="more time or memory|try again in"):
+        with pytest.raises(Exception, match=r"more time or memory|try again in"):
             await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", REPEATS))
     with pytest.raises(Exception, match="try again in"):
         await client.generate(IDS, max_new_tokens=4, grammar=GRAMMARS["regex"])
