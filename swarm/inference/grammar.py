@@ -20,6 +20,8 @@ from swarm.protocol.pick_rules import Grammar
 MAX_ERROR_CHARACTERS = 200
 JSON_OPTIONS: Final[Any] = {"whitespace_flexible": True, "whitespace_pattern": r" ?|\n {0,16}"}
 """A gap in JSON is bounded: some models would go on with blanks for ever."""
+LOOSE_OPTIONS: Final[Any] = {"whitespace_flexible": True}
+"""Of a client that checks picks: any gap that JSON knows, since tails of other releases bound gaps otherwise."""
 _ANY_OBJECT = json.dumps({"type": "object"})
 
 
@@ -114,8 +116,9 @@ class _Here:
 
     def __init__(self) -> None:
         self._tokenizer: LLTokenizer | None = None
-        self._matcher: LLMatcher | None = None
-        self._states: dict[int, GrammarState] = {}
+        self._matchers: list[LLMatcher] = []
+        """The grammar, and with any gaps in JSON, where what others picked is to be checked."""
+        self._states: dict[int, list[GrammarState]] = {}
         self._shared_kb = 0
 
     @property
@@ -131,22 +134,27 @@ class _Here:
         except (OSError, ValueError) as error:
             raise ConfigError(f"grammar: this model's tokenizer.json cannot be read ({_line(error)})") from error
 
-    def compile(self, kind: Any, text: str) -> None:  # noqa: ANN401 (as JSON has it)
+    def compile(self, kind: Any, text: str, *, is_loose: bool) -> None:  # noqa: ANN401 (as JSON has it)
         """Compile this process's grammar."""
         assert self._tokenizer is not None
         self._shared_kb = getrusage(RUSAGE_SELF).ru_maxrss
-        self._matcher = compiled(self._tokenizer, Grammar(kind, text))
+        self._matchers = [compiled(self._tokenizer, Grammar(kind, text))]
+        if is_loose and kind in ("json", "json_schema"):
+            self._matchers.append(compiled(self._tokenizer, Grammar(kind, text), is_loose=True))
 
     def masks(self, asked: Mapping[str, Any]) -> tuple[list[int], list[bytes]]:
         """One session's masks, after it went on."""
         session = asked["session"]
         if session not in self._states:
-            assert self._tokenizer is not None
-            assert self._matcher is not None
-            self._states[session] = GrammarState(self._tokenizer, self._matcher.deep_copy(), asked["ends"])
-        state = self._states[session]
-        state.follow(asked["kept"], asked["new"])
-        return state.masks(asked["size"], asked["paths"])
+            tokenizer = self._tokenizer
+            assert tokenizer is not None
+            states = [GrammarState(tokenizer, matcher.deep_copy(), asked["ends"]) for matcher in self._matchers]
+            self._states[session] = states
+        found: list[tuple[list[int], list[bytes]]] = []
+        for state in self._states[session]:
+            state.follow(asked["kept"], asked["new"])
+            found.append(state.masks(asked["size"], asked["paths"]))
+        return found[0] if len(found) == 1 else _either(*found)
 
     def forget(self, sessions: Sequence[int]) -> None:
         """Sessions that are over."""
@@ -164,7 +172,7 @@ def handle(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
             case "read":
                 _here.read(head["path"], data.decode(), head["eos"])
             case "compile":
-                _here.compile(head["kind"], data.decode())
+                _here.compile(head["kind"], data.decode(), is_loose=head["is_loose"])
             case "masks":
                 _here.forget(head["over"])
                 chosen, masks = _here.masks(head)
@@ -174,19 +182,35 @@ def handle(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
     return {"held_bytes": _here.held_bytes}, b""
 
 
-def compiled(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+def compiled(tokenizer: LLTokenizer, grammar: Grammar, *, is_loose: bool = False) -> LLMatcher:
     """A matcher at the beginning of a text.
+
+    Args:
+        tokenizer: whose tokens the text is of.
+        grammar: the grammar.
+        is_loose: whether JSON may have any gaps.
 
     Raises:
         ConfigError: it is no grammar, or too large.
     """
-    matcher = LLMatcher(tokenizer, _source(grammar), log_level=0)
+    matcher = LLMatcher(tokenizer, _source(grammar, LOOSE_OPTIONS if is_loose else JSON_OPTIONS), log_level=0)
     if matcher.is_error():
         raise ConfigError(f"grammar: {_line(matcher.get_error())}")
     return matcher
 
 
-def _source(grammar: Grammar) -> str:
+def _either(one: tuple[list[int], list[bytes]], other: tuple[list[int], list[bytes]]) -> tuple[list[int], list[bytes]]:
+    """What one of two grammars takes at each node."""
+    found: dict[tuple[int, int], int] = {}
+    chosen = [found.setdefault(pair, len(found)) for pair in zip(one[0], other[0], strict=True)]
+    masks = []
+    for first, second in found:
+        bits = int.from_bytes(one[1][first]) | int.from_bytes(other[1][second])
+        masks.append(bits.to_bytes(len(one[1][first])))
+    return chosen, masks
+
+
+def _source(grammar: Grammar, json_options: Any) -> str:  # noqa: ANN401 (as the library has it)
     """The grammar as llguidance reads it.
 
     Raises:
@@ -197,7 +221,7 @@ def _source(grammar: Grammar) -> str:
             text = _ANY_OBJECT if grammar.kind == "json" else grammar.text
             try:
                 json.loads(text)  # the library's own words for this are about its envelope
-                return LLMatcher.grammar_from_json_schema(text, JSON_OPTIONS)
+                return LLMatcher.grammar_from_json_schema(text, json_options)
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"grammar: no JSON schema ({_line(error)})") from None
         case "regex":

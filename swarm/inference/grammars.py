@@ -54,15 +54,20 @@ class LeaseExceeded(RemoteProtocolError):
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model's tokenizer, which is read with the first one; all within one event loop."""
+    """Compiles grammars for one model's tokenizer, which is read with the first one; all within one event loop.
 
-    def __init__(self, read: Callable[[], tuple[dict[str, Any], bytes]]) -> None:
+    Attributes:
+        is_loose: whether JSON may have any gaps.
+    """
+
+    def __init__(self, read: Callable[[], tuple[dict[str, Any], bytes]], *, is_loose: bool = False) -> None:
         """Read nothing yet.
 
         Args:
             read: the call that reads the tokenizer, in a worker: its head and its text.
+            is_loose: whether JSON may have any gaps: to check what others picked.
         """
-        self._read = read
+        self._read, self.is_loose = read, is_loose
         self._base: Worker | None = None
         self._reading = asyncio.Lock()
         self._kept: OrderedDict[tuple[str, Grammar], CompiledGrammar] = OrderedDict()
@@ -75,7 +80,7 @@ class GrammarCompiler:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: PreTrainedTokenizerFast) -> GrammarCompiler:
-        """For a tokenizer that was read already, with what its config adds to its file."""
+        """For a client, to check picks, and for a tokenizer that was read already: with what its config adds to it."""
 
         def read() -> tuple[dict[str, Any], bytes]:
             backend = copy(tokenizer.backend_tokenizer)
@@ -83,7 +88,7 @@ class GrammarCompiler:
             backend.no_truncation()
             return {"path": "", "eos": tokenizer.eos_token_id}, backend.to_str().encode()
 
-        return cls(read)
+        return cls(read, is_loose=True)
 
     async def compile(self, grammar: Grammar, owner: str = "") -> CompiledGrammar:
         """Compile a grammar, or find it compiled.
@@ -104,16 +109,16 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
             if len(self._live) >= MAX_LIVE:
                 raise MemoryError("too many grammars are followed")
-            found = self._live[key] = CompiledGrammar(grammar, self.base, self._make_room)
+            found = self._live[key] = CompiledGrammar(grammar, self)
         await found.compile()
-        self._make_room()
+        self.make_room()
         self._kept[key] = found
         if len(self._kept) > MAX_COMPILED:
             self._kept.popitem(last=False)
         return found
 
-    async def base(self) -> Worker:
-        """The worker that has read the tokenizer.
+    async def fork(self) -> Worker:
+        """A worker for one grammar, which has the tokenizer.
 
         Raises:
             ConfigError: there is none that could be read.
@@ -128,9 +133,9 @@ class GrammarCompiler:
                 except WorkerEnded as error:
                     raise ConfigError(f"grammar: this model's tokenizer {error}") from error
                 self._base = worker
-            return self._base
+            return self._base.fork(GRAMMAR_BYTES)
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
         """End workers while all together take too much: of the asker who takes most, the largest that is idle."""
         while sum(grammar.held_bytes for grammar in self._live.values()) > LIVE_BYTES:
             taken: Counter[str] = Counter()
@@ -158,18 +163,10 @@ class CompiledGrammar:
         held_bytes: what its worker came to take.
     """
 
-    def __init__(
-        self, grammar: Grammar, base: Callable[[], Awaitable[Worker]], make_room: Callable[[], None] = lambda: None
-    ) -> None:
-        """Compile nothing yet.
-
-        Args:
-            grammar: the grammar.
-            base: gives the worker that has read the tokenizer.
-            make_room: called when its worker came to take more.
-        """
+    def __init__(self, grammar: Grammar, compiler: GrammarCompiler) -> None:
+        """Compile nothing yet."""
         self.run = self.held_bytes = 0
-        self._grammar, self._base, self._make_room = grammar, base, make_room
+        self._grammar, self._compiler = grammar, compiler
         self._worker: Worker | None = None
         self._turn = asyncio.Lock()
         self._over: list[int] = []
@@ -191,10 +188,10 @@ class CompiledGrammar:
 
     async def _ready(self) -> Worker:
         if self._worker is None or self._worker.has_ended:
-            self._worker = (await self._base()).fork(GRAMMAR_BYTES)
+            self._worker = await self._compiler.fork()
             finalize(self, self._worker.close)
             self.run += 1
-            head = {"do": "compile", "kind": self._grammar.kind}
+            head = {"do": "compile", "kind": self._grammar.kind, "is_loose": self._compiler.is_loose}
             try:
                 await self._call(self._worker, head, self._grammar.text.encode("utf-8", "replace"), COMPILING)
             except BaseException:
@@ -218,7 +215,7 @@ class CompiledGrammar:
             before = self.held_bytes
             head, data = await self._call(worker, {"do": "masks", "over": over, **asked()}, b"", MATCHING)
         if self.held_bytes > before:
-            self._make_room()
+            self._compiler.make_room()
         return head["chosen"], data
 
     async def _call(self, worker: Worker, head: dict[str, Any], data: bytes, lease: WorkLease) -> tuple[Any, bytes]:

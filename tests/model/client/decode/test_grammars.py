@@ -24,9 +24,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import node.session.admission
 from client import AsyncSwarm
 from client.options import Grammar
+from node.engine.sweep_run import SweepRun
 from node.session.admission import Admission
+from node.session.tail import Tail
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.errors import ConfigError, GenerationInterrupted, RemoteProtocolError
 from swarm.inference.grammars import GrammarCompiler
 from swarm.protocol.messages import Sampling
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
@@ -206,6 +209,39 @@ async def test_a_tail_that_does_not_compile_it_says_so(client: AsyncSwarm, monke
     with pytest.raises((ConfigError, RemoteProtocolError, Exception), match="not to my taste"):
         await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", "[a-z]+ never seen"))
     assert (await client.generate(IDS, max_new_tokens=2)).tokens
+
+
+@pytest.mark.parametrize("nodes", [0, 16])
+async def test_a_tail_that_ignores_the_grammar_is_left_and_the_text_goes_on(
+    nodes: int, client: AsyncSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is the tail at first ignores it."""
+    wanted = await client.generate(IDS, max_new_tokens=NEW, nodes=nodes, grammar=GRAMMARS["schema"])
+    ignoring: list[Any] = []
+    expect_masks = Tail.expect_masks
+
+    def ignore(tail: Tail, run: SweepRun) -> None:
+        if run.is_tail and run.asked_nodes and not ignoring:
+            ignoring.append(run.model)
+        if run.model not in ignoring:
+            expect_masks(tail, run)
+
+    monkeypatch.setattr(Tail, "expect_masks", ignore)
+    async with in_process_swarm(TARGET, ["0-5", "5-12", "5-12"]) as other, other.client(draft=DRAFT) as connected:
+        found = await connected.generate(IDS, max_new_tokens=NEW, nodes=nodes, grammar=GRAMMARS["schema"])
+    assert ignoring
+    assert found.tokens == wanted.tokens
+    assert len(found.stats.repairs) == 1
+
+
+async def test_a_text_of_a_tail_that_ignores_the_grammar_is_not_taken(
+    here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tail, "expect_masks", lambda tail, run: None)
+    async with here.client(draft=DRAFT, wait=0) as client:
+        with pytest.raises(GenerationInterrupted, match="the grammar does not take") as left:
+            await client.generate(IDS, max_new_tokens=NEW, nodes=16, grammar=GRAMMARS["schema"])
+    assert left.value.tokens == ()
 
 
 async def test_a_grammar_that_takes_too_much_ends_its_session_alone(client: AsyncSwarm) -> None:
