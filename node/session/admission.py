@@ -55,8 +55,12 @@ LIMITS: Final = QuotaLimits(
     },
     strikes=StrikeRule(allowed=3, refuse_s=5.0, longest_s=300.0, forget_s=600.0),
 )
-GRAMMARS: Final = QuotaLimits(strikes=StrikeRule(allowed=2, refuse_s=5.0, longest_s=300.0, forget_s=600.0))
-"""Who asks for a third grammar that takes too much is refused any."""
+MATCHED: Final = "milliseconds of matching"
+GRAMMARS: Final = QuotaLimits(
+    rates={MATCHED: RateLimit(per_key=250, burst=3_000, total=1_500, total_burst=6_000)},
+    strikes=StrikeRule(allowed=2, refuse_s=5.0, longest_s=300.0, forget_s=600.0),
+)
+"""Of grammars alone: whose third one takes too much is refused any; what others take is paid for by waiting."""
 CARRIED: Final = "hop "
 """What the key of a machine that carries others' sessions begins with."""
 
@@ -117,7 +121,7 @@ class Admission:
 
     def __init__(self, limits: QuotaLimits = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self.quota = Quota(limits, clock, weight_of)
-        self._grammars = Quota(GRAMMARS, clock)
+        self._grammars = Quota(GRAMMARS, clock, weight_of)
         self._log = CountedLog(logger, clock)
 
     def check_call(self, address: str) -> None:
@@ -212,6 +216,14 @@ class Admission:
         """A grammar of this owner took too much here or at a tail behind; of a private network as for `strike`."""
         if not is_near(owner.removeprefix(CARRIED)):
             self._grammars.strike(owner)
+
+    def grammar_took(self, owner: str, seconds: float) -> None:
+        """Grammars of this owner took so much of the processors."""
+        self._grammars.charge(MATCHED, owner, seconds * 1e3)
+
+    def grammar_wait_s(self, owner: str) -> float:
+        """How long its next work waits, because they took so much."""
+        return self._grammars.wait_s(MATCHED, owner, 0.0)
 
     def refused(self, address: str, error: Exception) -> None:
         """Log that something of this address was refused, once a minute for each."""

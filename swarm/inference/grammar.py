@@ -121,10 +121,10 @@ class _Here:
         self._states: dict[int, list[GrammarState]] = {}
         self._shared_kb = 0
 
-    @property
-    def held_bytes(self) -> int:
-        """What this process came to take beyond what it shares."""
-        return (getrusage(RUSAGE_SELF).ru_maxrss - self._shared_kb) << 10
+    def bill(self) -> dict[str, Any]:
+        """What this process came to take: bytes beyond what it shares, and seconds of a processor."""
+        used = getrusage(RUSAGE_SELF)
+        return {"held_bytes": (used.ru_maxrss - self._shared_kb) << 10, "cpu_s": used.ru_utime + used.ru_stime}
 
     def read(self, path: str, text: str, eos: int | None) -> None:
         """Read the tokenizer that all forks share."""
@@ -176,10 +176,10 @@ def handle(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
             case "masks":
                 _here.forget(head["over"])
                 chosen, masks = _here.masks(head)
-                return {"chosen": chosen, "held_bytes": _here.held_bytes}, b"".join(masks)
+                return {"chosen": chosen, **_here.bill()}, b"".join(masks)
     except ConfigError as error:
-        return {"refused": str(error)}, b""
-    return {"held_bytes": _here.held_bytes}, b""
+        return {"refused": str(error), **_here.bill()}, b""
+    return _here.bill(), b""
 
 
 def compiled(tokenizer: LLTokenizer, grammar: Grammar, *, is_loose: bool = False) -> LLMatcher:

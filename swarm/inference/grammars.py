@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary, finalize
 
 from transformers import PreTrainedTokenizerFast
@@ -35,11 +35,13 @@ READING: Final = WorkLease(cpu_s=30.0, wall_s=60.0)
 """Of a tokenizer; one of 128,000 tokens takes a second or two."""
 LIVE_BYTES: Final = 256 << 20
 """What all of them may come to take together: beyond it the largest begins again from its text."""
+KEPT_BYTES: Final = 32 << 20
+"""What those may take that are kept for the next session."""
 COMPILING: Final = WorkLease(cpu_s=2.0, wall_s=6.0)
 """The largest schema of 64 KiB that was found takes 0.9 s, others 1 to 10 ms."""
 MATCHING: Final = WorkLease(cpu_s=0.5, wall_s=2.0)
 """Of the masks of a sweep: 0.1 ms for a node as a rule. The first one may build much of a lexer."""
-NICENESS: Final = 5
+NICENESS: Final = 10
 """By how much workers make way for the node's own computation."""
 LEASE_FIELD: Final = "lease"
 """Of the error that says that a grammar took too much."""
@@ -53,30 +55,48 @@ class LeaseExceeded(RemoteProtocolError):
         super().__init__(LEASE_FIELD, "the grammar takes more time or memory than one may")
 
 
+class GrammarAccounts(Protocol):
+    """What the askers' grammars took of the processors."""
+
+    def grammar_took(self, owner: str, seconds: float) -> None:
+        """So much more."""
+
+    def grammar_wait_s(self, owner: str) -> float:
+        """How long the next work waits, because they took so much."""
+
+
 class GrammarCompiler:
     """Compiles grammars for one model's tokenizer, which is read with the first one; all within one event loop.
 
     Attributes:
         is_loose: whether JSON may have any gaps.
+        accounts: of those who ask; None where one asks alone.
     """
 
-    def __init__(self, read: Callable[[], tuple[dict[str, Any], bytes]], *, is_loose: bool = False) -> None:
+    def __init__(
+        self,
+        read: Callable[[], tuple[dict[str, Any], bytes]],
+        accounts: GrammarAccounts | None = None,
+        *,
+        is_loose: bool = False,
+    ) -> None:
         """Read nothing yet.
 
         Args:
             read: the call that reads the tokenizer, in a worker: its head and its text.
+            accounts: of those who ask.
             is_loose: whether JSON may have any gaps: to check what others picked.
         """
-        self._read, self.is_loose = read, is_loose
+        self._read, self.is_loose, self.accounts = read, is_loose, accounts
         self._base: Worker | None = None
         self._reading = asyncio.Lock()
         self._kept: OrderedDict[tuple[str, Grammar], CompiledGrammar] = OrderedDict()
         self._live: WeakValueDictionary[tuple[str, Grammar], CompiledGrammar] = WeakValueDictionary()
 
     @classmethod
-    def of_folder(cls, folder: Path) -> GrammarCompiler:
+    def of_folder(cls, folder: Path, accounts: GrammarAccounts | None = None) -> GrammarCompiler:
         """For the tokenizer of a model's folder."""
-        return cls(lambda: ({"path": str(folder / "tokenizer.json"), "eos": None}, b""))
+        return cls(lambda: ({"path": str(folder / "tokenizer.json"), "eos": None}, b""), accounts)
 
     @classmethod
     def of_tokenizer(cls, tokenizer: PreTrainedTokenizerFast) -> GrammarCompiler:
@@ -109,12 +129,10 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
             if len(self._live) >= MAX_LIVE:
                 raise MemoryError("too many grammars are followed")
-            found = self._live[key] = CompiledGrammar(grammar, self)
+            found = self._live[key] = CompiledGrammar(grammar, self, owner)
         await found.compile()
-        self.make_room()
         self._kept[key] = found
-        if len(self._kept) > MAX_COMPILED:
-            self._kept.popitem(last=False)
+        self.make_room()
         return found
 
     async def fork(self) -> Worker:
@@ -136,7 +154,10 @@ class GrammarCompiler:
             return self._base.fork(GRAMMAR_BYTES)
 
     def make_room(self) -> None:
-        """End workers while all together take too much: of the asker who takes most, the largest that is idle."""
+        """Keep no more than fits; beyond that, end the largest that is idle, of the asker who takes most."""
+        kept = self._kept
+        while len(kept) > MAX_COMPILED or sum(grammar.held_bytes for grammar in kept.values()) > KEPT_BYTES:
+            kept.popitem(last=False)
         while sum(grammar.held_bytes for grammar in self._live.values()) > LIVE_BYTES:
             taken: Counter[str] = Counter()
             for (owner, _), grammar in self._live.items():
@@ -163,10 +184,11 @@ class CompiledGrammar:
         held_bytes: what its worker came to take.
     """
 
-    def __init__(self, grammar: Grammar, compiler: GrammarCompiler) -> None:
+    def __init__(self, grammar: Grammar, compiler: GrammarCompiler, owner: str) -> None:
         """Compile nothing yet."""
         self.run = self.held_bytes = 0
-        self._grammar, self._compiler = grammar, compiler
+        self._cpu_s = 0.0
+        self._grammar, self._compiler, self._owner = grammar, compiler, owner
         self._worker: Worker | None = None
         self._turn = asyncio.Lock()
         self._over: list[int] = []
@@ -179,6 +201,7 @@ class CompiledGrammar:
             LeaseExceeded: it takes too much time or memory.
         """
         async with self._turn:
+            await self._may_go_on()
             await self._ready()
 
     @property
@@ -188,7 +211,7 @@ class CompiledGrammar:
 
     async def _ready(self) -> Worker:
         if self._worker is None or self._worker.has_ended:
-            self._worker = await self._compiler.fork()
+            self._worker, self._cpu_s = await self._compiler.fork(), 0.0
             finalize(self, self._worker.close)
             self.run += 1
             head = {"do": "compile", "kind": self._grammar.kind, "is_loose": self._compiler.is_loose}
@@ -210,6 +233,7 @@ class CompiledGrammar:
             RemoteProtocolError: they exceed the library's own bounds.
         """
         async with self._turn:
+            await self._may_go_on()
             worker = await self._ready()
             over, self._over = self._over, []
             before = self.held_bytes
@@ -218,14 +242,26 @@ class CompiledGrammar:
             self._compiler.make_room()
         return head["chosen"], data
 
+    async def _may_go_on(self) -> None:
+        """Wait until the asker has paid for what it took."""
+        accounts = self._compiler.accounts
+        wait_s = 0.0 if accounts is None else accounts.grammar_wait_s(self._owner)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
     async def _call(self, worker: Worker, head: dict[str, Any], data: bytes, lease: WorkLease) -> tuple[Any, bytes]:
+        said, found, took_s = {"held_bytes": 0}, b"", lease.cpu_s
         try:
-            said, found = _checked(await worker.acall(_HANDLER, head, data, lease=lease))
+            said, found = await worker.acall(_HANDLER, head, data, lease=lease)
+            took_s = said["cpu_s"] - self._cpu_s
+            self._cpu_s = said["cpu_s"]
         except WorkerEnded as error:
-            self.held_bytes = 0
             raise LeaseExceeded from error
-        self.held_bytes = said["held_bytes"]
-        return said, found
+        finally:
+            self.held_bytes = said["held_bytes"]
+            if self._compiler.accounts is not None:
+                self._compiler.accounts.grammar_took(self._owner, took_s)
+        return _checked((said, found))
 
     def forget(self, session: int) -> None:
         """A session is over."""
