@@ -20,6 +20,7 @@ from swarm.models.families import max_positions
 from swarm.models.fingerprint import client_identity, known_identity
 from swarm.models.hub import find_model
 from swarm.models.pretrained import UNREADABLE, check_own_code, check_tokenizer, first_line, read_config
+from swarm.models.tokenizer_trial import check_encodes
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import RouteQuery, no_route
 from swarm.routing.served import ServedModels
@@ -90,13 +91,14 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
 
     Raises:
         UnknownModel: no such model.
-        UnsupportedModel: it has no fast tokenizer, or needs code of its own.
+        UnsupportedModel: it has no fast tokenizer, one that takes too long, or needs code of its own.
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
     folder, hub = find_model(model, revision)
     check_tokenizer(folder, str(model))
     name, config_digest, tokenizer_digest = client_identity(folder)
     config = read_config(folder, str(model))
+    check_encodes(folder, str(model))
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except UNREADABLE as error:
