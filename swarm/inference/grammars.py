@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from itertools import count
 from pathlib import Path
@@ -37,11 +38,11 @@ LIVE_BYTES: Final = 256 << 20
 """What all of them may come to take together: beyond it the largest begins again from its text."""
 KEPT_BYTES: Final = 32 << 20
 """What those may take that are kept for the next session."""
-COMPILING: Final = WorkLease(cpu_s=2.0, wall_s=6.0)
+COMPILING: Final = WorkLease(cpu_s=4.0, wall_s=30.0)
 """The largest schema of 64 KiB that was found takes 0.9 s, others 1 to 10 ms."""
-MATCHING: Final = WorkLease(cpu_s=0.5, wall_s=2.0)
+MATCHING: Final = WorkLease(cpu_s=1.0, wall_s=15.0)
 """Of the masks of a sweep: 0.1 ms for a node as a rule. The first one may build much of a lexer."""
-NICENESS: Final = 10
+NICENESS: Final = 5
 """By how much workers make way for the node's own computation."""
 LEASE_FIELD: Final = "lease"
 """Of the error that says that a grammar took too much."""
@@ -142,16 +143,21 @@ class GrammarCompiler:
             ConfigError: there is none that could be read.
         """
         async with self._reading:
-            if self._base is None or self._base.has_ended:
-                head, text = await asyncio.to_thread(self._read)
-                worker = await asyncio.to_thread(new_worker, TOKENIZER_BYTES, NICENESS)
-                finalize(self, worker.close)
-                try:
-                    _checked(await worker.acall(_HANDLER, {"do": "read", **head}, text, lease=READING))
-                except WorkerEnded as error:
-                    raise ConfigError(f"grammar: this model's tokenizer {error}") from error
-                self._base = worker
+            with suppress(WorkerEnded):  # somebody killed the one that there was
+                if self._base is not None:
+                    return self._base.fork(GRAMMAR_BYTES)
+            self._base = await self._read_in_worker()
             return self._base.fork(GRAMMAR_BYTES)
+
+    async def _read_in_worker(self) -> Worker:
+        head, text = await asyncio.to_thread(self._read)
+        try:
+            worker = await asyncio.to_thread(new_worker, TOKENIZER_BYTES, NICENESS)
+            finalize(self, worker.close)
+            _checked(await worker.acall(_HANDLER, {"do": "read", **head}, text, lease=READING))
+        except WorkerEnded as error:
+            raise ConfigError(f"grammar: this model's tokenizer {error}") from error
+        return worker
 
     def make_room(self) -> None:
         """Keep no more than fits; beyond that, end the largest that is idle, of the asker who takes most."""

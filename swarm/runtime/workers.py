@@ -168,6 +168,8 @@ class _First:
         """
         with self._lock:
             if self._worker is None or self._process is None or self._process.poll() is not None:
+                if self._worker is not None:
+                    self._worker.close()
                 self._worker = self._start()
             return self._worker.fork(memory_bytes, niceness)
 
@@ -214,7 +216,11 @@ def serve_first() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's, which ends its workers
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # for a whole group: the program may drain, and then ends its workers
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for forks
     link = socket.socket(fileno=os.dup(0))
     os.close(0)

@@ -105,6 +105,19 @@ async def test_a_text_is_followed_on_in_another_worker(compiler: GrammarCompiler
     assert before.bits.tobytes() == after.bits.tobytes()
 
 
+async def test_workers_that_somebody_killed_are_begun_again(compiler: GrammarCompiler) -> None:
+    """Each of them, and the program's first one."""
+    compiled = await compiler.compile(NUMBER)
+    assert FIRST.pid is not None
+    first = psutil.Process(FIRST.pid)
+    for worker in [*first.children(recursive=True), first]:
+        worker.kill()
+    first.wait()
+    with pytest.raises(LeaseExceeded):
+        await masks(compiled, NUMBER)
+    assert len((await masks(compiled, NUMBER)).bits) == 1
+
+
 async def test_few_compiled_grammars_are_kept(compiler: GrammarCompiler) -> None:
     for count in range(MAX_COMPILED + 3):
         newest = await compiler.compile(Grammar("regex", "a" * (count + 1)))
