@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.errors import ConfigError, GenerationInterrupted, RemoteProtocolError
 from swarm.inference.grammars import GrammarCompiler
+from swarm.inference.grammars import CompiledGrammar, GrammarCompiler
 from swarm.protocol.messages import Sampling
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import prompt
@@ -209,6 +210,22 @@ async def test_a_tail_that_does_not_compile_it_says_so(client: AsyncSwarm, monke
     with pytest.raises((ConfigError, RemoteProtocolError, Exception), match="not to my taste"):
         await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", "[a-z]+ never seen"))
     assert (await client.generate(IDS, max_new_tokens=2)).tokens
+
+
+async def test_others_compute_while_a_mask_is_awaited(client: AsyncSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, may_go_on = CompiledGrammar.masks, asyncio.Event()
+
+    async def late(grammar: CompiledGrammar, asked: Callable[[], dict[str, Any]]) -> tuple[list[int], bytes]:
+        await may_go_on.wait()
+        return await made(grammar, asked)
+
+    monkeypatch.setattr(CompiledGrammar, "masks", late)
+    async with asyncio.TaskGroup() as group:
+        waits = group.create_task(client.generate(IDS, max_new_tokens=4, grammar=GRAMMARS["regex"]))
+        assert (await client.generate(IDS, max_new_tokens=4)).tokens
+        assert not waits.done()
+        may_go_on.set()
+    assert waits.result().text
 
 
 @pytest.mark.parametrize("nodes", [0, 16])
