@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from swarm.errors import SwarmError
@@ -216,10 +217,7 @@ def serve_first() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # for a whole group: the program may drain, and then ends its workers
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a whole group: the program may drain, and ends these then
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for forks
     link = socket.socket(fileno=os.dup(0))
@@ -242,10 +240,12 @@ def _serve(link: socket.socket) -> socket.socket | None:
             link.sendall(_packed(*_answered(head, data)))
             continue
         forked = socket.socket(fileno=sent[0])
+        process = -1
         with suppress(OSError):  # no room for another process: the other side sees its socket end
-            if os.fork() == 0:
-                _bound(head["fork"]["memory_bytes"], head["fork"]["niceness"])
-                return forked
+            process = os.fork()
+        if process == 0:
+            _bound(head["fork"]["memory_bytes"], head["fork"]["niceness"])
+            return forked
         forked.close()
 
 
@@ -265,9 +265,8 @@ def _bound(memory_bytes: int, niceness: int) -> None:
     if niceness:
         os.nice(niceness)
     if sys.platform == "linux":
-        with open("/proc/self/statm", encoding="ascii") as file:
-            held = int(file.read().split()[0]) * resource.getpagesize()
         with suppress(ValueError, OSError):  # a container may allow less already
+            held = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (held + memory_bytes, held + memory_bytes))
 
 

@@ -37,14 +37,20 @@ REFERENCES = Grammar("json_schema", json.dumps({"$defs": {**LINKS, NAMES[1_499]:
 WIDE = Grammar("json_schema", json.dumps({"properties": {f"p{place}": {"type": "string"} for place in range(2_200)}}))
 
 
+def workers_now() -> set[psutil.Process]:
+    """All that there are, of other files' models too."""
+    return set() if FIRST.pid is None else set(psutil.Process(FIRST.pid).children(recursive=True))
+
+
 @pytest_asyncio.fixture
 async def compiler() -> AsyncIterator[GrammarCompiler]:
     """And all of its workers end with it."""
+    others = workers_now()
     found = GrammarCompiler.of_folder(TARGET)
     yield found
-    workers = psutil.Process(FIRST.pid).children(recursive=True)
+    mine = workers_now() - others
     found.close()
-    assert psutil.wait_procs(workers, timeout=10)[1] == []
+    assert psutil.wait_procs(mine, timeout=10)[1] == []
 
 
 def text_of(tokens: tuple[int, ...]) -> SessionState:
