@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -269,7 +270,7 @@ async def test_a_grammar_that_takes_too_much_ends_its_session_alone(client: Asyn
 
 
 async def test_whoever_asked_for_a_third_such_grammar_is_refused_any(
-    client: AsyncSwarm, monkeypatch: pytest.MonkeyPatch
+    client: AsyncSwarm, here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by the first hop, which hears of it from the tail: to the tail, that hop is the sender."""
     strikes: Counter[str] = Counter()
@@ -279,6 +280,9 @@ async def test_whoever_asked_for_a_third_such_grammar_is_refused_any(
         strikes[owner] += 1
         strike(admission, owner)
 
+    now = time.monotonic()
+    for one in here.nodes:
+        monkeypatch.setattr(one.sessions.admission._grammars, "_clock", lambda: now)
     monkeypatch.setattr(node.session.admission, "is_near", lambda key: False)
     monkeypatch.setattr(Admission, "grammar_exceeded", counted)
     with pytest.raises(Exception, match="more time or memory"):
