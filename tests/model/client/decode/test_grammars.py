@@ -29,9 +29,7 @@ from node.engine.sweep_run import SweepRun
 from node.session.admission import Admission
 from node.session.tail import Tail
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.errors import ConfigError, GenerationInterrupted, RemoteProtocolError
-from swarm.inference.grammars import GrammarCompiler
 from swarm.inference.grammars import CompiledGrammar, GrammarCompiler
 from swarm.protocol.messages import Sampling
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
