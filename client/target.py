@@ -22,6 +22,7 @@ from swarm.models.hub import find_model
 from swarm.models.model_config import read_config
 from swarm.models.pretrained import first_line
 from swarm.models.tokenizer_files import check_tokenizer, load_tokenizer
+from swarm.models.tokenizer_trial import check_encodes
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import RouteQuery, no_route
 from swarm.routing.served import ServedModels
@@ -92,13 +93,14 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
 
     Raises:
         UnknownModel: no such model.
-        UnsupportedModel: it has no fast tokenizer, or needs code of its own.
+        UnsupportedModel: it has no fast tokenizer, one that takes too long, or needs code of its own.
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
     folder, hub = find_model(model, revision)
     config = read_config(folder, str(model))
     check_tokenizer(folder, str(model))
     name, config_digest, tokenizer_digest = client_identity(folder)
+    check_encodes(folder, str(model))
     tokenizer = load_tokenizer(folder, str(model))
     text = config.get_text_config()
     if (note := why_shorter(config)) is not None:

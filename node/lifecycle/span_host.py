@@ -34,7 +34,7 @@ from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, bracketed
 from swarm.errors import ConfigError
 from swarm.inference.devices import empty_cache
-from swarm.inference.grammar import GrammarCompiler
+from swarm.inference.grammars import GrammarCompiler
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.picks.device_picks import picks_on
 from swarm.inference.ragged_batch import PLAIN_PATH
@@ -66,6 +66,7 @@ class SpanService:
     peer_delays: PeerDelays
     successors: Successors
     policy: DialPolicy
+    grammars: GrammarCompiler
     speed_check: SpeedCheck | None
     """None where weights are streamed: a forward reads them all."""
 
@@ -173,7 +174,7 @@ class SpanHost:
             certificate=resources.certificate,
             valid_tokens=valid_tokens,
             noise=None if picks_on(model.device) else lru_cache(NOISE_ROWS)(gumbel_row),
-            grammars=GrammarCompiler.of_folder(resources.checkpoint.folder),
+            grammars=(grammars := GrammarCompiler.of_folder(resources.checkpoint.folder, admission)),
         )
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)
@@ -187,7 +188,9 @@ class SpanHost:
         probes = Probes(measure, partial(_own_rate, resources))
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         check = None if config.offload else _speed_check(model, engine)
-        self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy, check)
+        self.service = SpanService(
+            engine, computing, sessions, server, peer_delays, context.successors, policy, grammars, check
+        )
 
     async def check_speed(self) -> None:
         """Measure again how fast the layers are, where nobody uses them."""
@@ -216,6 +219,7 @@ class SpanHost:
         """Take no more calls."""
         if self.service is not None:
             await self.service.server.stop(STOP_GRACE_S)
+            self.service.grammars.close()
 
     async def end_service(self) -> None:
         """Stop the server and the engine of sessions that were drained."""
