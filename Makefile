@@ -8,7 +8,7 @@ NPM_STAMP := tests/npm/node_modules/.package-lock.json
 
 export DELAY_MS TORCH_INDEX_URL
 
-.PHONY: help install demo check test docs protos
+.PHONY: help install demo check test floors docs protos
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -47,15 +47,32 @@ $(NPM_STAMP): tests/npm/package.json tests/npm/package-lock.json
 	@$(PYTHON) -m venv .venv || \
 	{ rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 
-# torch comes first, so that a machine without an NVIDIA GPU gets PyTorch's CPU build (200 MB) and not the default
-# one (gigabytes). Where PyTorch's index cannot be reached, the ordinary index serves. A torch already there stays.
-$(STAMP): pyproject.toml constraints.txt | .venv/bin/python
-	@set -e; pip="$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt"; \
+# torch comes first, and by no hash: its build depends on the machine. Without an NVIDIA GPU it is PyTorch's CPU build
+# (200 MB) and not the default one (gigabytes); where PyTorch's index cannot be reached, the ordinary index serves. A torch
+# already there stays. All else is what the tests passed with, file by file.
+$(STAMP): pyproject.toml setup.py constraints.txt requirements.lock | .venv/bin/python
+	@set -e; pip="$(BIN)/python -m pip install --disable-pip-version-check"; torch="-c constraints.txt torch"; \
+	$$pip --require-hashes --no-deps -r requirements.lock; \
 	if $(BIN)/python -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then :; \
-	elif [ -n "$$TORCH_INDEX_URL" ]; then $$pip --no-deps --index-url "$$TORCH_INDEX_URL" torch; \
-	elif command -v nvidia-smi >/dev/null; then :; \
-	else $$pip --no-deps --retries 0 --timeout 15 --index-url $(CPU_INDEX) torch || \
-	  echo "$(CPU_INDEX) did not answer: torch comes from the default index" >&2; \
+	elif [ -n "$$TORCH_INDEX_URL" ]; then $$pip --no-deps --index-url "$$TORCH_INDEX_URL" $$torch; \
+	elif command -v nvidia-smi >/dev/null; then $$pip $$torch; \
+	else $$pip --no-deps --retries 0 --timeout 15 --index-url $(CPU_INDEX) $$torch || \
+	  { echo "$(CPU_INDEX) did not answer: torch comes from the default index" >&2; $$pip $$torch; }; \
 	fi; \
-	$$pip -e '.[dev]'
+	$$pip --no-deps --no-build-isolation -e .
 	@touch $@
+
+# With the oldest versions that a user may have. PyTorch's oldest CPU build comes from its own index, or the newest here.
+FLOORS := .floors
+FLOOR_TOOLS := anthropic hypothesis openai pytest pytest-asyncio pytest-timeout pytest-xdist PyYAML schemathesis
+FLOOR_TESTS := tests/unit/client tests/unit/node tests/unit/swarm tests/net/client/api --ignore tests/unit/swarm/kernels
+
+floors: export OMP_NUM_THREADS = 1
+floors: ## the unit tests and the API's with the lowest versions that pyproject.toml admits
+	@rm -rf $(FLOORS) && $(PYTHON) -m venv $(FLOORS)
+	@set -e; pip="$(FLOORS)/bin/python -m pip install --disable-pip-version-check"; lowest=$(FLOORS)/floors.txt; \
+	$$pip packaging; $(FLOORS)/bin/python -m tools.floors > $$lowest; \
+	$$pip --no-deps --retries 0 --timeout 15 --index-url $(CPU_INDEX) "$$(grep ^torch== $$lowest)" || \
+	  { echo "$(CPU_INDEX) did not answer: torch is not the lowest" >&2; sed -i /^torch==/d $$lowest; }; \
+	$$pip -c $$lowest '.[all]' $(FLOOR_TOOLS)
+	$(FLOORS)/bin/python -m pytest -n 2 --dist loadfile -p no:cacheprovider $(FLOOR_TESTS)

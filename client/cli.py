@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, assert_never, cast
+from typing import TYPE_CHECKING, Final, TextIO, assert_never, cast
 
-import tyro
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress
 
@@ -24,15 +22,16 @@ from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.terminal.setups import ProgramName, ask_server, setup
 from client.train.options import TrainDraft
 from swarm.discovery.node_record import bracketed
-from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
+from swarm.errors import ConfigError, GenerationInterrupted
+from swarm.joining.command_line import read_command
 from swarm.joining.lan_choice import with_lan
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.logs import set_up_logging
 from swarm.runtime.plain_text import plain_for, plain_line
+from swarm.runtime.program import exit_code
 
 if TYPE_CHECKING:
     from client.options import ConnectOptions, GenerateOptions, Options
@@ -40,45 +39,40 @@ if TYPE_CHECKING:
 ClientCommand = Generate | ChatCommand | ApiCommand | Bench | TrainDraft | Demo
 
 
+COMMANDS: Final[Mapping[str, type]] = {
+    "generate": Generate,
+    "chat": ChatCommand,
+    "api": ApiCommand,
+    "bench": Bench,
+    "train-draft": TrainDraft,
+    "demo": Demo,
+}
+
+
 def main() -> None:
     """Entry point."""
-    commands: dict[str, Callable[..., ClientCommand]] = {
-        "generate": Generate,
-        "chat": ChatCommand,
-        "api": ApiCommand,
-        "bench": Bench,
-        "train-draft": TrainDraft,
-        "demo": Demo,
-    }
-    command = tyro.extras.subcommand_cli_from_dict(
-        commands, prog="client", description="Use a swarm.", registry=plain_words()
-    )
+    sys.exit(exit_code("client", _main))
+
+
+def _main() -> int:
+    command = read_command("client", "Use a swarm.", COMMANDS)
     level, text = os.environ.get("CANOPY_LOG"), LineTrackingStream(sys.stdout)
     sys.stdout = cast("TextIO", text)
     form = f"{'%(asctime)s %(name)s' if level else 'client'}: %(message)s"
     set_up_logging(level or "WARNING", NoteFormatter(text, form))
-    sys.exit(run(command))
+    return run(command)
 
 
 def run(command: ClientCommand) -> int:
     """Carry out a command; returns the exit code. An error is printed as one line."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are raised as exceptions too
-    try:
-        if isinstance(command, ApiCommand) and command.program != "none":
-            return api_setup(command, command.program)
-        return _carry_out(_with_swarm(command))
-    except GenerationInterrupted as error:
-        said = "; ".join((str(error), *getattr(error, "__notes__", ())))
-        print(f"\nclient: {plain_line(said)}", file=sys.stderr)  # noqa: T201 - the command line's own output
-        return 1
-    except SwarmError as error:
-        print(f"client: {plain_line(str(error))}", file=sys.stderr)  # noqa: T201
-        return 1
-    except BrokenPipeError:  # the reader of the output has closed it; the flush at exit would fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("client", lambda: _run(command))
+
+
+def _run(command: ClientCommand) -> int:
+    if isinstance(command, ApiCommand) and command.program != "none":
+        return api_setup(command, command.program)
+    return _carry_out(_with_swarm(command))
 
 
 def _carry_out(command: ClientCommand) -> int:
@@ -150,6 +144,7 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
             path = resumption.save(error, resumption.default_folder())
             if path is not None:
                 error.add_note(f"go on with the same command and: --resume {shlex.quote(str(path))}")
+            print(file=sys.stderr)  # noqa: T201 - its line begins below the text
             raise
     print()  # noqa: T201
     console = make_console(stderr=True)

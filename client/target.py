@@ -10,16 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
-from swarm.errors import ConfigError, ModelMismatch, RouteError, UnknownModel, UnsupportedModel
+from swarm.errors import ConfigError, ModelMismatch, RouteError
 from swarm.ids import ModelIdentity, PeerId
-from swarm.models.families import max_positions
+from swarm.models.families import max_positions, why_shorter
 from swarm.models.fingerprint import client_identity, known_identity
 from swarm.models.hub import find_model
-from swarm.models.pretrained import UNREADABLE, check_own_code, check_tokenizer, first_line, read_config
+from swarm.models.model_config import read_config
+from swarm.models.pretrained import first_line
+from swarm.models.tokenizer_files import check_tokenizer, load_tokenizer
+from swarm.models.tokenizer_trial import check_encodes
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import RouteQuery, no_route
 from swarm.routing.served import ServedModels
@@ -90,21 +93,18 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
 
     Raises:
         UnknownModel: no such model.
-        UnsupportedModel: it has no fast tokenizer, or needs code of its own.
+        UnsupportedModel: it has no fast tokenizer, one that takes too long, or needs code of its own.
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
     folder, hub = find_model(model, revision)
+    config = read_config(folder, str(model))
     check_tokenizer(folder, str(model))
     name, config_digest, tokenizer_digest = client_identity(folder)
-    config = read_config(folder, str(model))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except UNREADABLE as error:
-        check_own_code(folder / "tokenizer_config.json", str(model))
-        raise UnknownModel(f"{model}: its tokenizer cannot be read ({first_line(error)})") from error
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise UnsupportedModel(f"{model}: needs a fast tokenizer (tokenizer.json)")
+    check_encodes(folder, str(model))
+    tokenizer = load_tokenizer(folder, str(model))
     text = config.get_text_config()
+    if (note := why_shorter(config)) is not None:
+        logger.warning("%s: %s", model, note)
     known = known_identity(folder, hub=hub)
     generation = read_generation_config(folder)
     return Target(

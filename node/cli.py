@@ -7,12 +7,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
-import tyro
 from rich.console import Console
 
 from node import nodejs
@@ -25,67 +25,71 @@ from node.kept_files import ShowFiles, files
 from swarm.discovery.dht.addresses import OPEN_SWARM
 from swarm.discovery.identity import Identity, default_identity_path
 from swarm.doctor.options import Doctor
-from swarm.errors import ConfigError, RegistryError, SwarmError
+from swarm.errors import ConfigError, RegistryError
+from swarm.joining.command_line import read_command
 from swarm.joining.invite import is_invite
 from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
-from swarm.runtime.plain_text import plain_line
+from swarm.runtime.program import exit_code
 from swarm.runtime.tasks import TaskScope
 
 _NONE_BEFORE_TLS_1_3 = "ECDHE-RSA-AES128-GCM-SHA256"
 """gRPC takes no lowest version, and its list is of TLS 1.2's suites only: none that goes with a node's certificate."""
 
 
+COMMANDS: Final[Mapping[str, type]] = {
+    "serve": ServeConfig,
+    "status": ShowNodeStatus,
+    "files": ShowFiles,
+    "install": InstallService,
+    "uninstall": UninstallService,
+    "doctor": Doctor,
+}
+
+
 def main() -> None:
     """Run the command line; errors are one line and a non-zero exit."""
+    sys.exit(exit_code("node", _main))
+
+
+def _main() -> int:
     meant_nodejs = nodejs.explain(sys.argv[1:], nodejs.find_nodejs(Path(sys.argv[0])))
     if meant_nodejs is not None:
-        sys.exit(_fail(meant_nodejs, 2))
-    command: ServeConfig | ShowNodeStatus | ShowFiles | InstallService | UninstallService | Doctor
-    command = tyro.extras.subcommand_cli_from_dict(
-        {
-            "serve": ServeConfig,
-            "status": ShowNodeStatus,
-            "files": ShowFiles,
-            "install": InstallService,
-            "uninstall": UninstallService,
-            "doctor": Doctor,
-        },
-        prog="node",
-        description="Host some layers of a large language model for a swarm.",
-        registry=plain_words(),
-    )
+        print(meant_nodejs, file=sys.stderr)  # noqa: T201 - the command line's own output
+        return 2
+    command = read_command("node", "Host some layers of a large language model for a swarm.", COMMANDS)
     match command:
         case ServeConfig():
-            sys.exit(serve(command))
+            return serve(command)
         case Doctor():
-            sys.exit(doctor(command))
+            return doctor(command)
         case _:
-            sys.exit(look_after(command))
+            return look_after(command)
 
 
 def look_after(command: ShowNodeStatus | ShowFiles | InstallService | UninstallService) -> int:
     """Do what needs no swarm; returns the exit status."""
-    say = make_console(soft_wrap=True).print
-    try:
-        match command:
-            case ShowNodeStatus():
-                return show(command, time.time(), say)
-            case ShowFiles():
-                files(command, lambda: bool(running_pids()), make_console())
-            case InstallService():
-                config, environment = _as_service(command.serve)
-                machine = this_machine(sys.platform, os.environ | environment)
-                install(replace(command, serve=config), machine, say)
-            case UninstallService():
-                uninstall(command, this_machine(sys.platform, os.environ), say)
-    except SwarmError as error:
-        return _fail(f"node: {plain_line(str(error))}", 1)
+    return exit_code("node", lambda: _look_after(command, make_console(soft_wrap=True).print))
+
+
+def _look_after(
+    command: ShowNodeStatus | ShowFiles | InstallService | UninstallService, say: Callable[[str], None]
+) -> int:
+    match command:
+        case ShowNodeStatus():
+            return show(command, time.time(), say)
+        case ShowFiles():
+            files(command, lambda: bool(running_pids()), make_console())
+        case InstallService():
+            config, environment = _as_service(command.serve, keeps=not command.dry_run)
+            machine = this_machine(sys.platform, os.environ | environment)
+            install(replace(command, serve=config), machine, say)
+        case UninstallService():
+            uninstall(command, this_machine(sys.platform, os.environ), say)
     return 0
 
 
@@ -95,16 +99,17 @@ def serve(config: ServeConfig) -> int:
     os.environ["GRPC_SSL_CIPHER_SUITES"] = _NONE_BEFORE_TLS_1_3
     set_up_logging(os.environ.get("CANOPY_LOG", "WARNING"), OneLineFormatter("%(asctime)s %(name)s: %(message)s"))
     raise_file_limit()
-    try:
-        config, note = with_swarm(config, SwarmFinder(SwarmMemory.of_user(), os.environ, _own_peers(config)))
-        config.check()
-        if note:
-            make_console(soft_wrap=True).print(note)
-        if not config.insecure:
-            config = with_lan(config, config.lan, make_console(soft_wrap=True).print)
-        asyncio.run(_run(config))
-    except SwarmError as error:
-        return _fail(f"node: {plain_line(str(error))}", 1)
+    return exit_code("node", lambda: _serve(config))
+
+
+def _serve(config: ServeConfig) -> int:
+    config, note = with_swarm(config, SwarmFinder(SwarmMemory.of_user(), os.environ, _own_peers(config)))
+    config.check()
+    if note:
+        make_console(soft_wrap=True).print(note)
+    if not config.insecure:
+        config = with_lan(config, config.lan, make_console(soft_wrap=True).print)
+    asyncio.run(_run(config))
     return 0
 
 
@@ -114,12 +119,16 @@ def _own_peers(config: ServeConfig) -> list[str]:
     return [] if own is None else [own.peer_id]
 
 
-def _as_service(config: ServeConfig) -> tuple[ServeConfig, dict[str, str]]:
+def _as_service(config: ServeConfig, *, keeps: bool) -> tuple[ServeConfig, dict[str, str]]:
     """The options that a service is started with, and what its environment has besides this one.
 
     An invite to an open swarm is kept as it is: it names the swarm, whose peers that this machine met by then are tried
     beside those of the invite. One to a private swarm becomes plain options, and its key a file. What nobody typed is
     left to each start, which takes the swarm that was joined last by then.
+
+    Args:
+        config: as typed.
+        keeps: whether the key's file is written, and not only named.
     """
     words = [*config.join, *([config.model] if config.model is not None and is_invite(config.model) else [])]
     if not words:
@@ -133,7 +142,8 @@ def _as_service(config: ServeConfig) -> tuple[ServeConfig, dict[str, str]]:
         return found, {}
     if memory.path is None:
         raise ConfigError("nothing is remembered here (CANOPY_SWARMS=none): give the key's file with --network-key")
-    memory.keep_key(key)
+    if keeps:
+        memory.keep_key(key)
     return replace(found, network_key=memory.key_path(key.name), membership=OPEN_SWARM), {}
 
 
@@ -142,10 +152,7 @@ def doctor(options: Doctor) -> int:
     from swarm.doctor.command import run_doctor  # brings every probe, which `serve` does not need
 
     set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
-    try:
-        return run_doctor(options, make_console(soft_wrap=True))
-    except KeyboardInterrupt:
-        return 130
+    return run_doctor(options, make_console(soft_wrap=True))
 
 
 async def _run(config: ServeConfig) -> None:
@@ -200,11 +207,6 @@ def _cancel_on_signals() -> None:
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, leave)
-
-
-def _fail(message: str, status: int) -> int:
-    print(message, file=sys.stderr)  # noqa: T201 - the command line's own output
-    return status
 
 
 if __name__ == "__main__":

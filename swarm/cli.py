@@ -6,11 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Final, TypeVar
 
 import tyro
 from rich.console import Console
@@ -28,7 +28,7 @@ from swarm.discovery.listing import name_models, read_models
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import Registry
 from swarm.doctor.options import Doctor
-from swarm.errors import ConfigError, SwarmError, UnknownModel
+from swarm.errors import ConfigError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity, shown_swarm
 from swarm.joining.command import (
@@ -40,17 +40,18 @@ from swarm.joining.command import (
     invite,
     list_swarms,
 )
+from swarm.joining.command_line import read_command
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.relay.lending import NO_RELAY, lend, lent_settings, offered_hosts
 from swarm.routing.costs import sweep_ms
-from swarm.runtime.cli import fit, plain_words
+from swarm.runtime.cli import fit
 from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
-from swarm.runtime.plain_text import plain_line
+from swarm.runtime.program import exit_code
 from swarm.runtime.tasks import TaskScope
 from swarm.top.options import Top
 from swarm.ways.tls_offer import TlsOffer
@@ -83,8 +84,8 @@ class Bootstrap:
         identity: file with this peer's key, made if missing (default: bootstrap.key beside the machine's identity).
         announce_address: IP address or name under which others reach this machine, where that differs
             (default: as found).
-        join: multiaddress of another peer to join, such as a second bootstrap peer, or an invite; may be repeated
-            (default: none).
+        join: multiaddress of another peer to join, such as a second bootstrap peer, or an invite (also without --join);
+            may be repeated (default: none).
         network_key: file of a private swarm's network key, made if missing (default: an invite's; without one the swarm
             is open to everybody).
         allow_private: check whether nodes at private addresses can be reached also where this machine has a public
@@ -116,7 +117,8 @@ class ShowStatus:
 
     Attributes:
         model: name or fingerprint of one model (default: all of them).
-        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
+        join: multiaddress of a peer of the swarm, or an invite (also without --join); may be repeated (default: the
+            swarm joined last).
         membership: of the swarm; not an option.
     """
 
@@ -128,19 +130,19 @@ class ShowStatus:
 
 ABOUT = "Start, watch and plan a swarm: the machines that run a large language model together, layer by layer."
 
-Command = (
-    Annotated[Bootstrap, tyro.conf.subcommand("bootstrap")]
-    | Annotated[ShowStatus, tyro.conf.subcommand("status")]
-    | Annotated[ShowRoute, tyro.conf.subcommand("route")]
-    | Annotated[ShowPlan, tyro.conf.subcommand("plan")]
-    | Annotated[Health, tyro.conf.subcommand("health")]
-    | Annotated[Private, tyro.conf.subcommand("private")]
-    | Annotated[Top, tyro.conf.subcommand("top")]
-    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
-    | Annotated[MakeInvite, tyro.conf.subcommand("invite")]
-    | Annotated[ListSwarms, tyro.conf.subcommand("list")]
-    | Annotated[ForgetSwarm, tyro.conf.subcommand("forget")]
-)
+COMMANDS: Final[Mapping[str, type]] = {
+    "bootstrap": Bootstrap,
+    "status": ShowStatus,
+    "route": ShowRoute,
+    "plan": ShowPlan,
+    "health": Health,
+    "private": Private,
+    "top": Top,
+    "doctor": Doctor,
+    "invite": MakeInvite,
+    "list": ListSwarms,
+    "forget": ForgetSwarm,
+}
 AnyCommand = (
     Bootstrap
     | ShowStatus
@@ -159,21 +161,19 @@ _Looking = TypeVar("_Looking", ShowStatus, ShowRoute, ShowPlan, Health, Top)
 
 def main() -> None:
     """Entry point."""
-    command = tyro.cli(Command, prog="swarm", description=ABOUT, registry=plain_words())
+    sys.exit(exit_code("swarm", _main))
+
+
+def _main() -> int:
+    command = read_command("swarm", ABOUT, COMMANDS)
     set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
     raise_file_limit()
-    sys.exit(run(command))
+    return _carry_out(command, make_console(soft_wrap=True))
 
 
 def run(command: AnyCommand) -> int:
     """Run a command; returns the exit code."""
-    try:
-        return _carry_out(command, make_console(soft_wrap=True))
-    except SwarmError as error:
-        make_console(stderr=True, soft_wrap=True).print(Text(f"swarm: {plain_line(str(error))}"))
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("swarm", lambda: _carry_out(command, make_console(soft_wrap=True)))
 
 
 def _carry_out(command: AnyCommand, console: Console) -> int:  # noqa: C901 - a table of commands

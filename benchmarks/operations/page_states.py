@@ -89,7 +89,7 @@ def model(nodes: Sequence[State], num_layers: int, name: str = "demo-target", **
     fixes = [f"node serve {name} --layers {start}-{end} --join {JOIN}" for start, end in merged[:2]]
     reasons = {
         "broken": "no machine serves some of its layers",
-        "serving": f"every layer has at least {least} machines" if least > 1 else "one machine away from breaking",
+        "serving": f"every layer has at least {least} machines" if least > 1 else "no machine to spare",
     }
     return {
         "name": name,

@@ -25,6 +25,7 @@ class Kind(enum.StrEnum):
     CONNECTIONS = "connections"
     FRAMES = "frames"
     SESSIONS = "sessions"
+    GRAMMARS = "grammars"
     HOPS = "hops"
     TAILS = "tails"
     RECORDS = "records"

@@ -45,7 +45,7 @@ class ProgramSample:
 
     Attributes:
         at: Time of day.
-        resident_mb: Memory that it has of its own, roughly: the sum of resident sets.
+        resident_mb: Memory that it has of its own: its resident set, and what its descendants do not share.
         files: Open files of the process with most of them, and its limit.
     """
 
@@ -112,7 +112,8 @@ class Range:
             with suppress(psutil.Error):
                 first = psutil.Process(program.process.pid)
                 members = [first, *first.children(recursive=True)]
-                memory = sum(member.memory_info().rss for member in members) / 1e6
+                shares = (member.memory_full_info().pss for member in members[1:])  # workers are forks of one another
+                memory = (first.memory_info().rss + sum(shares)) / 1e6
                 files = max((member.num_fds(), member.rlimit(psutil.RLIMIT_NOFILE)[0]) for member in members)
                 self.samples.setdefault(name, []).append(ProgramSample(time.time(), memory, files))
 

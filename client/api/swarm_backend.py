@@ -153,8 +153,8 @@ class SwarmBackend:
 
 
 async def _prepare(model: ModelLink, job: Job) -> Prepared:
-    """Read a job: a long one in a thread, so that others go on meanwhile."""
-    is_short = _size(job) < LONG_PROMPT
+    """Read a job: in a thread where it may take long, so that others go on meanwhile."""
+    is_short = _size(job) < LONG_PROMPT and not (isinstance(job, ChatJob) and model.reader.template.has_template)
     prepared = model.reader.prepare(job) if is_short else await asyncio.to_thread(model.reader.prepare, job)
     await model.swarm.factory.check_grammar(prepared.state)
     return prepared

@@ -91,6 +91,7 @@ class Answers:
         on_trouble: Callable[[SwarmError], None],
         check: Check = lambda reply, sweep: None,
         on_answer: Callable[[float, Sweep], None] = lambda total_ms, sweep: None,
+        before_check: Callable[[int], asyncio.Task[None] | None] = lambda sequence: None,
     ) -> None:
         """Hear nobody yet.
 
@@ -100,11 +101,12 @@ class Answers:
                 when tails do not pick the same.
             check: of every reply to a sweep that is unanswered.
             on_answer: called with how long a sweep was away, and the sweep.
+            before_check: what must be done before a reply to this sweep can be checked.
         """
         self.count = 0
         self.rows_bytes = 0
         self.newest_s = 0.0
-        self._check, self._on_answer = check, on_answer
+        self._check, self._on_answer, self._before_check = check, on_answer, before_check
         self._last_sent = 0
         self._key = key
         self._on_trouble = on_trouble
@@ -216,6 +218,9 @@ class Answers:
             self._on_trouble(message)
             return
         awaited = self._awaited.get(message.sequence)
+        if awaited is not None and (unready := self._before_check(message.sequence)) is not None:
+            unready.add_done_callback(lambda _: self._hear(stream, message))
+            return
         try:
             if not 0 < message.sequence <= self._last_sent:
                 raise RemoteProtocolError("sequence", f"reply to sweep {message.sequence}, which was never sent")

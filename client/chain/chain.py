@@ -19,6 +19,7 @@ import grpc.aio
 
 from client.chain.answers import Answer, Answers
 from client.chain.blame import advised, blamed
+from client.chain.pick_check import PickCheck
 from client.chain.progress import DueProgress, ProgressWatch, merged
 from client.chain.repair_plan import (
     Finish,
@@ -55,6 +56,7 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.ids import PeerId
+from swarm.inference.grammars import GrammarPlace
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.journal import Journal
@@ -154,7 +156,9 @@ class Chain:
         self._journal: Journal | None = None
         self._next: SessionLink | None = None
         self._owner = owner
-        self._answers = Answers(self._key, self.on_trouble, self._check, self._on_answer)
+        self._picks = PickCheck()
+        self._scope: TaskScope | None = None
+        self._answers = Answers(self._key, self.on_trouble, self._check, self._on_answer, self._picks.awaited)
         self._news = asyncio.Event()
         self._progress = ProgressWatch()
         self._taken_s = self._awake_s = time.monotonic()
@@ -207,11 +211,17 @@ class Chain:
         """What is sent from now on belongs to a session with this state."""
         self._journal = Journal(state)
 
+    def follow(self, place: GrammarPlace | None) -> None:
+        """The picks of what is sent from now on must follow this grammar; one that does not is its tail's fault."""
+        self._picks.follow(place)
+
     def send(self, sweep: Sweep) -> None:
         """Start a sweep; never waits. While the chain is repaired, it follows with the replay."""
         assert self._next is not None and self._journal is not None, "open and begin come first"  # noqa: PT018
+        assert self._scope is not None, "it is open"
         sweep = replace(sweep, generation=self.generation)
         self._answers.expect(sweep)
+        self._picks.expect(sweep, self._journal.state, self._scope)
         self._journal.note(sweep)
         self._next.push(SweepFrame(sweep))
         if self._plan.lost:  # while nobody needed it: now somebody does
@@ -282,7 +292,7 @@ class Chain:
         Raises:
             SwarmError: a hop refused, or did not answer in time.
         """
-        self._next = SuccessorLink(scope, self._dial, self._key, self)
+        self._scope, self._next = scope, SuccessorLink(scope, self._dial, self._key, self)
         limit_s = OPEN_S + OPEN_PER_HOP_S * len(self.route.hops)
         try:
             async with asyncio.timeout(limit_s):
@@ -399,10 +409,12 @@ class Chain:
     def _check(self, reply: Reply, sweep: Sweep) -> None:
         assert self._journal is not None, "a sweep was sent"
         check_reply(reply, sweep, self._journal.state)
+        self._picks.check(reply)
         if reply.rows is not None:
             self._owner.check_rows(reply.rows)
 
     def _on_answer(self, total_ms: float, sweep: Sweep) -> None:
+        self._picks.answered(sweep.sequence)
         self._progress.answered(total_ms, len(sweep.tokens), self.route.forecast)
 
     async def _watch_progress(self, scope: TaskScope) -> None:

@@ -16,6 +16,7 @@ from client.decode.text_stream import GrowingText
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
 from client.stats import SweepMeasurement, TokenLogProbs
 from swarm.errors import Unfinished
+from swarm.inference.grammars import CompiledGrammar
 from swarm.protocol.messages import Sampling, Want
 
 
@@ -44,6 +45,7 @@ class GenerationState:
         tracer: makes what people see of each sweep; None where nobody asked.
         top_log_probs: how many of the likeliest tokens are told with each token's log-probability; None: neither is.
         log_probs: one per token of `text` that this run brought, where they are told.
+        grammar: of the rules of picks, compiled, so that picks can be checked.
     """
 
     prompt: tuple[int, ...]
@@ -66,6 +68,7 @@ class GenerationState:
     tracer: SweepTracer | None = None
     top_log_probs: int | None = None
     log_probs: list[TokenLogProbs] = field(default_factory=list)
+    grammar: CompiledGrammar | None = None
 
     @property
     def want(self) -> Want | None:

@@ -7,12 +7,7 @@ import sys
 import tyro
 
 from client.demo.command import Demo, run
-from swarm.errors import SwarmError
+from swarm.runtime.program import exit_code
 
 if __name__ == "__main__":
-    try:
-        sys.exit(run(tyro.cli(Demo, prog="client demo")))
-    except SwarmError as error:
-        sys.exit(f"client: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(exit_code("client", lambda: run(tyro.cli(Demo, prog="client demo"))))

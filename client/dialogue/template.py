@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import finalize
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from client.dialogue.encoding import ControlTokens, Json, Marks
@@ -26,6 +26,7 @@ from client.dialogue.history import (
     without_lost_thoughts,
 )
 from client.dialogue.messages import Message, Tool
+from client.dialogue.rendering import TemplateRenderer, rendered
 from client.options import check_text
 from swarm.errors import ConfigError
 
@@ -84,6 +85,8 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
+        self._renderer = TemplateRenderer()
+        finalize(self, self._renderer.close)
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
         source = self._source(with_tools=True)
         self.family: ToolFamily = family_of(source) if self.has_template else ""
@@ -194,20 +197,19 @@ class ChatTemplate:
         return {}
 
     def _render(self, messages: Json, tools: Json, switches: PromptSwitches, source: str) -> str:
-        try:
-            text = self.tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=source,
-                add_generation_prompt=not switches.continues,
-                continue_final_message=switches.continues,
-                tokenize=False,
-                **_reasoning_switches(source, switches.reasoning),
-            )
-        except (TemplateError, ValueError, TypeError, LookupError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ConfigError(f"this model's chat template does not take this conversation: {reason}") from error
-        return check_text(str(text), "prompt")
+        given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        values = {
+            **self.tokenizer.special_tokens_map,
+            **_reasoning_switches(source, switches.reasoning),
+            "conversations": [given],
+            "tools": tools,
+            "add_generation_prompt": not switches.continues,
+            "continue_final_message": switches.continues,
+        }
+        if not given:
+            raise ConfigError("this model's chat template does not take this conversation: it is empty")
+        render = self._renderer.render if self.has_template else rendered
+        return check_text(render(source, values), "prompt")
 
 
 def _reasoning_switches(source: str, reasoning: bool | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -166,7 +166,8 @@ class AsyncSwarm:
                 factory = GenerationFactory(
                     target, drafters, drafting, nodes, promised, defaults=_defaults(target, options)
                 )
-                yield cls(opener, factory, scope, loaded.notes)
+                with closing(factory):
+                    yield cls(opener, factory, scope, loaded.notes)
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
                 await asyncio.to_thread(loaded.save_calibrations)

@@ -131,7 +131,7 @@ class AsyncChat:
 
     async def _answer(self, options: GenerateOptions) -> AsyncGenerator[Piece, None]:
         """Run one turn; if the kept session has ended meanwhile, again in a new one."""
-        plan = self._conversation.plan()
+        plan = await asyncio.to_thread(self._conversation.plan)
         state = self._generation(plan, options)
         await self._factory.check_grammar(state)
         session = self._fitting(state)
@@ -145,7 +145,7 @@ class AsyncChat:
                 await self.close()
                 if error.tokens:
                     raise
-            plan = self._conversation.plan()
+            plan = await asyncio.to_thread(self._conversation.plan)
             state = self._generation(plan, options)
         session = await self._open(state)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from client.drafting.pool import Drafters
 from client.options import GenerateOptions, Options, check_text
 from client.target import Target
 from swarm.errors import ConfigError, ContextFull
-from swarm.inference.grammar import GrammarCompiler
+from swarm.inference.grammars import GrammarCompiler, LeaseExceeded
 from swarm.inference.sampling import check as check_sampling
 
 PREFILL_CHUNK = 512
@@ -68,8 +67,15 @@ class GenerationFactory:
             return
         if not self._grammars:
             self._grammars.append(GrammarCompiler.of_tokenizer(self.target.tokenizer))
-        if self._grammars[0].kept(grammar) is None:
-            await asyncio.to_thread(self._grammars[0].compile, grammar)
+        try:
+            state.grammar = await self._grammars[0].compile(grammar)
+        except (LeaseExceeded, MemoryError) as error:
+            raise ConfigError(f"grammar: {error}") from error
+
+    def close(self) -> None:
+        """Let go of what all generations share."""
+        for grammars in self._grammars:
+            grammars.close()
 
     def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> GenerationState:
         """Make a generation.

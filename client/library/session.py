@@ -40,6 +40,7 @@ from swarm.errors import (
     UnsupportedModel,
 )
 from swarm.ids import ModelIdentity
+from swarm.inference.grammars import GrammarPlace
 from swarm.inference.row_codec import LOSSLESS, decode_rows, lossless_codec
 from swarm.layers import Span, name_layers
 from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_REPLY_ROWS
@@ -128,6 +129,8 @@ class Session:
         first_token = started
         last, told = "", len(state.text.tokens)
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
+        rules = state.sampling.rules
+        self.chain.follow(None if state.grammar is None or rules is None else GrammarPlace(state.grammar, rules))
         try:
             with state.with_drafter():
                 async for text in Generation(state, self.chain, self.walk).run():

@@ -44,8 +44,8 @@ class ConnectionOptions:
     Attributes:
         model: hub id, folder or GGUF file of the target, of which only config and tokenizer are read, or an invite
             (default: the invite's, CANOPY_MODEL, else the one used last).
-        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm
-            joined last).
+        join: multiaddress of a peer of the swarm, or an invite (also without --join); may be repeated (default:
+            CANOPY_JOIN, else the swarm joined last).
         lan: without either: whether a swarm that machines of the local network announce is joined; ask asks once, at
             a terminal.
         draft: hub id, folder or GGUF file of a draft model, best with the same tokenizer, or of a head trained for this

@@ -34,8 +34,9 @@ class TrainDraft:
 
     Attributes:
         model: hub id or folder of the target; without --join its weights are needed here.
-        join: multiaddress of a peer of a swarm that has the target, or an invite; may be repeated. The swarm makes the
-            text and says what the target thinks of each token, so the weights are not needed (default: made here).
+        join: multiaddress of a peer of a swarm that has the target, or an invite (also without --join); may be
+            repeated. The swarm makes the text and says what the target thinks of each token, so the weights are not
+            needed (default: made here).
         out: folder for the draft, to be named with --draft afterwards.
         kind: redrafter and dgf are small heads on the target's hidden rows; draft goes on training the model --start,
             and boost does too, but on what the drafts --earlier miss.

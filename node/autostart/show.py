@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from node.autostart.given import Given
-from node.autostart.state_file import MAX_FILES, LocalStatus, Stage, StateFile, state_files, state_folder
+from node.autostart.state_file import MAX_FILES, LocalStatus, Stage, StateFile, state_files, status_folder
 from swarm.layers import Span
 from swarm.runtime.plain_text import plain_line
 
@@ -65,7 +65,7 @@ def show(order: ShowNodeStatus, now: float, say: Callable[[str], None], folder: 
 def read_all(folder: Path | None = None) -> tuple[list[SeenNode], list[StateFile]]:
     """The nodes, the latest seen first, and the files that cannot be read."""
     seen, damaged = [], []
-    for file in state_files(folder or state_folder())[:MAX_FILES]:
+    for file in state_files(folder or status_folder())[:MAX_FILES]:
         is_running = file.is_in_use  # before it is read: an end that is written in between is seen
         try:
             status = file.read()

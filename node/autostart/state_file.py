@@ -20,6 +20,7 @@ from typing import IO, Any, Final, Self
 
 from node.autostart.given import Given, read_days
 from swarm.runtime.files import replace_file
+from swarm.runtime.state_folder import state_folder
 from swarm.runtime.strict_json import strict_json
 
 MAX_STATE_BYTES: Final = 32_768
@@ -115,7 +116,7 @@ class StateFile:
     def of(cls, identity: Path, folder: Path | None = None) -> Self:
         """The file that belongs to an identity's file."""
         name = hashlib.sha256(os.fsencode(identity.expanduser().absolute())).hexdigest()[:16]
-        return cls((folder or state_folder()) / f"{name}.json")
+        return cls((folder or status_folder()) / f"{name}.json")
 
     def read(self) -> LocalStatus | None:
         """What it says; None where there is none.
@@ -191,16 +192,15 @@ class StateFile:
                 path.unlink(missing_ok=True)
 
 
-def state_folder() -> Path:
-    """Where a user's nodes keep their status: `canopy/nodes` in the state folder."""
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "canopy" / "nodes"
+def status_folder() -> Path:
+    """Where a user's nodes keep their status."""
+    return state_folder() / "nodes"
 
 
 def state_files(folder: Path | None = None) -> list[StateFile]:
     """All of a user, the latest written first."""
     found = []
-    for path in (folder or state_folder()).glob("*.json"):
+    for path in (folder or status_folder()).glob("*.json"):
         with suppress(OSError):
             found.append((path.stat().st_mtime, path))
     return [StateFile(path) for _, path in sorted(found, reverse=True)]

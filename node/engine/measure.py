@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -51,12 +51,31 @@ def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_coun
     The sizes take turns, so that a slow moment of the machine does not fall on one of them alone. The results never
     fall with the size, because a larger sweep includes a smaller one.
     """
-    sizes = TREE_NODES if model.static is None else model.static.buckets
+    sizes = sizes_of(model)
     if model.device.type == "cuda":
         warm_up(model)
     rounds = [[forward_ms(model, nodes, clock) for nodes in sizes] for _ in range(REPEATS + 1)][1:]
-    medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
-    return tuple((nodes, min(medians[place:])) for place, nodes in enumerate(sizes))
+    return medians(sizes, rounds)
+
+
+def sizes_of(model: SpanModel) -> tuple[int, ...]:
+    """Tree nodes of the sweeps that are measured."""
+    return TREE_NODES if model.static is None else tuple(model.static.buckets)
+
+
+def medians(sizes: Sequence[int], rounds: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
+    """(tree nodes, median milliseconds) of rounds through all sizes, none below a smaller one's."""
+    typical = [statistics.median(times) for times in zip(*rounds, strict=True)]
+    return tuple((nodes, min(typical[place:])) for place, nodes in enumerate(sizes))
+
+
+def uncounted_ms(model: SpanModel, nodes: int) -> float:
+    """Milliseconds of one forward that is not counted as a session's work."""
+    counted = model.forwards, model.rows_in
+    try:
+        return forward_ms(model, nodes, time.perf_counter)
+    finally:
+        model.forwards, model.rows_in = counted
 
 
 def warm_up(model: SpanModel) -> None:

@@ -16,7 +16,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.devices import with_float64
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.multistep_sampling import by_offset, multistep_picks
-from swarm.inference.path_rules import PathRules
+from swarm.inference.path_rules import NodeMasks, PathRules
 from swarm.inference.picks.device_picks import PickRequest
 from swarm.inference.picks.host_copy import to_device
 from swarm.inference.ragged_batch import SessionRows
@@ -107,6 +107,7 @@ class SweepRun:
         picks: (tree node, token picked after it), at the tail.
         log_probs: of the picks after these nodes, where the client wants them.
         is_tail: whether this hop runs the model's last layer.
+        masks: what the session's grammar takes after the nodes whose picks are asked for; None without one.
     """
 
     def __init__(self, model: SpanModel, kv_cache: KvCache, role: HopRole, work: SweepWork, picking: Picking) -> None:
@@ -118,6 +119,7 @@ class SweepRun:
         self.rows: Rows | None = None
         self.picks: list[tuple[TreeNodeId, int]] = []
         self.log_probs: dict[TreeNodeId, PickLogProbs] = {}
+        self.masks: NodeMasks | None = None
         self._kv_cache = kv_cache
         self._role = role
         self._picking = picking
@@ -205,6 +207,11 @@ class SweepRun:
             self._entered = decoded[to_device(self.work.kept_rows, decoded.device)]
         self._prepared = True
 
+    @property
+    def asked_nodes(self) -> tuple[TreeNodeId, ...]:
+        """All nodes whose picks the client wants."""
+        return tuple(node for node in self.work.nodes if node >= self.work.frame.sweep.picks_from)
+
     def asked(self, chosen: Sequence[int]) -> list[tuple[int, int]]:
         """The nodes among `chosen` whose picks the client wants: (place among them, offset in the sweep)."""
         appended, picks_from = self.work.applied.appended, self.work.frame.sweep.picks_from
@@ -274,7 +281,7 @@ class SweepRun:
         own = mine = logits[first : first + len(offsets)]
         if picking.rules is not None and picking.state is not None:
             own = mine.clone() if want is not None and want.log_probs else mine
-            picking.rules.apply(mine, nodes, picking.state)
+            picking.rules.apply(mine, nodes, picking.state, self.masks)
         positions = [applied.positions[offset] + 1 for offset in offsets]
         if picking.sampling.multistep and picking.sampling.temperature > 0:
             return AskedPicks(None, nodes, own, tuple(self._draw(mine, positions, offsets)))

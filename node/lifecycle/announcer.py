@@ -93,6 +93,7 @@ class Announcer:
             await self._try(partial(asyncio.to_thread, trim_heap))
             await self._try(self._check_alone)
             await self._try(self._measure_delays)
+            await self._try(self._check_speed)
             await self._try(lambda: self.announce(self._state))
 
     async def say_again(self) -> None:
@@ -136,6 +137,10 @@ class Announcer:
             records = await self._resources.registry.records(identity.fingerprint, identity.num_layers)
             service.successors.note_listed(records)
             await service.peer_delays.measure([record for record in records if service.policy.allows(record.address)])
+
+    async def _check_speed(self) -> None:
+        if self._state is NodeState.SERVING:
+            await self._host.check_speed()
 
     async def withdraw(self) -> None:
         """Take back what was announced by a node that could not start."""

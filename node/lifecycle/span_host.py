@@ -15,10 +15,11 @@ import grpc.aio
 import torch
 from torch import nn
 
-from node.engine.measure import make_ready, measure_sweeps, step_cost
+from node.engine.measure import make_ready, measure_sweeps, sizes_of, step_cost, uncounted_ms
 from node.engine.scheduler import Engine
 from node.engine.staircase_cost import staircase
 from node.lifecycle.resources import NodeResources
+from node.lifecycle.speed_check import SpeedCheck
 from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
 from node.model.malloc_trim import trim_heap
@@ -33,7 +34,7 @@ from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, bracketed
 from swarm.errors import ConfigError
 from swarm.inference.devices import empty_cache
-from swarm.inference.grammar import GrammarCompiler
+from swarm.inference.grammars import GrammarCompiler
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.picks.device_picks import picks_on
 from swarm.inference.ragged_batch import PLAIN_PATH
@@ -65,6 +66,9 @@ class SpanService:
     peer_delays: PeerDelays
     successors: Successors
     policy: DialPolicy
+    grammars: GrammarCompiler
+    speed_check: SpeedCheck | None
+    """None where weights are streamed: a forward reads them all."""
 
 
 class SpanHost:
@@ -170,7 +174,7 @@ class SpanHost:
             certificate=resources.certificate,
             valid_tokens=valid_tokens,
             noise=None if picks_on(model.device) else lru_cache(NOISE_ROWS)(gumbel_row),
-            grammars=GrammarCompiler.of_folder(resources.checkpoint.folder),
+            grammars=(grammars := GrammarCompiler.of_folder(resources.checkpoint.folder, admission)),
         )
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)
@@ -183,7 +187,16 @@ class SpanHost:
         measure = partial(measure_delays, insecure=config.insecure, ways=resources.ways, network=network)
         probes = Probes(measure, partial(_own_rate, resources))
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
-        self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy)
+        check = None if config.offload else _speed_check(model, engine)
+        self.service = SpanService(
+            engine, computing, sessions, server, peer_delays, context.successors, policy, grammars, check
+        )
+
+    async def check_speed(self) -> None:
+        """Measure again how fast the layers are, where nobody uses them."""
+        service = self.service
+        if service is not None and service.speed_check is not None:
+            self.sweep_ms = await service.speed_check.look(self.sweep_ms)
 
     def shut_out(self) -> frozenset[str]:
         """Addresses that are refused now for what they did."""
@@ -206,6 +219,7 @@ class SpanHost:
         """Take no more calls."""
         if self.service is not None:
             await self.service.server.stop(STOP_GRACE_S)
+            self.service.grammars.close()
 
     async def end_service(self) -> None:
         """Stop the server and the engine of sessions that were drained."""
@@ -245,6 +259,14 @@ class SpanHost:
         config, resources = self._resources.config, self._resources
         server, _ = bind(config.host, resources.port, resources.certificate, config.membership.network)
         await self.open(server)
+
+
+def _speed_check(model: SpanModel, engine: Engine) -> SpeedCheck:
+    return SpeedCheck(
+        sizes_of(model),
+        lambda nodes: engine.on_thread(partial(uncounted_ms, model, nodes)),
+        lambda: engine.worked_ms,
+    )
 
 
 async def _own_rate(resources: NodeResources, record: NodeRecord) -> float | None:

@@ -14,7 +14,7 @@ from swarm.errors import HubError, NotEnoughSpace, UnknownModel
 from swarm.inference.devices import free_bytes
 from swarm.layers import name_layers
 from swarm.models.hub import Hub, Progress, find_model
-from swarm.models.pretrained import read_config
+from swarm.models.model_config import read_config
 from swarm.models.stored.opening import open_source
 from swarm.models.stored.source import StoredTensor, decoded
 from swarm.models.tensor_files import FileFetch, existing, fetch_tensors, free_disk, plan_fetch

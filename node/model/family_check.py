@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from node.model.checkpoint import Checkpoint, open_checkpoint
 from swarm.errors import UnsupportedModel
@@ -21,6 +22,7 @@ from swarm.inference.step_cache import ARGUMENTS, cache_argument
 from swarm.layers import Span
 from swarm.models.families import causal_lm_class, span_starts
 from swarm.models.pretrained import first_line
+from swarm.models.text_classes import is_composed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -124,6 +126,7 @@ def check_conformance(config: PreTrainedConfig, load: Load) -> None:
     """
     family = config.get_text_config().model_type
     try:
+        check_text_part(config)
         error = conformance_error(shrink(config), load)
     except UnsupportedModel:
         raise
@@ -133,6 +136,39 @@ def check_conformance(config: PreTrainedConfig, load: Load) -> None:
     if not error <= TOLERANCE:
         reason = f"not a tested family, and its self-test is {error:.1e} off in the logits; choose another model"
         raise UnsupportedModel(f"{family}: {reason}")
+
+
+def check_text_part(config: PreTrainedConfig) -> None:
+    """Compare a text model's head, where it was put on here, with the class of the whole model, on a text alone.
+
+    The parts that see or hear stay on the meta device: a text does not run them.
+
+    Raises:
+        UnsupportedModel: the logits differ.
+    """
+    whole_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    text_config = config.get_text_config()
+    if not is_composed(causal_lm_class(config)) or (whole_class is None and text_config is config):
+        return
+    small = shrink(config)
+    own: Any = random_model(small)
+    both = small if text_config is config else copy.deepcopy(config)
+    for name in [name for name, part in vars(config).items() if part is text_config]:
+        setattr(both, name, small)
+    both._attn_implementation = "eager"
+    with torch.device("meta"):
+        whole: Any = whole_class(both).eval()
+    head = next(name for name, part in whole.named_modules() if part is whole.get_output_embeddings())
+    text = next(name for name, part in whole.named_modules() if type(part) is type(own.model))
+    whole.set_submodule(text, own.model)
+    whole.set_submodule(head, own.lm_head)
+    ids = torch.arange(len(PARENTS))[None] * 7 % 120 + 3
+    with torch.no_grad():
+        logits = own(ids, use_cache=False).logits
+        error = float((whole(input_ids=ids, use_cache=False).logits - logits).abs().max() / logits.abs().max())
+    if not error <= TOLERANCE:
+        reason = f"a text's logits are {error:.1e} off those of the whole model's class"
+        raise UnsupportedModel(f"{small.model_type}: {reason}; choose another model")
 
 
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -159,7 +195,8 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     for part in (part for name, part in values.items() if name.endswith("_config") and isinstance(part, dict)):
         part.update({name: small for name, small in _TOWER.items() if part.get(name)})
     if values.get("rope_parameters"):
-        values["rope_parameters"] = _plain_rope(values["rope_parameters"])
+        head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+        values["rope_parameters"] = _plain_rope(values["rope_parameters"], head)
     return type(config.get_text_config()).from_dict(values)
 
 
@@ -171,6 +208,7 @@ def _small(values: dict[str, Any], own: dict[str, Any], aliases: Mapping[str, st
         for name, (plain, size) in sizes.items()
         if values.get(name)
     }
+    small |= {name: [size] * len(values[name]) for name, size in small.items() if isinstance(values[name], list)}
     heads, kv_heads = (aliases.get(name, name) for name in ("num_attention_heads", "num_key_value_heads"))
     if own.get(heads) and own.get(heads) == own.get(kv_heads):
         small[kv_heads] = _SMALL["num_attention_heads"]
@@ -198,13 +236,17 @@ def _pick_layers(text: PreTrainedConfig) -> list[int]:
     return (sorted(list(picked)[: count - len(last)]) * count)[: count - len(last)] + last
 
 
-def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
+def _plain_rope(rope: dict[str, Any], head: int) -> dict[str, Any]:
     """Plain rotary embeddings: stretched ones have lists as long as a head is wide, which the test does not need."""
     if all(isinstance(value, dict) for value in rope.values()):
-        return {kind: _plain_rope(value) for kind, value in rope.items()}
+        return {kind: _plain_rope(value, head) for kind, value in rope.items()}
     if not any(isinstance(value, list) for value in rope.values()):
         return rope
     plain = {name: value for name, value in rope.items() if name in {"rope_theta", "partial_rotary_factor"}}
+    if sections := rope.get("mrope_section"):  # of a place's axes: as many turns as a head has
+        turns = int(head * rope.get("partial_rotary_factor", 1)) // 2
+        axes = [turns // len(sections)] * len(sections)
+        plain["mrope_section"] = [turns - sum(axes[1:]), *axes[1:]]
     return {"rope_type": "default"} | plain
 
 

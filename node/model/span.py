@@ -41,6 +41,7 @@ from swarm.models.families import (
     span_starts,
     text_config,
 )
+from swarm.models.pretrained import SAYS_WHAT_FITS, first_line, misfit
 from swarm.models.stored.source import decoded
 
 if TYPE_CHECKING:
@@ -385,18 +386,20 @@ def fill_span(
     use_canopy(config)
     partial_class = _class_without(layout, span, held)
     partial_class.dtype = property(lambda _: dtype)  # of parameters, as it is, it would not survive packing
-    filled: tuple[PreTrainedModel, dict[str, Any]] = partial_class.from_pretrained(
-        None, config=config, state_dict=dict(tensors), dtype=dtype, output_loading_info=True
-    )
+    try:
+        filled: tuple[PreTrainedModel, dict[str, Any]] = partial_class.from_pretrained(
+            None, config=config, state_dict=dict(tensors), dtype=dtype, **SAYS_WHAT_FITS
+        )
+    except Exception as error:  # what joins a checkpoint's tensors may raise anything on those that do not fit
+        reason = f"the checkpoint does not fit its class ({first_line(error)})"
+        raise UnsupportedModel(f"{config.model_type}: {reason}; fetch it again, or choose another model") from error
     model, info = filled
     unexpected = {name: layout.owner(name) for name in info["unexpected_keys"]}
     if others := sorted(name for name, owner in unexpected.items() if owner is None):
         logger.info("%s: %d tensors are not used, such as %s", config.model_type, len(others), others[0])
     info["unexpected_keys"] = [name for name, owner in unexpected.items() if owner is not None]
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if loose := sorted(map(str, info[problem])):
-            what = f"{len(loose)} {problem.replace('_', ' ')}, such as {loose[0]}"
-            raise UnsupportedModel(f"{config.model_type}: the checkpoint does not fit its class: {what}")
+    if (what := misfit(info)) is not None:
+        raise UnsupportedModel(f"{config.model_type}: the checkpoint does not fit its class: {what}")
     return model
 
 

@@ -35,6 +35,9 @@ AGAIN_S: Final = 10.0
 LONGEST_S: Final = 120.0
 BETTER_S: Final = 600.0
 """How often a relayed machine looks whether a better rung holds by now."""
+SOON_S: Final = 5.0
+"""The same just after a change that cost it a better one: peers and the router often know of it a little later. Doubled
+each time, up to `BETTER_S`."""
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +147,7 @@ class Watch:
         self._before = senses.look()
         self._dialled_at = self._climbed_at = self._stood_at = now
         self._wait_s = AGAIN_S
+        self._better_s = BETTER_S
         self._is_lost = self._was_doubtful = False
         self._log = CountedLog(logger, clock)
 
@@ -178,7 +182,7 @@ class Watch:
             )
             if verdict:
                 self._is_lost = False
-        if move is WatchMove.STAY and is_relayed and now - self._climbed_at >= BETTER_S:
+        if move is WatchMove.STAY and is_relayed and now - self._climbed_at >= self._better_s:
             move, why = WatchMove.CLIMB, ""
         match move:
             case WatchMove.OTHER_RELAY:
@@ -199,9 +203,11 @@ class Watch:
             self._before = sight
             self._wait_s = min(2 * self._wait_s, LONGEST_S) if self._is_lost else AGAIN_S
             self._is_lost = True
+            self._better_s = min(2 * self._better_s, BETTER_S)
             self._log.say("reach", f"{why or 'looked again'}: {error}; trying again")
             return
         self._is_lost = False
+        self._better_s = SOON_S if why else min(2 * self._better_s, BETTER_S)
         self._before = self._senses.look()
         is_unasked = quickly and reached.reach is Reach.RELAYED
         self._dialled_at = self._clock() - (DIAL_BACK_RELAYED_S if is_unasked else 0.0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from swarm.errors import SwarmError
+from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.protocol.messages import Attach
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.quota import (
@@ -55,6 +55,12 @@ LIMITS: Final = QuotaLimits(
     },
     strikes=StrikeRule(allowed=3, refuse_s=5.0, longest_s=300.0, forget_s=600.0),
 )
+MATCHED: Final = "milliseconds of matching"
+GRAMMARS: Final = QuotaLimits(
+    rates={MATCHED: RateLimit(per_key=250, burst=3_000, total=1_500, total_burst=6_000)},
+    strikes=StrikeRule(allowed=2, refuse_s=5.0, longest_s=300.0, forget_s=600.0),
+)
+"""Of grammars alone: whose third one takes too much is refused any; what others take is paid for by waiting."""
 CARRIED: Final = "hop "
 """What the key of a machine that carries others' sessions begins with."""
 
@@ -86,6 +92,13 @@ def is_near(key: str) -> bool:
     return key == UNKNOWN or is_private(key)  # unknown: a Unix socket
 
 
+class GrammarsRefused(RemoteProtocolError):
+    """Grammars of this asker took too much lately."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("grammar", f"of who asked for some that take too much; try again in {seconds:.0f} s")
+
+
 class Waiting:
     """A stream's place among those without a session; given back once it has one, or ends."""
 
@@ -108,6 +121,7 @@ class Admission:
 
     def __init__(self, limits: QuotaLimits = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self.quota = Quota(limits, clock, weight_of)
+        self._grammars = Quota(GRAMMARS, clock, weight_of)
         self._log = CountedLog(logger, clock)
 
     def check_call(self, address: str) -> None:
@@ -187,6 +201,29 @@ class Admission:
         """This address sent garbage. One of a private network is not refused for it: it may stand for everybody."""
         if not is_near(address):
             self.quota.strike(address)
+
+    def check_grammar(self, owner: str) -> None:
+        """Let an owner's session follow a grammar.
+
+        Raises:
+            GrammarsRefused: too many of its grammars took too much.
+        """
+        seconds = self._grammars.refused_s(owner)
+        if seconds > 0:
+            raise GrammarsRefused(seconds)
+
+    def grammar_exceeded(self, owner: str) -> None:
+        """A grammar of this owner took too much here or at a tail behind; of a private network as for `strike`."""
+        if not is_near(owner.removeprefix(CARRIED)):
+            self._grammars.strike(owner)
+
+    def grammar_took(self, owner: str, seconds: float) -> None:
+        """Grammars of this owner took so much of the processors."""
+        self._grammars.charge(MATCHED, owner, seconds * 1e3)
+
+    def grammar_wait_s(self, owner: str) -> float:
+        """How long its next work waits, because they took so much."""
+        return self._grammars.wait_s(MATCHED, owner, 0.0)
 
     def refused(self, address: str, error: Exception) -> None:
         """Log that something of this address was refused, once a minute for each."""

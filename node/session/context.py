@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
 from node.engine.scheduler import Engine
@@ -13,7 +12,7 @@ from node.session.successors import Successors
 from node.telemetry.counters import NodeCounters
 from swarm.errors import Busy, ConfigError, RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.inference.grammar import CompiledGrammar, GrammarCompiler
+from swarm.inference.grammars import CompiledGrammar, GrammarCompiler
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.kv_slots import ancestor_bytes
 from swarm.inference.sampling import NoiseSource
@@ -64,15 +63,15 @@ class NodeContext:
             reason = f"has no memory for the KV of {tokens} tokens ({str(error).partition(chr(10))[0]})"
             raise Busy(self.peer, str(span), reason) from error
 
-    async def compile(self, span: Span, grammar: Grammar) -> CompiledGrammar:
-        """A session's grammar, compiled beside the event loop.
+    async def compile(self, span: Span, owner: str, grammar: Grammar) -> CompiledGrammar:
+        """A session's grammar, compiled in a worker.
 
         Raises:
-            RemoteProtocolError: it is none, or too large.
+            RemoteProtocolError: it is none, or takes too much time or memory.
             Busy: too many others are followed here.
         """
         try:
-            return await asyncio.to_thread(self.grammars.compile, grammar)
+            return await self.grammars.compile(grammar, owner)
         except ConfigError as error:
             raise RemoteProtocolError("grammar", str(error)) from error
         except MemoryError as error:

@@ -19,6 +19,7 @@ import grpc.aio
 
 from node.engine.scheduler import PendingWork
 from node.engine.sweep_run import HopRole, SweepRun
+from node.session.admission import GrammarsRefused
 from node.session.context import NodeContext
 from node.session.frame_checks import FrameRefused, check_snapshot, check_sweep, limits_of
 from node.session.lease import Lease
@@ -39,6 +40,7 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
+from swarm.inference.grammars import LEASE_FIELD, LeaseExceeded
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, may_fork, place_in, token_digest
@@ -52,11 +54,13 @@ from swarm.protocol.messages import (
     Close,
     Credits,
     Fault,
+    FaultKind,
     Fork,
     HopTime,
     Ready,
     Reroute,
     RouteHop,
+    Sampling,
     Snapshot,
     SweepFrame,
 )
@@ -117,7 +121,7 @@ class HopSession:
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
         self._parent, self._children = parent, 0
-        self._tail = Tail(self.log, partial(context.compile, self.span) if self._is_tail else None)
+        self._tail = Tail(self.log, partial(context.compile, self.span, owner) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
         self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
@@ -222,6 +226,7 @@ class HopSession:
             if self._upstreams.ready_for < 0 and self._attach.generation == 0 and self._attach.hedge is None:
                 raise RemoteProtocolError("sequence", f"sweep {frame.sweep.sequence} came before Ready")
             check_sweep(frame, self._context.model, self._role)
+            self._check_grammar(frame.sweep.sampling)
             is_new = self.log.receive(frame)
         except SwarmError as error:
             raise self._refused(error) from error
@@ -249,6 +254,7 @@ class HopSession:
             return
         try:
             check_snapshot(snapshot, self._context.model, self._role)
+            self._check_grammar(snapshot.sampling)
             self.log.restore(snapshot)
         except SwarmError as error:
             raise self._refused(error) from error
@@ -265,9 +271,15 @@ class HopSession:
         self._context.counters.restored_nodes += len(snapshot.ids)
         self._context.engine.submit(self)
 
+    def _check_grammar(self, sampling: Sampling | None) -> None:
+        if sampling is not None and sampling.rules is not None and sampling.rules.grammar is not None:
+            self._context.admission.check_grammar(self.owner)
+
     def _refused(self, error: SwarmError) -> FrameRefused:
         self._context.counters.failed(error)
         self._upstreams.report(error)
+        if isinstance(error, GrammarsRefused):
+            self.dismiss(str(error))
         return FrameRefused(str(error))
 
     def hold(self, hold: Hold) -> None:
@@ -328,6 +340,8 @@ class HopSession:
             self._context.engine.submit(self)  # a replay may have come before there was room for it
             await (self._serve_tail() if self._is_tail else self._serve_linked())
         except SwarmError as error:
+            if isinstance(error, LeaseExceeded):
+                self._context.admission.grammar_exceeded(self.owner)
             self._upstreams.report(error)
             self.close(str(error))
         finally:
@@ -401,7 +415,8 @@ class HopSession:
             work = self.log.next_work()
             if work is not None:
                 self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, self._tail.picking())
-        return self._running
+                self._tail.expect_masks(self._running)
+        return self._running if self._tail.is_ready else None
 
     @property
     def _is_resting(self) -> bool:
@@ -503,6 +518,8 @@ class HopSession:
         if is_signed(fault, self._attach.session, self._attach.records) is False:
             self.on_trouble(HopMisbehaved(via.peer, str(via.span), NOBODY_SIGNED))
         else:
+            if (fault.kind, fault.field) == (FaultKind.PROTOCOL, LEASE_FIELD):
+                self._context.admission.grammar_exceeded(self.owner)
             self._upstreams.send(fault)
 
     def standing(self) -> Held:
@@ -558,7 +575,7 @@ class HopSession:
     async def _serve_tail(self) -> None:
         self._upstreams.be_ready(self.credits)
         async with TaskScope() as scope:
-            scope.spawn(self._tail.compile_grammars(lambda: self._context.engine.submit(self)))
+            scope.spawn(self._tail.follow_grammars(lambda: self._context.engine.submit(self)))
             await self._closed.wait()
 
     def _receipt(self, parts: int) -> Ack:

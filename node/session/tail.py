@@ -15,16 +15,16 @@ from node.engine.sweep_run import Picking, SweepRun
 from node.session.accepted_path import AcceptedPath, requested_rows
 from node.session.prompt_rows import PromptRowsBudget
 from swarm.ids import TreeNodeId
-from swarm.inference.grammar import CompiledGrammar
+from swarm.inference.grammars import CompiledGrammar, GrammarPlace
 from swarm.inference.path_rules import PathRules
 from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import PickLogProbs
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import HopTime, Reply, Sampling, Sweep, Want
-from swarm.protocol.pick_rules import Grammar
+from swarm.protocol.pick_rules import Grammar, PickRules
 
 CompileGrammar = Callable[[Grammar], Awaitable[CompiledGrammar]]
-"""Compiles a grammar beside the event loop; raises what `Tail.compile_grammars` does."""
+"""Compiles a grammar in a worker; raises what `Tail.follow_grammars` does."""
 
 
 class Tail:
@@ -40,8 +40,10 @@ class Tail:
         self._log = log
         self._compile = compile_grammar
         self._awaited: Grammar | None = None
+        self._unmasked: SweepRun | None = None
         self._is_awaited = asyncio.Event()
         self._compiled: tuple[Grammar, CompiledGrammar] | None = None
+        self._place: GrammarPlace | None = None
         self._accepted = AcceptedPath()
         self._replayed: list[SweepRun] = []
         self._rules: PathRules | None = None
@@ -52,48 +54,59 @@ class Tail:
         state = self._log.executed
         sampling = state.sampling
         if sampling.rules is None:
-            self._rules = None
+            self._rules = self._place = None
         elif self._rules is None or self._rules.rules != sampling.rules:
-            self._rules = PathRules(sampling.rules, self._of(sampling.rules.grammar))
+            self._rules, self._place = PathRules(sampling.rules), self._place_in(sampling.rules)
         return Picking(sampling, self._rules, state)
 
     @property
     def is_ready(self) -> bool:
-        """Whether no grammar is being compiled."""
-        return self._awaited is None
+        """Whether nothing is awaited from a grammar's worker."""
+        return self._awaited is None and self._unmasked is None
 
     def expect(self, sampling: Sampling | None) -> None:
-        """Picks will follow this: its grammar is compiled before any sweep is run, beside the event loop."""
+        """Picks will follow this: its grammar is compiled before any sweep is run."""
         grammar = None if sampling is None or sampling.rules is None else sampling.rules.grammar
         if grammar is None or self._compile is None or (self._compiled is not None and self._compiled[0] == grammar):
             return
         self._awaited = grammar
         self._is_awaited.set()
 
-    async def compile_grammars(self, on_ready: Callable[[], None]) -> None:
-        """Compile what is expected, one after the other, until cancelled.
+    def expect_masks(self, run: SweepRun) -> None:
+        """A sweep comes next: what its picks may be is asked for before it is run, so that the engine never waits."""
+        if self._place is not None and run.asked_nodes:
+            self._unmasked = run
+            self._is_awaited.set()
+
+    async def follow_grammars(self, on_ready: Callable[[], None]) -> None:
+        """Have compiled and masked what is expected, one after the other, until cancelled.
 
         Args:
             on_ready: called when sweeps can run.
 
         Raises:
-            RemoteProtocolError: one is none, or too large.
+            RemoteProtocolError: a grammar is none, or takes too much time or memory.
             Busy: too many others are followed here.
         """
         while True:
             await self._is_awaited.wait()
             self._is_awaited.clear()
-            grammar = self._awaited
-            if grammar is None or self._compile is None:
-                continue
-            found = await self._compile(grammar)
-            if self._awaited == grammar:
-                self._compiled, self._awaited = (grammar, found), None
+            if (grammar := self._awaited) is not None and self._compile is not None:
+                found = await self._compile(grammar)
+                if self._awaited == grammar:
+                    self._compiled, self._awaited = (grammar, found), None
+            if (run := self._unmasked) is not None and (place := self._place) is not None:
+                run.masks = await place.masks(run.asked_nodes, self._log.executed)
+                if self._unmasked is run:
+                    self._unmasked = None
+            if self.is_ready:
                 on_ready()
 
-    def _of(self, grammar: Grammar | None) -> CompiledGrammar | None:
-        """The grammar, compiled; None for one that a later one has replaced: nobody needs those picks."""
-        return self._compiled[1] if self._compiled is not None and self._compiled[0] == grammar else None
+    def _place_in(self, rules: PickRules) -> GrammarPlace | None:
+        """The beginning of the rules' grammar; None for one that a later one has replaced: nobody needs those picks."""
+        if self._compiled is None or self._compiled[0] != rules.grammar:
+            return None
+        return GrammarPlace(self._compiled[1], rules)
 
     def reply(self, run: SweepRun, times: Sequence[HopTime]) -> Reply:
         """The answer to the sweep that was run last."""
@@ -113,6 +126,7 @@ class Tail:
     def forget(self) -> None:
         """A snapshot replaces everything."""
         self._accepted.forget()
+        self._unmasked = None
         self._replayed.clear()
         self._prompt_rows = PromptRowsBudget()
 

@@ -44,7 +44,8 @@ class ShowPlan:
 
     Attributes:
         model: name or fingerprint of one model (default: the only one of the swarm).
-        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
+        join: multiaddress of a peer of the swarm, or an invite (also without --join); may be repeated (default: the
+            swarm joined last).
         num_layers: how many layers the machine would hold.
         ms: milliseconds that it takes for one layer in plain decoding (default: as a typical machine of
             this swarm).

@@ -43,7 +43,8 @@ class ShowRoute:
     Attributes:
         model: name or fingerprint of one model (default: the only one of the swarm).
         fingerprint: how its fingerprint begins, where models of one name differ (default: the one that is served best).
-        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
+        join: multiaddress of a peer of the swarm, or an invite (also without --join); may be repeated (default: the
+            swarm joined last).
         nodes: tree nodes per sweep (K); 0 is plain decoding.
         avoid: a peer to do without, its id or how that ends; may be repeated (default: none).
         membership: of the swarm; not an option.

@@ -64,7 +64,8 @@ class FiledItem:
         data: the sealed bytes.
         left: whether it takes back what was said before.
         group: the fingerprint, for a pointer; empty for a record.
-        origin: where it came from: an address, or whatever stands for one.
+        origin: where it came from: a site, or whatever stands for one.
+        address: whose of that site's it is.
         swarm: the open swarm that its signer is of, where it says so.
     """
 
@@ -76,6 +77,7 @@ class FiledItem:
     left: bool = False
     group: str = ""
     origin: str = ""
+    address: str = ""
     swarm: SwarmId | None = None
 
     @property
@@ -220,18 +222,13 @@ class RecordStore:
         return fullest > self._origins[item.origin] + 1 or self._origins[item.origin] == fullest
 
     def _displace(self, scope: list[FiledItem], item: FiledItem) -> bool:
-        """Give one place in `scope` away; False where the newcomer's own address and signer hold as many as any."""
-        gone = next((one for one in scope if one.left), None)
+        """Give one place in `scope` away; False where the newcomer's own site, address and signer hold as many as any.
+
+        Places are shared among sites, those of a site among its addresses, and those of an address among signers.
+        """
+        gone = next((one for one in scope if one.left), None) or _surplus(scope, item)
         if gone is None:
-            crowd = _crowd(scope, lambda one: one.origin, item.origin)
-            if crowd is None:
-                same = [one for one in scope if one.origin == item.origin]
-                crowd = _crowd(same, lambda one: one.signer, item.signer)
-            if crowd is None:
-                return False
-            signers = Counter(one.signer for one in crowd)
-            most = max(signers.values())
-            gone = next(one for one in reversed(crowd) if signers[one.signer] == most)
+            return False
         self._remove(gone)
         return True
 
@@ -266,6 +263,29 @@ def _add_to(counter: Counter[_Party], holder: _Party, count: int) -> None:
     counter[holder] += count
     if not counter[holder]:
         del counter[holder]
+
+
+_SHARERS: tuple[Callable[[FiledItem], str], ...] = (
+    lambda one: one.origin,
+    lambda one: one.address,
+    lambda one: one.signer,
+)
+"""Who shares places, and within whom others share."""
+
+
+def _surplus(scope: list[FiledItem], item: FiledItem) -> FiledItem | None:
+    """The youngest item of who holds more than the newcomer, at the first level at which somebody does."""
+    crowd: list[FiledItem] | None = None
+    for holder in _SHARERS:
+        if crowd is None:
+            crowd = _crowd(scope, holder, holder(item))
+            scope = [one for one in scope if holder(one) == holder(item)]
+        else:
+            counts = Counter(map(holder, crowd))
+            most = max(counts.values())
+            last = next(holder(one) for one in reversed(crowd) if counts[holder(one)] == most)
+            crowd = [one for one in crowd if holder(one) == last]
+    return None if crowd is None else crowd[-1]
 
 
 def _crowd(scope: Iterable[FiledItem], holder: Callable[[FiledItem], _Party], own: _Party) -> list[FiledItem] | None:

@@ -42,7 +42,8 @@ class Health:
     """Watch a swarm: a live page with its verdict, history, probes and alerts, as one process.
 
     Attributes:
-        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: the swarm joined last).
+        join: multiaddress of a peer of the swarm, or an invite (also without --join); may be repeated (default: the
+            swarm joined last).
         mqtt: broker to which nodes publish, mqtt://host:port or mqtts://user:password@host:port; without one the
             DHT alone is shown (default: CANOPY_MQTT, else the swarm's).
         mqtt_ca: file of certificates to trust for an mqtts:// broker (default: the system's).

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import psutil
 import torch
 
 from swarm.errors import ConfigError
 from swarm.kernels.support import KERNEL_VERSION, arch_of, kernel_support, kind_of
 from swarm.protocol.numeric_class import NumericClass
+from swarm.runtime.memory_limit import main_memory
 
 KINDS: Final = ("cpu", "cuda", "mps", "xpu")
 """As torch names them."""
@@ -114,7 +114,7 @@ def device_name(device: torch.device) -> str:
 
 def free_bytes(device: torch.device) -> int:
     """Free memory of the device; what a GPU shares with the processor is counted once."""
-    host: int = psutil.virtual_memory().available
+    host = main_memory().available
     if device.type == "mps":
         return min(host, max(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), 0))
     found = _memory(device)

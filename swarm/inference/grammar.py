@@ -1,166 +1,72 @@
-"""Grammars of picks: compiled once, then followed along every path of a tree. Knows llguidance, and nobody else does.
+"""Grammars of picks, in a worker: compiled once, then followed along every path of a tree.
 
-A grammar may come from a stranger: its size, its compilation, its lexer's states, each mask and how many are kept are
-bounded. What exceeds a bound is refused; it never makes another text.
+Knows llguidance, and nobody else does. A grammar may come from a stranger, so this runs in processes that can be
+killed (`swarm.inference.grammars`): nothing here counts steps, and nothing imports torch.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any, Final
-from weakref import WeakValueDictionary
 
-import numpy as np
-import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.hf import from_tokenizer
-from numpy.typing import NDArray
-from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from llguidance import LLMatcher, LLTokenizer
 
-from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.protocol.pick_rules import Grammar, PickRules
-from swarm.protocol.session import CommittedToken
+from swarm.errors import ConfigError
+from swarm.protocol.pick_rules import Grammar
 
-MAX_COMPILED = 8
-"""Compiled grammars that are kept for the next session."""
-MAX_LIVE = 64
-"""Compiled grammars that are kept or followed; each may come to take 40 MB."""
-MASKS_S, MASK_S = 0.25, 0.001
-"""What the masks of some nodes may take of a CPU: so much, and so much per node; one takes 0.1 ms as a rule."""
 MAX_ERROR_CHARACTERS = 200
-STACK_BYTES = 512 << 20
-"""Address space of the thread that compiles; 64 KiB of text can name ten thousand rules, each below the last."""
-_STACKS = threading.Lock()
-_LIMITS: Final[Mapping[str, Any]] = {
-    "max_grammar_size": 100_000,
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": 20_000,
-}
-"""Symbols; work of building the lexer (20 ms), and of one mask (7 ms, 3 ms); states, of 2 kB each."""
 JSON_OPTIONS: Final[Any] = {"whitespace_flexible": True, "whitespace_pattern": r" ?|\n {0,16}"}
 """A gap in JSON is bounded: some models would go on with blanks for ever."""
+LOOSE_OPTIONS: Final[Any] = {"whitespace_flexible": True}
+"""Of a client that checks picks: any gap that JSON knows, since tails of other releases bound gaps otherwise."""
 _ANY_OBJECT = json.dumps({"type": "object"})
-
-
-class CompiledGrammar:
-    """A grammar for one tokenizer; any number of sessions begin from it.
-
-    Attributes:
-        tokenizer: its ids.
-    """
-
-    def __init__(self, tokenizer: LLTokenizer, matcher: LLMatcher) -> None:
-        self.tokenizer = tokenizer
-        self._matcher = matcher
-
-    def begin(self) -> LLMatcher:
-        """A matcher at the beginning of a text."""
-        return self._matcher.deep_copy()
-
-
-class GrammarCompiler:
-    """Compiles grammars for one model's tokenizer, which is read with the first one. Any thread may call it."""
-
-    def __init__(self, read: Callable[[], LLTokenizer]) -> None:
-        """Read nothing yet.
-
-        Args:
-            read: makes the tokenizer; it takes about a second for a large one. Raises ConfigError where there is none.
-        """
-        self._read = read
-        self._lock = threading.Lock()
-        self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._live: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
-
-    @classmethod
-    def of_folder(cls, folder: Path) -> GrammarCompiler:
-        """For the tokenizer of a model's folder."""
-
-        def read() -> LLTokenizer:
-            try:
-                return LLTokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"grammar: this model's tokenizer.json cannot be read ({_line(error)})") from error
-
-        return cls(read)
-
-    @classmethod
-    def of_tokenizer(cls, tokenizer: PreTrainedTokenizerFast) -> GrammarCompiler:
-        """For a tokenizer that was read already."""
-        return cls(lambda: from_tokenizer(tokenizer))
-
-    def kept(self, grammar: Grammar) -> CompiledGrammar | None:
-        """The grammar, if it is compiled already; never waits."""
-        return self._compiled.get(grammar)
-
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar, on the calling thread: an event loop calls it on another one.
-
-        Raises:
-            ConfigError: it is none, or too large.
-            MemoryError: too many others are followed.
-        """
-        with self._lock:
-            found = self._compiled.pop(grammar, None) or self._live.get(grammar)
-            if found is None:
-                if len(self._live) >= MAX_LIVE:
-                    raise MemoryError("too many grammars are followed")
-                if self._tokenizer is None:
-                    self._tokenizer = self._read()
-                found = CompiledGrammar(self._tokenizer, _matcher(self._tokenizer, _source(grammar)))
-            self._compiled[grammar] = self._live[grammar] = found
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-            return found
 
 
 class GrammarState:
     """One session's place in its grammar: at the end of the committed part of its text."""
 
-    def __init__(self, grammar: CompiledGrammar, rules: PickRules) -> None:
-        self._grammar, self._matcher = grammar, grammar.begin()
-        self._start = rules.start
-        self._ends = rules.end_tokens
-        self._own_ends = [token for token in grammar.tokenizer.eos_tokens if token < grammar.tokenizer.vocab_size]
-        self._closing = frozenset((*rules.end_tokens, *self._own_ends))
-        self._path: list[CommittedToken] = []
+    def __init__(self, tokenizer: LLTokenizer, matcher: LLMatcher, ends: Sequence[int]) -> None:
+        """Begin at the beginning of a text.
+
+        Args:
+            tokenizer: whose tokens the text is of.
+            matcher: at the beginning; it is this object's own from now on.
+            ends: tokens that end the text.
+        """
+        self._matcher = matcher
+        self._ends = ends
+        self._own_ends = [token for token in tokenizer.eos_tokens if token < tokenizer.vocab_size]
+        self._closing = frozenset((*ends, *self._own_ends))
+        self._path: list[int] = []
         self._taken = 0
         """Tokens of the path that the grammar took: fewer than all where the text does not match it, or has ended."""
 
-    def follow(self, committed: Sequence[CommittedToken], length: int) -> None:
-        """Go to the end of the first `length` committed tokens, of which those from `start` on are matched."""
-        path, new = self._path, committed[self._start : max(length, self._start)]
-        kept = min(len(path), len(new))
-        while kept and path[kept - 1].id != new[kept - 1].id:
-            kept -= 1
+    def follow(self, kept: int, new: Sequence[int]) -> None:
+        """Go to where the text has its first `kept` tokens as before, and then these."""
         taken = min(self._taken, kept)
         self._back(self._taken - taken)
-        self._path = [*path[:kept], *new[kept:]]
-        self._taken = taken + self._take([token.token for token in self._path[taken:]])
+        self._path = [*self._path[:kept], *new]
+        self._taken = taken + self._take(self._path[taken:])
 
-    def mask(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> None:
-        """Leave at each node what the grammar takes next, in place; where it takes nothing, the ends of the text.
+    def masks(self, size: int, paths: Sequence[Sequence[int]]) -> tuple[list[int], list[bytes]]:
+        """What the grammar takes next at each node; where it takes nothing, the ends of the text.
 
         Args:
-            logits: float32 [len(paths), vocab_size]
+            size: bytes of a mask: a bit per token, the lowest first.
             paths: [nodes] the generated tokens below the place where `follow` went.
 
+        Returns:
+            [nodes] which of the masks each has; and the masks, none twice.
+
         Raises:
-            RemoteProtocolError: the grammar takes too much time or memory.
+            ConfigError: the grammar exceeds the library's own bounds.
         """
-        vocab_size = logits.shape[1]
-        blocked = np.full((len(paths), -(-vocab_size // 8)), 0xFF, dtype=np.uint8)  # a bit per token, the lowest first
+        found: dict[bytes, int] = {}
+        chosen = [0] * len(paths)
         below: list[int] = []  # what the matcher took beyond the committed part; siblings follow one another
-        budget_s = time.thread_time() + MASKS_S + MASK_S * len(paths)
         for row in sorted(range(len(paths)), key=lambda row: tuple(paths[row])):
             path = paths[row]
             shared = next((i for i, pair in enumerate(zip(below, path, strict=False)) if pair[0] != pair[1]), None)
@@ -169,31 +75,30 @@ class GrammarState:
             below = [*path[:shared]]
             if self._taken == len(self._path):
                 below = [*path[: shared + self._take(path[shared:])]]
-            self._open(blocked[row], is_open=self._taken == len(self._path) and len(below) == len(path))
-            if time.thread_time() > budget_s:
-                self._back(len(below))
-                raise RemoteProtocolError("grammar", "takes too long to match")
+            mask = self._mask(size, is_open=self._taken == len(self._path) and len(below) == len(path))
+            chosen[row] = found.setdefault(mask, len(found))
         self._back(len(below))
-        bits = np.unpackbits(blocked, axis=1, count=vocab_size, bitorder="little")
-        logits.masked_fill_(torch.from_numpy(bits).view(torch.bool).to(logits.device), -torch.inf)
+        return chosen, list(found)
 
-    def _open(self, blocked: NDArray[np.uint8], *, is_open: bool) -> None:
-        """Unblock what may be picked at the matcher's place.
+    def _mask(self, size: int, *, is_open: bool) -> bytes:
+        """What may be picked at the matcher's place.
 
         Args:
-            blocked: bits of one row, all set so far.
+            size: bytes of it.
             is_open: whether the grammar took the whole path.
         """
+        bits = bytearray(size)
         if is_open:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)[: len(blocked)]
+            found = self._matcher.compute_bitmask()[:size]
             if self._matcher.is_error():
-                raise RemoteProtocolError("grammar", _line(self._matcher.get_error()))
-            np.invert(bits, out=blocked[: len(bits)])
+                raise ConfigError(f"grammar: {_line(self._matcher.get_error())}")
+            bits[: len(found)] = found
             for token in self._own_ends:
-                blocked[token >> 3] |= 1 << (token & 7)
-        if not is_open or self._matcher.is_accepting() or bool((blocked == 0xFF).all()):
+                bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+        if not is_open or self._matcher.is_accepting() or not any(bits):
             for token in self._ends:
-                blocked[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+                bits[token >> 3] |= 1 << (token & 7)
+        return bytes(bits)
 
     def _take(self, tokens: Sequence[int]) -> int:
         """Take what the grammar takes of these, up to an end of the text: what follows one matches nothing."""
@@ -203,36 +108,109 @@ class GrammarState:
     def _back(self, count: int) -> None:
         """Take back the last tokens that were taken."""
         if count and not self._matcher.rollback(count):
-            raise RemoteProtocolError("grammar", _line(self._matcher.get_error()))
+            raise ConfigError(f"grammar: {_line(self._matcher.get_error())}")
 
 
-def _matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-    """Compile, on a thread with a deep stack: the library goes down a chain of a grammar's rules by recursion.
+class _Here:
+    """What this process holds: a tokenizer, the grammar that it was forked for, and who follows that."""
+
+    def __init__(self) -> None:
+        self._tokenizer: LLTokenizer | None = None
+        self._matchers: list[LLMatcher] = []
+        """The grammar, and with any gaps in JSON, where what others picked is to be checked."""
+        self._states: dict[int, list[GrammarState]] = {}
+        self._shared_kb = 0
+
+    def bill(self) -> dict[str, Any]:
+        """What this process came to take: bytes beyond what it shares, and seconds of a processor."""
+        used = getrusage(RUSAGE_SELF)
+        return {"held_bytes": (used.ru_maxrss - self._shared_kb) << 10, "cpu_s": used.ru_utime + used.ru_stime}
+
+    def read(self, path: str, text: str, eos: int | None) -> None:
+        """Read the tokenizer that all forks share."""
+        try:
+            text = text or Path(path).read_text(encoding="utf-8")
+            self._tokenizer = LLTokenizer(text, eos_token=eos)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"grammar: this model's tokenizer.json cannot be read ({_line(error)})") from error
+
+    def compile(self, kind: Any, text: str, *, is_loose: bool) -> None:  # noqa: ANN401 (as JSON has it)
+        """Compile this process's grammar."""
+        assert self._tokenizer is not None
+        self._shared_kb = getrusage(RUSAGE_SELF).ru_maxrss
+        self._matchers = [compiled(self._tokenizer, Grammar(kind, text))]
+        if is_loose and kind in ("json", "json_schema"):
+            self._matchers.append(compiled(self._tokenizer, Grammar(kind, text), is_loose=True))
+
+    def masks(self, asked: Mapping[str, Any]) -> tuple[list[int], list[bytes]]:
+        """One session's masks, after it went on."""
+        session = asked["session"]
+        if session not in self._states:
+            tokenizer = self._tokenizer
+            assert tokenizer is not None
+            states = [GrammarState(tokenizer, matcher.deep_copy(), asked["ends"]) for matcher in self._matchers]
+            self._states[session] = states
+        found: list[tuple[list[int], list[bytes]]] = []
+        for state in self._states[session]:
+            state.follow(asked["kept"], asked["new"])
+            found.append(state.masks(asked["size"], asked["paths"]))
+        return found[0] if len(found) == 1 else _either(*found)
+
+    def forget(self, sessions: Sequence[int]) -> None:
+        """Sessions that are over."""
+        for session in sessions:
+            self._states.pop(session, None)
+
+
+_here = _Here()
+
+
+def handle(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    """One call of `swarm.inference.grammars`, in a worker."""
+    try:
+        match head["do"]:
+            case "read":
+                _here.read(head["path"], data.decode(), head["eos"])
+            case "compile":
+                _here.compile(head["kind"], data.decode(), is_loose=head["is_loose"])
+            case "masks":
+                _here.forget(head["over"])
+                chosen, masks = _here.masks(head)
+                return {"chosen": chosen, **_here.bill()}, b"".join(masks)
+    except ConfigError as error:
+        return {"refused": str(error), **_here.bill()}, b""
+    return _here.bill(), b""
+
+
+def compiled(tokenizer: LLTokenizer, grammar: Grammar, *, is_loose: bool = False) -> LLMatcher:
+    """A matcher at the beginning of a text.
+
+    Args:
+        tokenizer: whose tokens the text is of.
+        grammar: the grammar.
+        is_loose: whether JSON may have any gaps.
 
     Raises:
         ConfigError: it is no grammar, or too large.
     """
-    made: list[LLMatcher] = []
-
-    def work() -> None:
-        made.append(LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(**_LIMITS)))
-
-    with _STACKS:
-        usual = threading.stack_size(STACK_BYTES)
-        try:
-            thread = threading.Thread(target=work, name="grammar")
-            thread.start()
-        except RuntimeError as error:
-            raise ConfigError(f"grammar: there is no memory to compile one ({_line(error)})") from error
-        finally:
-            threading.stack_size(usual)
-    thread.join()
-    if not made or made[0].is_error():
-        raise ConfigError(f"grammar: {_line(made[0].get_error()) if made else 'cannot be compiled'}")
-    return made[0]
+    matcher = LLMatcher(tokenizer, _source(grammar, LOOSE_OPTIONS if is_loose else JSON_OPTIONS), log_level=0)
+    if matcher.is_error():
+        raise ConfigError(f"grammar: {_line(matcher.get_error())}")
+    return matcher
 
 
-def _source(grammar: Grammar) -> str:
+def _either(one: tuple[list[int], list[bytes]], other: tuple[list[int], list[bytes]]) -> tuple[list[int], list[bytes]]:
+    """What one of two grammars takes at each node."""
+    found: dict[tuple[int, int], int] = {}
+    chosen = [found.setdefault(pair, len(found)) for pair in zip(one[0], other[0], strict=True)]
+    masks = []
+    for first, second in found:
+        bits = int.from_bytes(one[1][first]) | int.from_bytes(other[1][second])
+        masks.append(bits.to_bytes(len(one[1][first])))
+    return chosen, masks
+
+
+def _source(grammar: Grammar, json_options: Any) -> str:  # noqa: ANN401 (as the library has it)
     """The grammar as llguidance reads it.
 
     Raises:
@@ -243,7 +221,7 @@ def _source(grammar: Grammar) -> str:
             text = _ANY_OBJECT if grammar.kind == "json" else grammar.text
             try:
                 json.loads(text)  # the library's own words for this are about its envelope
-                return LLMatcher.grammar_from_json_schema(text, JSON_OPTIONS)
+                return LLMatcher.grammar_from_json_schema(text, json_options)
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"grammar: no JSON schema ({_line(error)})") from None
         case "regex":

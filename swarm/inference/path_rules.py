@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm.ids import TreeNodeId
-from swarm.inference.grammar import CompiledGrammar, GrammarState
 from swarm.protocol.pick_rules import PickRules
 from swarm.protocol.session import CommittedToken, SessionState
 
@@ -27,28 +29,22 @@ class PathRules:
         rules: what they are.
     """
 
-    def __init__(self, rules: PickRules, grammar: CompiledGrammar | None = None) -> None:
-        """Begin at the start of a text.
-
-        Args:
-            rules: what they are.
-            grammar: the rules' own, compiled; None: it is not followed.
-        """
+    def __init__(self, rules: PickRules) -> None:
+        """Begin at the start of a text."""
         self.rules = rules
         self._base = _BaseCounts(rules.start)
-        self._grammar = None if grammar is None else GrammarState(grammar, rules)
 
     @torch.inference_mode()
-    def apply(self, logits: Tensor, nodes: Sequence[TreeNodeId], state: SessionState) -> None:
+    def apply(
+        self, logits: Tensor, nodes: Sequence[TreeNodeId], state: SessionState, masks: NodeMasks | None = None
+    ) -> None:
         """Change the logits after some nodes, in place.
 
         Args:
             logits: float32 [len(nodes), vocab_size]
             nodes: committed or live.
             state: whose nodes they are.
-
-        Raises:
-            RemoteProtocolError: the grammar takes too much time or memory.
+            masks: what the grammar takes after each of these nodes; None where none is followed.
         """
         paths = NodePaths.of(nodes, state)
         if self.rules.has_penalty:
@@ -56,10 +52,8 @@ class PathRules:
         if self.rules.logit_bias:
             tokens, biases = zip(*self.rules.logit_bias, strict=True)
             logits[:, list(tokens)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
-        if self._grammar is not None:
-            self._grammar.follow(state.committed, paths.length)
-            prompt = max(self.rules.start - paths.length, 0)
-            self._grammar.mask(logits, [path[prompt:] for path in paths.below])
+        if masks is not None:
+            masks.block(logits, nodes)
 
     def _penalise(self, logits: Tensor, paths: NodePaths, state: SessionState) -> None:
         """The penalties: for tokens of the common part of all rows at once, then for each row's own tokens."""
@@ -90,6 +84,40 @@ class PathRules:
             values = torch.where(values < 0, values * rules.repetition_penalty, values / rules.repetition_penalty)
         values = values - (rules.frequency_penalty * times + rules.presence_penalty * (times > 0))
         return values.to(logits.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMasks:
+    """What a grammar takes after some nodes.
+
+    Attributes:
+        rows: which of the masks each node has.
+        bits: uint8 [masks, ⌈vocab_size / 8⌉], a bit per token that may be picked, the lowest first.
+    """
+
+    rows: Mapping[TreeNodeId, int]
+    bits: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, nodes: Sequence[TreeNodeId], chosen: Sequence[int], data: bytes, vocab_size: int) -> NodeMasks:
+        """As a worker answers: which mask each node has, and the masks one after the other."""
+        bits = np.frombuffer(data, dtype=np.uint8).reshape(-1, -(-vocab_size // 8))
+        return cls(dict(zip(nodes, chosen, strict=True)), bits)
+
+    def allows(self, node: TreeNodeId, token: int) -> bool:
+        """Whether the token may be picked after the node."""
+        return bool(self.bits[self.rows[node], token >> 3] >> (token & 7) & 1)
+
+    def block(self, logits: Tensor, nodes: Sequence[TreeNodeId]) -> None:
+        """Leave nothing else after these nodes, in place.
+
+        Args:
+            logits: float32 [len(nodes), vocab_size]
+            nodes: of those that there are masks for.
+        """
+        blocked = np.invert(self.bits[[self.rows[node] for node in nodes]])
+        bits = np.unpackbits(blocked, axis=1, count=logits.shape[1], bitorder="little")
+        logits.masked_fill_(torch.from_numpy(bits).view(torch.bool).to(logits.device), -torch.inf)
 
 
 class NodePaths:

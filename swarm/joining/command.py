@@ -29,7 +29,7 @@ from swarm.discovery.swarm_file import forget_swarm
 from swarm.egress.ports import tls_port
 from swarm.errors import ConfigError
 from swarm.ids import is_model_name, shown_swarm, without_ending
-from swarm.joining.invite import MAX_DAYS, Invite, inviter_name, open_invite, seal_invite
+from swarm.joining.invite import MAX_DAYS, Invite, inviter_name, is_invite, open_invite, seal_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
 from swarm.joining.resolve import SwarmChoice, SwarmFinder, SwarmRequest
 from swarm.runtime.cli_types import Count, File, Model, Name, Peer, Url, headed
@@ -54,8 +54,8 @@ class MakeInvite:
     """Print an invite: one word with which other machines join this swarm, and a QR code of it.
 
     Attributes:
-        join: multiaddress of a peer of the swarm, or an invite to it; may be repeated (default: the swarm that this
-            machine joined last, or runs a peer of).
+        join: multiaddress of a peer of the swarm, or an invite to it (also without --join); may be repeated (default:
+            the swarm that this machine joined last, or runs a peer of).
         model: hub id or folder of the model that it is for (default: the one that was served or used there).
         days: for how many days it is good.
         mqtt: broker to which nodes are to publish, without its password (default: the swarm's).
@@ -88,7 +88,7 @@ class ForgetSwarm:
     """Forget a swarm that this machine joined, and the key of a private one.
 
     Attributes:
-        which: its number, as `swarm list` prints it, or all (default: the only one).
+        which: its number, as `swarm list` prints it, an invite to it, or all (default: the only one).
     """
 
     which: tyro.conf.Positional[Name | None] = None
@@ -255,9 +255,9 @@ def forget(command: ForgetSwarm, memory: SwarmMemory, console: Console) -> None:
     if command.which == "all" or (command.which is None and len(swarms) <= 1):
         chosen = swarms
     else:
-        chosen = [swarm for number, swarm in enumerate(swarms, start=1) if str(number) == command.which]
+        chosen = _meant(command.which, swarms)
         if not chosen:
-            raise ConfigError(f"forget which? give 1 … {len(swarms)}, as `swarm list` numbers them, or all")
+            raise ConfigError(f"forget which? give 1 … {len(swarms)}, as `swarm list` numbers them, an invite, or all")
     if chosen:
         memory.forget(chosen)
         for identity in default_identity_path().parent.glob("*.key"):
@@ -268,6 +268,16 @@ def forget(command: ForgetSwarm, memory: SwarmMemory, console: Console) -> None:
         console.print(Text(f"forgotten: {_described(swarm)}"))
     if not chosen:
         console.print(Text("no swarm is remembered"))
+
+
+def _meant(which: str | None, swarms: Sequence[RememberedSwarm]) -> list[RememberedSwarm]:
+    """The swarm of this number, or that of an invite, which may have expired; without an id those of its peers."""
+    if which is not None and is_invite(which):
+        invite = open_invite(which, 0.0)
+        peers = set(map(peer_of, invite.peers))
+        named = [swarm for swarm in swarms if swarm.swarm_id is not None and swarm.swarm_id == invite.swarm]
+        return named or [swarm for swarm in swarms if swarm.peer_ids & peers]
+    return [swarm for number, swarm in enumerate(swarms, start=1) if str(number) == which]
 
 
 def _described(swarm: RememberedSwarm) -> str:

@@ -9,7 +9,7 @@ from swarm.ids import ModelIdentity
 from swarm.layers import SpanBorders
 from swarm.models.families import span_starts
 from swarm.models.hub import find_config
-from swarm.models.pretrained import read_config
+from swarm.models.model_config import read_config
 
 
 def known_borders(model: ModelIdentity) -> SpanBorders | None:

@@ -6,14 +6,15 @@ import copy
 import inspect
 import sys
 from enum import Enum, auto
-from typing import TYPE_CHECKING, cast
-
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from typing import TYPE_CHECKING, Any, cast
 
 from swarm.errors import UnsupportedModel
 from swarm.models.stored.quantised import quantisation_of, refusal
+from swarm.models.text_classes import class_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from transformers import PreTrainedConfig, PreTrainedModel
 
 TESTED = frozenset(
@@ -105,7 +106,7 @@ class AttentionBy(Enum):
 
 def attention_by(config: PreTrainedConfig) -> AttentionBy:
     """Who computes the attention of a text model with a causal language model's class."""
-    model_class = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    model_class = cast("type[PreTrainedModel]", class_of(config))
     if not (
         model_class._supports_attention_backend
         or keeps_states(config)
@@ -128,11 +129,11 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     except ValueError:
         raise UnsupportedModel(f"{config.model_type}: it has several text models; choose another model") from None
     reason = _refusal(config, text)
-    if reason is None and type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        reason = "transformers has no causal language model for it"
-    if reason is not None:
+    model_class = class_of(text) if reason is None else None
+    if model_class is None:
+        reason = reason or "transformers has no causal language model for it"
         raise UnsupportedModel(f"{text.model_type}: {reason}; choose another model")
-    return cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])
+    return model_class
 
 
 def embeds_in_layers(config: PreTrainedConfig) -> bool:
@@ -177,7 +178,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def keeps_states(config: PreTrainedConfig) -> bool:
     """Whether layers of this model keep a state of the text before a token (it may be found to do more, or less)."""
     text = config.get_text_config()
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+    model_class = class_of(text)
     kinds = set(getattr(text, "layer_types", None) or ())
     return bool(kinds & STATE_LAYERS) or bool(getattr(model_class, "_is_stateful", False))
 
@@ -190,20 +191,30 @@ def max_positions(config: PreTrainedConfig) -> int | None:
     """
     text = config.get_text_config()
     limit: int | None = getattr(text, "max_position_embeddings", None)
+    original = getattr(text, "original_max_position_embeddings", limit)
+    windows = [kind.get("original_max_position_embeddings") or original for kind in _growing_ropes(text)]
+    return min(filter(None, windows), default=limit)
+
+
+def why_shorter(config: PreTrainedConfig) -> str | None:
+    """Why texts end before the positions that the config names; None where they do not."""
+    limit, named = max_positions(config), getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit is None or named is None or limit >= named:
+        return None
+    kind = next(rope["rope_type"] for rope in _growing_ropes(config.get_text_config()))
+    reason = f"its rotary embedding ({kind}) computes every row anew behind them, which texts in progress cannot"
+    return f"texts end at {limit:,} tokens, not at the {named:,} that its config names: {reason}"
+
+
+def _growing_ropes(text: PreTrainedConfig) -> list[Mapping[str, Any]]:
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one for all layers, or one per type
-    original = getattr(text, "original_max_position_embeddings", limit)
-    windows = [
-        kind.get("original_max_position_embeddings") or original
-        for kind in kinds
-        if kind.get("rope_type") in GROWING_ROPE
-    ]
-    return min(filter(None, windows), default=limit)
+    return [kind for kind in kinds if kind.get("rope_type") in GROWING_ROPE]
 
 
 def _drafts_for_another(config: PreTrainedConfig) -> bool:
     """Whether a model is handed another one's keys and values, as drafts that were trained with their target are."""
-    model_class = cast("type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
+    model_class = class_of(config)
     return model_class is not None and "shared_kv_states" in inspect.signature(model_class.forward).parameters
 
 

@@ -15,7 +15,7 @@ from swarm.errors import UnknownModel, UnsupportedModel
 from swarm.ids import ModelIdentity, json_digest, model_name
 from swarm.models.hub import Hub
 from swarm.models.manifests import WeightFiles, find_manifest, known_weights
-from swarm.models.pretrained import read_config
+from swarm.models.model_config import read_config
 from swarm.protocol.manifest import Manifest
 
 CONFIG = "config.json"

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
 """Files of a hub model that are fetched first: config, index, tokenizer."""
 CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
+"""Of an adapter of PEFT, which reading its config refuses."""
 WEIGHTS = "*.safetensors"
 FIRST_BYTES = 1 << 20
 """Of a GGUF file's beginning, which are fetched to read its header; four times as many while it goes on."""
@@ -319,7 +321,7 @@ def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hu
         remember(asked, folder, hub.commit, hub.part)
         return folder, hub
     small = [name for name in hub.files if "/" not in name and any(fnmatch(name, kind) for kind in SMALL_FILES)]
-    if hub.failure is None and CONFIG not in small:
+    if hub.failure is None and not {CONFIG, ADAPTER}.intersection(small):
         raise UnsupportedModel(f"{model}: has no {CONFIG}, so it is no model of transformers; choose another one")
     hub.fetch(sorted(small, key=lambda name: name == CONFIG))  # last: with it, the others are there too
     return hub.folder, hub

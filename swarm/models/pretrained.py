@@ -1,16 +1,13 @@
-"""Config and weight files of a model whose small files are in a folder. Code that comes with a model is never run."""
+"""Weight and tokenizer files of a model whose small files are in a folder. Code that comes with it is never run."""
 
 from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PreTrainedConfig
 
 from swarm.errors import UnknownModel, UnsupportedModel
 from swarm.models.gguf.folder import POINTER, TensorTable
@@ -19,7 +16,7 @@ from swarm.models.parts.reading import header_file
 from swarm.models.unindexed import check_names, choose_files, merge_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from swarm.models.hub import Hub
 
@@ -29,25 +26,9 @@ TEXT_PART = r"(?:language|text)_model\."
 """Prefix of the language model's tensors in a multimodal checkpoint; alone, the language model's names lack it."""
 
 HEADERS_AT_ONCE = 8
+SAYS_WHAT_FITS: Final[dict[str, Any]] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+"""How `from_pretrained` leaves it to `misfit` to say what does not fit."""
 OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"}
-OTHER_TOKENIZERS = {"tokenizer.model", "vocab.json", "merges.txt"}
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
-"""What transformers raises on a config or tokenizer that it cannot read."""
-
-
-def read_config(folder: Path, model: str) -> PreTrainedConfig:
-    """The config of a model that transformers knows by itself.
-
-    Raises:
-        UnknownModel: there is no config that it can read.
-        UnsupportedModel: only code that comes with the model could read it.
-    """
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except UNREADABLE as error:
-        check_own_code(folder / "config.json", model)
-        raise UnknownModel(f"{model}: no config.json that transformers knows ({first_line(error)})") from error
-    return config
 
 
 def check_own_code(file: Path, model: str) -> None:
@@ -67,23 +48,6 @@ def check_own_code(file: Path, model: str) -> None:
     if isinstance(content, dict) and "auto_map" in content:
         reason = f"needs code that comes with it ({file.name}), and such code is never run"
         raise UnsupportedModel(f"{model}: {reason}; choose another model") from None
-
-
-def check_tokenizer(folder: Path, model: str) -> None:
-    """Refuse a tokenizer in a form that nothing installed reads.
-
-    Raises:
-        UnsupportedModel: says which file there is and what to do.
-    """
-    present = {path.name for path in folder.iterdir()}
-    if "tokenizer.json" in present:
-        return
-    advice = "add the tokenizer.json that the same model has elsewhere"
-    if "tokenizer.model" in present and find_spec("sentencepiece") is None:
-        found = "it has tokenizer.model alone, which only sentencepiece reads"
-        raise UnsupportedModel(f"{model}: needs tokenizer.json; {found}; {advice}, or `pip install sentencepiece`")
-    if "tekken.json" in present and not present & OTHER_TOKENIZERS:
-        raise UnsupportedModel(f"{model}: needs tokenizer.json; it has tekken.json, Mistral's own; {advice}")
 
 
 def weight_files(folder: Path, hub: Hub | None, model: str) -> list[str]:
@@ -151,6 +115,19 @@ def _header(folder: Path, hub: Hub | None, file: str, model: str) -> list[str]:
 def unreadable_weights(model: str, file: Path, error: Exception) -> UnsupportedModel:
     """The error for a damaged weight file."""
     return UnsupportedModel(f"{model}: {file} cannot be read ({first_line(error)}); delete it and fetch it again")
+
+
+def misfit(info: Mapping[str, Iterable[object]]) -> str | None:
+    """Which tensors do not fit their class, as `from_pretrained` says with `output_loading_info`; None where all do."""
+    for problem in ("missing_keys", "unexpected_keys"):
+        if loose := sorted(map(str, info[problem])):
+            return f"{len(loose)} {problem.replace('_', ' ')}, such as {loose[0]}"
+    others = sorted((str(name), *map(list, shapes)) for name, *shapes in cast("Any", info["mismatched_keys"]))
+    if not others:
+        return None
+    name, found, expected = others[0]
+    more = f" ({len(others)} do not fit)" if len(others) > 1 else ""
+    return f"{name} has the shape {found}, and by the config {expected}{more}"
 
 
 def first_line(error: Exception) -> str:

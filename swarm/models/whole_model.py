@@ -11,7 +11,8 @@ import torch
 from swarm.errors import UnsupportedModel
 from swarm.models.families import causal_lm_class, text_config
 from swarm.models.hub import find_model
-from swarm.models.pretrained import read_config
+from swarm.models.model_config import read_config
+from swarm.models.pretrained import SAYS_WHAT_FITS, first_line, misfit
 from swarm.models.stored.opening import open_source
 from swarm.models.stored.source import decoded
 
@@ -45,15 +46,13 @@ def load_causal_lm(
     source = open_source(folder, hub, config, str(model))
     if hub is not None:
         hub.fetch(sorted({file for files in source.files.values() for file in files}))
-    loaded: Any = model_class.from_pretrained(
-        None,
-        config=text,
-        state_dict=decoded(source.read(source.files), dtype),
-        dtype=dtype,
-        output_loading_info=True,
-    )
+    tensors = decoded(source.read(source.files), dtype)
+    try:
+        loaded: Any = model_class.from_pretrained(None, config=text, state_dict=tensors, dtype=dtype, **SAYS_WHAT_FITS)
+    except Exception as error:  # what joins a checkpoint's tensors may raise anything on those that do not fit
+        raise UnsupportedModel(f"{model}: the checkpoint does not fit its class ({first_line(error)})") from error
     whole, info = loaded
-    if missing := sorted(info["missing_keys"]):
-        raise UnsupportedModel(f"{model}: {len(missing)} tensors are missing, such as {missing[0]}")
+    if (what := misfit(info | {"unexpected_keys": ()})) is not None:
+        raise UnsupportedModel(f"{model}: the checkpoint does not fit its class: {what}")
     moved: PreTrainedModel = whole.to(device)
     return moved

@@ -24,7 +24,7 @@ BEYOND: Final = "links to nodes that stand elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """Every bound of a relay. An address is an IPv4 address or an IPv6 /64; private ones have 16 times as much.
+    """Every bound of a relay. An address is an IPv4 address or an IPv6 /56; private ones have 16 times as much.
 
     Attributes:
         connections: of an address, and in all.

@@ -227,7 +227,7 @@ class RelayServer:
 
     async def _lead_in(self, visit: Visit, service: str) -> None:
         """Lead somebody to a service of this machine, which sees an address that stands for him."""
-        near = await dial(service, stand_in(TlsEntry.__name__, visit.key))
+        near = await dial(service, stand_in(TlsEntry.__name__, visit.connection.host))
         try:
             await self._run(visit, near, self._own_share)
         finally:

@@ -23,6 +23,10 @@ class PlainConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        """A reader that went away is the program's to know: `swarm.runtime.program`."""
+        raise
+
 
 def make_console(file: IO[str] | None = None, *, stderr: bool = False, soft_wrap: bool = False) -> Console:
     """A console that writes to `file`; to standard output or standard error if none is named.

@@ -15,12 +15,12 @@ from swarm.errors import ConfigError
 Extra = Literal["health", "top", "metrics", "plot", "upnp", "api"]
 
 MODULES: Final[Mapping[Extra, tuple[str, ...]]] = {
-    "health": ("amqtt", "fastapi", "httpx2", "pydantic", "uvicorn"),
+    "health": ("amqtt", "fastapi", "httpx2", "pydantic", "starlette", "uvicorn"),
     "top": ("httpx2", "pydantic", "textual"),
     "metrics": ("starlette", "uvicorn"),
     "plot": ("matplotlib",),
     "upnp": ("miniupnpc",),
-    "api": ("fastapi", "uvicorn"),
+    "api": ("fastapi", "starlette", "uvicorn"),
 }
 """Top-level modules of each extra; a test compares them with pyproject.toml."""
 

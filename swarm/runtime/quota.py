@@ -18,8 +18,13 @@ from swarm.errors import SwarmError
 
 MAX_KEYS = 4_096
 """Keys that are remembered; about 1 KB each."""
-IPV6_PREFIX = 64
-"""Bits of an IPv6 address that name its holder: whoever has one address of a /64 has all of it."""
+IPV6_LINK = 64
+"""Bits of an IPv6 address that name a link: whoever has one address of a /64 has all of it."""
+IPV6_HOME = 56
+"""The same of a home, which a provider gives 256 links: it pays like one IPv4 address, however many of them it uses."""
+IPV6_SITE = 48
+"""The same of a site, which is 256 homes, as an IPv4 /24 is 256 addresses."""
+IPV4_SITE = 24
 NEAR_WEIGHT = 16
 """How many clients a private address may stand for: strangers come from there only by way of a proxy, all of them."""
 STAND_INS = IPv4Network("127.64.0.0/10")
@@ -310,7 +315,7 @@ class Quota:
 
 
 def address_key(peer: str) -> str:
-    """Who pays for what comes from this address: an IPv4 address whole, of an IPv6 address its /64.
+    """Who pays for what comes from this address: an IPv4 address whole, of an IPv6 address its /56, which is a home.
 
     An IPv4 address inside an IPv6 one (mapped, or 6to4) counts as that IPv4 address.
 
@@ -323,7 +328,32 @@ def address_key(peer: str) -> str:
         return UNKNOWN
     if isinstance(found, IPv4Address):
         return str(found)
-    return str(IPv6Network((int(found), IPV6_PREFIX), strict=False))
+    return str(IPv6Network((int(found), IPV6_HOME), strict=False))
+
+
+def site_key(peer: str) -> str:
+    """With whom an address shares what is scarce: of IPv4 the /24, of IPv6 the /48.
+
+    Args:
+        peer: as for `address_key`.
+    """
+    found = parse_ip(peer)
+    if found is None:
+        return UNKNOWN
+    return str(ip_network((found, IPV4_SITE if isinstance(found, IPv4Address) else IPV6_SITE), strict=False))
+
+
+def link_of(peer: str) -> str:
+    """An address as others may know it: an IPv4 address whole, an IPv6 one up to its /64; `UNKNOWN` where it is none.
+
+    Args:
+        peer: as for `address_key`.
+    """
+    found = parse_ip(peer)
+    if found is None:
+        return UNKNOWN
+    bits = IPV6_LINK if isinstance(found, IPv6Address) else found.max_prefixlen
+    return str(ip_network((found, bits), strict=False).network_address)
 
 
 def stand_in(way: str, peer: str) -> str:

@@ -9,7 +9,25 @@ import re
 from importlib.metadata import version
 from typing import Final
 
-VERSION: Final = version("canopy-swarm")
+from swarm.runtime.source_commit import source_commit
+
+COMMIT_DIGITS: Final = 9
+"""Of a commit's hash: with them a version fits the 32 characters of a record."""
+
+
+def build_version(release: str, commit: str | None) -> str:
+    """What a build calls itself: a release by its number, what lies between two of them with its commit too.
+
+    Args:
+        release: as the distribution is called; `.dev` stands in it between releases.
+        commit: the hash of the source's commit; None where nothing tells.
+    """
+    if ".dev" not in release or commit is None:
+        return release
+    return f"{release}+g{commit[:COMMIT_DIGITS]}"
+
+
+VERSION: Final = build_version(version("canopy-swarm"), source_commit())
 UPDATE: Final = "pip install -U canopy-swarm"
 
 

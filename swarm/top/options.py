@@ -23,8 +23,8 @@ class Top:
         url: address of a health service, as `swarm health` prints it (default: http://127.0.0.1:8080).
         model: name or fingerprint of the model to show first, or its beginning (default: the worst one).
         once: print one screen as plain text, and end.
-        join: multiaddress of a peer, or an invite; may be repeated. Shows what the DHT alone knows, without a health
-            service.
+        join: multiaddress of a peer, or an invite (also without --join); may be repeated. Shows what the DHT alone
+            knows, without a health service.
         membership: of the swarm; not an option.
     """
 

@@ -86,7 +86,7 @@ COLUMNS: Final = (
         lambda node, now: duration(None if node.started_at is None else now - node.started_at),
         lambda node, now: _known(None if node.started_at is None else now - node.started_at),
     ),
-    Column("version", 9, lambda node, _: node.version or "–", lambda node, _: node.version or ""),
+    Column("version", 20, lambda node, _: node.version or "–", lambda node, _: node.version or ""),
     Column("class", 24, lambda node, _: node.numeric_class or "–", lambda node, _: node.numeric_class or ""),
     Column("reached", 9, lambda node, _: node.reach or "–", lambda node, _: node.reach or ""),
     Column("device", 24, lambda node, _: node.device or "–", lambda node, _: node.device or ""),
@@ -127,9 +127,9 @@ def verdict(model: ModelShown, now: float, is_stale: bool) -> list[Text]:
 
 
 def _distance(model: ModelShown) -> str:
-    """How far the model is from breaking; of a broken one, what is broken."""
+    """How many machines may go; of a broken one, what is broken."""
     if model.verdict != "broken":
-        return f"{plural(model.machines_to_break, 'machine')} away from breaking"
+        return f"{plural(model.margin, 'machine')} to spare"
     return f"broken: {layers(model.missing)} missing" if model.missing else "broken, though every layer has a machine"
 
 

@@ -11,7 +11,7 @@ from swarm.discovery.dialable import IpAddress, is_dialable, is_public
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
 from swarm.relay.openings import MAX_ADDRESSES
-from swarm.runtime.quota import IPV6_PREFIX
+from swarm.runtime.quota import IPV6_LINK
 from swarm.ways.own_addresses import OwnAddresses
 
 MIN_PORT: Final = 1024
@@ -41,10 +41,10 @@ class Vantage:
         return is_public(_ip(self.seen)) or is_public(ip_address(self.relay_host))
 
     def shares_home(self, their_seen: str) -> bool:
-        """Whether another machine comes from the same public address, or from the same network of IPv6."""
+        """Whether another machine comes from the same public address, or from one link of IPv6."""
         mine, theirs = _ip(self.seen), _ip(their_seen)
         if mine.version == 6:
-            return theirs in ip_network((int(mine), IPV6_PREFIX), strict=False)
+            return theirs in ip_network((int(mine), IPV6_LINK), strict=False)
         return mine == theirs
 
 

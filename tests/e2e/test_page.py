@@ -68,7 +68,7 @@ def test_a_broken_model_says_what_is_missing_and_what_mends_it(page: Page, serve
     page.goto(server.url)
     expect(page.locator(".why")).to_have_text("Missing: layers 4…7. On any machine, run:")
     expect(page.locator(".figure", has_text="layers 4…7 missing").locator("dd")).to_have_text("Broken")
-    expect(page.locator("#verdicts")).not_to_contain_text("away from breaking")
+    expect(page.locator("#verdicts")).not_to_contain_text("to spare")
     expect(page.locator("#map .gap")).to_have_count(1)
     expect(page.locator("#map .bar.is-offline")).to_have_count(1)
     expect(page.locator("#probe .banner")).to_contain_text("no chain over all layers")
@@ -166,9 +166,9 @@ def test_one_of_several_models_is_chosen_and_stays_chosen(page: Page, server: Pa
     page.goto(server.url)
     expect(page.locator("#map-margin")).to_contain_text("Broken")
     page.locator(".verdict", has_text="Qwen").get_by_role("button", name="Show details").click()
-    expect(page.locator("#map-margin")).to_contain_text("2 machines away from breaking")
+    expect(page.locator("#map-margin")).to_contain_text("1 machine to spare")
     page.reload()
-    expect(page.locator("#map-margin")).to_contain_text("2 machines away from breaking")
+    expect(page.locator("#map-margin")).to_contain_text("1 machine to spare")
     server.show(page_states.later(before, swarm="later"))
     expect(page.locator("#swarm")).to_have_text("later")
     expect(page.locator(".is-chosen .model-name")).to_have_text("Qwen/Qwen3-32B")
@@ -202,6 +202,21 @@ def test_a_minute_each_way_is_half_and_half(page: Page, server: PageServer) -> N
     widths = [strip.locator(f"rect.is-{verdict}").get_attribute("width") for verdict in ("serving", "broken")]
     assert widths[0] == widths[1]
     expect(strip.locator("g:has(rect.is-broken) > title")).to_have_text(re.compile(r": 50\.0\s%\sserving · 50\.0\s%"))
+
+
+@in_browser
+def test_a_probed_speed_is_the_mean_of_all_probes(page: Page, server: PageServer) -> None:
+    """Points hold unlike numbers of probes, and windows fold them into unlike cells: both say the same of them."""
+    probed = ((3_000, 3, 20.0), (2_990, 1, 40.0), (60, 1, 40.0))  # seconds ago, probes, their mean: 28 in all
+    held = {"verdict": "serving", "seconds": {"serving": 5}}
+    points = [
+        {"at": page_states.AT - ago, "probes": probes, "tokens_per_s": speed, **held} for ago, probes, speed in probed
+    ]
+    told = {"v": 1, "model": page_states.FINGERPRINT, "window": "24h", "step_s": 60, "points": points}
+    page.route("**/api/v1/history?*", lambda route: route.fulfill(json=told))
+    page.goto(server.url)
+    expect(page.locator("#history .strip-speed")).to_have_text(["Probed 28.0 tokens/s on average"] * 2)
+    expect(page.locator("#history .strip").first).to_contain_text("25.0 tokens/s")  # the cell of the first four
 
 
 @in_browser

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distribution
@@ -16,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from swarm.runtime.source_commit import NOTE
 from tests.forked.program import CACHE
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +38,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = tmp_path_factory.mktemp("tree")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    for name in ("pyproject.toml", "LICENSE", "README.md"):
+    for name in ("pyproject.toml", "setup.py", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, tree)
     return tree
 
@@ -108,11 +110,39 @@ def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedP
 def test_the_wheel_is_three_packages_with_types_and_demo_models(tree: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
-    assert {name.partition("/")[0] for name in packed} == {*PACKAGES, "canopy_swarm-0.2.0.dist-info"}
+    assert {name.partition("/")[0] for name in packed} == {*PACKAGES, dist_info(wheel)}
     here = {str(path.relative_to(tree)) for name in PACKAGES for path in (tree / name).rglob("*") if path.is_file()}
     assert here == {name for name in packed if ".dist-info/" not in name}
     assert {f"{name}/py.typed" for name in PACKAGES} <= here
     assert {"swarm/demo/demo-target/model.safetensors", "swarm/demo/demo-draft/tokenizer.json"} <= here
+
+
+def dist_info(wheel: Path) -> str:
+    """The folder of a wheel's own metadata."""
+    return f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_what_is_built_of_a_checkout_notes_its_commit(tree: Path, tmp_path: Path) -> None:
+    """So does what is built of a source archive of it, where no checkout is around any more."""
+    checkout = shutil.copytree(tree, tmp_path / "checkout")
+    (checkout / ".git").mkdir()
+    (checkout / ".git" / "HEAD").write_text(f"{COMMIT}\n")
+    build = "import setuptools.build_meta as backend, sys; print(backend.build_sdist(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=checkout, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    subprocess.run(
+        [sys.executable, "-c", BUILD, str(tmp_path)],
+        cwd=tmp_path / archive.name.removesuffix(".tar.gz"), check=True, capture_output=True,
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        assert files.read(f"swarm/runtime/{NOTE}").decode() == COMMIT
+    assert not (checkout / "swarm/runtime" / NOTE).exists(), "a checkout is left as it is"
 
 
 def test_the_demo_streams_compares_and_leaves_nothing(installed: Path, tmp_path: Path) -> None:

@@ -264,6 +264,8 @@ def _metadata(metadata: Metadata) -> list[list[str]]:
 
 def main() -> None:
     """Write the file of this release."""
+    if ".dev" in VERSION:
+        sys.exit(f"{VERSION} is no release: only those are frozen")
     path = FOLDER / f"release_{'_'.join(VERSION.split('.')[:2])}.json"
     if path.exists():
         sys.exit(f"{path} is frozen: it is not written again")

@@ -14,8 +14,9 @@ import numpy
 import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from tests.model.tiny_models import _BASE as BASE
 from tests.model.tiny_models import tiny_config
 from tests.property.tiny_tokenizers import byte_level
 
@@ -41,8 +42,23 @@ SCALES_AT: Final = {
 """Where a block has its float16 scales, of the types that the library only decodes."""
 SMALL: Final = {Kind.Q2_K: 1e-3, Kind.Q3_K: 4e-4, Kind.IQ4_NL: 4e-4, Kind.IQ4_XS: 2e-5}
 INTERLEAVED: Final = {"llama", "granite", "smollm3"}
-PLUS_ONE: Final = {"gemma", "gemma2", "gemma3", "nemotron"}
-WINDOWED: Final = {"cohere2", "gemma2", "gemma3", "gpt-oss", "phi3"}
+PLUS_ONE: Final = {"gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe"}
+WINDOWED: Final = {"cohere2", "gemma2", "gemma3", "gemma4", "gpt-oss", "phi3"}
+ROUTED: Final = {
+    "n_routed_experts": "add_expert_count",
+    "n_shared_experts": "add_expert_shared_count",
+    "first_k_dense_replace": "add_leading_dense_block_count",
+    "routed_scaling_factor": "add_expert_weights_scale",
+    "norm_topk_prob": "add_expert_weights_norm",
+    "n_group": "add_expert_group_count",
+    "topk_group": "add_expert_group_used_count",
+}
+DELTA: Final = {
+    "linear_conv_kernel_dim": "add_ssm_conv_kernel",
+    "linear_key_head_dim": "add_ssm_state_size",
+    "linear_num_key_heads": "add_ssm_group_count",
+    "linear_num_value_heads": "add_ssm_time_step_rank",
+}
 METHODS: Final = {
     "attn_logit_softcapping": "add_attn_logit_softcapping",
     "final_logit_softcapping": "add_final_logit_softcapping",
@@ -54,10 +70,12 @@ METHODS: Final = {
     "num_experts": "add_expert_count",
     "num_local_experts": "add_expert_count",
     "num_experts_per_tok": "add_expert_used_count",
+    "top_k_experts": "add_expert_used_count",
     "moe_intermediate_size": "add_expert_feed_forward_length",
     "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
 }
 """The writer's method for a value of the config."""
+OWN_METHODS: Final = {"deepseek2": ROUTED, "glm4moe": ROUTED, "qwen3next": DELTA, "qwen35": DELTA, "qwen35moe": DELTA}
 
 Choose = Callable[[str, int], Kind]
 """Picks the type of the matrix of this name, and with this number among all matrices."""
@@ -79,6 +97,7 @@ class TinyGguf:
         fields: more metadata: method of the writer, and its argument.
         more: tensors that the class does not have.
         seed: of blocks that are drawn.
+        packs: whether tensors that the converter takes apart are rounded to 8 bits.
     """
 
     family: str
@@ -87,14 +106,23 @@ class TinyGguf:
     fields: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, torch.Tensor] = field(default_factory=dict)
     seed: int = 0
+    packs: bool = False
 
     @classmethod
     def of(cls, family: str, model_type: str, choose: Choose = mixed, **changes: Any) -> TinyGguf:  # noqa: ANN401
         """A tiny random model of a family."""
+        if model_type in ("gemma4_text", "llama4_text"):  # whose layers are made of what the config was made with
+            config = CONFIG_MAPPING[model_type](**{**BASE, **SIZES, **changes})
+            config.allow_global_per_layer_attribute_access = True
+            return cls._of(family, config, choose)
         config = tiny_config(model_type, SIZES)
         for name, value in {**SIZES, **changes}.items():
             if hasattr(config, name):
                 setattr(config, name, value)
+        return cls._of(family, config, choose)
+
+    @classmethod
+    def _of(cls, family: str, config: PreTrainedConfig, choose: Choose) -> TinyGguf:
         torch.manual_seed(0)
         made: Any = cast("Any", AutoModelForCausalLM).from_config(config, attn_implementation="eager")
         model: PreTrainedModel = made.eval().float()
@@ -134,6 +162,9 @@ class TinyGguf:
         random = numpy.random.default_rng(self.seed)
         state, number = self.model.state_dict(), 0
         for ours, parts in self._names(state):
+            if own := converted(ours, state[ours].float(), self.model.config, self.family):
+                found |= {title: self._rounded(values.contiguous().numpy()) for title, values in own.items()}
+                continue
             pieces = state[ours].float().numpy()
             split = self._halves(pieces) if len(parts) > 1 else [pieces]
             decoded = []
@@ -142,6 +173,8 @@ class TinyGguf:
                 kind = Kind.F32
                 if stored.ndim > 1 and title.endswith("weight") and not re.search("gate_inp|position", title):
                     kind, number = self.choose(title, number), number + 1
+                    if stored.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+                        kind = Kind.F16
                 found[title], values = encode(stored, kind, random)
                 decoded.append(self._restored(title, values, piece.shape))
             if len(parts) > 1:
@@ -150,10 +183,18 @@ class TinyGguf:
             state[ours].copy_(torch.from_numpy(pieces if len(parts) > 1 else decoded[0]))
         return found
 
+    def _rounded(self, values: NDArray[Any]) -> tuple[NDArray[Any], Kind]:
+        """As it is, or in blocks of 8 bits where these are asked for: then the model keeps its own values."""
+        if self.packs and values.ndim == 2 and values.shape[1] % 32 == 0:
+            return gguf.quants.quantize(values, Kind.Q8_0), Kind.Q8_0
+        return values, Kind.F32
+
     def _halves(self, both: NDArray[Any]) -> list[NDArray[Any]]:
         """Gate and up of all experts, as views."""
         if self.family == "gpt-oss":
             return [both[..., 0::2], both[..., 1::2]]
+        if self.family == "llama4":
+            return numpy.split(both, 2, axis=2)
         return numpy.split(both, 2, axis=1)
 
     def _names(self, state: Mapping[str, torch.Tensor]) -> list[tuple[str, tuple[str, ...]]]:
@@ -169,19 +210,19 @@ class TinyGguf:
                 continue
             stem, kind = re.fullmatch(r"(.*?)(?:[._](weight|bias))?", ours).groups()  # type: ignore[union-attr]
             kind = kind or "weight"
-            title = "output" if stem == "lm_head" else names.get_name(stem)
-            assert title is not None, ours
+            title = "output" if stem == "lm_head" else names.get_name(stem) or names.get_name(ours)
+            assert title is not None or converted(ours, state[ours], self.model.config, self.family), ours
             found.append((ours, (f"{title}.{kind}",)))
         return found
 
     def _stored(self, title: str, values: NDArray[Any]) -> NDArray[Any]:
         """A tensor as the converter writes it."""
         config = self.model.config
-        if self.family in PLUS_ONE and title.endswith("norm.weight"):
+        if self.family in PLUS_ONE and title.endswith("norm.weight") and "ssm" not in title:
             return values + 1
         if self.family == "gpt2" and title.startswith("blk.") and values.ndim == 2:
             return numpy.ascontiguousarray(values.T)
-        if self.family == "gpt-oss" and title.endswith("exps.weight"):
+        if self.family in ("gpt-oss", "llama4") and title.endswith("exps.weight"):
             return numpy.ascontiguousarray(values.swapaxes(1, 2))
         if title.endswith("ffn_gate_inp_shexp.weight"):
             return values.reshape(-1)
@@ -195,7 +236,7 @@ class TinyGguf:
     def _restored(self, title: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """What `_stored` did, undone by trying it on numbered rows."""
         numbered = self._stored(title, numpy.arange(numpy.prod(shape), dtype=numpy.float64).reshape(shape))
-        if self.family in PLUS_ONE and title.endswith("norm.weight"):
+        if self.family in PLUS_ONE and title.endswith("norm.weight") and "ssm" not in title:
             return values - 1
         back = numpy.empty(int(numpy.prod(shape)), dtype=numpy.float32)
         back[numbered.astype(numpy.int64).reshape(-1)] = values.reshape(-1)
@@ -223,11 +264,69 @@ class TinyGguf:
             writer.add_rope_freq_base(theta)
         if getattr(config, "sliding_window", None) and self.family in WINDOWED:
             writer.add_sliding_window(config.sliding_window)
-        for name, method in METHODS.items():
+        for name, method in (METHODS | OWN_METHODS.get(self.family, {})).items():
             if (value := config.to_dict().get(name)) is not None:
                 getattr(writer, method)(value)
         for title, value in self.fields.items():
             getattr(writer, title)(value)
+
+
+def converted(ours: str, values: torch.Tensor, config: Any, family: str) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    """What llama.cpp's converter makes of a tensor that it takes apart or computes; nothing where it does neither."""
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(self_attn|linear_attn|router|experts)\.(.*)", ours)
+    own = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
+    own["gate_up_proj"] = "ffn_gate_up_exps.weight"
+    if found is not None and family == "gemma4" and found[3] in own:
+        return {f"blk.{found[1]}.{own[found[3]]}": values}
+    if found is None or family not in ("deepseek2", "qwen3next", "qwen35", "qwen35moe"):
+        return {}
+    block, part = f"blk.{found[1]}", found[3]
+    if part == "kv_b_proj.weight":
+        heads, nope = config.num_attention_heads, config.qk_nope_head_dim
+        split: Any = values.view(heads, nope + config.v_head_dim, -1)
+        keys, rows = split.split([nope, config.v_head_dim], dim=1)
+        return {f"{block}.attn_k_b.weight": keys.transpose(1, 2), f"{block}.attn_v_b.weight": rows}
+    if found[2] == "self_attn":
+        return {}
+    if part == "in_proj_qkvz.weight":
+        return _by_kind(block, values, config)
+    return _of_delta(block, part, values, config, is_tiled=family != "qwen3next")
+
+
+def _by_kind(block: str, values: Any, config: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    heads, groups = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    width = groups * config.linear_value_head_dim
+    sizes = [config.linear_key_head_dim, config.linear_key_head_dim, width, width]
+    pieces = values.T.reshape(-1, heads, sum(sizes)).split(sizes, dim=-1)
+    queries, keys, rows, gates = (one.reshape(config.hidden_size, -1) for one in pieces)
+    joint = torch.cat([queries, keys, rows], dim=-1).T
+    return {f"{block}.attn_qkv.weight": joint, f"{block}.attn_gate.weight": gates.T}
+
+
+def _of_delta(block: str, part: str, values: Any, config: Any, *, is_tiled: bool) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    """Of Qwen3.5, heads of values lie by their place among those of a key, instead of key by key."""
+    heads, groups = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    width, keys = config.linear_value_head_dim, 2 * heads * config.linear_key_head_dim
+
+    def tiled(tensor: Any, dim: int, size: int) -> Any:  # noqa: ANN401
+        parts = tensor.unflatten(dim, (heads, groups, size))
+        return parts.transpose(dim, dim + 1).flatten(dim, dim + 2) if is_tiled else tensor
+
+    def behind_keys(rows: Any) -> Any:  # noqa: ANN401
+        return torch.cat([rows[:keys], tiled(rows[keys:], 0, width)])
+
+    made: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "A_log": ("ssm_a", lambda one: -torch.exp(tiled(one, 0, 1))),
+        "dt_bias": ("ssm_dt.bias", lambda one: tiled(one, 0, 1)),
+        "conv1d.weight": ("ssm_conv1d.weight", lambda one: behind_keys(one.squeeze())),
+        "in_proj_qkv.weight": ("attn_qkv.weight", behind_keys),
+        "in_proj_z.weight": ("attn_gate.weight", lambda one: tiled(one, 0, width)),
+        "in_proj_a.weight": ("ssm_alpha.weight", lambda one: tiled(one, 0, 1)),
+        "in_proj_b.weight": ("ssm_beta.weight", lambda one: tiled(one, 0, 1)),
+        "out_proj.weight": ("ssm_out.weight", lambda one: tiled(one, 1, width)),
+    }
+    title, make = made.get(part, ("", lambda one: one))
+    return {f"{block}.{title}": make(values)} if title else {}
 
 
 def encode(

@@ -31,7 +31,7 @@ from swarm.inference.layers.pass_through import find_layers
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.models.families import span_starts, text_config
 from swarm.models.hub import find_model
-from swarm.models.pretrained import read_config
+from swarm.models.model_config import read_config
 from swarm.protocol.limits import MAX_AUX_LAYERS
 
 if TYPE_CHECKING:

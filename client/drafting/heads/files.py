@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from client.drafting.heads.modules import EMBEDDING, OUTPUT, Head, HeadConfig, make_head
 from swarm.errors import UnsupportedModel
 from swarm.models.hub import Hub, find_model
-from swarm.models.pretrained import read_config
+from swarm.models.model_config import read_config
 from swarm.models.stored.opening import open_source
 from swarm.models.stored.source import StoredTensor, WeightSource, decoded
 from swarm.models.tensor_files import fetch_tensors

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from client.drafting.heads.files import read_tensors
 from client.drafting.heads.target_names import empty_model, target_names
@@ -26,7 +25,8 @@ from swarm.inference.layers.pass_through import PassThroughLayer, find_layers
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.tree_attention import use_canopy
 from swarm.layers import Span
-from swarm.models.pretrained import first_line
+from swarm.models.pretrained import SAYS_WHAT_FITS, first_line, misfit
+from swarm.models.text_classes import class_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel  # its module takes 2 s to import: a client without a head needs none
@@ -114,7 +114,7 @@ def fill_layer(
     Raises:
         UnsupportedModel: tensors are missing, unknown or of another shape.
     """
-    base: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    base: Any = class_of(config)
     use_canopy(config)
 
     class LayerModel(base):  # type: ignore[misc]
@@ -128,15 +128,11 @@ def fill_layer(
     where = find_layers(empty_model(config))
     state = {**ends, **{f"{where}.{PLACE}.{name}": tensor for name, tensor in layer.items()}}
     try:
-        filled, info = LayerModel.from_pretrained(
-            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
-        )
+        filled, info = LayerModel.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **SAYS_WHAT_FITS)
     except (ValueError, RuntimeError, TypeError) as error:
         raise UnsupportedModel(f"{config.model_type}: the head does not load ({first_line(error)})") from error
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if loose := sorted(map(str, info[problem])):
-            what = f"{len(loose)} {problem.replace('_', ' ')}, such as {loose[0]}"
-            raise UnsupportedModel(f"{config.model_type}: the head does not fit its class: {what}")
+    if (what := misfit(info)) is not None:
+        raise UnsupportedModel(f"{config.model_type}: the head does not fit its class: {what}")
     model: PreTrainedModel = filled.eval()
     return model
 

@@ -31,7 +31,8 @@ from swarm.errors import SwarmError, UnsupportedModel
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.models.families import text_config
 from swarm.models.hub import find_model
-from swarm.models.pretrained import INDEX, TEXT_PART, read_config
+from swarm.models.model_config import read_config
+from swarm.models.pretrained import INDEX, TEXT_PART
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from swarm.errors import UnsupportedModel
 from swarm.inference.layers.pass_through import find_layers
 from swarm.models.families import text_config
 from swarm.models.hub import find_model
-from swarm.models.pretrained import read_config
+from swarm.models.model_config import read_config
+from swarm.models.text_classes import class_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel  # its module takes 2 s to import: a client without a head needs none
@@ -61,10 +61,11 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
     Raises:
         UnsupportedModel: it is no causal language model.
     """
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    model_class: Any = class_of(config)
+    if model_class is None:
         raise UnsupportedModel(f"{config.model_type}: transformers has no causal language model for it")
     with torch.device("meta"):
-        made: PreTrainedModel = cast("Any", MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)
+        made: PreTrainedModel = model_class(config)
     return made
 
 

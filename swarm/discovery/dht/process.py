@@ -227,7 +227,7 @@ class DhtPeer:
             if None not in (meant, self.swarm) and meant != self.swarm:
                 who = f"means {shown_swarm(meant)}, and this is {shown_swarm(self.swarm)}"
                 protocol.say_refused(context.remote_id, StrangerRefused("", who))
-            seen = "" if is_stand_in(origin.address) else origin.address.partition("/")[0]
+            seen = "" if is_stand_in(origin.link) else origin.link
             return BytesValue(value=about.pack_about(time.time(), seen, self.swarm))
 
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)

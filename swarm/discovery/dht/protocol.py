@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_network
 from typing import Any
 
 import msgpack
@@ -29,7 +28,7 @@ from swarm.discovery.record_store import FiledItem, RecordStore, open_item
 from swarm.discovery.registry import StorageKey
 from swarm.ids import PeerId
 from swarm.runtime.counted_log import CountedLog
-from swarm.runtime.quota import UNKNOWN, Quota, QuotaLimits, RateLimit, address_key, parse_ip
+from swarm.runtime.quota import UNKNOWN, Quota, QuotaLimits, RateLimit, address_key, link_of, site_key
 
 MAX_ASKED = 40
 """Keys of one question, and items of one request to store: the deepest model's blocks, the node's key, a pointer."""
@@ -69,24 +68,25 @@ class Origin:
     """Where a peer is connected from.
 
     Attributes:
-        address: the address that its requests cost; of IPv6, the /64.
-        network: with whom it shares places: of IPv4 the /24, of IPv6 the /48.
+        address: whom its requests cost (`address_key`).
+        site: with whom it shares places (`site_key`).
+        link: what it is told of itself (`link_of`).
     """
 
     address: str
-    network: str
+    site: str
+    link: str
 
 
-_NOWHERE = Origin(UNKNOWN, UNKNOWN)
+_NOWHERE = Origin(UNKNOWN, UNKNOWN, UNKNOWN)
 
 
 def _origin(addresses: Sequence[object]) -> Origin:
     """Where a connection comes from, given libp2p's multiaddresses, such as `/ip4/192.0.2.7/tcp/4001`."""
     parts = str(addresses[0]).split("/") if addresses else []
-    ip = parse_ip(parts[2]) if len(parts) > 2 else None
-    if ip is None:
+    if len(parts) < 3:
         return _NOWHERE
-    return Origin(address_key(str(ip)), str(ip_network((ip, 24 if ip.version == 4 else 48), strict=False)))
+    return Origin(address_key(parts[2]), site_key(parts[2]), link_of(parts[2]))
 
 
 def kademlia_id(peer: PeerID, admission: DirectoryAdmission | None = None) -> DHTID:
@@ -134,10 +134,10 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
             rows_held = [False] * len(rows)
         else:
             signer = PeerId(context.remote_id.to_base58())
-            rows_held = [self._take(row, signer, origin.network) for row in rows]
+            rows_held = [self._take(row, signer, origin) for row in rows]
         return dht_pb2.StoreResponse(store_ok=rows_held, peer=self.node_info)
 
-    def _take(self, row: tuple[bytes, bytes, bytes, float], signer: PeerId, origin: str) -> bool:
+    def _take(self, row: tuple[bytes, bytes, bytes, float], signer: PeerId, origin: Origin) -> bool:
         key, tag, data, expires_at = row
         now = time.time()
         try:
@@ -147,7 +147,8 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
             item = open_item(StorageKey(key), subkey, data, expires_at, now)
         except RecordError:
             return False
-        return item.signer == signer and self.is_ours(item) and self.records.put(replace(item, origin=origin), now)
+        placed = replace(item, origin=origin.site, address=origin.address)
+        return item.signer == signer and self.is_ours(item) and self.records.put(placed, now)
 
     def is_ours(self, item: FiledItem) -> bool:
         """Whether an item is of this swarm."""

@@ -129,11 +129,6 @@ class ModelShown(_StateModel):
         """How many machines serve."""
         return sum(node.state == "serving" for node in self.nodes)
 
-    @property
-    def machines_to_break(self) -> int:
-        """Machines that must go before it breaks: one more than the margin; 0 where it is broken."""
-        return 0 if self.verdict == "broken" else self.margin + 1
-
 
 class AlertShown(_StateModel):
     """Something that an operator should see."""

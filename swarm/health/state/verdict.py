@@ -65,11 +65,11 @@ def judge(model: ReportedModel, nodes: Sequence[NodeView], failures: int, join: 
     serving = [node for node in nodes if node.condition is Condition.SERVING]
     replicas = count_replicas(serving, model.num_layers)
     missing = tuple(Span(*gap) for gap in missing_layers([node.span for node in serving], model.num_layers))
-    machines_to_break = sum(_min_holders(one_class, model.num_layers) for one_class in _by_class(serving))
-    grade, reason = _grade(missing, machines_to_break, failures, serving)
-    weak_spans = missing or (_weakest(replicas, serving) if machines_to_break <= 1 and replicas else ())
+    holders = sum(_min_holders(one_class, model.num_layers) for one_class in _by_class(serving))
+    grade, reason = _grade(missing, holders, failures, serving)
+    weak_spans = missing or (_weakest(replicas, serving) if holders <= 1 and replicas else ())
     fixes = tuple(serve_line(model.name, span, join) for span in weak_spans[:MAX_FIXES])
-    return Verdict(grade, reason, missing, replicas, max(machines_to_break - 1, 0), fixes)
+    return Verdict(grade, reason, missing, replicas, max(holders - 1, 0), fixes)
 
 
 def count_replicas(serving: Iterable[NodeView], num_layers: int) -> tuple[int, ...]:
@@ -98,12 +98,10 @@ def _min_holders(nodes: Sequence[NodeView], num_layers: int) -> int:
     return min(count_replicas(nodes, num_layers), default=0)
 
 
-def _grade(
-    missing: Sequence[Span], machines_to_break: int, failures: int, serving: Sequence[NodeView]
-) -> tuple[Grade, str]:
+def _grade(missing: Sequence[Span], holders: int, failures: int, serving: Sequence[NodeView]) -> tuple[Grade, str]:
     if missing:
         return Grade.BROKEN, f"nobody serves {name_layers(missing[:MAX_FIXES])}"
-    if machines_to_break == 0:
+    if holders == 0:
         return Grade.BROKEN, f"no chain of one numeric class covers it ({_classes(serving)})"
     if failures >= 2:
         return Grade.BROKEN, f"the last {failures} probes failed"
@@ -112,9 +110,9 @@ def _grade(
     disagreeing = sum(node.disagrees for node in serving)
     if disagreeing:
         return Grade.DEGRADED, f"broker and DHT disagree about {_machines(disagreeing)}"
-    if machines_to_break == 1:
-        return Grade.SERVING, "one machine away from breaking: some layers have a single one"
-    return Grade.SERVING, f"every layer has at least {_machines(machines_to_break)}"
+    if holders == 1:
+        return Grade.SERVING, "no machine to spare: some layers have a single one"
+    return Grade.SERVING, f"every layer has at least {_machines(holders)}"
 
 
 def _weakest(replicas: Sequence[int], serving: Sequence[NodeView]) -> tuple[Span, ...]:

@@ -130,7 +130,7 @@ _READ = """
 SELECT at, worst, serving_s, degraded_s, broken_s, min_replicas, machines / samples,
     CASE WHEN probes > 0 THEN tokens_per_s / probes END,
     CASE WHEN probes > 0 THEN ttft_ms / probes END,
-    CASE WHEN sweeps_samples > 0 THEN sweeps_per_s / sweeps_samples END
+    CASE WHEN sweeps_samples > 0 THEN sweeps_per_s / sweeps_samples END, probes
 FROM points WHERE model = ? AND step_s = ? AND at BETWEEN ? AND ? ORDER BY at
 """
 
@@ -310,8 +310,9 @@ class History:
                 "tokens_per_s": _rounded(tokens_per_s),
                 "ttft_ms": _rounded(ttft_ms),
                 "sweeps_per_s": _rounded(sweeps_per_s),
+                "probes": probes,
             }
-            for at, worst, *seconds, min_replicas, machines, tokens_per_s, ttft_ms, sweeps_per_s in rows
+            for at, worst, *seconds, min_replicas, machines, tokens_per_s, ttft_ms, sweeps_per_s, probes in rows
         ]
         return {"v": 1, "model": fingerprint, "window": window, "step_s": selected.step_s, "points": points}
 

@@ -6,139 +6,118 @@ the shape of Llama 3's rope) is put back here.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 
 from swarm.errors import UnsupportedModel
+from swarm.models.gguf.architectures import (
+    COMMON,
+    LAYER_EPS,
+    REQUIRED,
+    WITH_OR_WITHOUT_BIAS,
+    architecture_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from swarm.models.gguf.container import GgufHeader, MetadataValue, TensorPlace
 
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How a family is written to GGUF.
-
-    Attributes:
-        model_type: of transformers.
-        model_class: of transformers, for the config's `architectures`.
-        fields: names in the config that are not the common ones, by key of the metadata; "" leaves a key out.
-        is_interleaved: whether the rows of queries and keys were put in the order in which llama.cpp turns them.
-        norms_plus_one: whether norms are stored with one added.
-        is_transposed: whether the class has its linear weights the other way round.
-        mixes_experts: whether the class has experts the other way round, with gate and up row by row.
-    """
-
-    model_type: str
-    model_class: str
-    fields: Mapping[str, str] = field(default_factory=dict)
-    is_interleaved: bool = False
-    norms_plus_one: bool = False
-    is_transposed: bool = False
-    mixes_experts: bool = False
-
-
-COMMON: Final = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "rope.freq_base": "rope_theta",
-}
-REQUIRED: Final = ("context_length", "block_count", "embedding_length", "attention.head_count")
-
-EXPERTS: Final = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-LOCAL_EXPERTS: Final = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-GPT_OSS: Final = LOCAL_EXPERTS | {"expert_feed_forward_length": "intermediate_size"}
-COHERE2: Final = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
-SOFT_CAPS: Final = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-GRANITE: Final = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-GPT2: Final = {
-    "context_length": "n_positions",
-    "block_count": "n_layer",
-    "embedding_length": "n_embd",
-    "feed_forward_length": "n_inner",
-    "attention.head_count": "n_head",
-    "attention.head_count_kv": "",
-    "attention.layer_norm_epsilon": "layer_norm_epsilon",
-}
-
-ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", COHERE2),
-    "gemma": Architecture("gemma", "GemmaForCausalLM", norms_plus_one=True),
-    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", SOFT_CAPS, norms_plus_one=True),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", SOFT_CAPS, norms_plus_one=True),
-    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", GPT_OSS, mixes_experts=True),
-    "gpt2": Architecture("gpt2", "GPT2LMHeadModel", GPT2, is_transposed=True),
-    "granite": Architecture("granite", "GraniteForCausalLM", GRANITE, is_interleaved=True),
-    "llama": Architecture("llama", "LlamaForCausalLM", is_interleaved=True),
-    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM"),
-    "phi3": Architecture("phi3", "Phi3ForCausalLM"),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
-    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", EXPERTS),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", EXPERTS),
-    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", is_interleaved=True),
-    "starcoder2": Architecture("starcoder2", "Starcoder2ForCausalLM", {"attention.layer_norm_epsilon": "norm_epsilon"}),
-}
-"""Families that run, by the name that their files have for them."""
-WITH_OR_WITHOUT_BIAS: Final = {"granite", "llama", "qwen3", "qwen3moe", "smollm3"}
-MIXTRAL: Final = Architecture("mixtral", "MixtralForCausalLM", LOCAL_EXPERTS, is_interleaved=True)
-"""What a `llama` file with experts is."""
 
 LLAMA3_FACTORS: Final = (8.0, 32.0, 16.0, 4.0, 2.0, 64.0)
 """By how much the rope of Llama 3.1 and its kin is stretched; a file has the frequencies that come of it alone."""
 LLAMA3_WINDOW: Final = 8192
+LLAMA3_BANDS: Final = ((1.0, 4.0), (1.0, 1.0))
+"""Between which turns in that window a frequency is stretched in part: those of Llama 3 and of Llama 4."""
+LLAMA4_UNNORMED: Final = 128
+"""Experts of the one Llama 4 that norms no queries and keys."""
 GEMMA_27B: Final = {("gemma2", 46), ("gemma3", 62)}
 """Architectures and layers of the models that scale attention by their width instead of their heads'."""
+YARN: Final = {
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "attention_factor": "yarn_attn_factor",
+}
 ROPE_FREQS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 
 
-def architecture_of(header: GgufHeader, name: str) -> Architecture:
-    """The family of a file.
+OF_THEIR_OWN: Final = {"gpt2", "gemma4_text"}
+"""Types of models without rotary embeddings, or with several."""
+MEANINGLESS: Final[Mapping[str, str]] = {
+    "audio.": "parts that hear",
+    "mm.": "parts that see",
+    "n_deepstack_layers": "layers that rows of images enter",
+    "pooling_type": "how rows become one, of models that embed texts",
+    "rope.dimension_sections": "axes of places in images: a text has one",
+    "rope.scaling.finetuned": "whether the model was trained with its stretched positions",
+    "tensor_data_layout": "how weights lay in files of before this format",
+    "vision.": "parts that see",
+    "vocab_size": "said by the embedding's rows too",
+}
+"""Keys, or how they begin, that change no text, and why."""
+NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.sliding_window": (0,),
+    "expert_count": (0,),
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
+    "leading_dense_block_count": (0,),
+    "nextn_predict_layers": (0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0,),
+}
+"""Values by which a key says nothing: what classes do that have no name for it."""
 
-    Raises:
-        UnsupportedModel: it is none that runs, or the file is not a model's.
+
+@dataclass(frozen=True, slots=True)
+class OwnFields:
+    """A family's own metadata, with note of what was read: what nobody reads might change the text.
+
+    Attributes:
+        family: how the keys begin.
+        values: by key, without the family.
+        read: keys that somebody asked for.
     """
-    family = header.text("general.architecture")
-    kind = header.text("general.type") or "model"
-    if family == "clip" or kind == "mmproj":
-        raise UnsupportedModel(f"{name}: the eyes of a model (mmproj), not the model; give the model's own file")
-    if kind == "adapter":
-        raise UnsupportedModel(f"{name}: a LoRA adapter, not a model; give the file of a model that it is merged into")
-    if kind != "model":
-        raise UnsupportedModel(f"{name}: its kind is {kind!r}, not a model; give the model's own file")
-    if not header.tensors:
-        raise UnsupportedModel(f"{name}: a tokenizer without weights; give the model's own file")
-    if family == "llama" and header.number("llama.expert_count"):
-        return MIXTRAL
-    if family not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedModel(f"{name}: GGUF of architecture {family!r} is not read; read are {known}")
-    return ARCHITECTURES[family]
+
+    family: str
+    values: Mapping[str, MetadataValue]
+    read: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, header: GgufHeader, family: str) -> OwnFields:
+        """Those of a file."""
+        begins = f"{family}."
+        own = {key.removeprefix(begins): one for key, one in header.metadata.items() if key.startswith(begins)}
+        return cls(family, {key: _short(value) for key, value in own.items()})
+
+    def get(self, key: str) -> MetadataValue | None:
+        """The value of a key; None where there is none."""
+        self.read.add(key)
+        return self.values.get(key)
+
+    def whole(self, key: str, default: int = 0) -> int:
+        """A whole number."""
+        value = self.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+    def unread(self) -> list[str]:
+        """Keys that nobody read, and whose values change texts."""
+        return sorted(
+            key
+            for key, value in self.values.items()
+            if key not in self.read
+            and not key.startswith(tuple(MEANINGLESS))
+            and not any(value == one for one in NEUTRAL.get(key, ()))
+        )
 
 
 def config_of(header: GgufHeader, name: str, vector: Callable[[str], Sequence[float]]) -> dict[str, Any]:
@@ -150,38 +129,50 @@ def config_of(header: GgufHeader, name: str, vector: Callable[[str], Sequence[fl
         vector: reads a small tensor.
 
     Raises:
-        UnsupportedModel: the family does not run, or a value is missing or of a form that no class has.
+        UnsupportedModel: the family does not run, a value is missing or of a form that no class has, or one is not
+            understood.
     """
-    family, architecture = header.text("general.architecture"), architecture_of(header, name)
-    given = {key: _short(value) for key, value in _own_fields(header, family).items()}
+    architecture = architecture_of(header, name)
+    family = architecture.family
+    given = OwnFields.of(header, family)
     for key in REQUIRED:
-        value = given.get(key)
-        if not isinstance(value, int) or value < 1:
+        if given.whole(key) < 1:
             raise UnsupportedModel(f"{name}: its metadata has no {family}.{key}; convert it again")
-    names = COMMON | dict(architecture.fields)
     config: dict[str, Any] = {"model_type": architecture.model_type, "architectures": [architecture.model_class]}
+    names = COMMON | dict(architecture.fields)
     for key, field_name in names.items():
-        if field_name and key in given:
-            if isinstance(given[key], list):
+        value = given.get(key)
+        if field_name and value is not None:
+            if isinstance(value, list):
                 raise UnsupportedModel(f"{name}: {family}.{key} differs from layer to layer, which no class here has")
-            config[field_name] = given[key]
+            config[field_name] = value
     embedding = _embedding(header, name)
-    if embedding.columns != given["embedding_length"] or not 0 < int(str(given["block_count"])) <= len(header.tensors):
+    if embedding.columns != given.whole("embedding_length") or given.whole("block_count") > len(header.tensors):
         raise UnsupportedModel(f"{name}: damaged: its metadata do not fit its {len(header.tensors)} tensors")
+    layers = given.whole("block_count") - given.whole("nextn_predict_layers")
+    config[names["block_count"]] = layers
     config["vocab_size"] = embedding.rows
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
     config["dtype"] = _dtype(header)
     config |= _token_ids(header)
-    if architecture.model_type != "gpt2":
-        config |= _heads(given) | _biases(header, family) | _rope(header, given, family, name, vector)
+    if architecture.model_type not in OF_THEIR_OWN:
+        config |= _heads(given, config, name) | _biases(header, family) | _rope(header, given, name, vector)
     if not config.get("sliding_window", 1):
         config["sliding_window"] = None
-    return config | _special(family, config, given)
+    if (special := SPECIAL.get(architecture.model_type)) is not None:
+        config |= special(config, _FileFacts(name, given, layers, header, vector))
+    _check_read(given, name)
+    return config
 
 
-def _own_fields(header: GgufHeader, family: str) -> dict[str, MetadataValue]:
-    prefix = f"{family}."
-    return {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
+def _check_read(given: OwnFields, name: str) -> None:
+    """Refuse a file that says more than its class was told."""
+    if given.values.keys() & {"attention.layer_norm_rms_epsilon", LAYER_EPS} & given.read:
+        given.read.update(("attention.layer_norm_rms_epsilon", LAYER_EPS))  # converters write what a config has of both
+    if unread := given.unread():
+        value = str(given.values[unread[0]])[:60]
+        reason = f"its metadata has {given.family}.{unread[0]} = {value}, which no class here knows of"
+        raise UnsupportedModel(f"{name}: {reason}, and texts might be wrong without it; use the safetensors")
 
 
 def _short(value: MetadataValue) -> MetadataValue:
@@ -207,17 +198,19 @@ def _token_ids(header: GgufHeader) -> dict[str, Any]:
     return {field_name: header.number(f"tokenizer.ggml.{key}_token_id") for field_name, key in named.items()}
 
 
-def _heads(given: Mapping[str, MetadataValue]) -> dict[str, Any]:
+def _heads(given: OwnFields, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Width of a head and how much of it turns."""
-    width, heads = given["embedding_length"], given["attention.head_count"]
-    assert isinstance(width, int)
-    assert isinstance(heads, int)
-    turned = given.get("rope.dimension_count")
-    head = given.get("attention.key_length") or width // max(1, heads)
-    found: dict[str, Any] = {"head_dim": head}
-    if isinstance(turned, int) and isinstance(head, int) and 0 < turned < head:
-        found["partial_rotary_factor"] = turned / head
-    return found
+    if "kv_lora_rank" in config:
+        turned, whole = given.whole("rope.dimension_count"), given.whole("attention.key_length_mla")
+        if not whole:
+            raise UnsupportedModel(f"{name}: it was written before latent attention had its form; convert it again")
+        given.get("attention.value_length")
+        return {"num_key_value_heads": config["num_attention_heads"], "qk_nope_head_dim": whole - turned}
+    head = given.whole("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
+    if (values := given.whole("attention.value_length", head)) != head:
+        raise UnsupportedModel(f"{name}: its heads have {head} numbers for keys and {values} for values")
+    turned = given.whole("rope.dimension_count", head)
+    return {"head_dim": head} | ({"partial_rotary_factor": turned / head} if 0 < turned < head else {})
 
 
 def _biases(header: GgufHeader, family: str) -> dict[str, Any]:
@@ -228,51 +221,48 @@ def _biases(header: GgufHeader, family: str) -> dict[str, Any]:
     return {flag: True for flag, tensor in flags.items() if tensor in header.tensors}
 
 
-def _rope(
-    header: GgufHeader,
-    given: Mapping[str, MetadataValue],
-    family: str,
-    name: str,
-    vector: Callable[[str], Sequence[float]],
-) -> dict[str, Any]:
-    """How positions are stretched."""
-    kind, factor = given.get("rope.scaling.type"), given.get("rope.scaling.factor")
-    window = given.get("rope.scaling.original_context_length")
+def _rope(header: GgufHeader, given: OwnFields, name: str, vector: Callable[[str], Sequence[float]]) -> dict[str, Any]:
+    """How positions are stretched: as llama.cpp does it, linearly where a file names a factor alone."""
+    kind, window = given.get("rope.scaling.type"), given.whole("rope.scaling.original_context_length")
+    factor = given.get("rope.scaling.factor") or given.get("rope.scale_linear")
+    window = window or given.whole("context_length")
     if ROPE_LONG in header.tensors or ROPE_SHORT in header.tensors:
         scaling: dict[str, Any] = {"rope_type": "longrope"}
         scaling |= {"long_factor": list(vector(ROPE_LONG)), "short_factor": list(vector(ROPE_SHORT))}
-        if "rope.scaling.attn_factor" in given:
-            scaling["attention_factor"] = given["rope.scaling.attn_factor"]
-        return {"rope_scaling": scaling, "original_max_position_embeddings": window or given["context_length"]}
+        if (attention := given.get("rope.scaling.attn_factor")) is not None:
+            scaling["attention_factor"] = attention
+        return {"rope_scaling": scaling, "original_max_position_embeddings": window}
     if ROPE_FREQS in header.tensors:
         return {"rope_scaling": _llama3(vector(ROPE_FREQS), given, name)}
-    if kind in (None, "none") or (kind == "linear" and factor in (None, 1.0)):
+    if kind == "none" or (kind in (None, "linear") and factor in (None, 0.0, 1.0)):
         return {}
-    if kind == "linear":
+    if kind in (None, "linear"):
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
-    if kind != "yarn" or not isinstance(factor, float) or not isinstance(window, int):
+    if kind != "yarn" or not isinstance(factor, float):
+        family = given.family
         raise UnsupportedModel(f"{name}: {family}.rope.scaling is {kind!r}, which is not read; convert it again")
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": window}
-    betas = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
-    yarn |= {field_name: given[key] for field_name, key in betas.items() if key in given}
-    return {"rope_scaling": yarn | ({"truncate": False} if family == "gpt-oss" else {})}
+    for field_name, key in YARN.items():
+        if (value := given.get(f"rope.scaling.{key}")) is not None:
+            yarn[field_name] = value
+    return {"rope_scaling": yarn | ({"truncate": False} if given.family == "gpt-oss" else {})}
 
 
-def _llama3(factors: Sequence[float], given: Mapping[str, MetadataValue], name: str) -> dict[str, Any]:
+def _llama3(factors: Sequence[float], given: OwnFields, name: str) -> dict[str, Any]:
     """The few numbers that the divisors of Llama 3's frequencies were made of."""
-    base = given.get("rope.freq_base", 10_000.0)
+    base = given.get("rope.freq_base") or 10_000.0
     assert isinstance(base, int | float)
-    for factor in LLAMA3_FACTORS:
-        made = [_llama3_divisor(base ** (-index / len(factors)), factor) for index in range(len(factors))]
+    for factor, (low, high) in itertools.product(LLAMA3_FACTORS, LLAMA3_BANDS):
+        made = [_llama3_divisor(base ** (-index / len(factors)), factor, low, high) for index in range(len(factors))]
         if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(made, factors, strict=True)):
-            scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+            scaling = {"factor": factor, "low_freq_factor": low, "high_freq_factor": high}
             return {"rope_type": "llama3", "original_max_position_embeddings": LLAMA3_WINDOW} | scaling
     if all(math.isclose(one, 1.0) for one in factors):
         return {"rope_type": "default"}
     raise UnsupportedModel(f"{name}: its rope_freqs.weight is of no form that transformers has; use the safetensors")
 
 
-def _llama3_divisor(frequency: float, factor: float, low: float = 1.0, high: float = 4.0) -> float:
+def _llama3_divisor(frequency: float, factor: float, low: float, high: float) -> float:
     """By what Llama 3 divides a frequency. Source: transformers, `_compute_llama3_parameters`."""
     turns = LLAMA3_WINDOW * frequency / (2 * math.pi)
     if turns > high:
@@ -283,21 +273,158 @@ def _llama3_divisor(frequency: float, factor: float, low: float = 1.0, high: flo
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def _special(family: str, config: Mapping[str, Any], given: Mapping[str, MetadataValue]) -> dict[str, Any]:
-    """What llama.cpp's code knows of a family, and its files do not say."""
-    match family:
-        case "gemma2" | "gemma3":
-            is_wide = (family, config["num_hidden_layers"]) in GEMMA_27B
-            width = config["hidden_size"] // config["num_attention_heads"] if is_wide else config["head_dim"]
-            return {"query_pre_attn_scalar": width}
-        case "qwen3moe":
-            return {"norm_topk_prob": True}
-        case "starcoder2":
-            return {"use_bias": True}
-        case "gpt-oss" if "attention.sliding_window" in given:
-            return {
-                "layer_types": [
-                    ("sliding", "full")[index % 2] + "_attention" for index in range(config["num_hidden_layers"])
-                ]
-            }
-    return {}
+@dataclass(frozen=True, slots=True)
+class _FileFacts:
+    """What a file says, beside what every family's says.
+
+    Attributes:
+        name: of the model, for messages.
+        given: the family's own metadata.
+        layers: how many there are, without those that predict further tokens.
+        header: of the file.
+        vector: reads a small tensor.
+    """
+
+    name: str
+    given: OwnFields
+    layers: int
+    header: GgufHeader
+    vector: Callable[[str], Sequence[float]]
+
+
+def _gemma(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """By what attention is scaled, and which layers have a window."""
+    is_wide = (file.given.family, file.layers) in GEMMA_27B
+    width = config["hidden_size"] // config["num_attention_heads"] if is_wide else config["head_dim"]
+    period = 2 if file.given.family == "gemma2" else 6
+    return {"query_pre_attn_scalar": width} | _own_windows(file.given, file.layers, period)
+
+
+def _gpt_oss(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Which layers have a window."""
+    return _windows(file.given, file.layers, 2) if "sliding_window" in config else {}
+
+
+def _glm4_moe(_: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Whether queries and keys are normed."""
+    file.given.get("expert_gating_func")  # the class has no other
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.header.tensors}
+
+
+def _windows(given: OwnFields, layers: int, period: int) -> dict[str, Any]:
+    """Which layers attend to a window, where a file says it of each; else all but the last of each period."""
+    pattern = given.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        is_sliding = [bool(one) for one in pattern[:layers]]
+    else:
+        period = pattern if isinstance(pattern, int) and pattern > 0 else period
+        is_sliding = [(layer + 1) % period > 0 for layer in range(layers)]
+    return {"layer_types": [("sliding" if one else "full") + "_attention" for one in is_sliding]}
+
+
+def _own_windows(given: OwnFields, layers: int, period: int) -> dict[str, Any]:
+    """As `_windows`, but nothing where a file says nothing: the class has that period itself."""
+    return _windows(given, layers, period) if "attention.sliding_window_pattern" in given.values else {}
+
+
+def _olmo3(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Which layers have a window, and rotary embeddings of which only those of the others are stretched."""
+    given = file.given
+    base = config.get("rope_theta", 10_000.0)
+    own = given.get("rope.freq_base_swa") or base
+    full = {"rope_type": "default", "rope_theta": base} | (config.get("rope_scaling") or {})
+    sliding = {"rope_type": "default", "rope_theta": own}
+    places = {"full_attention": full, "sliding_attention": sliding}
+    return {"rope_scaling": None, "rope_parameters": places} | _windows(given, file.layers, 4)
+
+
+def _delta(_: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Layers of linear attention, and the width of a head of their values."""
+    given, layers = file.given, file.layers
+    width = given.whole("ssm.inner_size") // max(1, given.whole("ssm.time_step_rank"))
+    period = given.whole("full_attention_interval", 4) or 4
+    kinds = ["linear_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
+    return {"linear_value_head_dim": width, "layer_types": kinds}
+
+
+def _latent(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Latent attention: what a stretched rope multiplies scores by, and groups where a file has none."""
+    given = file.given
+    given.get("expert_gating_func")  # by which the class was chosen
+    log = given.get("rope.scaling.yarn_log_multiplier")
+    found: dict[str, Any] = {"n_group": config.get("n_group", 1), "topk_group": config.get("topk_group", 1)}
+    found |= {"q_lora_rank": config.get("q_lora_rank"), "norm_topk_prob": config.get("norm_topk_prob", False)}
+    if isinstance(log, float) and config.get("rope_scaling"):
+        scale = round(10 * log, 6)  # llama.cpp has a tenth of it, for reasons of its own
+        found["rope_scaling"] = config["rope_scaling"] | {"mscale": scale, "mscale_all_dim": scale}
+    if config["model_type"] == "deepseek_v2":
+        found["topk_method"] = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
+    return found
+
+
+def _llama4(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Chunks of 8,192 tokens in three of four layers, and queries and keys normed but in the model with 128 experts."""
+    file.given.get("expert_gating_func")  # the class has no other
+    if "attention.sliding_window" in file.given.values or not config.get("num_local_experts"):
+        raise UnsupportedModel(f"{file.name}: a Llama 4 without experts or chunks is not read; use the safetensors")
+    return {"use_qk_norm": config["num_local_experts"] != LLAMA4_UNNORMED, "attention_chunk_size": 8192}
+
+
+def _gemma4(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Layers of two kinds, each with heads and rotary embeddings of its own."""
+    given, tensors = file.given, file.header.tensors
+    kinds = _windows(given, file.layers, 6)["layer_types"]
+    full = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    sliding = [layer for layer in range(file.layers) if layer not in full]
+    heads, wide = given.get("attention.head_count_kv"), given.get("feed_forward_length")
+    heads = heads if isinstance(heads, list) else [heads or 0] * file.layers
+    widths = wide if isinstance(wide, list) else [wide or 0] * file.layers
+    shared = config.get("num_kv_shared_layers", 0)
+    own = [layer for layer in full if layer < file.layers - shared]
+    turned = file.vector(ROPE_FREQS)
+    if len(heads) < file.layers or len(widths) < file.layers or not full or not sliding:
+        raise UnsupportedModel(f"{file.name}: damaged: its metadata do not fit its {file.layers} layers")
+    if given.whole("attention.value_length") != given.whole("attention.key_length"):
+        raise UnsupportedModel(f"{file.name}: its heads have other numbers for values than for keys")
+    if given.get("attention.value_length_swa") != given.get("attention.key_length_swa"):
+        raise UnsupportedModel(f"{file.name}: its heads have other numbers for values than for keys")
+    if given.get("rope.dimension_count_swa") != given.get("attention.key_length_swa"):
+        raise UnsupportedModel(f"{file.name}: its heads turn in part, which no class here knows of")
+    given.get("rope.dimension_count")  # of all of a head: which of it turns, the factors say
+    places = {"rope_type": "proportional", "rope_theta": given.get("rope.freq_base") or 10_000.0}
+    places["partial_rotary_factor"] = sum(factor == 1 for factor in turned) / len(turned)
+    near = {"rope_type": "default", "rope_theta": given.get("rope.freq_base_swa") or 10_000.0}
+    per_layer = tensors.get("per_layer_token_embd.weight")
+    return {
+        "layer_types": kinds,
+        "num_key_value_heads": heads[sliding[0]],
+        "num_global_key_value_heads": heads[full[0]],
+        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in tensors for layer in own),
+        "global_head_dim": given.whole("attention.key_length"),
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[-1] != widths[0],
+        "enable_moe_block": bool(config.get("num_experts")),
+        "vocab_size_per_layer_input": config["vocab_size"] if per_layer is None else per_layer.rows,
+        "hidden_size_per_layer_input": config.get("hidden_size_per_layer_input", 0),
+        "rope_parameters": {"full_attention": places, "sliding_attention": near},
+    }
+
+
+SPECIAL: Final[Mapping[str, Callable[[Mapping[str, Any], _FileFacts], dict[str, Any]]]] = {
+    "cohere2": lambda _, file: _own_windows(file.given, file.layers, 4),
+    "deepseek_v2": _latent,
+    "deepseek_v3": _latent,
+    "gemma2": _gemma,
+    "gemma3_text": _gemma,
+    "gemma4_text": _gemma4,
+    "glm4_moe": _glm4_moe,
+    "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
+    "olmo3": _olmo3,
+    "qwen3_5_moe_text": _delta,
+    "qwen3_5_text": _delta,
+    "qwen3_moe": lambda *_: {"norm_topk_prob": True},
+    "qwen3_next": _delta,
+    "starcoder2": lambda *_: {"use_bias": True},
+}
+"""What llama.cpp's code knows of a family, and its files do not say, by the type of model."""

@@ -24,7 +24,7 @@ from swarm.ids import model_name
 from swarm.models.gguf.config import config_of
 from swarm.models.gguf.container import GgufHeader, TensorPlace, read_header
 from swarm.models.gguf.encodings import ENCODINGS
-from swarm.models.gguf.naming import stem_of
+from swarm.models.gguf.naming import SUFFIX, stem_of
 from swarm.models.gguf.tokenizer import write_tokenizer
 from swarm.runtime.cache_folder import cache_folder
 from swarm.runtime.files import replace_file
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 POINTER: Final = "gguf.json"
 """Names the files of a model and where each tensor lies in them."""
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of these folders; another one is made anew."""
 MAX_FOLDERS: Final = 16
 MAX_NOTES: Final = 64
@@ -132,7 +132,13 @@ def local_folder(files: Sequence[Path]) -> Path:
 
     def opened() -> list[GgufFile]:
         return [
-            GgufFile(file.name, file.absolute(), file.stat().st_size, read_header(file), _reader_of(file))
+            GgufFile(
+                f"{file.name.removesuffix(SUFFIX)}{SUFFIX}",
+                file.absolute(),
+                file.stat().st_size,
+                read_header(file),
+                _reader_of(file),
+            )
             for file in files
         ]
 

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from swarm.errors import UnknownModel
+from swarm.models.gguf.container import MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,6 +19,8 @@ SUFFIX: Final = ".gguf"
 NAMED: Final = 12
 """Files that a message names, at most."""
 MAX_PARTS: Final = 4096
+PIECE: Final = re.compile(r"(?P<whole>.+\.gguf)(?:\.part\d+of\d+|-split-[a-z]+)", re.IGNORECASE)
+"""Names of pieces of a file that was too large for a server."""
 
 _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _HUB_PART: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+):(?P<part>[\w./-]+)")
@@ -41,8 +44,10 @@ def local_files(model: Path) -> list[Path] | None:
     """
     if model.is_dir():
         return _in_folder(model)
+    if PIECE.fullmatch(model.name) and model.exists():
+        raise _in_pieces(str(model.parent), (one.name for one in model.parent.iterdir()))
     if model.suffix.lower() != SUFFIX:
-        return None
+        return [model] if _begins_as_gguf(model) else None
     if not model.exists():
         if split_hub_name(str(model)) is not None:
             return None
@@ -56,10 +61,32 @@ def _in_folder(folder: Path) -> list[Path] | None:
         return None
     models = _first_files(present)
     if not models:
+        if any(map(PIECE.fullmatch, present)):
+            raise _in_pieces(str(folder), present)
         return None
     if len(models) > 1:
         raise UnknownModel(f"{folder}: it has several GGUF files: {_listed(models)}; give one of them")
     return [folder / name for name in whole_set(models[0], present)]
+
+
+def _begins_as_gguf(file: Path) -> bool:
+    """Whether a file of any name is a GGUF file by its first bytes, as Ollama's are."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _in_pieces(where: str, names: Iterable[str]) -> UnknownModel:
+    """The error for a file that was cut into pieces of bytes, which no reader of the format joins."""
+    pieces = sorted(filter(PIECE.fullmatch, names))
+    found = PIECE.fullmatch(pieces[0])
+    whole = found["whole"] if found is not None else pieces[0]
+    own = [one for one in pieces if one.startswith(whole)]
+    return UnknownModel(
+        f"{where}: {whole} lies in pieces; fetch all and join them: cat {' '.join(own[:NAMED])} > {whole}"
+    )
 
 
 def hub_files(repo: str, part: str, names: Iterable[str]) -> list[str]:
@@ -73,8 +100,11 @@ def hub_files(repo: str, part: str, names: Iterable[str]) -> list[str]:
     Raises:
         UnknownModel: none or several are meant; the message says which there are.
     """
+    names = list(names)
     present = {name for name in names if name.lower().endswith(SUFFIX)}
     models = _first_files(present)
+    if not models and any(map(PIECE.fullmatch, names)):
+        raise _in_pieces(repo, names)
     choices = f"it has {_listed(models, repo)}" if models else "it has no GGUF files"
     if not part and len(models) == 1:
         return whole_set(models[0], present)

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy
 import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from swarm.errors import UnsupportedModel
-from swarm.models.gguf.config import ARCHITECTURES, MIXTRAL, Architecture
+from swarm.models.gguf.architectures import Architecture, written_as
 from swarm.models.gguf.folder import TensorTable
 from swarm.models.parts.byte_ranges import ByteRange, ByteRanges
 from swarm.models.parts.reading import readable_file
 from swarm.models.pretrained import first_line
 from swarm.models.stored.gguf_matrix import GgufMatrix
 from swarm.models.stored.source import StoredSize, StoredTensor
+from swarm.models.text_classes import class_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from transformers import PreTrainedConfig
@@ -35,8 +36,19 @@ if TYPE_CHECKING:
 FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*experts\.gate_up_proj(?P<bias>_bias)?")
 """Gate and up of all experts in one tensor, which GGUF holds in two."""
 QUERIES_KEYS: Final = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
-UNREAD: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that went into the config."""
+MIXED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.linear_attn\.in_proj_qkvz\.weight")
+"""Queries, keys, values and gates of linear attention, head by head, which GGUF holds in two tensors."""
+LATENT: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.self_attn\.kv_b_proj\.weight")
+"""What makes keys and values of latent rows, which GGUF holds in two tensors."""
+SCALES: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.router\.(?P<each>per_expert_)?scale")
+"""What a router multiplies rows and experts by."""
+UNREAD: Final = re.compile(r"rope_(?:freqs|factors_long|factors_short)\.weight|(?:v|a|mm)\..*")
+"""Tensors that went into the config, and those of parts that see or hear."""
+TILED: Final = re.compile(
+    r"blk\.\d+\.(?P<which>attn_qkv|attn_gate|ssm_alpha|ssm_beta|ssm_a|ssm_dt|ssm_conv1d)(?:\.weight|\.bias)?"
+)
+"""Tensors with rows for heads of values of linear attention."""
+BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,7 @@ class GgufSource:
         architecture: how its family is written.
         table: where its tensors lie.
         stored: llama.cpp's names of what a tensor is made of, by its name in the class.
+        shapes: of the class's tensors.
         hub: whence its files come; None for files of the user's.
     """
 
@@ -59,6 +72,7 @@ class GgufSource:
     architecture: Architecture
     table: TensorTable
     stored: Mapping[str, tuple[str, ...]]
+    shapes: Mapping[str, tuple[int, ...]]
     hub: Hub | None = None
 
     @classmethod
@@ -69,14 +83,32 @@ class GgufSource:
             UnsupportedModel: Canopy cannot run its family, or it has tensors that the class has not.
         """
         table = TensorTable.read(folder)
-        is_mixtral = config.model_type == MIXTRAL.model_type
-        architecture = MIXTRAL if is_mixtral else ARCHITECTURES[table.family]
-        stored = _stored_names(model, config, table)
+        architecture = written_as(table.family, config.model_type)
+        stored, shapes = _stored_names(model, config, table)
         known = {name for names in stored.values() for name in names}
-        if strange := sorted(table.places.keys() - known - set(UNREAD)):
+        others = sorted(name for name in table.places.keys() - known if not UNREAD.fullmatch(name))
+        if strange := [one for one in others if not _is_idle(one, config)]:
             reason = f"{len(strange)} tensors that {architecture.model_class} does not have, such as {strange[0]}"
             raise UnsupportedModel(f"{model}: its file has {reason}; use the safetensors")
-        return cls(folder, model, config, architecture, table, stored, hub)
+        source = cls(folder, model, config, architecture, table, stored, shapes, hub)
+        source.check_shapes()
+        return source
+
+    def check_shapes(self) -> None:
+        """Refuse a tensor whose shape is not what the metadata say.
+
+        Raises:
+            UnsupportedModel: names it.
+        """
+        for name, parts in self.stored.items():
+            places = [self.table.places[part][1] for part in parts]
+            shape, own = self.shapes[name], places[0].shape
+            is_alike = len(places) > 1 or sorted(one for one in shape if one > 1) == sorted(
+                one for one in own if one > 1
+            )
+            if not is_alike or sum(place.rows * place.columns for place in places) != prod(shape):
+                said = f"{parts[0]} has the shape {list(own)}, and by the metadata {name} has {list(shape)}"
+                raise UnsupportedModel(f"{self.model}: damaged: {said}; convert it again")
 
     @property
     def encoding(self) -> str:
@@ -106,6 +138,8 @@ class GgufSource:
     def stored_size(self, name: str) -> StoredSize | None:
         """As `WeightSource.stored_size`: the table has it, and no file is opened."""
         places = [self.table.places[one][1] for one in self.stored[name]]
+        if (LATENT.fullmatch(name) and len(places) > 1) or self._has_other_columns(self.stored[name][0]):
+            return None
         if not all(len(place.shape) > 1 and self._stays(place) for place in places):
             return None
         return sum(place.rows * place.columns for place in places), sum(place.size_bytes for place in places)
@@ -128,7 +162,12 @@ class GgufSource:
         self, name: str, opened: Mapping[str, numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]]
     ) -> torch.Tensor | StoredTensor:
         parts = [self._part(one, opened) for one in self.stored[name]]
-        return parts[0] if len(parts) == 1 else self._fused(*parts)
+        if len(parts) > 1 and LATENT.fullmatch(name):
+            return self._latent(*parts)
+        if len(parts) > 1:
+            return self._mixed(*parts) if MIXED.fullmatch(name) else self._fused(*parts)
+        whole = parts[0]
+        return whole.view(self.shapes[name]) if isinstance(whole, torch.Tensor) else whole
 
     def _part(
         self, name: str, opened: Mapping[str, numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]]
@@ -138,15 +177,19 @@ class GgufSource:
         raw = torch.from_numpy(numpy.array(opened[file][place.start : place.start + place.size_bytes]))
         rows = self._order(name, place)
         is_transposed = self._is_transposed(name, place)
+        if self._has_other_columns(name):
+            return place.encoding.decode(raw.view(place.rows, -1))[
+                :, self._key_by_key(self.config.linear_value_head_dim)
+            ]
         if len(place.shape) > 1 and self._stays(place):
             blocks = raw.view(place.rows, place.encoding.row_bytes(place.columns))
             matrix = GgufMatrix(blocks if rows is None else blocks[rows], place.encoding)
             return StoredTensor(matrix, place.shape, is_transposed)
         plain = self._plain(raw, place)
-        if self.architecture.norms_plus_one and name.endswith("norm.weight"):
+        if self.architecture.norms_plus_one and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
             plain = plain.float() - 1
-        if name.endswith("ffn_gate_inp_shexp.weight"):
-            plain = plain.view(1, -1)
+        if name.endswith(".ssm_a"):
+            plain = torch.log(-plain.float())  # stored is what it decays by
         plain = plain if rows is None else plain[rows]
         return plain.transpose(-1, -2).contiguous() if is_transposed else plain
 
@@ -156,7 +199,7 @@ class GgufSource:
 
     def _is_transposed(self, name: str, place: TensorPlace) -> bool:
         """Whether the class has a tensor the other way round; gate and up are turned when they are one."""
-        if self.architecture.mixes_experts:
+        if self.architecture.turns_experts:
             return name.endswith("ffn_down_exps.weight")
         return self.architecture.is_transposed and len(place.shape) == 2 and name.startswith("blk.")
 
@@ -166,7 +209,14 @@ class GgufSource:
         return place.encoding.decode(raw.view(1, -1)).view(place.shape)
 
     def _order(self, name: str, place: TensorPlace) -> torch.Tensor | None:
-        """In which order the class has the rows of queries and keys: llama.cpp has the two halves of a head mixed."""
+        """In which order the class has a tensor's rows; None where it has them as the file."""
+        if self._groups > 1 and (tiled := TILED.fullmatch(name)):
+            config: Any = self.config
+            keys = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+            width = 1 if tiled["which"].startswith("ssm_") else config.linear_value_head_dim
+            if tiled["which"] in ("attn_qkv", "ssm_conv1d"):
+                return torch.cat([torch.arange(keys), keys + self._key_by_key(config.linear_value_head_dim)])
+            return self._key_by_key(width)
         found = QUERIES_KEYS.fullmatch(name) if self.architecture.is_interleaved else None
         if found is None:
             return None
@@ -174,30 +224,75 @@ class GgufSource:
         rows = torch.arange(place.shape[0])
         if heads < 1 or len(rows) % (2 * heads):
             raise UnsupportedModel(f"{self.model}: {name} has {len(rows)} rows, not as many for each of {heads} heads")
-        return rows.view(heads, -1, 2).transpose(1, 2).reshape(-1)
+        return rows.view(heads, -1, 2).transpose(1, 2).reshape(-1)  # llama.cpp has the two halves of a head mixed
+
+    @property
+    def _groups(self) -> int:
+        """Heads of values for each of keys, of linear attention whose heads of values lie by their place among them."""
+        config: Any = self.config
+        return config.linear_num_value_heads // config.linear_num_key_heads if self.architecture.tiles_values else 1
+
+    def _key_by_key(self, width: int) -> torch.Tensor:
+        """Numbers of the rows of all heads of values, those of a key's together."""
+        heads: int = self.config.linear_num_key_heads
+        return torch.arange(self._groups * heads * width).view(self._groups, heads, width).transpose(0, 1).reshape(-1)
+
+    def _has_other_columns(self, name: str) -> bool:
+        return self._groups > 1 and name.endswith(".ssm_out.weight")
+
+    def _mixed(
+        self, joint: torch.Tensor | StoredTensor, gate: torch.Tensor | StoredTensor
+    ) -> torch.Tensor | StoredTensor:
+        """Queries, keys and values of all heads, and their gates, mixed head by head."""
+        config: Any = self.config
+        heads, groups = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+        keys, values = heads * config.linear_key_head_dim, heads * groups * config.linear_value_head_dim
+        starts = torch.split(torch.arange(2 * keys + 2 * values), [keys, keys, values, values])
+        order = torch.cat([rows.view(heads, -1) for rows in starts], dim=1).reshape(-1)
+        if isinstance(joint, StoredTensor) and isinstance(gate, StoredTensor) and joint.matrix.joins(gate.matrix):
+            both = joint.matrix.join([gate.matrix]).select(order)
+            return StoredTensor(both, (both.rows, both.columns))
+        return torch.cat([_decoded(joint), _decoded(gate)])[order]
+
+    def _latent(self, keys: torch.Tensor | StoredTensor, values: torch.Tensor | StoredTensor) -> torch.Tensor:
+        """What makes keys and values, head by head; the file has the part of the keys turned."""
+        both = [_decoded(keys).transpose(1, 2), _decoded(values)]  # [heads, width, rank]
+        return torch.cat(both, dim=1).flatten(0, 1).contiguous()
 
     def _fused(self, gate: torch.Tensor | StoredTensor, up: torch.Tensor | StoredTensor) -> torch.Tensor | StoredTensor:
         """Gate and up of all experts in one: for each expert one below the other, or mixed row by row."""
-        mixes = self.architecture.mixes_experts
+        mixes, turns = self.architecture.mixes_experts, self.architecture.turns_experts
         if isinstance(gate, StoredTensor) and isinstance(up, StoredTensor) and gate.matrix.joins(up.matrix):
             experts, rows, columns = gate.shape
             numbers = torch.arange(2 * experts * rows).view(2, experts, rows)
             order = numbers.permute(1, 2, 0) if mixes else numbers.transpose(0, 1)
             both = gate.matrix.join([up.matrix]).select(order.reshape(-1))
-            return StoredTensor(both, (experts, 2 * rows, columns), mixes)
-        plain = [one.decode() if isinstance(one, StoredTensor) else one for one in (gate, up)]
-        if not mixes:
-            return torch.cat(plain, dim=1)
-        mixed = torch.stack(plain, dim=2).flatten(1, 2)  # [experts, 2 rows, …]
-        return mixed.transpose(1, 2).contiguous() if mixed.ndim == 3 else mixed
+            return StoredTensor(both, (experts, 2 * rows, columns), turns)
+        plain = [_decoded(one) for one in (gate, up)]
+        joined = torch.stack(plain, dim=2).flatten(1, 2) if mixes else torch.cat(plain, dim=1)  # [experts, 2 rows, …]
+        return joined.transpose(1, 2).contiguous() if turns and joined.ndim == 3 else joined
 
 
-def _stored_names(title: str, config: PreTrainedConfig, table: TensorTable) -> dict[str, tuple[str, ...]]:
-    """What each tensor of the class is made of; a tied head is not there."""
+def _is_idle(name: str, config: PreTrainedConfig) -> bool:
+    """Whether a tensor is of layers that predict further tokens, or of keys and values that others stand in for."""
+    block = BLOCK.match(name)
+    layers, shared = config.num_hidden_layers, getattr(config, "num_kv_shared_layers", 0) or 0
+    is_kept = block is not None and re.search(r"attn_(?:k|v|k_norm)\.weight$", name) is not None
+    return block is not None and int(block[1]) >= layers - (shared if is_kept else 0)
+
+
+def _decoded(tensor: torch.Tensor | StoredTensor) -> torch.Tensor:
+    return tensor.decode() if isinstance(tensor, StoredTensor) else tensor
+
+
+def _stored_names(
+    title: str, config: PreTrainedConfig, table: TensorTable
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[int, ...]]]:
+    """What each tensor of the class is made of, and its shape; a tied head is not there."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     try:
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        model_class: Any = class_of(config)
         with torch.device("meta"):
             model = model_class(config)
     except Exception as error:  # a class may raise anything on numbers that no model has
@@ -206,15 +301,28 @@ def _stored_names(title: str, config: PreTrainedConfig, table: TensorTable) -> d
     number = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == table.family)
     names = get_tensor_name_map(number, config.num_hidden_layers)
     found: dict[str, tuple[str, ...]] = {}
-    for ours in model.state_dict():
-        if fused := FUSED.fullmatch(ours):
-            kind = "bias" if fused["bias"] else "weight"
-            parts = tuple(f"blk.{fused['index']}.ffn_{half}_exps.{kind}" for half in ("gate", "up"))
-        else:
-            parts = (_stored_name(ours, names.get_name),)
-        if all(part in table.places for part in parts):
-            found[ours] = parts
-    return found
+    shapes: dict[str, tuple[int, ...]] = {}
+    for ours, tensor in model.state_dict().items():
+        for parts in _ways(ours, names.get_name):
+            if all(part in table.places for part in parts):
+                found[ours], shapes[ours] = parts, tuple(tensor.shape)
+                break
+    return found, shapes
+
+
+def _ways(ours: str, lookup: Callable[[str], str | None]) -> Iterator[tuple[str, ...]]:
+    """llama.cpp's names of what may make a tensor of the class."""
+    yield (_stored_name(ours, lookup),)
+    yield (f"{lookup(ours)}",)
+    if scale := SCALES.fullmatch(ours):
+        yield (f"blk.{scale['index']}.ffn_{'down_exps' if scale['each'] else 'gate_inp'}.scale",)
+    if fused := FUSED.fullmatch(ours):
+        kind = "bias" if fused["bias"] else "weight"
+        yield (f"blk.{fused['index']}.ffn_gate_exps.{kind}", f"blk.{fused['index']}.ffn_up_exps.{kind}")
+    if mixed := MIXED.fullmatch(ours):
+        yield (f"blk.{mixed['index']}.attn_qkv.weight", f"blk.{mixed['index']}.attn_gate.weight")
+    if latent := LATENT.fullmatch(ours):
+        yield (f"blk.{latent['index']}.attn_k_b.weight", f"blk.{latent['index']}.attn_v_b.weight")
 
 
 def _stored_name(ours: str, lookup: Callable[[str], str | None]) -> str:
@@ -223,6 +331,8 @@ def _stored_name(ours: str, lookup: Callable[[str], str | None]) -> str:
     if kind in ("weight", "bias"):
         name = lookup(stem) or ("output" if stem == "lm_head" else None)
         return f"{name}.{kind}"
+    if kind == "dt_bias":
+        return f"{lookup(f'{stem}.dt_proj')}.bias"
     if kind.endswith("_bias"):
         return f"{lookup(ours.removesuffix('_bias'))}.bias"
     return f"{lookup(ours)}.weight"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swarm.errors import UnsupportedModel
 from swarm.models.gguf.folder import POINTER
 from swarm.models.pretrained import weight_map
 from swarm.models.stored.gguf_source import GgufSource
-from swarm.models.stored.quantised import QuantisedSource, quantisation_of
+from swarm.models.stored.quantised import QuantisedSource, is_packed, quantisation_of
 from swarm.models.stored.source import SafetensorsSource
 
 if TYPE_CHECKING:
@@ -36,4 +37,9 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
         return GgufSource.of(folder, config, model, hub)
     plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model), hub)
     quantisation = quantisation_of(config)
-    return plain if quantisation is None else QuantisedSource.of(plain, quantisation, model)
+    if quantisation is not None:
+        return QuantisedSource.of(plain, quantisation, model)
+    if (packed := next(filter(is_packed, plain.files), None)) is not None:
+        reason = f"{packed} is a part of a quantised weight, and config.json has no quantization_config"
+        raise UnsupportedModel(f"{model}: {reason}; take the config.json that was published with these weights")
+    return plain

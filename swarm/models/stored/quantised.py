@@ -96,12 +96,18 @@ def quantisation_of(config: PreTrainedConfig) -> Mapping[str, Any] | None:
     return None
 
 
-def refusal(quantisation: Mapping[str, Any]) -> str | None:
-    """Why a quantised checkpoint cannot be read; None where it can."""
-    method = str(quantisation.get("quant_method", "unknown method"))
-    which = f"the checkpoint is quantised ({method}), which is not handled"
+def refusal(quantisation: object) -> str | None:
+    """Why a quantised checkpoint cannot be read; None where it can.
+
+    Args:
+        quantisation: a config's `quantization_config`.
+    """
+    if not isinstance(quantisation, Mapping):
+        return "the checkpoint is quantised, and its quantization_config cannot be read; fetch it again"
+    method = str(quantisation.get("quant_method", "unknown method"))[:MAX_NAME]
     if method not in FORMATS:
-        return f"{which}; these are: {', '.join(FORMATS)}, GGUF"
+        instead = f"take the model in 16 bits, or in one of these: {', '.join(FORMATS)}, GGUF"
+        return f"the checkpoint is quantised ({method}), which is not handled; {instead}"
     kind = str(quantisation.get("version" if method == "awq" else "checkpoint_format", "")).lower()
     handled = {"awq": ("", "gemm"), "gptq": ("", "gptq", "gptq_v2")}.get(method)
     if handled is not None and kind not in handled:
@@ -123,6 +129,11 @@ def refusal(quantisation: Mapping[str, Any]) -> str | None:
     if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
         return f"the checkpoint is quantised ({method}) and sparse, which is not handled"
     return None
+
+
+def is_packed(name: str) -> bool:
+    """Whether a tensor of this name is a part of a quantised weight, whatever the config says."""
+    return name.endswith(tuple(ends[0] for form in FORMATS.values() for _, ends in form.parts))
 
 
 def format_name(quantisation: Mapping[str, Any]) -> str:

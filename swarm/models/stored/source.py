@@ -20,12 +20,14 @@ from swarm.models.pretrained import TEXT_PART, unreadable_weights
 from swarm.models.tensor_header import TensorHeader, tensor_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from swarm.models.hub import Hub
     from swarm.models.stored.matrix import StoredMatrix
 
+WRAPPED: Final = r"^(?:module\.|_orig_mod\.)+|(?<=\.)_orig_mod\."
+"""What torch puts before names: of modules that are trained in parallel, or compiled."""
 PIECE: Final = 1 << 22
 """Weights that are decoded at a time, where a whole matrix is wanted."""
 
@@ -115,8 +117,17 @@ class SafetensorsSource:
 
     @classmethod
     def of(cls, folder: Path, model: str, weight_map: Mapping[str, str], hub: Hub | None = None) -> SafetensorsSource:
-        """A source of the files that an index names."""
-        return cls(folder, model, {name: (file,) for name, file in _text_only(weight_map).items()}, hub)
+        """A source of the files that an index names.
+
+        Raises:
+            UnsupportedModel: two tensors have one name, once what is put before names is left out.
+        """
+        called: dict[str, str] = {}
+        for stored in _text_only(weight_map):
+            if called.setdefault(name := _text_name(stored), stored) != stored:
+                which = f"{called[name]} and {stored} name one tensor"
+                raise UnsupportedModel(f"{model}: {which}; remove one of them")
+        return cls(folder, model, {name: (weight_map[stored],) for name, stored in called.items()}, hub)
 
     def header(self, name: str) -> TensorHeader | None:
         """Type and shape of a tensor, from the header of its file; None where that cannot be read now."""
@@ -192,16 +203,16 @@ def decoded(tensors: Mapping[str, torch.Tensor | StoredTensor], dtype: torch.dty
     }
 
 
-def _text_only(weight_map: Mapping[str, str]) -> Mapping[str, str]:
-    """Of a model that also sees or hears, the language model, under the names that it has when it is alone.
+def _text_only(names: Collection[str]) -> Collection[str]:
+    """Of a model that also sees or hears, the language model's tensors.
 
     Layers that predict further tokens stay: a drafter may use them.
     """
-    if not any(re.search(TEXT_PART, name) for name in weight_map):
-        return weight_map
-    ours = (name for name in weight_map if re.search(rf"{TEXT_PART}|lm_head|(?:^|[._])mtp[._]", name))
-    return {_text_name(name): weight_map[name] for name in ours}
+    if not any(re.search(TEXT_PART, name) for name in names):
+        return names
+    return [name for name in names if re.search(rf"{TEXT_PART}|lm_head|(?:^|[._])mtp[._]", name)]
 
 
 def _text_name(tensor: str) -> str:
-    return re.sub(TEXT_PART, "", tensor)
+    """A tensor's name in the language model when it is alone, and neither compiled nor trained in parallel."""
+    return re.sub(f"{WRAPPED}|{TEXT_PART}", "", tensor)

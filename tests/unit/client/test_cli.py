@@ -23,10 +23,12 @@ from client.terminal.notes import LineTrackingStream, NoteFormatter
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, GenerationInterrupted
 
+NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/Qm{'a' * 44}"
+
 
 def command(prompt: str) -> Generate:
     """Would join a peer that nobody is."""
-    return Generate(model=str(TARGET), join=("nobody",), prompt=prompt)
+    return Generate(model=str(TARGET), join=(NOBODY,), prompt=prompt)
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def test_options_are_checked_before_anybody_is_asked(
     kind: type[Generate | ChatCommand | Bench], capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrong = Options(temperature=math.nan)
-    assert client.cli.run(kind(model="/nowhere", join=("nobody",), options=wrong)) == 1
+    assert client.cli.run(kind(model="/nowhere", join=(NOBODY,), options=wrong)) == 1
     assert capfd.readouterr().err == "client: temperature must be 0 or 1e-6 and more, got nan\n"
 
 
@@ -90,7 +92,7 @@ def test_where_a_measurement_goes_is_checked_before_it(
     name: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name
-    assert client.cli.run(Bench(model=str(TARGET), join=("nobody",), json=path)) == 1
+    assert client.cli.run(Bench(model=str(TARGET), join=(NOBODY,), json=path)) == 1
     assert capfd.readouterr().err == f"client: {path}: cannot be written ({why})\n"
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from node.config import ServeConfig
 from swarm import alive
-from swarm.cli import BOOTSTRAP_PORT, Command
+from swarm.cli import BOOTSTRAP_PORT, COMMANDS
 from swarm.commands.private_swarm import HEALTH_USER, Private
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
@@ -52,7 +52,7 @@ def understood(arguments: list[str]) -> object:
         case ["swarm-node", "serve", *rest]:
             return tyro.cli(ServeConfig, args=rest)
         case ["swarm", *rest]:
-            return tyro.cli(Command, args=rest)
+            return tyro.extras.subcommand_cli_from_dict(dict(COMMANDS), args=rest)
         case _:
             raise AssertionError(arguments)
 

@@ -6,17 +6,13 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import client.cli
+import node.cli
 import swarm.cli
 from client.options import Options
-from node.autostart.install import InstallService, UninstallService
-from node.autostart.show import ShowNodeStatus
-from node.config import ServeConfig
-from node.kept_files import ShowFiles
 from tools.follow import in_order
 from tools.guide import GuideError, is_shown, read
 from tools.pictures import FOLDER, chain, commit, pipe, repair, tree
@@ -25,14 +21,10 @@ ROOT = Path(__file__).parents[3]
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
 PAGES = [*GUIDES, ROOT / "docs/index.md"]
 CONFIGS = (
-    ServeConfig,
-    InstallService,
-    UninstallService,
-    ShowFiles,
-    ShowNodeStatus,
     Options,
-    *get_args(client.cli.ClientCommand),
-    *(get_args(command)[0] for command in get_args(swarm.cli.Command)),
+    *client.cli.COMMANDS.values(),
+    *node.cli.COMMANDS.values(),
+    *swarm.cli.COMMANDS.values(),
 )
 SHORTEST = 8
 """A shorter fragment of a message proves nothing."""

@@ -61,17 +61,17 @@ def test_every_field_of_the_history_is_in_the_reference(tmp_path: Path) -> None:
     assert keys(answer["points"]) == fields("## The history")
 
 
-JOINING = ("resolve", "remembered")
+SHARED = ("joining/resolve", "joining/remembered", "runtime/program")
 """Modules that read the environment for all commands."""
 _VARIABLE = re.compile(r"environ\w*\.get\(\"(CANOPY_\w+)\"")
 
 
 def test_every_environment_variable_is_on_its_commands_page() -> None:
-    joining = [(ROOT / "swarm" / "joining" / f"{name}.py").read_text(encoding="utf-8") for name in JOINING]
+    shared = [(ROOT / "swarm" / f"{name}.py").read_text(encoding="utf-8") for name in SHARED]
     for name in ("client", "node", "swarm"):
         page = (COMMANDS / f"{name}.md").read_text(encoding="utf-8")
         source = (ROOT / name / "cli.py").read_text(encoding="utf-8")
-        read = {found for text in (source, *joining) for found in _VARIABLE.findall(text)}
+        read = {found for text in (source, *shared) for found in _VARIABLE.findall(text)}
         assert read
         if name == "client":
             read.remove("CANOPY_MQTT")  # it publishes nothing

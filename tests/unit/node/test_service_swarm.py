@@ -31,7 +31,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SwarmMemory:
 
 def test_a_service_comes_back_although_the_invites_one_peer_is_dead(memory: SwarmMemory) -> None:
     word = seal_invite(Invite((peer(A),), 2**32 - 1, "org/model", swarm=SWARM), A)
-    config, environment = _as_service(ServeConfig(layers="auto", model=word))
+    config, environment = _as_service(ServeConfig(layers="auto", model=word), keeps=True)
     assert (config.join, config.model, environment) == ((), "org/model", {"CANOPY_JOIN": word})
     memory.remember(RememberedSwarm((peer(B),), swarm=SWARM.hex()))  # the invite's peer is long forgotten
     choice = SwarmFinder(memory, environment).find(SwarmRequest(model=config.model))
@@ -42,7 +42,7 @@ def test_a_service_comes_back_although_the_invites_one_peer_is_dead(memory: Swar
 def test_a_private_swarms_key_is_kept_in_a_file_and_tells_its_peers(memory: SwarmMemory) -> None:
     key = NetworkKey(bytes(32))
     word = seal_invite(Invite((peer(A),), 2**32 - 1, "org/model", network=key), A)
-    config, environment = _as_service(ServeConfig(layers="auto", model=word))
+    config, environment = _as_service(ServeConfig(layers="auto", model=word), keeps=True)
     assert (config.join, environment) == ((peer(A),), {})
     assert config.network_key is not None
     memory.remember(RememberedSwarm((peer(B),), network=key.name))

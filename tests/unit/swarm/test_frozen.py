@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from swarm.wire.v1 import node_pb2
 from tests.frozen.reading import NONCE, NOW, Frozen, holds, plain, releases
 
 ME = Identity.ephemeral()
+RELEASE = re.escape(VERSION)
 
 
 @pytest.fixture(params=releases(), ids=lambda release: release.name)
@@ -96,10 +98,10 @@ def test_what_a_later_release_adds_is_read_past(frozen: Frozen) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "field", "says"),
     [
-        (0, 3, "data", f"a record of format 3; release {VERSION} reads format 2: update this machine"),
+        (0, 3, "data", f"a record of format 3; release {RELEASE} reads format 2: update this machine"),
         (0, 1, "data", "a record of format 1.*its machine is to be updated"),
         (0, "3", "data", "a record of no format"),
-        (6, "resting", "state", f"'resting' is unknown to release {VERSION}; if a later one has it, update this one"),
+        (6, "resting", "state", f"'resting' is unknown to release {RELEASE}; if a later one has it, update this one"),
         (21, "carried", "reach", "'carried' is unknown to release"),
         (21, ["x"], "reach", "'list' is unknown to release"),
     ],
@@ -196,7 +198,7 @@ def test_unknown_fields_are_ignored_and_unknown_kinds_refused_by_number() -> Non
     frame = wire.encode_frame(_joined([releases()[0].data("wire", "frames", "sweep", place) for place in range(1)]))
     unknown = bytes([15 << 3 | 2, 2]) + b"hi"
     assert wire.decode_frame(frame + unknown)
-    said = f"of kind 15 is unknown to release {VERSION}; if a later one has it, update this one"
+    said = f"of kind 15 is unknown to release {RELEASE}; if a later one has it, update this one"
     with pytest.raises(RemoteProtocolError, match=f"kind: Frame {said}"):
         wire.decode_frame(unknown)
     with pytest.raises(RemoteProtocolError, match=f"kind: Upstream {said}"):

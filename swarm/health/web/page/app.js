@@ -11,7 +11,7 @@ import { History } from "./history.js";
 import { Journal } from "./journal.js";
 import { NodesTable } from "./nodes_table.js";
 import { STATE } from "./source.js";
-import { machinesToBreak, MAX_RANGES, renderVerdicts, weakest } from "./verdicts.js";
+import { MAX_RANGES, renderVerdicts, weakest } from "./verdicts.js";
 import { Waterfall } from "./waterfall.js";
 
 const MARK = "#model=";
@@ -48,7 +48,7 @@ function marginText(model) {
   if (model.missing.length > 0) return `✕ Broken: nobody serves ${format.layers(model.missing)}`;
   if (model.verdict === "broken") return `✕ Broken: ${model.reason}`;
   const weak = ranges.length > MAX_RANGES ? `${ranges.length} ranges of layers` : format.layers(ranges);
-  return `${format.plural(machinesToBreak(model), "machine")} away from breaking: ${weak} ${holders === 1 ? "hang on one machine" : `have ${holders}`}`;
+  return `${format.plural(model.margin, "machine")} to spare: ${weak} ${holders === 1 ? "hang on one machine" : `have ${holders}`}`;
 }
 
 function drawFrame() {

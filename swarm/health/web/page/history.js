@@ -39,17 +39,17 @@ function shares(seconds) {
 function fold(points, step, window, now) {
   const length = window.seconds / window.cells;
   const first = now - window.seconds;
-  const cells = Array.from({ length: window.cells }, (_, place) => ({ place, from: first + place * length, points: [], minReplicas: null, speeds: [] }));
+  const cells = Array.from({ length: window.cells }, (_, place) => ({ place, from: first + place * length, points: [], minReplicas: null, probed: [] }));
   for (const point of points) {
     const cell = cells[Math.min(Math.floor((point.at - first) / length), window.cells - 1)];
     if (cell === undefined || !VERDICTS.includes(point.verdict)) continue;
     cell.points.push(point);
     if (Number.isFinite(point.min_replicas)) cell.minReplicas = Math.min(cell.minReplicas ?? Infinity, point.min_replicas);
-    if (Number.isFinite(point.tokens_per_s)) cell.speeds.push(point.tokens_per_s);
+    if (Number.isFinite(point.tokens_per_s)) cell.probed.push(point);
   }
   for (const cell of cells) {
     cell.seconds = heldIn(cell.points, step);
-    cell.speed = cell.speeds.length === 0 ? null : cell.speeds.reduce((a, b) => a + b, 0) / cell.speeds.length;
+    cell.speed = meanSpeed(cell.probed);
   }
   return cells;
 }
@@ -61,11 +61,18 @@ function summary(points, step, window) {
   return (recorded < WHOLE * window.seconds ? `${format.duration(recorded)} recorded: ` : "") + shares(seconds);
 }
 
-function speedRange(speeds, points) {
+// The mean of all probes: each point's weighs as many as it is of, so that every window says the same of the same probes.
+function meanSpeed(points) {
+  const probed = points.filter((point) => Number.isFinite(point.tokens_per_s));
+  const weight = (point) => point.probes ?? 1; // a snapshot of an earlier release does not count them
+  const probes = probed.reduce((sum, point) => sum + weight(point), 0);
+  return probes === 0 ? null : probed.reduce((sum, point) => sum + point.tokens_per_s * weight(point), 0) / probes;
+}
+
+function speedText(points) {
   if (points.length === 0) return "";
-  if (speeds.length === 0) return "No probed speed recorded";
-  const [lowest, highest] = [Math.min(...speeds), Math.max(...speeds)].map((speed) => format.decimal(speed));
-  return `Probed ${lowest === highest ? lowest : `${lowest} to ${highest}`} tokens/s`;
+  const speed = meanSpeed(points);
+  return speed === null ? "No probed speed recorded" : `Probed ${format.decimal(speed)} tokens/s on average`;
 }
 
 // A line through the known speeds, broken where there are none.
@@ -136,7 +143,7 @@ class Strip {
     setAttribute(this.cells, "aria-label", `${this.window.label}: ${text}`);
     setHidden(this.chart, speeds.length === 0);
     setAttribute(this.path, "d", line(cells, Math.max(...speeds, 0.001)));
-    setText(this.speed, speedRange(speeds, points));
+    setText(this.speed, speedText(points));
   }
 }
 

@@ -10,19 +10,15 @@ const WORDS = { serving: "Serving", degraded: "Degraded", broken: "Broken" };
 const MAX_FIXES = 4;
 export const MAX_RANGES = 3; // of layers that one text names
 
-// The first figure of a card: how far the model is from breaking; of a broken one, what is broken.
+// The first figure of a card: its margin, which is how many machines may go; of a broken one, what is broken.
 function distance(model) {
   if (model.verdict === "broken") {
     if (model.missing.length === 0) return { value: "Broken", label: "though every layer has a machine" };
     const missing = model.missing.length > MAX_RANGES ? `${model.missing.length} ranges of layers` : format.layers(model.missing);
     return { value: "Broken", label: `${missing} missing` };
   }
-  const machines = machinesToBreak(model);
-  return { value: format.count(machines), label: `${machines === 1 ? "machine" : "machines"} away from breaking` };
+  return { value: format.count(model.margin), label: `${model.margin === 1 ? "machine" : "machines"} to spare` };
 }
-
-// Machines that must go before a working model breaks: one more than its margin.
-export const machinesToBreak = (model) => model.margin + 1;
 
 // The layers held by the fewest machines, and how many hold them.
 export function weakest(model) {
@@ -45,7 +41,7 @@ function create(onSelect) {
     name: el("h2", { class: "model-name" }),
     fingerprint: el("span", { class: "fingerprint" }),
     reason: el("p", { class: "reason" }),
-    figures: [figure("machines away from breaking"), figure("machines serving"), figure("tokens/s, probed"), figure("layers")],
+    figures: [figure("machines to spare"), figure("machines serving"), figure("tokens/s, probed"), figure("layers")],
     mend: el("div", { class: "mend" }),
     why: el("p", { class: "why" }),
     fixes: el("div", { class: "fixes" }),

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -20,12 +22,15 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import swarm.inference.grammar
+import node.session.admission
 from client import AsyncSwarm
 from client.options import Grammar
+from node.engine.sweep_run import SweepRun
+from node.session.admission import Admission
+from node.session.tail import Tail
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.inference.grammar import GrammarCompiler
+from swarm.errors import ConfigError, GenerationInterrupted, RemoteProtocolError
+from swarm.inference.grammars import CompiledGrammar, GrammarCompiler
 from swarm.protocol.messages import Sampling
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import prompt
@@ -53,6 +58,7 @@ GRAMMARS = {
     "lark": Grammar("lark", 'start: "He" word+ "."\nword: " " /[a-z]{2,8}/'),
 }
 WITHOUT_BLANKS: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+REPEATS = "((((a{30}){30}){30}){30}){30}"
 SAMPLED = Sampling(23, 0.9, top_p=0.9)
 
 
@@ -194,10 +200,10 @@ async def test_a_tail_that_does_not_compile_it_says_so(client: AsyncSwarm, monke
     """Its client took it for a grammar; both nodes go on serving."""
     compiled = GrammarCompiler.compile
 
-    def picky(compiler: GrammarCompiler, grammar: Grammar) -> Any:  # noqa: ANN401
+    async def picky(compiler: GrammarCompiler, grammar: Grammar, owner: str = "") -> Any:  # noqa: ANN401
         if compiler not in client._factory._grammars:
             raise ConfigError("grammar: is not to my taste")
-        return compiled(compiler, grammar)
+        return await compiled(compiler, grammar, owner)
 
     monkeypatch.setattr(GrammarCompiler, "compile", picky)
     with pytest.raises((ConfigError, RemoteProtocolError, Exception), match="not to my taste"):
@@ -205,10 +211,85 @@ async def test_a_tail_that_does_not_compile_it_says_so(client: AsyncSwarm, monke
     assert (await client.generate(IDS, max_new_tokens=2)).tokens
 
 
-async def test_a_grammar_that_takes_too_long_ends_its_session_alone(
-    client: AsyncSwarm, monkeypatch: pytest.MonkeyPatch
+async def test_others_compute_while_a_mask_is_awaited(client: AsyncSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, may_go_on = CompiledGrammar.masks, asyncio.Event()
+
+    async def late(grammar: CompiledGrammar, asked: Callable[[], dict[str, Any]]) -> tuple[list[int], bytes]:
+        await may_go_on.wait()
+        return await made(grammar, asked)
+
+    monkeypatch.setattr(CompiledGrammar, "masks", late)
+    async with asyncio.TaskGroup() as group:
+        waits = group.create_task(client.generate(IDS, max_new_tokens=4, grammar=GRAMMARS["regex"]))
+        assert (await client.generate(IDS, max_new_tokens=4)).tokens
+        assert not waits.done()
+        may_go_on.set()
+    assert waits.result().text
+
+
+@pytest.mark.parametrize("nodes", [0, 16])
+async def test_a_tail_that_ignores_the_grammar_is_left_and_the_text_goes_on(
+    nodes: int, client: AsyncSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swarm.inference.grammar, "MASKS_S", -1.0)
-    with pytest.raises(Exception, match="too long"):
+    """Whoever is the tail at first ignores it."""
+    wanted = await client.generate(IDS, max_new_tokens=NEW, nodes=nodes, grammar=GRAMMARS["schema"])
+    ignoring: list[Any] = []
+    expect_masks = Tail.expect_masks
+
+    def ignore(tail: Tail, run: SweepRun) -> None:
+        if run.is_tail and run.asked_nodes and not ignoring:
+            ignoring.append(run.model)
+        if run.model not in ignoring:
+            expect_masks(tail, run)
+
+    monkeypatch.setattr(Tail, "expect_masks", ignore)
+    async with in_process_swarm(TARGET, ["0-5", "5-12", "5-12"]) as other, other.client(draft=DRAFT) as connected:
+        found = await connected.generate(IDS, max_new_tokens=NEW, nodes=nodes, grammar=GRAMMARS["schema"])
+    assert ignoring
+    assert found.tokens == wanted.tokens
+    assert len(found.stats.repairs) == 1
+
+
+async def test_a_text_of_a_tail_that_ignores_the_grammar_is_not_taken(
+    here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tail, "expect_masks", lambda tail, run: None)
+    async with here.client(draft=DRAFT, wait=0) as client:
+        with pytest.raises(GenerationInterrupted, match="the grammar does not take") as left:
+            await client.generate(IDS, max_new_tokens=NEW, nodes=16, grammar=GRAMMARS["schema"])
+    assert left.value.tokens == ()
+
+
+async def test_a_grammar_that_takes_too_much_ends_its_session_alone(client: AsyncSwarm) -> None:
+    """Five nested repeats took seconds of the tail's engine, and 245 MB of it."""
+    with pytest.raises(Exception, match="more time or memory"):
+        await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", REPEATS))
+    assert (await client.generate(IDS, max_new_tokens=2, grammar=GRAMMARS["regex"])).tokens
+
+
+async def test_whoever_asked_for_a_third_such_grammar_is_refused_any(
+    client: AsyncSwarm, here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the first hop, which hears of it from the tail: to the tail, that hop is the sender."""
+    strikes: Counter[str] = Counter()
+    strike = Admission.grammar_exceeded
+
+    def counted(admission: Admission, owner: str) -> None:
+        strikes[owner] += 1
+        strike(admission, owner)
+
+    now = time.monotonic()
+    for one in here.nodes:
+        monkeypatch.setattr(one.sessions.admission._grammars, "_clock", lambda: now)
+    monkeypatch.setattr(node.session.admission, "is_near", lambda key: False)
+    monkeypatch.setattr(Admission, "grammar_exceeded", counted)
+    with pytest.raises(Exception, match="more time or memory"):
+        await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", REPEATS))
+    while max(strikes.values()) < 3:  # a client asks again over another route
+        with pytest.raises(Exception, match=r"more time or memory|try again in|nobody serves"):
+            await client.generate(IDS, max_new_tokens=4, grammar=Grammar("regex", REPEATS))
+    with pytest.raises(GenerationInterrupted) as refused:  # by the first hop, which nobody can replace
         await client.generate(IDS, max_new_tokens=4, grammar=GRAMMARS["regex"])
+    assert refused.value.tokens == ()
+    assert strikes == {"127.0.0.1": 3, "hop 127.0.0.1": 3}
     assert (await client.generate(IDS, max_new_tokens=2)).tokens

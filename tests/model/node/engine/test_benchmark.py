@@ -14,7 +14,7 @@ from node.model.span import dissect, synthetic_span
 from swarm.demo import TARGET
 from swarm.inference.weights.format import WeightFormat
 from swarm.layers import Span
-from swarm.models.pretrained import read_config
+from swarm.models.model_config import read_config
 from tests.model.tiny_models import FAMILIES, OTHER_KINDS, tiny_config
 
 CPU = torch.device("cpu")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
-import psutil
 import pytest
 import torch
 
@@ -17,6 +15,7 @@ from node.model.span import dissect, load_span
 from swarm.demo import TARGET
 from swarm.errors import NotEnoughSpace, UnknownModel, UnsupportedModel
 from swarm.layers import Span
+from swarm.runtime.memory_limit import MainMemory
 from tests.model.tiny_models import save_sharded, tiny_model
 
 GIB = 2**30
@@ -69,7 +68,7 @@ def test_a_missing_file_is_named_before_anything_is_loaded(sharded: Path) -> Non
 def test_too_little_memory_says_needs_has_and_what_would_fit(
     free_gib: float, fit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(free_gib * GIB)))
+    monkeypatch.setattr("swarm.inference.devices.main_memory", lambda: MainMemory(int(free_gib * GIB), 1 << 60))
     with pytest.raises(
         NotEnoughSpace, match=rf"layers 4…11 need 16.0 GiB of memory, {free_gib:.1f} GiB are free; {fit}"
     ):

@@ -111,6 +111,10 @@ def stray_files_beside_an_index(folder: Path, tensors: Tensors) -> dict[str, Ten
     return {**files, "other.safetensors": stray(tensors), "consolidated.safetensors": stray(tensors)}
 
 
+def prefixed(tensors: Tensors, prefix: str) -> Tensors:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
 WORKS: dict[str, Callable[[Path, Tensors], dict[str, Tensors]]] = {
     "shards": lambda _, tensors: shards(tensors),
     "shards from 0": lambda _, tensors: shards(tensors, first=0),
@@ -121,6 +125,11 @@ WORKS: dict[str, Callable[[Path, Tensors], dict[str, Tensors]]] = {
     "consolidated beside shards": lambda _, tensors: {"consolidated.safetensors": stray(tensors), **shards(tensors)},
     "stray beside an index": stray_beside_an_index,
     "index of files that are gone": index_of_files_that_are_gone,
+    "names of a compiled model": lambda _, tensors: {SINGLE: prefixed(tensors, "_orig_mod.")},
+    "names of a model trained in parallel": lambda _, tensors: {SINGLE: prefixed(tensors, "module._orig_mod.")},
+    "compiled layers": lambda _, tensors: {
+        SINGLE: {re.sub(r"(layers\.\d+)", r"\1._orig_mod", name): tensor for name, tensor in tensors.items()}
+    },
     "stray files beside an index": stray_files_beside_an_index,
 }
 
@@ -276,6 +285,25 @@ REFUSED: dict[str, tuple[Callable[[Tensors], dict[str, Tensors]], str]] = {
     "an adapter": (
         lambda _: {"adapter_model.safetensors": {"base.q_proj.lora_A.weight": torch.zeros(2, 2)}},
         "adapter_model.safetensors has a LoRA adapter (base.q_proj.lora_A.weight); merge it into its model first",
+    ),
+    "a part of a quantised weight": (
+        lambda tensors: {SINGLE: {**tensors, "model.layers.1.mlp.up_proj.qweight": torch.zeros(2, 2)}},
+        "model.layers.1.mlp.up_proj.qweight is a part of a quantised weight, and config.json has no "
+        "quantization_config; take the config.json that was published with these weights",
+    ),
+    "two names of one tensor": (
+        lambda tensors: {SINGLE: {**tensors, "module.model.norm.weight": tensors["model.norm.weight"] + 1}},
+        "model.norm.weight and module.model.norm.weight name one tensor; remove one of them",
+    ),
+    "an embedding of other rows": (
+        lambda tensors: {SINGLE: {**tensors, "model.embed_tokens.weight": torch.zeros(97, 32)}},
+        "checkpoint does not fit its class: model.embed_tokens.weight has the shape [97, 32], and by the config "
+        "[128, 32]",
+    ),
+    "a matrix of another width": (
+        lambda tensors: {SINGLE: {**tensors, "model.layers.1.mlp.up_proj.weight": torch.zeros(32, 33)}},
+        "checkpoint does not fit its class: model.layers.1.mlp.up_proj.weight has the shape [32, 33], and by the "
+        "config [32, 32]",
     ),
     "an unknown tensor in a layer": (
         lambda tensors: {SINGLE: {**tensors, "model.layers.1.self_attn.q_proj.scale": torch.zeros(2)}},

@@ -9,10 +9,13 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
+from node.model.family_check import check_text_part
 from node.model.span import dissect
+from swarm.errors import UnsupportedModel
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole
-from swarm.models.stored.source import _text_only
+from swarm.models.stored.source import SafetensorsSource
+from tests.model.tiny_models import _BASE as BASE
 from tests.model.tiny_models import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_config
 
 EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2}
@@ -35,10 +38,61 @@ def test_the_language_part_of_a_model_with_eyes_is_served_and_drafts(family: str
     assert (drafted - reference(whole, ids)).abs().max() <= 1e-5
 
 
+TURNS: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+PATCHES = {"patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2, "out_hidden_size": 64}
+DEPTH: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, **PATCHES}
+PARTIAL = TURNS | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1}
+COMPOSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": (
+        {"rope_parameters": TURNS},
+        {"depth": 1, "embed_dim": 32, "num_heads": 2, **PATCHES, "hidden_size": 64},
+    ),
+    "qwen2_5_vl": ({"rope_parameters": TURNS}, DEPTH),
+    "qwen3_vl": ({"rope_parameters": TURNS}, {**DEPTH, "deepstack_visual_indexes": [0]}),
+    "qwen3_vl_moe": (
+        {"rope_parameters": TURNS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+        {**DEPTH, "deepstack_visual_indexes": [0]},
+    ),
+    "glm4v": ({"rope_parameters": PARTIAL}, {**DEPTH, "image_size": 8}),
+    "glm4v_moe": ({"rope_parameters": PARTIAL, "first_k_dense_replace": 1, **ROUTED}, {**DEPTH, "image_size": 8}),
+}
+"""Changes of the text model's config, and of the one of the part that sees."""
+
+
+@pytest.mark.parametrize("family", COMPOSED)
+def test_a_text_model_without_a_class_of_its_own_runs_with_a_head(family: str, tmp_path: Path) -> None:
+    """The class of the whole model is what its texts are compared with, on the checkpoint that it writes."""
+    changes, eyes = COMPOSED[family]
+    kind: Any = CONFIG_MAPPING[family]
+    text = {**BASE, "head_dim": 16, **changes}
+    config = kind(text_config=text, vision_config=eyes, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    whole = cast("Any", AutoModelForImageTextToText).from_config(config, attn_implementation="eager").eval()
+    for weight in whole.parameters():
+        weight.data += torch.randn(weight.shape) * 0.05
+    save_sharded(whole, tmp_path / "whole")
+    models = [load_alone(tmp_path / "whole", span, tmp_path / str(span)) for span in SPANS]
+    ids = torch.arange(3, 19)
+    kv_caches = [[KvCache(model.layout, 32)] for model in models]
+    logits = models[-1].logits(run_chain(models, kv_caches, [chain(kv_caches[0][0], ids)]))
+    with torch.no_grad():
+        expected = whole(input_ids=ids[None], use_cache=False).logits[0]
+    assert (logits - expected).abs().max() <= 1e-5 * max(1, float(expected.abs().max()))
+
+
+def test_a_head_that_does_more_than_a_plain_one_is_refused() -> None:
+    """Chameleon's class forbids tokens of images, which its text model does not."""
+    config = cast("Any", CONFIG_MAPPING["chameleon"])(vocabulary_map={"<image>": 3, "IMGIMGAA": 5})
+    with pytest.raises(UnsupportedModel, match=r"a text's logits are .* off those of the whole model's class"):
+        check_text_part(config)
+
+
 def test_layers_that_predict_further_tokens_stay_in_the_map_of_a_model_with_eyes() -> None:
     text = {"model.language_model.norm.weight": "a", "mtp.layers.0.norm.weight": "b", "lm_head.weight": "b"}
     eyes = {"model.visual.blocks.0.norm.weight": "a"}
-    assert _text_only({**text, **eyes}) == {name.replace("language_model.", ""): file for name, file in text.items()}
+    found = SafetensorsSource.of(Path(), "model", {**text, **eyes}).files
+    assert found == {name.replace("language_model.", ""): (file,) for name, file in text.items()}
 
 
 @pytest.mark.parametrize("family", ["voxtral", "qwen2_audio"])

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
@@ -38,6 +37,7 @@ from swarm.inference.weights.experts import TENSORS, is_experts
 from swarm.inference.weights.format import BITS, WeightFormat
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
+from swarm.runtime.memory_limit import MainMemory
 from tests.model.recurrent_models import recurrent_model
 from tests.model.tiny_models import chain, clone, reference, run_chain, save_sharded, tiny_model
 
@@ -202,7 +202,7 @@ def test_more_layers_fit_in_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fit == sorted(fit)
     assert fit[0] < fit[-1]
     few = layout.bytes_in(DEMO, form_of(4))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=few + 3_000_000))
+    monkeypatch.setattr("swarm.inference.devices.main_memory", lambda: MainMemory(few + 3_000_000, 1 << 60))
     load(open_checkpoint(TARGET), ServeConfig(layers="0-12", device="cpu", weights="int4"), lambda _: None)
     with pytest.raises(NotEnoughSpace, match="of memory"):
         load(open_checkpoint(TARGET), ServeConfig(layers="0-12", device="cpu"), lambda _: None)

@@ -25,7 +25,7 @@ import node.model.family_check
 import node.model.span
 import swarm.inference.ragged_batch
 import swarm.inference.tree_attention
-from node.engine.measure import TREE_NODES, WARM_UP_NODES, measure_sweeps, warm_up
+from node.engine.measure import TREE_NODES, WARM_UP_NODES, measure_sweeps, uncounted_ms, warm_up
 from node.model.checkpoint import open_checkpoint
 from node.model.family_check import check_conformance
 from node.model.span import SpanModel, dissect, load_span
@@ -223,7 +223,7 @@ def test_a_span_beyond_the_model_is_refused() -> None:
     [
         ("recurrent_gemma", {}, "states by a way of its own"),
         ("zamba2", {}, "share weights"),
-        ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quantised .hqq.*these are: fp8"),
+        ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quantised .hqq.*in one of these: fp8"),
         ("t5", {}, "encoder|no causal language model"),
         ("musicgen", {}, "several text models"),
         ("llama", {"is_causal": False}, "see those that follow"),
@@ -415,3 +415,10 @@ def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
 def test_a_larger_sweep_is_never_said_to_be_quicker(demo: SpanModel) -> None:
     measured = [ms for _, ms in measure_sweeps(demo)]
     assert 0 < measured[0] <= measured[1] <= measured[2]
+
+
+def test_a_forward_that_is_only_measured_is_nobodys_work(demo: SpanModel) -> None:
+    measure_sweeps(demo)
+    counted = demo.forwards, demo.rows_in
+    assert uncounted_ms(demo, 8) > 0
+    assert (demo.forwards, demo.rows_in) == counted != (0, 0)

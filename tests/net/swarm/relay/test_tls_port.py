@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import bracketed
 from swarm.egress.ports import DIRECTORY, RELAY, Egress, TlsPort, port_trouble
 from swarm.ids import PeerId
 from swarm.relay import server
@@ -23,12 +24,14 @@ NOBODY = Identity.ephemeral().peer_id
 
 
 @asynccontextmanager
-async def tls_relay(directory: str = "", limits: RelayLimits | None = None) -> AsyncIterator[tuple[LiveRelay, TlsPort]]:
+async def tls_relay(
+    directory: str = "", limits: RelayLimits | None = None, host: str = HOST
+) -> AsyncIterator[tuple[LiveRelay, TlsPort]]:
     """A relay with a TLS port."""
     async with open_relay(limits=limits) as relay:
         peer = relay.owner.peer_id
-        async with relay.server.listening(HOST, 0, TlsEntry(peer, directory)) as port:
-            yield relay, TlsPort(peer, f"{HOST}:{port}")
+        async with relay.server.listening(host, 0, TlsEntry(peer, directory)) as port:
+            yield relay, TlsPort(peer, f"{bracketed(host)}:{port}")
 
 
 async def test_a_machine_is_reached_through_it() -> None:
@@ -60,12 +63,13 @@ async def service() -> AsyncIterator[tuple[str, asyncio.Queue[str]]]:
         yield f"{HOST}:{listening.sockets[0].getsockname()[1]}", came
 
 
-async def test_the_directory_sees_an_address_that_stands_for_who_comes() -> None:
-    async with service() as (address, came), tls_relay(address) as (_, port):
+@pytest.mark.parametrize("host", [HOST, "::1"])
+async def test_the_directory_sees_an_address_that_stands_for_who_comes(host: str) -> None:
+    async with service() as (address, came), tls_relay(address, host=host) as (_, port):
         streams = await Egress().open_tls(port, DIRECTORY)
         streams.writer.write(b" you")
         assert await streams.reader.readexactly(9) == b"hello you"
-        assert await came.get() == stand_in("TlsEntry", HOST)
+        assert await came.get() == stand_in("TlsEntry", host)
         streams.abort()
 
 

@@ -6,11 +6,13 @@ import json
 
 import pytest
 
+import client.dialogue.rendering
 from client.dialogue.families import family_of
 from client.dialogue.messages import Message, Tool, ToolCall, ToolChoice
 from client.dialogue.plan import AnswerRequest, plan_answer
 from client.dialogue.template import DEFAULT_SWITCHES, ChatTemplate, PromptSwitches
 from swarm.errors import ConfigError
+from swarm.runtime.workers import WorkLease
 from tests.chat_templates import TEMPLATES, chat_tokenizer
 
 LOOK = Tool("look", "Looks <|im_end|> somewhere.", {"type": "object", "properties": {"at": {"type": "string"}}})
@@ -198,6 +200,26 @@ def test_system_messages_of_agents_are_one_where_a_template_wants_one() -> None:
     talk = [Message("system", "a"), Message("system", "b"), Message("user", "c"), Message("system", "d")]
     tokens = template.prompt(talk).tokens
     assert template.tokenizer.decode(list(tokens)) == "system: a\n\nb;user: c\n\nd;"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more time or memory"),
+        ("{{ ('x' * 99999999) * 99 }}", "more time or memory"),
+        ("{{ 1/0 }}", "division by zero"),
+        ("{{ 2.0**100000 }}", "out of range"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{% for %}", "Expected an expression"),
+    ],
+)
+def test_a_strangers_template_ends_within_its_lease(source: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.dialogue.rendering, "RENDERING", WorkLease(cpu_s=0.3, wall_s=10.0))
+    template = ChatTemplate(chat_tokenizer(source))
+    for _ in range(2):  # and so does the next one, in another worker
+        with pytest.raises(ConfigError, match=f"^this model's chat template .*{says}"):
+            template.prompt([Message("user", "Hi")])
 
 
 def test_a_plan_has_all_that_an_answer_needs() -> None:

@@ -21,7 +21,7 @@ from node.autostart.state_file import (
     forget_oldest,
     running_pids,
     state_files,
-    state_folder,
+    status_folder,
 )
 
 STATUS = LocalStatus(
@@ -72,11 +72,11 @@ def test_an_identity_has_one_file_however_it_is_named(tmp_path: Path, monkeypatc
 
 def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert state_folder() == tmp_path / "canopy" / "nodes"
-    assert StateFile.of(Path("key")).path.parent == state_folder()
+    assert status_folder() == tmp_path / "canopy" / "nodes"
+    assert StateFile.of(Path("key")).path.parent == status_folder()
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/anna")
-    assert state_folder() == Path("/home/anna/.local/state/canopy/nodes")
+    assert status_folder() == Path("/home/anna/.local/state/canopy/nodes")
 
 
 @pytest.mark.parametrize(

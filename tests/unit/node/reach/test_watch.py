@@ -187,3 +187,30 @@ async def test_a_relayed_machine_looks_for_a_better_rung_at_times() -> None:
     home.next_rung = MAPPED
     await home.pass_s(BETTER_S + LOOK_S)
     assert [address for _, address in home.announced] == [MAPPED.address]
+
+
+@pytest.mark.parametrize("change", [{"is_reached": False}, {"sight": replace(HOME, own=("198.51.100.77",))}])
+async def test_a_changed_address_is_reached_directly_again_within_30_s(change: dict[str, object]) -> None:
+    home = Home(next_rung=RELAYED)
+    home.begin(DIRECT)
+    await home.pass_s(100)
+    began, moved = home.now, Reached("198.51.100.77:80", Reach.DIRECT, "direct")
+    for name, value in change.items():
+        setattr(home, name, value)
+    while not home.announced:
+        await home.pass_s(LOOK_S)
+    home.is_reached, home.next_rung = True, moved  # the directory is back
+    await home.pass_s(NOTICED_S - (home.now - began))
+    assert [address for _, address in home.announced] == [RELAYED.address, moved.address]
+
+
+async def test_where_nothing_better_comes_it_is_looked_for_ever_more_seldom() -> None:
+    home = Home(next_rung=RELAYED)
+    home.begin(DIRECT)
+    home.sight = replace(HOME, own=("198.51.100.77",))
+    await home.pass_s(3_600)
+    gaps = [after - before for before, after in zip(home.climbs, home.climbs[1:], strict=False)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] <= 3 * LOOK_S
+    assert gaps[-1] >= BETTER_S
+    assert len(home.climbs) <= 14

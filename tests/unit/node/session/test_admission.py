@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
@@ -18,6 +19,7 @@ from node.session.admission import (
     WAITING,
     AddressRefused,
     Admission,
+    GrammarsRefused,
 )
 from swarm.runtime.quota import OverQuota
 
@@ -175,3 +177,36 @@ def test_lists_of_weight_files_are_asked_for_now_and_then(admission: Admission, 
             admission.check_manifest(f"9.9.{number}.1")
     with pytest.raises(OverQuota, match=MANIFESTS):
         admission.check_manifest("9.9.250.1")
+
+
+@pytest.mark.parametrize("owner", [FAR, CARRIED + FAR])
+def test_whose_third_grammar_takes_too_much_is_refused_any(owner: str, admission: Admission, clock: Clock) -> None:
+    refused_s = []
+    for _ in range(2):
+        for _ in range(3):
+            admission.check_grammar(owner)
+            admission.grammar_exceeded(owner)
+        with pytest.raises(GrammarsRefused, match="try again in") as refused:
+            admission.check_grammar(owner)
+        admission.check_grammar("8.8.8.8")
+        admission.check_call(FAR)
+        refused_s.append(float(re.findall(r"in (\d+) s", str(refused.value))[0]))
+        clock.now += refused_s[-1]
+    assert refused_s == [5.0, 10.0], "longer each time"
+
+
+def test_a_private_network_stands_for_many_who_ask_for_grammars(admission: Admission) -> None:
+    for owner in (NEAR, CARRIED + NEAR):
+        for _ in range(9):
+            admission.grammar_exceeded(owner)
+        admission.check_grammar(owner)
+
+
+def test_what_grammars_took_is_paid_for_by_waiting(admission: Admission, clock: Clock) -> None:
+    admission.grammar_took(FAR, 3.0)
+    assert admission.grammar_wait_s(FAR) == 0, "a burst is everybody's"
+    admission.grammar_took(FAR, 1.0)
+    assert admission.grammar_wait_s(FAR) == pytest.approx(4.0)
+    assert admission.grammar_wait_s("8.8.8.8") == 0
+    clock.now += 4
+    assert admission.grammar_wait_s(FAR) == 0

@@ -72,6 +72,21 @@ def test_many_identities_of_one_address_share_one_place() -> None:
     assert len(signers(store)) == 16
 
 
+def test_homes_of_one_site_share_its_places_whoever_signs() -> None:
+    """A home of a site took as many places as it drew signers, and its neighbours had what was left."""
+    store = RecordStore(SMALL)
+    site = "2001:db8:aa::/48"
+    flood = [replace(item(f"evil {n}", origin=site), address="2001:db8:aa:100::/56") for n in range(20)]
+    assert sum(store.put(one, NOW) for one in flood) == SMALL.key_items
+    for number in range(4):
+        neighbour = replace(item(f"honest {number}", origin=site), address="2001:db8:aa:200::/56")
+        assert store.put(neighbour, NOW), "it holds fewer than the other home of its site"
+    assert sum(signer.startswith("honest") for signer in signers(store)) == 4
+    assert not store.put(flood[-1], NOW)
+    assert store.put(item("elsewhere", origin=HONEST), NOW)
+    assert sum(signer.startswith("evil") for signer in signers(store)) == 11, "the fullest home gives way"
+
+
 def test_a_place_that_was_given_away_is_the_youngest_of_the_fullest() -> None:
     store = RecordStore(SMALL)
     for number in range(16):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -28,6 +27,7 @@ from swarm.inference.devices import (
 )
 from swarm.inference.int8 import pack
 from swarm.kernels.support import KernelSupport, kernel_support
+from swarm.runtime.memory_limit import MainMemory
 from tests.devices import on_mps
 
 CPU, CUDA, MPS, XPU = map(torch.device, ("cpu", "cuda", "mps", "xpu"))
@@ -83,7 +83,7 @@ def test_amds_cards_are_not_judged_by_nvidias_numbers(monkeypatch: Patch) -> Non
 
 
 def test_memory_is_what_the_kind_says(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", give(SimpleNamespace(available=9)))
+    monkeypatch.setattr("swarm.inference.devices.main_memory", give(MainMemory(9, 20)))
     assert (free_bytes(CPU), used_bytes(CPU)) == (9, None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", give((3, 10)))
     assert (free_bytes(CUDA), used_bytes(CUDA)) == (3, 7)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
 from random import Random
+from typing import Any, cast
 
 import pytest
 import torch
 from llguidance import LLTokenizer
 
-import swarm.inference.grammar
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.grammar import MAX_COMPILED, CompiledGrammar, GrammarCompiler, GrammarState
-from swarm.inference.path_rules import PathRules
+from swarm.inference.grammar import GrammarState, compiled
+from swarm.inference.grammars import GrammarPlace
+from swarm.inference.path_rules import NodeMasks, PathRules
 from swarm.protocol.messages import Sweep
 from swarm.protocol.pick_rules import Grammar, PickRules
 from swarm.protocol.session import Limits, SessionState
@@ -31,17 +32,52 @@ BOTH = PickRules(3, 0.7, -0.4, 0.8, ((5, 1.5), (7, -2.0)), LOOSE.grammar, (END,)
 
 
 @cache
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler.of_folder(TARGET)
+def tokenizer() -> LLTokenizer:
+    return LLTokenizer((TARGET / "tokenizer.json").read_text())
 
 
 @cache
 def tokens_of(text: str) -> tuple[int, ...]:
-    return tuple(LLTokenizer((TARGET / "tokenizer.json").read_text()).tokenize_str(text))
+    return tuple(tokenizer().tokenize_str(text))
 
 
-def made(rules: PickRules) -> PathRules:
-    return PathRules(rules, None if rules.grammar is None else compiler().compile(rules.grammar))
+class Here:
+    """A compiled grammar whose worker is this process."""
+
+    run = 0
+
+    def __init__(self, rules: PickRules) -> None:
+        assert rules.grammar is not None
+        self._state = GrammarState(tokenizer(), compiled(tokenizer(), rules.grammar), rules.end_tokens)
+
+    async def masks(self, asked: Callable[[], dict[str, Any]]) -> tuple[list[int], bytes]:
+        call = asked()
+        self._state.follow(call["kept"], call["new"])
+        chosen, masks = self._state.masks(call["size"], call["paths"])
+        return chosen, b"".join(masks)
+
+    def forget(self, session: int) -> None:
+        pass
+
+
+class Along:
+    """Rules, with the grammar's masks where they have one."""
+
+    def __init__(self, rules: PickRules) -> None:
+        self._rules = PathRules(rules)
+        self._place = None if rules.grammar is None else GrammarPlace(cast("Any", Here(rules)), rules)
+
+    def apply(self, logits: torch.Tensor, nodes: Sequence[TreeNodeId], state: SessionState) -> None:
+        masks = None
+        if self._place is not None:
+            with pytest.raises(StopIteration) as over:
+                cast("Coroutine[Any, Any, NodeMasks]", self._place.masks(nodes, state)).send(None)
+            masks = over.value.value
+        self._rules.apply(logits, nodes, state, masks)
+
+
+def made(rules: PickRules) -> Along:
+    return Along(rules)
 
 
 def sweep(state: SessionState, tokens: list[int], parents: list[TreeNodeId | None], **changes: int | None) -> Sweep:
@@ -175,37 +211,3 @@ def test_a_text_ends_where_its_grammar_accepts_and_nowhere_else() -> None:
 def test_a_tokenizers_own_end_is_no_other_models() -> None:
     """Which ids end a text is the client's to say: a tokenizer knows one, its generation config may have others."""
     assert allowed("a b!", PickRules(3, grammar=WORDS, end_tokens=(7,))) == {7}
-
-
-def test_few_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = GrammarCompiler.of_folder(TARGET)
-    for count in range(MAX_COMPILED + 3):
-        some.compile(Grammar("regex", "a" * (count + 1)))
-    assert len(some._compiled) == MAX_COMPILED
-    assert some.kept(Grammar("regex", "a")) is None
-    newest = Grammar("regex", "a" * (MAX_COMPILED + 3))
-    monkeypatch.setattr(swarm.inference.grammar, "_matcher", None)
-    assert isinstance(some.compile(newest), CompiledGrammar), "it is not compiled again"
-
-
-def test_no_more_grammars_are_followed_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.inference.grammar, "MAX_LIVE", 3)
-    monkeypatch.setattr(swarm.inference.grammar, "MAX_COMPILED", 1)
-    some = GrammarCompiler.of_folder(TARGET)
-    followed = [GrammarState(some.compile(Grammar("regex", "a" * count)), GRAMMAR) for count in (1, 2, 3)]
-    with pytest.raises(MemoryError):
-        some.compile(WORDS)
-    some.compile(Grammar("regex", "a"))
-    del followed[-1]
-    some.compile(WORDS)
-
-
-def test_a_model_without_a_tokenizer_file_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be read"):
-        GrammarCompiler.of_folder(TARGET / "nowhere").compile(WORDS)
-
-
-def test_masks_that_take_too_long_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.inference.grammar, "MASKS_S", -1.0)
-    with pytest.raises(RemoteProtocolError, match="takes too long"):
-        allowed("a")

@@ -229,6 +229,20 @@ def test_swarms_are_listed_and_forgotten(memory: SwarmMemory) -> None:
     assert not memory.key_path(KEY.name).exists()
 
 
+def test_an_invite_says_which_swarm_is_forgotten_also_when_it_has_expired(
+    memory: SwarmMemory, make: Callable[..., list[str]]
+) -> None:
+    memory.remember(RememberedSwarm((peer(A),), "org/one"))
+    (word,) = make(days=1)
+    memory.remember(RememberedSwarm((peer(B),), "org/other"))
+    later = SwarmMemory(memory.path, clock=lambda: NOW + 40 * 86_400)
+    console = PlainConsole(file=io.StringIO(), width=10_000)
+    forget(ForgetSwarm(word), later, console)
+    assert [swarm.model for swarm in memory.swarms()] == ["org/other"]
+    with pytest.raises(ConfigError, match="an invite, or all"):
+        forget(ForgetSwarm(word), memory, console)
+
+
 def test_a_password_goes_and_the_rest_stays() -> None:
     assert without_password("mqtts://user:p%40ss@broker.example:8883") == "mqtts://broker.example:8883"
     assert without_password("mqtt://[2001:db8::1]:1883") == "mqtt://[2001:db8::1]:1883"

@@ -16,6 +16,8 @@ from swarm.runtime.quota import (
     StrikeRule,
     address_key,
     is_private,
+    link_of,
+    site_key,
     stand_in,
 )
 
@@ -143,23 +145,37 @@ def test_new_keys_get_nothing_while_every_place_is_held() -> None:
         ("ipv4:192.0.2.1:50", "192.0.2.1"),
         ("192.0.2.1", "192.0.2.1"),
         ("192.0.2.1:50", "192.0.2.1"),
-        ("ipv6:[2001:db8:1:2:3:4:5:6]:50", "2001:db8:1:2::/64"),
-        ("ipv6:%5B2001:db8:1:2::9%5D:50", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::7", "2001:db8:1:2::/64"),
-        ("ipv6:[fe80::1%25eth0]:50", "fe80::/64"),
+        ("ipv6:[2001:db8:1:2:3:4:5:6]:50", "2001:db8:1::/56"),
+        ("ipv6:%5B2001:db8:1:2::9%5D:50", "2001:db8:1::/56"),
+        ("2001:db8:1:2::7", "2001:db8:1::/56"),
+        ("ipv6:[fe80::1%25eth0]:50", "fe80::/56"),
         ("ipv6:[::ffff:192.0.2.1]:50", "192.0.2.1"),
         ("ipv6:[2002:c000:201::1]:50", "192.0.2.1"),
-        ("ipv6:[::1]:5", "::/64"),
+        ("ipv6:[::1]:5", "::/56"),
         ("unix:", UNKNOWN),
         ("unix:/tmp/x", UNKNOWN),
         ("", UNKNOWN),
         ("ipv4:nonsense", UNKNOWN),
-        ("ipv6:[::1", "::/64"),
+        ("ipv6:[::1", "::/56"),
         ("%", UNKNOWN),
     ],
 )
 def test_an_address_pays_whole_or_by_its_prefix(peer: str, key: str) -> None:
     assert address_key(peer) == key
+
+
+def test_a_home_pays_once_and_a_site_is_as_many_homes_as_a_network_has_addresses() -> None:
+    """A home has 256 links, and had 256 quotas; the directory counted it among 256 homes already."""
+    home = [f"2001:db8:aa:{link:x}::9" for link in range(0x100, 0x200)]
+    assert {address_key(peer) for peer in home} == {"2001:db8:aa:100::/56"}
+    assert len({link_of(peer) for peer in home}) == 256
+    site = [f"2001:db8:aa:{home:02x}00::9" for home in range(256)]
+    assert len({address_key(peer) for peer in site}) == 256 == len({address_key(f"192.0.2.{n}") for n in range(256)})
+    assert {site_key(peer) for peer in [*home, *site]} == {"2001:db8:aa::/48"}
+    assert {site_key(f"ipv4:192.0.2.{n}:5") for n in range(256)} == {"192.0.2.0/24"}
+    assert link_of("192.0.2.7") == "192.0.2.7"
+    assert link_of("2001:db8:aa:1::9") == "2001:db8:aa:1::"
+    assert (site_key("unix:"), link_of("unix:")) == (UNKNOWN, UNKNOWN)
 
 
 def test_who_comes_by_way_of_a_relay_counts_as_a_stranger_of_his_own() -> None:

@@ -119,13 +119,13 @@ def test_a_gap_runs_through_all_rows_and_signs_need_no_colour() -> None:
     assert "░" in rows["new-one"]
 
 
-def test_a_broken_model_is_not_a_number_of_machines_away_from_breaking() -> None:
+def test_a_broken_model_has_no_number_of_machines_to_spare() -> None:
     state = read(page_states.broken())
     text = "\n".join(line.plain for line in verdict(state.models[0], state.at, is_stale=False))
     assert "  broken: layers 4…7 missing · " in text
-    assert "away from breaking" not in text
+    assert "to spare" not in text
     working = read(page_states.serving())
-    assert "away from breaking" in verdict(working.models[0], working.at, is_stale=False)[2].plain
+    assert "to spare" in verdict(working.models[0], working.at, is_stale=False)[2].plain
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 120, 200])

@@ -153,7 +153,12 @@ def other_kind(path: Path, architecture: str, kind: str, *, tensors: bool = True
         ("llama", "adapter", True, "a LoRA adapter, not a model"),
         ("llama", "imatrix", True, "its kind is 'imatrix', not a model"),
         ("llama", "model", False, "a tokenizer without weights"),
-        ("rwkv7", "model", True, "GGUF of architecture 'rwkv7' is not read; read are cohere2, gemma, gemma2"),
+        (
+            "rwkv7",
+            "model",
+            True,
+            "GGUF of architecture 'rwkv7' is not read; read are cohere2, deepseek2, gemma, gemma2",
+        ),
         ("llama", "model", True, "its metadata has no llama.context_length"),
     ],
 )

@@ -242,6 +242,10 @@ def llama3_frequencies(rope: dict[str, Any], head: int) -> list[float]:
             },
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}},
         ),
+        (
+            {"llama__rope__scaling__factor": 4.0},
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        ),
         ({"llama__attention__layer_norm_rms_epsilon": 9.999999747378752e-06}, {"rms_norm_eps": 1e-05}),
         ({"tokenizer__ggml__eos_token_id": 7}, {"eos_token_id": 7, "pad_token_id": None}),
     ],
@@ -341,3 +345,25 @@ def test_kinds_of_tokenizers_that_are_not_read_are_named(tmp_path: Path) -> None
         UnsupportedModel, match=r"its tokenizer is of kind 'rwkv', which is not read; read are gemma4, "
     ):
         written_tokenizer(tmp_path, "rwkv", byte_fallback())
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {"layer_types": None, "rope_local_base_freq": None}),
+        ({"gemma3__rope__local__freq_base": 5e3}, {"rope_local_base_freq": 5e3}),
+        ({"gemma3__attention__sliding_window_pattern": 2}, {"layer_types": ["sliding_attention", "full_attention"]}),
+        (
+            {"gemma3__attention__sliding_window_pattern": [False, True]},
+            {"layer_types": ["full_attention", "sliding_attention"]},
+        ),
+    ],
+)
+def test_windows_and_bases_are_the_files_own(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Where a file says nothing, config.json says nothing either: swarms know a model by it."""
+    made = header_with(**fields)
+    own = {key.replace("llama.", "gemma3."): value for key, value in made.metadata.items()}
+    own |= {"general.architecture": "gemma3", "gemma3.block_count": 2}
+    places = dict(made.tensors) | {"output_norm.weight": made.tensors["token_embd.weight"]}
+    config = config_of(GgufHeader(own, places, 0), "x", lambda _: [])
+    assert {name: config.get(name) for name in expected} == expected

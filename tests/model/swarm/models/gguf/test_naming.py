@@ -112,6 +112,27 @@ def test_files_on_this_machine(tmp_path: Path) -> None:
     assert local_files(tmp_path) is None, "a model of transformers that a GGUF lies beside"
 
 
+def test_a_file_of_any_name_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    """Ollama calls a file by its digest."""
+    blob = tmp_path / f"sha256-{'0a' * 32}"
+    blob.write_bytes(b"GGUF and more")
+    assert local_files(blob) == [blob]
+    blob.write_bytes(b"no such file")
+    assert local_files(blob) is None
+
+
+@pytest.mark.parametrize("names", [["x.gguf.part1of2", "x.gguf.part2of2"], ["x.gguf-split-a", "x.gguf-split-b"]])
+def test_a_file_in_pieces_is_refused_with_how_to_join_them(names: list[str], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"GGUF")
+    said = rf": x\.gguf lies in pieces; fetch all and join them: cat {names[0]} {names[1]} > x\.gguf$"
+    for model in (tmp_path / names[0], tmp_path / names[1], tmp_path):
+        with pytest.raises(UnknownModel, match=said):
+            local_files(model)
+    with pytest.raises(UnknownModel, match=f"^{REPO}{said}"):
+        hub_files(REPO, "", names)
+
+
 @pytest.mark.parametrize("name", ["../x.gguf", "/etc/x.gguf", "a/../x.gguf", "a//x.gguf", "-x.gguf", "a/b/c/d/e.gguf"])
 def test_names_that_are_paths_elsewhere_are_not_safe(name: str) -> None:
     assert not is_safe(name)

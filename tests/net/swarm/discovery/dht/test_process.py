@@ -15,7 +15,7 @@ import psutil
 import pytest
 import tyro
 
-from swarm.cli import Command, run
+from swarm.cli import COMMANDS, run
 from swarm.discovery.dht import child
 from swarm.discovery.dht.child import start_pipe
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
@@ -159,7 +159,7 @@ def test_whatever_is_misused(
 ) -> None:
     (tmp_path / "bad").write_bytes(b"rubbish")
     monkeypatch.chdir(tmp_path)
-    command = tyro.cli(Command, args=arguments, registry=plain_words())
+    command = tyro.extras.subcommand_cli_from_dict(dict(COMMANDS), args=arguments, registry=plain_words())
     assert run(command) == 1
     output, errors = capsys.readouterr()
     assert output == ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import re
+import socket
 import time
 from dataclasses import replace
 from itertools import permutations
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.discovery.dht.addresses import DhtConfig, Membership, MetSwarm, PeerSource
+from swarm.discovery.dht.addresses import DhtConfig, Membership, MetSwarm, PeerSource, host_and_port
 from swarm.discovery.dht.admission import StrangerRefused, SwarmAdmission, seal_for, unseal_from
 from swarm.discovery.dht.hivemind_node import DHTID, PeerID, dht_pb2
 from swarm.discovery.dht.registry import DhtRegistry
@@ -24,6 +26,7 @@ from swarm.discovery.swarm_file import kept_swarm, swarm_file
 from swarm.errors import RegistryError
 from swarm.ids import PeerId, SwarmId
 from tests.kademlia_network import KademliaNetwork, random_peer
+from tests.net.connect_proxy import ConnectProxy, proxying
 from tests.sample_records import MODEL, sample_record
 
 A, B = SwarmId(bytes(16)), SwarmId(bytes([1] * 16))
@@ -175,3 +178,19 @@ async def test_an_address_counts_as_proven_once_another_peer_reached_it() -> Non
             two._reached = {own: True, two._addresses[1]: False}
             assert two.join_addresses() == [own]
             assert two.is_proven(own)
+
+
+async def test_peers_behind_a_proxy_are_told_apart_and_named_as_they_were_typed() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(LOCAL) as two:
+        (here,), (there,) = one.join_addresses(), two.join_addresses()
+        ports = tuple(int(host_and_port(address).rpartition(":")[2]) for address in (here, there))
+        async with proxying(listener, ConnectProxy(ports)) as passed:
+            proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with pytest.raises(RegistryError, match=re.escape(f"the peer at {there} (from --join) is of ")):
+                await joined((here, there), proxy=proxy)
+            seen: list[MetSwarm] = []
+            sources = {there: PeerSource(2, "remembered")}
+            assert await joined((here, there), sources=sources, note_peers=seen.append, proxy=proxy) == one.swarm_id
+        assert (seen[0].peers, seen[0].others) == ((here,), ((two.swarm_id, there),))
+        assert passed.connected == {host_and_port(here), host_and_port(there)}

@@ -63,9 +63,11 @@ async def test_a_sample_is_folded_into_every_resolution(tmp_path: Path) -> None:
                 "tokens_per_s": 10.0,
                 "ttft_ms": 200.0,
                 "sweeps_per_s": 3.0,
+                "probes": 1,
             }
         ]
     )
+    assert [point["probes"] for point in hour] == [1, 0, 0]
 
 
 async def test_a_slot_tells_how_long_each_verdict_held_beside_the_worst(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ async def test_a_file_of_the_version_before_is_read_and_goes_on(tmp_path: Path) 
         ("broken", {"serving": 10.0, "broken": 900.0}),
         ("degraded", {"degraded": 900.0}),
     ]
-    assert month[0]["tokens_per_s"] == 10.0
+    assert (month[0]["tokens_per_s"], month[0]["probes"]) == (10.0, 2)
 
 
 DAY_S = 86_400.0
