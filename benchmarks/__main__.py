@@ -23,7 +23,7 @@ PROGRAMS: Final = {
     "models": ("families", "mixers"),
     "operations": ("api_load", "api_overhead", "health_load", "page_load", "page_server", "relay_cost", "telemetry"),
     "recovery": ("fault_tolerance", "faults", "fuzz", "hedging", "schedules", "soak"),
-    "redteam": ("redteam",),
+    "redteam": ("costs", "redteam"),
     "routing": ("placement", "routing"),
     "simulation": ("acceptance",),
     "speed": (
