@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from swarm.errors import UnknownModel, UnsupportedModel
 from swarm.models.gguf.encodings import ENCODINGS, Encoding
+from swarm.models.gguf.naming import MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 SHORTEST: Final = 24
 """Bytes of a header without metadata and tensors."""

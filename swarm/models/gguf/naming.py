@@ -10,12 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from swarm.errors import UnknownModel
-from swarm.models.gguf.container import MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 SUFFIX: Final = ".gguf"
+MAGIC: Final = b"GGUF"
+"""With which each file begins; here, as whoever looks for files needs nothing that reads weights."""
 NAMED: Final = 12
 """Files that a message names, at most."""
 MAX_PARTS: Final = 4096
