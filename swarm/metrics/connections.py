@@ -32,7 +32,7 @@ class ConnectionLimits:
 
     Attributes:
         total: connections at a time.
-        per_address: those of one address; of an IPv6 network of 64 bits.
+        per_address: those of one address (`address_key`).
         head_s: how long a request's head may take, and a connection may be idle.
         stalled_s: how long a reader may take nothing of what waits for it; None bears it for ever.
     """

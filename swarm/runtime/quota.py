@@ -76,7 +76,7 @@ class StrikeRule:
     """When a key that does wrong is refused, and for how long.
 
     Attributes:
-        allowed: wrongs that are borne; the next one refuses the key.
+        allowed: wrongs that are borne; the next one refuses the key. A key of more weight has so many times as many.
         refuse_s: the first refusal; each further one is twice as long as the one before.
         longest_s: no refusal is longer.
         forget_s: without a wrong for so long, the key starts afresh.
@@ -263,7 +263,7 @@ class Quota:
             account.strikes = account.refusals = 0
         account.struck_at = now
         account.strikes += 1
-        if account.strikes > rule.allowed:
+        if account.strikes >= (rule.allowed + 1) * self._weight(key):
             seconds = min(rule.refuse_s * 2.0 ** min(account.refusals, 64), rule.longest_s)
             account.refused_until = max(account.refused_until, now + seconds)
             account.refusals += 1
