@@ -21,6 +21,7 @@ from benchmarks.redteam.attack import Fight
 from client.demo.programs import RunningProgram, start_program
 from swarm.demo import TARGET
 from swarm.errors import RegistryError
+from swarm.runtime.tasks import TaskScope
 
 HONEST, OTHER = "honest-caller", "other-caller"
 """Keys."""
@@ -185,10 +186,11 @@ async def local_api(fight: Fight, model: Path = TARGET, *, beside: bool = True) 
     fight.tally.refused = 0
     await fight.go()
     before = here.resident()
-    if beside:
-        here.right = found
-        fight.kit.scope.spawn(here.be_honest())
-    try:
-        yield here
-    finally:
-        here.check(before)
+    async with TaskScope() as scope:  # its caller ends before it does
+        if beside:
+            here.right = found
+            scope.spawn(here.be_honest())
+        try:
+            yield here
+        finally:
+            here.check(before)
