@@ -35,6 +35,10 @@ class Kind(enum.StrEnum):
     RELAYS = "relays"
     FILES = "files"
     CLOCKS = "clocks"
+    API = "api"
+    TEMPLATES = "templates"
+    LAN = "lan"
+    INVITES = "invites"
 
 
 MET_ONCE: Final = "whoever connects anew knows nobody and meets it once; whoever stays goes around it"

@@ -25,6 +25,7 @@ _KEYED: Final = ("/v1/", "/api/", "/metrics")
 """Paths that need a key, where there are keys; the page, its files and `/health` do not."""
 OF_DESKTOP: Final = r"(app|tauri|vscode-file|vscode-webview)://[^/]*"
 """Origins of programs on the desktop; no page of the web has one."""
+_HOST: Final = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::[0-9]*)?")
 _PACKED: Final = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 """Ways to pack a body, as zlib calls them."""
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")
@@ -108,10 +109,9 @@ class ApiGuard:
 
 
 def host_name(host: str) -> str:
-    """The name or address in a `Host` header, without the port and the brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    """The name or address in a `Host` header, without the port and the brackets; empty where it is none."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found[1] or found[2]).lower()
 
 
 def refusal(request: Request, error: ApiError) -> JSONResponse:

@@ -94,7 +94,19 @@ def test_pages_of_an_allowed_origin_may_call(backend: ScriptedBackend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "name"), [("localhost:8000", "localhost"), ("[::1]:8000", "::1"), ("[::1]", "::1"), ("A.b", "a.b")]
+    ("host", "name"),
+    [
+        ("localhost:8000", "localhost"),
+        ("[::1]:8000", "::1"),
+        ("[::1]", "::1"),
+        ("A.b", "a.b"),
+        ("localhost:", "localhost"),
+        ("[::1].evil.example", ""),
+        ("[::1", ""),
+        ("localhost:8000.evil.example", ""),
+        ("localhost:@evil.example", ""),
+        ("", ""),
+    ],
 )
 def test_a_host_is_read_without_its_port(host: str, name: str) -> None:
     assert host_name(host) == name
