@@ -147,7 +147,13 @@ def keyless(api: LocalApi) -> dict[str, bytes]:
     }
     for shown in ("honest", HONEST[:-1], HONEST + " x", HONEST.upper(), "", "\xff", f"{HONEST},{OTHER}x"):
         tries[f"the key {shown!r}"] = api.head("/v1/models", f"X-Api-Key: {shown}", key="")
-    for host in ("evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "[::1].evil.example", "localhost:x.example"):
+    for host in (
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "127.0.0.1@evil.example",
+        "[::1].evil.example",
+        "localhost:x.example",
+    ):
         tries[f"Host {host}"] = api.head("/v1/models", key=OTHER, host=host)
     for origin in ("https://evil.example", "null", "file://", f"http://{api.address}.evil.example"):
         tries[f"Origin {origin}"] = api.head("/v1/models", f"Origin: {origin}", key=OTHER)
