@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -214,6 +214,11 @@ class Chain:
     def follow(self, place: GrammarPlace | None) -> None:
         """The picks of what is sent from now on must follow this grammar; one that does not is its tail's fault."""
         self._picks.follow(place)
+
+    def beside(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Start work that ends with the chain; it raises nothing."""
+        assert self._scope is not None, "it is open"
+        return self._scope.spawn(work)
 
     def send(self, sweep: Sweep) -> None:
         """Start a sweep; never waits. While the chain is repaired, it follows with the replay."""

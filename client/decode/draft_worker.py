@@ -45,6 +45,7 @@ class DraftRequest:
         stop_rule: when another round of drafting does not pay.
         patience_ms: how long the loop waits before it first asks whether to give up; infinite to wait to the end.
         plan: why a tree of that size; None for a tree that goes on below what is in flight.
+        forced: tokens that must come next; they are nodes of the tree, and the draft goes on below them.
     """
 
     nodes: int
@@ -52,14 +53,27 @@ class DraftRequest:
     stop_rule: StopRule
     patience_ms: float
     plan: SpeculationPlan | None = None
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DraftResult:
-    """A tree, and how long it took."""
+    """What was drafted.
 
-    tree: DraftTree
+    Attributes:
+        drafted: the drafter's own tree.
+        took_ms: how long it took.
+        forced: the tokens that it hangs below.
+    """
+
+    drafted: DraftTree
     took_ms: float
+    forced: tuple[int, ...] = ()
+
+    @property
+    def tree(self) -> DraftTree:
+        """All of it."""
+        return self.drafted.below(self.forced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +110,7 @@ class DraftWorker:
             result = pending.future.result()
             if result is not None and pending.plan is not None:
                 temperature = self._state.sampling.temperature
-                self._state.policy.observe_draft(temperature, result.tree, pending.plan, result.took_ms)
+                self._state.policy.observe_draft(temperature, result.drafted, pending.plan, result.took_ms)
         return False
 
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
@@ -122,11 +136,13 @@ class DraftWorker:
             None where the request was given up: the worker is busy until the thread is done.
         """
         state = self._state
-        drafter, clock, sequence, started_s = state.drafter, state.clock, state.sequence, state.clock()
+        drafter, clock, started_s = state.drafter, state.clock, state.clock()
+        forced = request.forced[: min(request.nodes, request.depth)]
+        sequence, nodes, depth = (*state.sequence, *forced), request.nodes - len(forced), request.depth - len(forced)
 
         def grown() -> DraftResult:
-            tree = drafter.grow(sequence, request.nodes, request.depth, state.sampling, request.stop_rule)
-            return DraftResult(tree, (clock() - started_s) * 1e3)
+            tree = drafter.grow(sequence, nodes, depth, state.sampling, request.stop_rule)
+            return DraftResult(tree, (clock() - started_s) * 1e3, forced)
 
         self._hand_over()
         future = asyncio.get_running_loop().run_in_executor(state.drafting, grown)

@@ -104,6 +104,7 @@ class Generation:
         """
         if self.state.text.stopped:
             return
+        self.state.forced.ask(self.state.sequence)
         await self._prefill()
         while not self.state.text.stopped and self.state.tokens_left > 0:
             await self._draft()
@@ -117,6 +118,7 @@ class Generation:
         A walk that stays inside these nodes needs no further round trip. Sweeps that it leaves die on the hops (P7).
         """
         if self._walk.pending is not None:
+            self.state.forced.ask(self.state.sequence)
             await self._worker.learn(self._window)  # before drafting: the last reply says most about what follows
             await self._send_tree()
         while await self._extend_tree():
@@ -213,30 +215,35 @@ class Generation:
     async def _grow_tree(self, room: int) -> tuple[DraftTree, SpeculationPlan, float]:
         """Grow a tree on the drafting thread, within the credits and no deeper than the tokens that are left.
 
-        Where that takes much longer than it should, the tree is empty and the pending token goes alone.
+        It begins with what the grammar forces. Where drafting takes much longer than it should, that goes alone.
 
         Returns:
             The tree, how much of it to send and why, and what drafting took in milliseconds.
         """
         state, route, temperature = self.state, self._chain.route_key, self.state.sampling.temperature
         policy, depth = state.policy, state.tokens_left - 1
-        if min(room, policy.max_tree_nodes, depth) <= 0:
+        max_nodes = min(room, policy.max_tree_nodes)
+        if min(max_nodes, depth) <= 0:
             reason = "the last token" if depth <= 0 else "no room for a tree"
             return DraftTree(), SpeculationPlan(0, None, reason), 0.0
-        plan = policy.plan(route, temperature, room)
+        forced = (await state.forced.awaited(state.sequence))[: min(max_nodes, depth)]
+        certain, plan = DraftTree().below(forced), policy.plan(route, temperature, room)
+        if plan.nodes == 0 and not forced:
+            return certain, plan, 0.0
+        plain = policy.trim(route, temperature, certain.acceptance_probs, plan)
         if plan.nodes == 0:
-            return DraftTree(), plan, 0.0
-        plain = policy.trim(route, temperature, (), plan)
+            return certain, plain, 0.0
         if self._worker.is_busy:
-            return DraftTree(), replace(plain, reason="the draft is still busy with an earlier request"), 0.0
+            return certain, replace(plain, reason="the draft is still busy with an earlier request"), 0.0
         stop_rule, started_s = policy.stop_rule(route, temperature, plan), state.clock()
         if state.sampling.multistep:  # all children that were drawn below a node have to travel with it
             stop_rule = replace(stop_rule, per_sweep=math.inf)
-        request = DraftRequest(plan.nodes, depth, stop_rule, policy.patience_ms(route, plan.nodes), plan)
+        nodes, patience_ms = min(plan.nodes + len(forced), max_nodes), policy.patience_ms(route, plan.nodes)
+        request = DraftRequest(nodes, depth, stop_rule, patience_ms, plan, forced)
         result = await self._worker.grow(request, self._is_prompt_done)
         if result is None:
-            return DraftTree(), replace(plain, reason="the draft takes too long"), (state.clock() - started_s) * 1e3
-        state.policy.observe_draft(temperature, result.tree, plan, result.took_ms)
+            return certain, replace(plain, reason="the draft takes too long"), (state.clock() - started_s) * 1e3
+        state.policy.observe_draft(temperature, result.drafted, plan, result.took_ms)
         trimmed = state.policy.trim(route, temperature, result.tree.acceptance_probs, plan)
         return result.tree, replace(trimmed, chunk=None) if state.sampling.multistep else trimmed, result.took_ms
 
@@ -289,7 +296,8 @@ class Generation:
         for _ in range(MAX_EXTENSION_DRAFTS):  # while hops are busy, or until there is enough for a sweep
             stop_rule = StopRule(min_probability, go_on=partial(self._has_time, room_to_draft))
             patience_ms = policy.patience_ms(route, max_nodes)
-            request = DraftRequest(sent + max_nodes, state.tokens_left - 1, stop_rule, patience_ms)
+            depth, forced = state.tokens_left - 1, state.forced.known(state.sequence)
+            request = DraftRequest(sent + max_nodes, depth, stop_rule, patience_ms, forced=forced)
             result = await self._worker.grow(request, has_answer)
             if result is None or chain.has_answer:  # a reply comes first
                 return None

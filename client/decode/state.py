@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.control.policy import FixedPolicy, SpeculationPolicy
+from client.decode.forced_text import ForcedText
 from client.decode.hidden_rows import Observe
 from client.decode.sweep_trace import SweepTracer
 from client.decode.text_stream import GrowingText
@@ -46,6 +47,7 @@ class GenerationState:
         top_log_probs: how many of the likeliest tokens are told with each token's log-probability; None: neither is.
         log_probs: one per token of `text` that this run brought, where they are told.
         grammar: of the rules of picks, compiled, so that picks can be checked.
+        forced: what it forces next.
     """
 
     prompt: tuple[int, ...]
@@ -69,6 +71,7 @@ class GenerationState:
     top_log_probs: int | None = None
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     grammar: CompiledGrammar | None = None
+    forced: ForcedText = field(default_factory=ForcedText)
 
     @property
     def want(self) -> Want | None:

@@ -20,6 +20,7 @@ from client.chain.opening import ChainOpening, first_open, open_chain
 from client.chain.peer_latency import PeerLatency
 from client.chain.refusals import BUSY_S, RETRY_S, Refusals
 from client.control.policy import SWEEPS_IN_FLIGHT
+from client.decode.forced_text import ForcedText
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
 from client.decode.state import GenerationState
 from client.decode.walk import Walk
@@ -40,7 +41,7 @@ from swarm.errors import (
     UnsupportedModel,
 )
 from swarm.ids import ModelIdentity
-from swarm.inference.grammars import GrammarPlace
+from swarm.inference.grammars import ForcedTokens, GrammarPlace
 from swarm.inference.row_codec import LOSSLESS, decode_rows, lossless_codec
 from swarm.layers import Span, name_layers
 from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_REPLY_ROWS
@@ -129,8 +130,7 @@ class Session:
         first_token = started
         last, told = "", len(state.text.tokens)
         state.policy.expect(self.chain.route_key, self.chain.route.forecast)
-        rules = state.sampling.rules
-        self.chain.follow(None if state.grammar is None or rules is None else GrammarPlace(state.grammar, rules))
+        self._follow_grammar(state)
         try:
             with state.with_drafter():
                 async for text in Generation(state, self.chain, self.walk).run():
@@ -167,6 +167,15 @@ class Session:
             ended.stop_string,
         )
         yield replace(self._traced_piece(last, state, told), result=result)
+
+    def _follow_grammar(self, state: GenerationState) -> None:
+        grammar, rules = state.grammar, state.sampling.rules
+        if grammar is None or rules is None:
+            self.chain.follow(None)
+            return
+        self.chain.follow(GrammarPlace(grammar, rules))
+        if not state.sampling.multistep:  # there every child is drawn
+            state.forced = ForcedText(ForcedTokens(grammar, rules), self.chain.beside)
 
     def _traced_piece(self, text: str, state: GenerationState, told: int) -> Piece:
         """The text, and what came with it since there were `told` tokens."""

@@ -80,6 +80,10 @@ class GrammarState:
         self._back(len(below))
         return chosen, list(found)
 
+    def forced(self) -> list[int]:
+        """How the text goes on where the grammar leaves no choice, as its tokenizer writes that; often not at all."""
+        return self._matcher.compute_ff_tokens() if self._taken == len(self._path) else []
+
     def _mask(self, size: int, *, is_open: bool) -> bytes:
         """What may be picked at the matcher's place.
 
@@ -144,17 +148,24 @@ class _Here:
 
     def masks(self, asked: Mapping[str, Any]) -> tuple[list[int], list[bytes]]:
         """One session's masks, after it went on."""
+        found = [state.masks(asked["size"], asked["paths"]) for state in self._followed(asked)]
+        return found[0] if len(found) == 1 else _either(*found)
+
+    def forced(self, asked: Mapping[str, Any]) -> list[int]:
+        """What must follow one session's text, after it went on."""
+        return self._followed(asked)[0].forced()
+
+    def _followed(self, asked: Mapping[str, Any]) -> list[GrammarState]:
+        """One session's places, where its text ends now."""
         session = asked["session"]
         if session not in self._states:
             tokenizer = self._tokenizer
             assert tokenizer is not None
             states = [GrammarState(tokenizer, matcher.deep_copy(), asked["ends"]) for matcher in self._matchers]
             self._states[session] = states
-        found: list[tuple[list[int], list[bytes]]] = []
         for state in self._states[session]:
             state.follow(asked["kept"], asked["new"])
-            found.append(state.masks(asked["size"], asked["paths"]))
-        return found[0] if len(found) == 1 else _either(*found)
+        return self._states[session]
 
     def forget(self, sessions: Sequence[int]) -> None:
         """Sessions that are over."""
@@ -177,6 +188,9 @@ def handle(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
                 _here.forget(head["over"])
                 chosen, masks = _here.masks(head)
                 return {"chosen": chosen, **_here.bill()}, b"".join(masks)
+            case "forced":
+                _here.forget(head["over"])
+                return {"forced": _here.forced(head), **_here.bill()}, b""
     except ConfigError as error:
         return {"refused": str(error), **_here.bill()}, b""
     return _here.bill(), b""

@@ -236,17 +236,27 @@ class CompiledGrammar:
 
         Raises:
             LeaseExceeded: they take too much time or memory.
-            RemoteProtocolError: they exceed the library's own bounds.
+            ConfigError: they exceed the library's own bounds.
         """
+        head, data = await self._follow("masks", asked)
+        return head["chosen"], data
+
+    async def forced(self, asked: Callable[[], dict[str, Any]]) -> list[int]:
+        """What must follow one text. As `masks`."""
+        head, _ = await self._follow("forced", asked)
+        forced: list[int] = head["forced"]
+        return forced
+
+    async def _follow(self, do: str, asked: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], bytes]:
         async with self._turn:
             await self._may_go_on()
             worker = await self._ready()
             over, self._over = self._over, []
             before = self.held_bytes
-            head, data = await self._call(worker, {"do": "masks", "over": over, **asked()}, b"", MATCHING)
+            found = await self._call(worker, {"do": do, "over": over, **asked()}, b"", MATCHING)
         if self.held_bytes > before:
             self._compiler.make_room()
-        return head["chosen"], data
+        return found
 
     async def _may_go_on(self) -> None:
         """Wait until the asker has paid for what it took."""
@@ -280,14 +290,48 @@ class CompiledGrammar:
             self._worker.close()
 
 
-class GrammarPlace:
-    """One session's place in its grammar."""
+_sessions = count()
+"""Numbers of those who follow a grammar."""
 
-    _sessions = count()
+
+class ForcedTokens:
+    """One text's place in its grammar, and what must follow it."""
 
     def __init__(self, grammar: CompiledGrammar, rules: PickRules) -> None:
         self._grammar, self._rules = grammar, rules
-        self._session = next(self._sessions)
+        self._session = next(_sessions)
+        self._run = 0
+        self._text: tuple[int, ...] = ()
+        finalize(self, grammar.forget, self._session)
+
+    async def after(self, sequence: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that the grammar forces there, as the tokenizer writes them; calls do not overlap.
+
+        Args:
+            sequence: the prompt and the text so far.
+
+        Raises:
+            ConfigError: they exceed the library's own bounds.
+            LeaseExceeded: they take too much time or memory.
+        """
+        text = tuple(sequence[self._rules.start :])
+
+        def asked() -> dict[str, Any]:
+            goes_on = self._run == self._grammar.run and text[: len(self._text)] == self._text
+            kept = len(self._text) if goes_on else 0
+            self._run, self._text = self._grammar.run, text
+            ends = self._rules.end_tokens
+            return {"session": self._session, "ends": ends, "kept": kept, "new": text[kept:]}
+
+        return tuple(await self._grammar.forced(asked))
+
+
+class GrammarPlace:
+    """One session's place in its grammar."""
+
+    def __init__(self, grammar: CompiledGrammar, rules: PickRules) -> None:
+        self._grammar, self._rules = grammar, rules
+        self._session = next(_sessions)
         self._run = 0
         self._path: Sequence[CommittedToken] = ()
         finalize(self, grammar.forget, self._session)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -88,6 +88,40 @@ class DraftTree:
             acceptance_probs=self.acceptance_probs[:count],
             guesses=tuple(guess for guess in self.guesses if guess.offset <= count),
         )
+
+    def below(self, certain: Sequence[int]) -> DraftTree:
+        """This tree at the end of tokens that are certain to come: they are the first nodes, each below the last."""
+        count = len(certain)
+        if not count:
+            return self
+        chain = (None, *range(count - 1))
+        return replace(
+            self,
+            tokens=(*certain, *self.tokens),
+            parents=(*chain, *(count - 1 if parent is None else parent + count for parent in self.parents)),
+            acceptance_probs=(*(1.0 for _ in certain), *self.acceptance_probs),
+            lessons=tuple(LessonBelow(lesson, count) for lesson in self.lessons),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LessonBelow:
+    """The lesson of a tree that hangs at the end of a number of certain tokens, which teach nothing."""
+
+    lesson: Lesson
+    certain: int
+
+    def learn(self, picks: Picks, others: Picks) -> None:
+        """Pass on what was picked at the end of the certain tokens, and below."""
+        self.lesson.learn(self._own(picks), self._own(others))
+
+    def _own(self, picks: Picks) -> Picks:
+        first = self.certain
+        return {
+            None if node < first else node - first: pick
+            for node, pick in picks.items()
+            if node is not None and node >= first - 1
+        }
 
 
 PRUNE_RATIO = 0.25

@@ -22,6 +22,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+import client.decode.forced_text as client_forced_text
 import node.session.admission
 from client import AsyncSwarm
 from client.options import Grammar
@@ -57,6 +58,7 @@ GRAMMARS = {
     "regex": Grammar("regex", r"(the|a) [a-z]{2,9}( [a-z]{2,9}){2,5}\."),
     "lark": Grammar("lark", 'start: "He" word+ "."\nword: " " /[a-z]{2,8}/'),
 }
+CLOSED = {"type": "object", "additionalProperties": False}
 WITHOUT_BLANKS: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 REPEATS = "((((a{30}){30}){30}){30}){30}"
 SAMPLED = Sampling(23, 0.9, top_p=0.9)
@@ -143,6 +145,32 @@ async def test_json_always_parses(seed: int, temperature: float, client: AsyncSw
     )
     assert result.finish_reason == "eos"
     check("schema", result.text)
+
+
+LONG_KEYS = {"first_name_of_the_person": {"type": "string", "maxLength": 8}, "mood": {"enum": ["glad to be", "sad"]}}
+LONG = Grammar("json_schema", json.dumps({"properties": LONG_KEYS, "required": [*LONG_KEYS]} | CLOSED))
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
+async def test_what_a_grammar_forces_costs_no_sweeps_of_its_own(
+    options: dict[str, Any], here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without a draft model; the text is the same."""
+    monkeypatch.setattr(client_forced_text, "PATIENCE_S", 60.0)
+    async with here.client() as client:
+        sweeps: list[dict[str, Any]] = []
+        async for piece in client.stream(IDS, max_new_tokens=60, nodes=16, grammar=LONG, trace=True, **options):
+            sweeps, found = [*sweeps, *piece.sweeps], piece.result
+        monkeypatch.setattr(client_forced_text.ForcedText, "ask", lambda forced, sequence: None)
+        without = await client.generate(IDS, max_new_tokens=60, nodes=16, grammar=LONG, **options)
+        plain = await client.generate(IDS, max_new_tokens=60, nodes=0, grammar=LONG, **options)
+    assert found is not None
+    assert found.tokens == without.tokens == plain.tokens
+    assert list(json.loads(found.text)) == list(LONG_KEYS)
+    assert len(found.stats.sweeps) * 2 < len(without.stats.sweeps)
+    certain = [node for sweep in sweeps for node in sweep["nodes"] if node["probability"] == 1]
+    assert "first_name_of_the_person" in "".join(node["text"] for node in certain if node["is_accepted"])
 
 
 async def test_rules_work_together_and_sessions_apart(client: AsyncSwarm) -> None:

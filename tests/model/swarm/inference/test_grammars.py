@@ -10,12 +10,20 @@ from itertools import pairwise
 import psutil
 import pytest
 import pytest_asyncio
+from transformers import AutoTokenizer
 
 import swarm.inference.grammars
 from swarm.demo import TARGET
 from swarm.errors import ConfigError
 from swarm.ids import TreeNodeId
-from swarm.inference.grammars import MAX_COMPILED, CompiledGrammar, GrammarCompiler, GrammarPlace, LeaseExceeded
+from swarm.inference.grammars import (
+    MAX_COMPILED,
+    CompiledGrammar,
+    ForcedTokens,
+    GrammarCompiler,
+    GrammarPlace,
+    LeaseExceeded,
+)
 from swarm.inference.path_rules import NodeMasks
 from swarm.protocol.messages import Sweep
 from swarm.protocol.pick_rules import Grammar, PickRules
@@ -109,6 +117,26 @@ async def test_a_text_is_followed_on_in_another_worker(compiler: GrammarCompiler
     after = await place.masks(list(state.live), state)
     assert compiled.run == 2
     assert before.bits.tobytes() == after.bits.tobytes()
+
+
+async def test_what_must_follow_a_text_is_told_as_it_goes_on(compiler: GrammarCompiler) -> None:
+    """Also where it went on otherwise, and in another worker."""
+    grammar = Grammar("regex", "(He said|It was) to me that")
+    compiled, read = await compiler.compile(grammar), AutoTokenizer.from_pretrained(TARGET)
+
+    def tokens(text: str) -> tuple[int, ...]:
+        return tuple(read.encode(text, add_special_tokens=False))
+
+    place = ForcedTokens(compiled, PickRules(1, grammar=grammar, end_tokens=(END,)))
+    forced = [await place.after((5, *tokens(text))) for text in ("", "He", "It", "It was to me", "Nobody")]
+    compiled.close()
+    forced.append(await place.after((5, *tokens("He"))))
+    whole = [tokens(f"{start} to me")[1:] for start in ("He said", "It was")]
+    assert [found[: len(one)] for found, one in zip(forced[1:3], whole, strict=True)] == whole
+    assert forced[0] == forced[4] == ()
+    assert forced[2][-len(forced[3]) :] == forced[3] != ()
+    assert forced[5] == forced[1]
+    assert compiled.run == 2
 
 
 async def test_workers_that_somebody_killed_are_begun_again(compiler: GrammarCompiler) -> None:

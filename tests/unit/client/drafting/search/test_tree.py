@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.drafting.search.tree import DraftTree, TokenTree
+from client.drafting.search.tree import DraftTree, Picks, TokenTree
 
 
 def test_best_nodes_come_best_first_with_parents_as_indices() -> None:
@@ -100,3 +100,24 @@ def test_a_tree_of_no_nodes_asks_for_nothing() -> None:
 def test_a_chance_above_one_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="probability"):
         TokenTree(9, max_nodes=1, levels=1).add_children(TokenTree.ROOT, [(10, 1.1)])
+
+
+class Heard:
+    """A lesson that keeps what it hears."""
+
+    heard: tuple[Picks, Picks]
+
+    def learn(self, picks: Picks, others: Picks) -> None:
+        self.heard = picks, others
+
+
+def test_a_tree_hangs_below_certain_tokens_and_learns_what_is_its_own() -> None:
+    lesson = Heard()
+    own = DraftTree((10, 11, 12), (None, 0, None), (0.5, 0.4, 0.2), lessons=(lesson,))
+    tree = own.below((7, 8))
+    assert tree == DraftTree((7, 8, 10, 11, 12), (None, 0, 1, 2, 1), (1.0, 1.0, 0.5, 0.4, 0.2))
+    assert tree.depth == 4
+    tree.lessons[0].learn({None: 7, 0: 8, 1: 10, 2: 9}, {3: 5, 4: 6})
+    assert lesson.heard == ({None: 10, 0: 9}, {1: 5, 2: 6})
+    assert own.below(()) is own
+    assert DraftTree().below((7,)) == DraftTree((7,), (None,), (1.0,))
