@@ -30,6 +30,8 @@ LONG: Final = "Once upon a time there was an owl who lived in the old oak by the
 ASKED: Final = {"model": "demo-target", "prompt": LONG, "max_tokens": 12, "temperature": 0.0}
 PATIENCE_S: Final = 45.0
 TRIES: Final = 60
+PAUSE_S: Final = 1.0
+"""Between two questions of the honest caller: else it would take a third of the swarm from the range's two users."""
 GROWTH_BYTES: Final = 512 << 20
 MAX_ANSWER: Final = 4 << 20
 NORMAL: Final = ("nice", "-n", "-19")
@@ -126,6 +128,7 @@ class LocalApi:
     async def be_honest(self) -> None:
         """The honest caller: the same text again and again, which must be right, and be there in time."""
         while True:
+            await asyncio.sleep(PAUSE_S)
             began = time.monotonic()
             answer = await self.asked_honestly()
             self.answers.append(time.monotonic() - began)

@@ -75,10 +75,14 @@ async def api_huge_lists(fight: Fight) -> None:
     """Two requests a second to an API with a billion choices, and 100,000 stop strings, tools, messages or prompts."""
     bodies = list(huge_bodies().items())
     async with local_api(fight) as api:
-        async for number in fight.pace(2.0):
-            name, body = bodies[number % len(bodies)]
-            answer = await api.ask(name.partition(" ")[0], body)
-            fight.note(f"{name.split(maxsplit=1)[1]}: {answer.status} {answer.reason[:60]}".rstrip())
+
+        async def ask(name: str, body: dict[str, Any]) -> None:
+            answer = await api.ask(name.partition(" ")[0], body, limit_s=10.0)
+            fight.note(f"{name.partition(' ')[2]}: {answer.status} {answer.reason[:60]}".rstrip())
+
+        async with asyncio.TaskGroup() as asking:
+            async for number in fight.pace(2.0):
+                asking.create_task(ask(*bodies[number % len(bodies)]))
 
 
 @attack("api-deep-bodies", Kind.API, lasts_s=LASTS_S)

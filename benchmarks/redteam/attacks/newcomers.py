@@ -355,6 +355,7 @@ async def invite_dead_peers(fight: Fight) -> None:
         (known,) = memory.swarms()
         await fight.go()
         words = [word_of(peers[at : at + 8], swarm=known.swarm_id) for at in range(0, 32, 8)]
+        fight.tally.acts += len(words)
         began = time.monotonic()
         said = await join(memory, *words)
         fight.note(f"with 32 dead peers: {said[:120] or 'joined'} in {time.monotonic() - began:.1f} s")
