@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -15,6 +15,8 @@ from client.api.left_out import SCOPE as LEFT_OUT
 from client.api.request_fields import noting_left_out
 from client.api.sse import compact
 
+MAX_DEPTH: Final = 128
+"""Of lists and objects within each other: what reads them goes as deep, and Python's stack does not."""
 JsonObject = dict[str, Any]
 """A JSON object that is written to a client."""
 
@@ -30,6 +32,7 @@ def read_json(body: bytes) -> Any:  # noqa: ANN401 - JSON values
         value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if "\\u" in text:
             compact(value).encode()  # half of a character has no UTF-8
+        _check_depth(value)
     except json.JSONDecodeError:
         raise
     except UnicodeError:
@@ -39,6 +42,21 @@ def read_json(body: bytes) -> Any:  # noqa: ANN401 - JSON values
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
     return value
+
+
+def _check_depth(value: object) -> None:
+    """Refuse what is nested deeper than `MAX_DEPTH`.
+
+    Raises:
+        RecursionError: it is.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise RecursionError
 
 
 def _finite(text: str) -> float:

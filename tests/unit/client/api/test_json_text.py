@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from client.api.json_text import JsonRoute, arguments_object, read_json
+from client.api.json_text import MAX_DEPTH, JsonRoute, arguments_object, read_json
 
 NOT_READ = {
     "half of a character": b'{"a": "\\ud83d"}',
@@ -23,6 +23,8 @@ NOT_READ = {
     "no JSON": b'{"a": }',
     "two values": b"{} {}",
     "deep lists": b"[" * 100_000,
+    "one object too deep": b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1),
+    "one list too deep": b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1),
 }
 
 
@@ -30,6 +32,11 @@ NOT_READ = {
 def test_what_is_not_read(body: bytes) -> None:
     with pytest.raises(json.JSONDecodeError):
         read_json(body)
+
+
+def test_the_deepest_list_is_read() -> None:
+    body = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    assert json.dumps(read_json(body.encode())) == body
 
 
 @pytest.mark.parametrize("value", [{"a": "\U0001f600", "b": 1.5e300}, [], "é", {"a": "\\ud800"}, None])
