@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from swarm.errors import ConfigError
+from swarm.runtime.plain_text import plain_line
 from swarm.runtime.workers import Worker, WorkerEnded, WorkLease, new_worker
 
 RENDERING: Final = WorkLease(cpu_s=2.0, wall_s=6.0)
@@ -48,7 +49,9 @@ class TemplateRenderer:
             except WorkerEnded as error:
                 raise ConfigError(f"this model's chat template {error}") from error
         if "refused" in head:
-            raise ConfigError(f"this model's chat template does not take this conversation: {head['refused']}")
+            raise ConfigError(
+                f"this model's chat template does not take this conversation: {plain_line(head['refused'])}"
+            )
         return text.decode("utf-8", "surrogatepass")
 
     def close(self) -> None:

@@ -185,6 +185,13 @@ def test_what_a_template_does_not_take_is_one_line() -> None:
         shown("chatml", [])
 
 
+def test_what_a_template_says_commands_no_terminal() -> None:
+    source = "{{ raise_exception('\\x1b]0;a\\x07\\u202e\\rclient: all is well') }}"
+    with pytest.raises(ConfigError, match="does not take this conversation") as refused:
+        ChatTemplate(chat_tokenizer(source)).prompt([Message("user", "x")])
+    assert str(refused.value).isprintable()
+
+
 def test_a_strict_template_gets_turns_that_alternate() -> None:
     talk = [Message("user", "It is Monday."), Message("user", "Hi"), Message("system", "Be brief.")]
     assert shown("gemma", talk) == shown("gemma", [Message("user", "It is Monday.\n\nHi\n\nBe brief.")])
