@@ -27,11 +27,13 @@ class Meeting:
         swarm: its id; None where no peer says one.
         listen: the peers to join through.
         others: peers that are left out: of which swarm they are, and their addresses.
+        alive: those of the peers to join through that answered; hivemind would wait for each of the others.
     """
 
     swarm: SwarmId | None
     listen: ListenAddresses
     others: tuple[tuple[SwarmId, str], ...] = ()
+    alive: tuple[str, ...] = ()
 
 
 def meet(
@@ -71,7 +73,8 @@ def meet(
         raise _refused(listen, meant, said, next(iter(typed), next(iter(said))))
     kept = [(one, source) for one, source in zip(listen.join, sources, strict=True) if is_of_it(one)]
     joined = replace(listen, join=tuple(one for one, _ in kept), sources=tuple(source for _, source in kept))
-    return Meeting(meant, joined, tuple((other, one) for one in left_out if (other := said.get(one)) is not None))
+    others = tuple((other, one) for one in left_out if (other := said.get(one)) is not None)
+    return Meeting(meant, joined, others, tuple(one for one in joined.join if one in said))
 
 
 def _refused(

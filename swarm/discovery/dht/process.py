@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -177,13 +177,14 @@ class DhtPeer:
         listen = way.led(listen)
         try:
             async with asyncio.timeout(start_s + MEETING_S + DIRECTORY_S):
-                daemon = await start_daemon(listen, identity_path, start_s)
+                dialled = replace(listen, join=way.answering or listen.join)
+                daemon = await start_daemon(dialled, identity_path, start_s)
                 own_id = PeerId(daemon.peer_id.to_base58())
                 found = await _meet(daemon, listen, which, way)
                 admission: DirectoryAdmission | None = None if found.swarm is None else SwarmAdmission(found.swarm)
                 if network is not None:
                     admission = NetworkAdmission(network, own_id)
-                directory = await DirectoryPeer.join(daemon, found.listen, admission)
+                directory = await DirectoryPeer.join(daemon, found.listen, admission, found.alive)
                 others = tuple((swarm, way.as_named(address)) for swarm, address in found.others)
                 peer = cls(daemon, directory, way, admission, found.swarm, others)
                 peer.directory.is_confined = way.is_confined
@@ -427,7 +428,7 @@ async def _meet(daemon: Daemon, listen: ListenAddresses, which: WhichSwarm, way:
     if (refused := about.refusal(answers)) is not None:
         raise RequestRefused(refused)
     if which.network is not None:
-        return Meeting(None, listen)
+        return Meeting(None, listen, alive=tuple(one for one in listen.join if one in said))
     try:
         return meet(listen, which.swarm, said, is_certain=which.is_certain)
     except OtherSwarm as error:

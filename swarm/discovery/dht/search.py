@@ -111,7 +111,11 @@ class DirectoryPeer:
 
     @classmethod
     async def join(
-        cls, daemon: Daemon, listen: ListenAddresses, admission: DirectoryAdmission | None = None
+        cls,
+        daemon: Daemon,
+        listen: ListenAddresses,
+        admission: DirectoryAdmission | None = None,
+        alive: Sequence[str] = (),
     ) -> DirectoryPeer:
         """Join the DHT; raises what hivemind raises. Nothing is cached: values are read from peers each time.
 
@@ -119,12 +123,13 @@ class DirectoryPeer:
             daemon: runs.
             listen: where to listen and whom to join.
             admission: says which swarm this machine is of.
+            alive: those of them that answer, where some do: hivemind waits for each that does not.
         """
         node = await DHTNode.create(
             p2p=daemon,
             node_id=kademlia_id(daemon.peer_id, admission),
             authorizer=admission,
-            initial_peers=list(listen.join) or None,
+            initial_peers=list(alive or listen.join) or None,
             bucket_size=BEAM,
             client_mode=listen.client,
             cache_locally=False,

@@ -6,7 +6,7 @@ libp2p's daemon dials by itself and knows none of the last three. There it dials
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,10 @@ from swarm.egress.ports import DIRECTORY, Egress, TlsPort, tls_port
 from swarm.egress.proxy import HttpProxy
 from swarm.egress.streams import Streams
 from swarm.ids import PeerId
+from swarm.runtime.tasks import TaskScope
 
+OTHERS_S = 1.0
+"""How long peers are waited for once one answers."""
 ProbePath = Callable[[str], Awaitable[PathVerdict]]
 
 
@@ -32,12 +35,14 @@ class WayOut:
         egress: how other connections should leave; None: as they are.
         forwarders: those that lead on, by the loopback multiaddress that libp2p dials.
         meant: the multiaddress that each of these stands for.
+        answering: those of `join` that libp2p is told of at its start, since it waits for each; empty for all of them.
     """
 
     join: tuple[str, ...]
     egress: Egress | None = None
     forwarders: dict[str, Forwarder] = field(default_factory=dict)
     meant: dict[str, str] = field(default_factory=dict)
+    answering: tuple[str, ...] = ()
 
     @property
     def is_confined(self) -> bool:
@@ -94,14 +99,32 @@ async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: Pr
         egress = Egress(tuple(ports.values()), HttpProxy.parse(listen.proxy))
         return await _lead_on([*ports, *plain], egress, stack)
     tcp = [address for address in plain if "/udp/" not in address][:MAX_TRIED]
-    verdicts = dict(zip(tcp, await asyncio.gather(*(probe(host_and_port(one)) for one in tcp)), strict=True))
+    verdicts = await _verdicts(tcp, probe)
+    silent = {one for one in tcp if verdicts.get(one, PathVerdict.SILENT) is PathVerdict.SILENT}
     if PathVerdict.PASSES not in verdicts.values():
         small = [address for address, verdict in verdicts.items() if verdict is PathVerdict.SMALL_ONLY]
         if small:
             return await _lead_on(small, Egress(tuple(ports.values()), is_narrow=True), stack)
         if ports:
             return await _lead_on(list(ports), Egress(tuple(ports.values())), stack)
-    return WayOut(tuple(plain))
+        return WayOut(tuple(plain))
+    return WayOut(tuple(plain), answering=tuple(one for one in plain if one not in silent))
+
+
+async def _verdicts(addresses: Sequence[str], probe: ProbePath) -> dict[str, PathVerdict]:
+    """What reaches each of these; once one is reached as it is, the others are waited for little longer."""
+    found: dict[str, PathVerdict] = {}
+
+    async def look(address: str) -> None:
+        found[address] = await probe(host_and_port(address))
+
+    async with TaskScope() as scope:
+        looking = {scope.spawn(look(one)) for one in addresses}
+        while looking and PathVerdict.PASSES not in found.values():
+            _, looking = await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
+        if looking:
+            await asyncio.wait(looking, timeout=OTHERS_S)
+    return found
 
 
 async def _lead_on(addresses: list[str], egress: Egress, stack: AsyncExitStack) -> WayOut:

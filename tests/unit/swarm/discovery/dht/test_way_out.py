@@ -47,6 +47,27 @@ async def test_who_is_reached_plainly_is_dialled_so() -> None:
     assert sorted(probed) == ["192.0.2.1:31337", "[2001:db8::1]:31337"]
 
 
+async def test_libp2p_is_not_told_of_who_says_nothing_where_another_answers() -> None:
+    """It would wait for each of them in turn, although they take connections."""
+    way, _ = await way_out(PLAIN, UDP, OTHER, v6=PathVerdict.PASSES)
+    assert (way.join, way.answering) == ((PLAIN, UDP, OTHER), (UDP, OTHER))
+    way, _ = await way_out(PLAIN, OTHER)
+    assert way.answering == (), "they may only be slow"
+
+
+async def test_nobody_waits_long_for_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.discovery.dht.way_out.OTHERS_S", 0.0)
+
+    async def probe(address: str) -> PathVerdict:
+        if not address.startswith("["):
+            await asyncio.Event().wait()
+        return PathVerdict.PASSES
+
+    listen = listen_addresses(DhtConfig(join=(PLAIN, OTHER), client_mode=True))
+    async with asyncio.timeout(5), AsyncExitStack() as stack:
+        assert (await find_way_out(listen, stack, probe)).answering == (OTHER,)
+
+
 async def test_where_small_packets_pass_alone_the_daemon_is_led_on() -> None:
     way, _ = await way_out(PLAIN, OTHER, TLS, v4=PathVerdict.SMALL_ONLY)
     assert way.egress == Egress((PORT,), is_narrow=True)
