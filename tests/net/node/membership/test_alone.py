@@ -40,6 +40,7 @@ async def test_it_takes_the_swarms_model_its_type_and_the_layers_that_are_missin
             record = alone.serving()
             assert record.numeric_class == "cpu-bfloat16"
             assert record.span.end == 12
+        said = [line for line in said if not line.startswith("join")]  # what happens meanwhile
         lines = [line.partition(":")[0] for line in said]
         assert lines[:6] == ["model", "swarm", "layers", "computes", "reached", "gives"]
         assert said[0].endswith("the one that this swarm serves")
@@ -62,7 +63,7 @@ async def test_layers_of_a_machine_that_was_killed_a_moment_ago_are_taken_at_onc
         said: list[str] = []
         async with Node(replace(HERE, num_layers=4), said.append, MemoryRegistry(swarm.network)) as alone:
             assert alone.serving().span == Span(4, 8)
-        assert said[1] == "swarm: 2 nodes serve it already, and nobody holds layers 4…7"
+        assert "swarm: 2 nodes serve it already, and nobody holds layers 4…7" in said
 
 
 async def refusal_in(swarm: InProcessSwarm, kind: type[Exception]) -> str:
