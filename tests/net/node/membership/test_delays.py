@@ -22,7 +22,7 @@ from swarm.runtime.console import make_console
 from tests.devices import DEVICE
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.raw_client import info
-from tests.net.three_nodes import until
+from tests.net.three_nodes import engine_of, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,6 +34,8 @@ async def here() -> AsyncIterator[InProcessSwarm]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node.lifecycle.announcer, "ANNOUNCE_S", 0.05)
         async with in_process_swarm(TARGET, ["0-6", "4-12", "6-12"]) as running:
+            for one in running.nodes:
+                await engine_of(one).on_thread(int)  # an idle node measures itself: its thread lives as long as it does
             yield running
 
 
