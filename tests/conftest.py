@@ -43,9 +43,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from swarm.discovery.identity import Identity  # noqa: E402
-from swarm.runtime.workers import FIRST  # noqa: E402
 from tests.kernels.interpreter import prepare_interpreter  # noqa: E402
-from tests.leftovers import SERVERS, descendants, has_ended, started_meanwhile  # noqa: E402
+from tests.leftovers import descendants, has_ended, is_lasting, started_meanwhile  # noqa: E402
 
 CI = os.environ.get("CI", "false") not in {"", "0", "false"}
 FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}
@@ -212,11 +211,9 @@ def _processes(everywhere: bool) -> set[psutil.Process]:
 
 
 def _is_library(process: psutil.Process) -> bool:
-    if process.pid in SERVERS or process.pid == FIRST.pid:
-        return True
+    if is_lasting(process):
+        return True  # workers end with what they work for, which files share: their own tests look after that
     try:
-        if FIRST.pid is not None and FIRST.pid in {above.pid for above in process.parents()}:
-            return True  # it ends with what it works for, which files share: tests of workers look after that
         return any(part in " ".join(process.cmdline()) for part in LIBRARY_PROCESSES)
     except psutil.Error:
         return True  # gone meanwhile

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from swarm.runtime.workers import FIRST
+
 SERVERS: set[int] = set()
 """Process ids of children that live as long as this process: what `tests.forked` forks programs of."""
 
@@ -30,14 +32,27 @@ def has_ended(thread: threading.Thread, seconds: float) -> bool:
 
 
 def descendants() -> set[psutil.Process]:
-    """This process's children, and theirs, without `SERVERS`. The kernel's lists are read: psutil reads all of them."""
+    """This process's children, and theirs, without `SERVERS` and workers, which live as long as this process.
+
+    The kernel's lists are read: psutil reads all of them.
+    """
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-        return {child for child in psutil.Process().children(recursive=True) if child.pid not in SERVERS}
+        return {child for child in psutil.Process().children(recursive=True) if not is_lasting(child)}
     found: set[psutil.Process] = set()
     for pid in _below(os.getpid()):
         with suppress(psutil.Error):  # gone meanwhile
             found.add(psutil.Process(pid))
     return found
+
+
+def is_lasting(process: psutil.Process) -> bool:
+    """Whether a process is one of `SERVERS`, or a worker (`swarm.runtime.workers`)."""
+    if process.pid in SERVERS or process.pid == FIRST.pid:
+        return True
+    try:
+        return FIRST.pid in {above.pid for above in process.parents()}
+    except psutil.Error:
+        return False  # gone meanwhile
 
 
 def started_meanwhile(now: set[psutil.Process], before: set[psutil.Process]) -> set[psutil.Process]:
@@ -62,6 +77,8 @@ def _below(pid: int) -> Iterator[int]:
         except OSError:
             continue  # gone meanwhile
         for child in children:
+            if child == FIRST.pid:
+                continue
             if child not in SERVERS:
                 yield child
             yield from _below(child)

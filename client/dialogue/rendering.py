@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from swarm.errors import ConfigError
@@ -61,15 +62,16 @@ class TemplateRenderer:
 
 
 def _fork() -> Worker:
+    """A worker that has imported what renders; begun anew where somebody ended the one before."""
     with _lock:
-        if not _base or _base[0].has_ended:
-            _base[:] = [new_worker(1 << 30)]
-            _base[0].call(_HANDLER, {"template": "", "values": {"conversations": [[]]}}, lease=IMPORTING)
-        try:
-            return _base[0].fork(RENDERING_BYTES)
-        except WorkerEnded:
-            _base.clear()
-            raise
+        if _base and not _base[0].has_ended:
+            with suppress(WorkerEnded):
+                return _base[0].fork(RENDERING_BYTES)
+        for ended in _base:
+            ended.close()
+        _base[:] = [new_worker(1 << 30)]
+        _base[0].call(_HANDLER, {"template": "", "values": {"conversations": [[]]}}, lease=IMPORTING)
+        return _base[0].fork(RENDERING_BYTES)
 
 
 def handle(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:

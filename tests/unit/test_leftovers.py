@@ -9,7 +9,7 @@ import threading
 
 import psutil
 
-from tests.leftovers import SERVERS, descendants, has_ended, started_meanwhile
+from tests.leftovers import descendants, has_ended, is_lasting, started_meanwhile
 
 
 def test_a_thread_that_is_only_just_being_started_is_waited_for() -> None:
@@ -37,7 +37,7 @@ def test_children_of_children_are_found_and_only_while_they_live() -> None:
     try:
         while len(found := descendants()) < 2:
             assert shell.poll() is None
-        assert found == {child for child in psutil.Process().children(recursive=True) if child.pid not in SERVERS}
+        assert found == {child for child in psutil.Process().children(recursive=True) if not is_lasting(child)}
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()

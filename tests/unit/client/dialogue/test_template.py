@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import psutil
 import pytest
 
 import client.dialogue.rendering
@@ -12,7 +13,7 @@ from client.dialogue.messages import Message, Tool, ToolCall, ToolChoice
 from client.dialogue.plan import AnswerRequest, plan_answer
 from client.dialogue.template import DEFAULT_SWITCHES, ChatTemplate, PromptSwitches
 from swarm.errors import ConfigError
-from swarm.runtime.workers import WorkLease
+from swarm.runtime.workers import FIRST, WorkLease
 from tests.chat_templates import TEMPLATES, chat_tokenizer
 
 LOOK = Tool("look", "Looks <|im_end|> somewhere.", {"type": "object", "properties": {"at": {"type": "string"}}})
@@ -227,6 +228,18 @@ def test_a_strangers_template_ends_within_its_lease(source: str, says: str, monk
     for _ in range(2):  # and so does the next one, in another worker
         with pytest.raises(ConfigError, match=f"^this model's chat template .*{says}"):
             template.prompt([Message("user", "Hi")])
+
+
+def test_workers_that_somebody_killed_are_begun_again() -> None:
+    source, talk = "{{ messages[0].content }}", [Message("user", "Hi")]
+    tokens = ChatTemplate(chat_tokenizer(source)).prompt(talk).tokens
+    assert FIRST.pid is not None
+    first = psutil.Process(FIRST.pid)
+    workers = [*first.children(recursive=True), first]
+    for worker in workers:
+        worker.kill()
+    psutil.wait_procs(workers)
+    assert ChatTemplate(chat_tokenizer(source)).prompt(talk).tokens == tokens
 
 
 def test_a_plan_has_all_that_an_answer_needs() -> None:
