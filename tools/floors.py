@@ -19,7 +19,7 @@ from packaging.version import Version
 
 PYPROJECT: Final = Path(__file__).parents[1] / "pyproject.toml"
 EXTRAS: Final = ("all",)
-"""Whose floors count beside the base install's: what a user may install. Tools of developers are pinned instead."""
+"""Extras whose lowest versions are tested beside the base install's; tools of developers are pinned instead."""
 _FLOORS: Final = frozenset({">=", "==", "~="})
 
 

@@ -324,7 +324,7 @@ class Bill:
         self.seconds += seconds
 
     def grammar_wait_s(self, owner: str) -> float:
-        """Nobody waits: the search is the only asker."""
+        """0 s: the search is the only asker, and never pays for what it took."""
         return 0.0
 
 

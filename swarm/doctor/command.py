@@ -73,9 +73,8 @@ def meant(options: Doctor, environment: Mapping[str, str], memory: SwarmMemory) 
     """
     own = own_peer(default_identity_path())
     finder = SwarmFinder(memory, environment, () if own is None else (own,), is_look=True)
-    typed = options.join if options.invite is None else (options.invite, *options.join)
     try:
-        found, _ = with_swarm(replace(options, join=typed), finder)
+        found, _ = with_swarm(options, finder)
     except SwarmError as error:
         model = None if options.model is not None and is_invite(options.model) else options.model
         return replace(options, join=(), model=model), str(error)

@@ -79,7 +79,7 @@ def trouble(kind: str, text: str, mend: str) -> Diagnosis:
 
 
 def unknown(text: str, mend: str = AGAIN) -> Diagnosis:
-    """Nobody can say."""
+    """The check gave no answer in time, or its tool is missing: it is no trouble."""
     return Diagnosis(Level.NOT_KNOWN, "not-known", f"not known: {text}", mend)
 
 

@@ -18,9 +18,8 @@ class Doctor:
     """Look for what keeps this machine from serving or using a swarm, and say what mends it.
 
     Attributes:
-        invite: invite to the swarm, or multiaddress of a peer (default: as for --join).
-        join: multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm
-            joined last).
+        join: multiaddress of a peer of the swarm, or an invite (also without --join); may be repeated (default:
+            CANOPY_JOIN, else the swarm joined last).
         mqtt: MQTT broker for telemetry, as for `node serve` (default: CANOPY_MQTT, else none is tried).
         mqtt_ca: file of certificates to trust for an mqtts:// broker (default: the system's).
         model: hub id, folder or GGUF file of the model to be served (default: CANOPY_MODEL, else none is looked for).
@@ -30,7 +29,6 @@ class Doctor:
         membership: of the swarm; not an option.
     """
 
-    invite: tyro.conf.Positional[Peer | None] = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     mqtt: Url | None = None
     mqtt_ca: File | None = None

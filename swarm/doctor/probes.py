@@ -30,7 +30,7 @@ from swarm.doctor.ladder import Once
 from swarm.doctor.processes import on_thread
 
 HUB: Final = "huggingface.co"
-"""Whom everybody knows, and who is asked for models anyway."""
+"""A public host, which machines ask for models anyway: whether its name is found, and connections leave."""
 RESOLVE_S: Final = 8.5
 """A second try of the system's, which begins after 5 s, may still succeed."""
 CONNECT_S: Final = 3.0

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from swarm.errors import SwarmError
-from swarm.runtime.files import replace_file
+from swarm.runtime.files import foreign_part, replace_file, why_unusable
 from swarm.runtime.plain_text import plain, plain_line
 from swarm.runtime.state_folder import state_folder
 from swarm.runtime.version import VERSION
@@ -115,27 +115,12 @@ def _trace(error: Exception) -> str:
 
 
 def _of_file(error: OSError) -> str:
-    what = f"{plain_line(os.fsdecode(error.filename))}: {error.strerror}"
+    said = plain_line(why_unusable(error))
     if error.errno in _FULL:
-        return f"{what}: make room on its disk"
-    if isinstance(error, PermissionError):
-        owned = _foreign(Path(os.fsdecode(error.filename)))
-        if owned is not None:
-            return f'{what}; {owned} is another user\'s: sudo chown -R "$USER" {owned}'
-        return f"{what}: another place, or other permissions, are needed"
-    return what
-
-
-def _foreign(path: Path) -> Path | None:
-    """The highest thing on the way to a file, below the user's own folder, that belongs to somebody else."""
-    home = Path.home()
-    for one in reversed((path, *path.parents)):
-        try:
-            if home in one.parents and one.stat().st_uid != os.getuid():
-                return one
-        except OSError:
-            return None
-    return None
+        return f"{said}: make room on its disk"
+    if isinstance(error, PermissionError) and foreign_part(Path(os.fsdecode(error.filename))) is None:
+        return f"{said}: another place, or other permissions, are needed"
+    return said
 
 
 def _cause(error: Exception) -> Exception:

@@ -473,7 +473,7 @@ async def _late(start_s: float, listen: ListenAddresses, way: WayOut) -> str:
 
 
 async def _nobody(listen: ListenAddresses, way: WayOut, waited: str = "") -> str:
-    """Nobody answers, and why that may be."""
+    """A `RequestRefused` reason where no peer answers: who was asked, and what may be in the way."""
     trouble = f" ({way.trouble})" if way.trouble else ""
     found = f"{await names_at_fault(listen.join)}{lacking_family(listen.join)}"
     return f"{NOBODY_ANSWERS} {way.as_named(listen.listed())}{trouble}{waited}{found}"

@@ -83,7 +83,7 @@ def read_egress(said: dict[str, Any] | None, proxy: str | None) -> Egress | None
 
 
 async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: ProbePath = probe_path) -> WayOut:
-    """Choose a way: the plainest that leads somewhere.
+    """Choose how the directory is reached: directly, in small packets, by a TLS port, or through a proxy.
 
     Args:
         listen: whom to join.

@@ -253,7 +253,7 @@ def test_both_programs_have_the_command(
         main()
     assert end.value.code == 1
     (options,) = asked
-    assert (options.invite or options.join[0], options.port, options.json) == (word, (31_338, 31_339), True)
+    assert (options.join, options.port, options.json) == ((word,), (31_338, 31_339), True)
 
 
 async def test_a_whole_look_prints_and_says_how_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

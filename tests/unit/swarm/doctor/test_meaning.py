@@ -29,7 +29,7 @@ def nothing_remembered() -> SwarmMemory:
 
 def test_an_invite_brings_peers_model_broker_and_key() -> None:
     word = seal_invite(INVITE, ME)
-    for options in (Doctor(invite=word), Doctor(join=(word,)), Doctor(model=word)):
+    for options in (Doctor(join=(word,)), Doctor(model=word)):
         found, refusal = meant(options, {}, nothing_remembered())
         assert (found.join, found.model, found.mqtt, refusal) == ((PEER,), INVITE.model, INVITE.broker, "")
         assert found.membership.network == INVITE.network
@@ -69,7 +69,6 @@ def test_each_address_is_called_by_who_named_it(tmp_path: Path) -> None:
         found, _ = meant(options, environment, memory)
         return [peer.origin for peer in named_peers(found)]
 
-    assert origins(Doctor(invite=word))[:1] == ["the peer from the invite"]
     assert origins(Doctor(join=(word,)))[:1] == ["the peer from the invite"]
     both = ["the peer from --join (1 of 2)", "the peer from --join (2 of 2)"]
     assert origins(Doctor(join=(PEER, other)))[:2] == both

@@ -122,7 +122,7 @@ def test_a_folder_of_another_users_is_named_with_its_mend(
     config = home / ".config"
     config.mkdir()
     owner = config.stat().st_uid
-    monkeypatch.setattr("os.getuid", lambda: owner + 1)  # who runs this is somebody else
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1)  # who runs this is somebody else
     said = said_by(raising(PermissionError(errno.EACCES, "Permission denied", str(config / "canopy" / "key"))), capsys)
     assert f'{config} is another user\'s: sudo chown -R "$USER" {config}' in said
 

@@ -1,4 +1,4 @@
-"""Which way to the directory is chosen: the plainest that leads somewhere."""
+"""How the directory is reached: directly where that works, else in small packets, by a TLS port, or a proxy."""
 
 from __future__ import annotations
 
