@@ -39,8 +39,10 @@ class PickCheck:
             state: of the session, with it.
             scope: owns the work.
         """
+        if self._place is None:
+            return
         nodes = [TreeNodeId(node) for node in range(sweep.picks_from, sweep.first_id + len(sweep.tokens))]
-        if self._place is not None and nodes:
+        if nodes:
             masks = self._place.masks(nodes, state)
             self._masks[sweep.sequence] = scope.spawn(self._find(sweep.sequence, masks))
 

@@ -27,9 +27,15 @@ Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 class ForcedText:
     """What a grammar forces next in one text."""
 
-    def __init__(self, place: ForcedTokens | None = None, spawn: Spawn | None = None) -> None:
-        """Ask nothing yet; without a place nothing is forced."""
-        self._place, self._spawn = place, spawn
+    def __init__(self, place: ForcedTokens, spawn: Spawn) -> None:
+        """Ask nothing yet.
+
+        Args:
+            place: follows the text.
+            spawn: starts a question.
+        """
+        self._place: ForcedTokens | None = place
+        self._spawn = spawn
         self._task: asyncio.Task[None] | None = None
         self._found: tuple[Tokens, Tokens] = (), ()
         self._late = self._left = 0
@@ -43,7 +49,7 @@ class ForcedText:
             self._left = 0 if came[:shared] == forced[:shared] else self._left + 1
         if self._left == MAX_LEFT:
             self._place = None
-        if self._place is not None and self._spawn is not None and (self._task is None or self._task.done()):
+        if self._place is not None and (self._task is None or self._task.done()):
             self._task = self._spawn(self._ask(self._place, sequence))
 
     async def awaited(self, sequence: Tokens) -> Tokens:

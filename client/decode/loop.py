@@ -104,7 +104,7 @@ class Generation:
         """
         if self.state.text.stopped:
             return
-        self.state.forced.ask(self.state.sequence)
+        self._ask_what_is_forced()
         await self._prefill()
         while not self.state.text.stopped and self.state.tokens_left > 0:
             await self._draft()
@@ -118,7 +118,7 @@ class Generation:
         A walk that stays inside these nodes needs no further round trip. Sweeps that it leaves die on the hops (P7).
         """
         if self._walk.pending is not None:
-            self.state.forced.ask(self.state.sequence)
+            self._ask_what_is_forced()
             await self._worker.learn(self._window)  # before drafting: the last reply says most about what follows
             await self._send_tree()
         while await self._extend_tree():
@@ -212,6 +212,11 @@ class Generation:
             ),
         )
 
+    def _ask_what_is_forced(self) -> None:
+        """Ask what the grammar forces after the certain text, while there is other work."""
+        if self.state.forced is not None:
+            self.state.forced.ask(self.state.sequence)
+
     async def _grow_tree(self, room: int) -> tuple[DraftTree, SpeculationPlan, float]:
         """Grow a tree on the drafting thread, within the credits and no deeper than the tokens that are left.
 
@@ -226,7 +231,8 @@ class Generation:
         if min(max_nodes, depth) <= 0:
             reason = "the last token" if depth <= 0 else "no room for a tree"
             return DraftTree(), SpeculationPlan(0, None, reason), 0.0
-        forced = (await state.forced.awaited(state.sequence))[: min(max_nodes, depth)]
+        forced = () if state.forced is None else await state.forced.awaited(state.sequence)
+        forced = forced[: min(max_nodes, depth)]
         certain, plan = DraftTree().below(forced), policy.plan(route, temperature, room)
         if plan.nodes == 0 and not forced:
             return certain, plan, 0.0
@@ -296,8 +302,8 @@ class Generation:
         for _ in range(MAX_EXTENSION_DRAFTS):  # while hops are busy, or until there is enough for a sweep
             stop_rule = StopRule(min_probability, go_on=partial(self._has_time, room_to_draft))
             patience_ms = policy.patience_ms(route, max_nodes)
-            depth, forced = state.tokens_left - 1, state.forced.known(state.sequence)
-            request = DraftRequest(sent + max_nodes, depth, stop_rule, patience_ms, forced=forced)
+            forced = () if state.forced is None else state.forced.known(state.sequence)
+            request = DraftRequest(sent + max_nodes, state.tokens_left - 1, stop_rule, patience_ms, forced=forced)
             result = await self._worker.grow(request, has_answer)
             if result is None or chain.has_answer:  # a reply comes first
                 return None

@@ -47,7 +47,7 @@ class GenerationState:
         top_log_probs: how many of the likeliest tokens are told with each token's log-probability; None: neither is.
         log_probs: one per token of `text` that this run brought, where they are told.
         grammar: of the rules of picks, compiled, so that picks can be checked.
-        forced: what it forces next.
+        forced: what it forces next; None without a grammar.
     """
 
     prompt: tuple[int, ...]
@@ -71,7 +71,7 @@ class GenerationState:
     top_log_probs: int | None = None
     log_probs: list[TokenLogProbs] = field(default_factory=list)
     grammar: CompiledGrammar | None = None
-    forced: ForcedText = field(default_factory=ForcedText)
+    forced: ForcedText | None = None
 
     @property
     def want(self) -> Want | None:

@@ -91,9 +91,3 @@ async def test_a_grammar_that_takes_too_much_forces_nothing(monkeypatch: pytest.
             forced.ask((1,))
             assert await forced.awaited((1,)) == ()
     assert place.asked == 1
-
-
-async def test_without_a_grammar_nothing_is_forced() -> None:
-    forced = ForcedText()
-    forced.ask((1,))
-    assert await forced.awaited((1,)) == ()
