@@ -101,18 +101,6 @@ class Egress:
         return await self.open(address) if port is None else await self.open_tls(port, RELAY)
 
 
-async def port_trouble(egress: Egress, port: TlsPort, protocol: str = DIRECTORY) -> str:
-    """Why a TLS port cannot be had by a way out, in one line; empty where it can."""
-    try:
-        streams = await egress.open_tls(port, protocol)
-    except TimeoutError:
-        return f"{port.address} does not answer within {OPEN_S:.0f} s"
-    except OSError as error:
-        return str(error) or f"{port.address} cannot be reached"
-    streams.abort()
-    return ""
-
-
 _MAX_RELAYS: Final = 64
 
 
