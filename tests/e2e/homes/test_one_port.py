@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.emulation import homes_swarm
 from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan
-from benchmarks.emulation.homes_swarm import HomesSwarm, open_homes_swarm
+from benchmarks.emulation.homes_swarm import HomesClient, HomesSwarm, open_homes_swarm
 from tests.forked.machines import forked_json_program, forked_program
 from tests.net.connect_proxy import ConnectProxy, proxying
 
@@ -36,24 +36,35 @@ async def one_port(swarm: HomesSwarm, machine: str) -> str:
     return await swarm.programs[machine].wait_for(r"/ip4/\S+/tls/\S+")
 
 
+async def client_at(swarm: HomesSwarm, home: str, address: str) -> HomesClient:
+    """Serve at Q, which anybody can dial, and at a home; a client there, which finds both nodes."""
+    await swarm.serve("Q", WHOLE, [address])
+    await swarm.serve(home, WHOLE, [address])
+    client = await swarm.client(f"{home}.2", [address])
+    await client.wait_up(swarm.peers[home], swarm.peers["Q"])
+    assert client.listed[swarm.peers[home]]["reach"] == "relayed"
+    return client
+
+
+async def written(client: HomesClient, *hops: tuple[str, str]) -> list[int]:
+    """The tokens of a text over these hops, each a peer and its layers."""
+    told = await client.generate({"hops": [list(hop) for hop in hops], "new_tokens": TOKENS})
+    assert told["error"] is None, told
+    tokens: list[int] = told["tokens"]
+    assert len(tokens) == TOKENS
+    return tokens
+
+
 async def test_a_network_that_lets_443_out_alone(tmp_path: Path) -> None:
     """A node that anybody can dial, and one in that network; the client is in it too."""
     office = Home("office", machines=2)
     async with HomesNetwork(HomesPlan((office,))) as world, open_homes_swarm(world, tmp_path) as swarm:
         await world.confine("office", hosts=["P"], port=TLS_PORT)
         address = await one_port(swarm, "P")
-        await swarm.serve("Q", WHOLE, [address])
-        await swarm.serve("office", WHOLE, [address])
-        client = await swarm.client("office.2", [address])
+        client = await client_at(swarm, "office", address)
         near, far = swarm.peers["office"], swarm.peers["Q"]
-        await client.wait_up(near, far)
-        assert client.listed[near]["reach"] == "relayed"
         assert client.listed[far]["reach"] == "direct"
-        whole = await client.generate({"hops": [[far, WHOLE]], "new_tokens": TOKENS})
-        assert whole["error"] is None, whole
-        told = await client.generate({"hops": [[near, FIRST], [far, SECOND]], "new_tokens": TOKENS})
-        assert told["error"] is None, told
-        assert told["tokens"] == whole["tokens"]
+        assert await written(client, (near, FIRST), (far, SECOND)) == await written(client, (far, WHOLE))
         out = {other for _, other in await world.connections("office.2") if not other.startswith(("127.", "["))}
         assert out == {f"{world.address('P')}:{TLS_PORT}"}
 
@@ -74,9 +85,7 @@ async def test_a_network_that_lets_a_proxy_out_alone(tmp_path: Path) -> None:
             near = swarm.peers["office"]
             await client.wait_up(near)
             assert client.listed[near]["reach"] == "relayed"
-            told = await client.generate({"hops": [[near, WHOLE]], "new_tokens": TOKENS})
-            assert told["error"] is None, told
-            assert len(told["tokens"]) == TOKENS
+            await written(client, (near, WHOLE))
             out = {other for _, other in await world.connections("office.2") if not other.startswith("127.")}
             assert out == {f"{world.address('proxy')}:{PROXY_PORT}"}
         assert passed.connected == {f"{world.address('P')}:{TLS_PORT}"}
@@ -89,15 +98,8 @@ async def test_a_network_with_ipv6_alone_that_lets_443_out_alone(tmp_path: Path)
         await world.confine("office", hosts=["P"], port=TLS_PORT)
         await swarm.bootstrap("P", "--tls-port", str(TLS_PORT), ipv6=True)
         address = await swarm.programs["P"].wait_for(r"/ip6/\S+/tls/\S+")
-        await swarm.serve("Q", WHOLE, [address])
-        await swarm.serve("office", WHOLE, [address])
-        client = await swarm.client("office.2", [address])
-        near, far = swarm.peers["office"], swarm.peers["Q"]
-        await client.wait_up(near, far)
-        assert client.listed[near]["reach"] == "relayed"
-        told = await client.generate({"hops": [[near, FIRST], [far, SECOND]], "new_tokens": TOKENS})
-        assert told["error"] is None, told
-        assert len(told["tokens"]) == TOKENS
+        client = await client_at(swarm, "office", address)
+        await written(client, (swarm.peers["office"], FIRST), (swarm.peers["Q"], SECOND))
 
 
 async def test_a_path_that_drops_large_packets_and_says_nothing(tmp_path: Path) -> None:
@@ -108,13 +110,6 @@ async def test_a_path_that_drops_large_packets_and_says_nothing(tmp_path: Path) 
     ):
         await world.narrow("tunnel", NARROW_MTU)
         address = await swarm.bootstrap("P")
-        await swarm.serve("Q", WHOLE, [address])
-        program = await swarm.serve("tunnel", WHOLE, [address])
-        client = await swarm.client("tunnel.2", [address])
-        near, far = swarm.peers["tunnel"], swarm.peers["Q"]
-        await client.wait_up(near, far)
-        assert client.listed[near]["reach"] == "relayed"
-        told = await client.generate({"hops": [[near, FIRST], [far, SECOND]], "new_tokens": TOKENS})
-        assert told["error"] is None, told
-        assert len(told["tokens"]) == TOKENS
-        assert "path MTU" in program.log.read_text()
+        client = await client_at(swarm, "tunnel", address)
+        await written(client, (swarm.peers["tunnel"], FIRST), (swarm.peers["Q"], SECOND))
+        assert "path MTU" in swarm.programs["tunnel"].log.read_text()
