@@ -67,6 +67,7 @@ def ask_server(url: str, key: str | None) -> ServerModel:
                 raise ConfigError(f"the server at {url} has found no model yet; ask again when it has")
             return ServerModel(url, str(models[0]["id"]), int(models[0]["context_length"]), key is not None)
     except urllib.error.HTTPError as error:
+        error.close()
         why = f"the server at {url} answers {error.code}"
         raise ConfigError(
             f"{why}; give its key with --api-key or {KEY_VARIABLE}" if error.code == 401 else why

@@ -200,6 +200,11 @@ async def test_a_client_that_goes_away_frees_every_hop(served: Served) -> None:
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         await until_answered(client)
+
+        async def settled() -> bool:
+            return len(set(await sessions())) == 1
+
+        await until(settled)  # what earlier tests left ends hop by hop
         before = await sessions()
         extra = {"canopy": {"nodes": 0}}
         stream = await client.completions.create(
