@@ -1,6 +1,6 @@
 """The messages between client and hops, as typed values (docs/reference/protocol.md). Owns no bytes and no rules.
 
-`swarm.wire` turns them into protobuf and back, `swarm.protocol.session` says which of them are legal. Limits of fields
+`swarm.protocol.wire` turns them into protobuf and back, `swarm.protocol.session` says which of them are legal. Limits
 are in `swarm.protocol.limits`. Node ids, sequences and generations are below 2^63, token ids below 2^31.
 A parent of None is the tip: the last committed node after the sweep's own commit.
 """

@@ -1,6 +1,6 @@
 """How the tail picks a token, as values: noise and filters, and the rules that depend on the path to a node.
 
-`swarm.inference` applies them, `swarm.wire` carries them. Owns no tensor and no grammar library.
+`swarm.inference` applies them, `swarm.protocol.wire` carries them. Owns no tensor and no grammar library.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from subprocess import PIPE
 import grpc
 import psutil
 
-from swarm import wire
 from swarm.alive import shown_certificate
+from swarm.protocol import wire
 from swarm.protocol.node_info import NodeInfo
 from swarm.transport.certificate import name_of
 from swarm.transport.dial import pin

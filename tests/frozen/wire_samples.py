@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from swarm import wire
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import MAX_COUNT, MAX_HOLD_S, MAX_HOP_MS, MAX_LAYERS, MAX_TEMPERATURE, MAX_WIDTH

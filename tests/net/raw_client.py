@@ -18,10 +18,11 @@ import grpc.aio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.serve import Node
-from swarm import wire
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -39,7 +40,6 @@ from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.transport.dial import open_channel
 from swarm.transport.introduction import Metadata, Signer, introduce
 from swarm.transport.link import Stream
-from swarm.wire.frames import FrameAssembler, split
 
 M = TypeVar("M", bound=Upstream)
 Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]

@@ -16,10 +16,10 @@ import pytest_asyncio
 from node.serve import Node
 from node.session import service
 from node.session.upstream import UpstreamStream
-from swarm import wire
 from swarm.discovery.identity import Identity
 from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.hold import Hold
 from swarm.protocol.limits import MAX_HOLD_S
@@ -34,8 +34,8 @@ from swarm.protocol.messages import (
     Reroute,
     RouteHop,
 )
+from swarm.protocol.wire import encode_part
 from swarm.transport.introduction import Metadata, Signer, introduce
-from swarm.wire import encode_part
 from tests.net.healthy_session import (
     attacked_link,
     healthy_session,

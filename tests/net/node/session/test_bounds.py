@@ -20,8 +20,8 @@ from node.session.admission import REROUTED, SESSIONS, WAITING, Admission
 from node.session.eviction import UNUSED_S
 from node.session.hop_session import HopSession
 from node.session.table import SessionTable
-from swarm import wire
 from swarm.ids import SessionId, TreeNodeId
+from swarm.protocol import decoding, wire
 from swarm.protocol.messages import (
     Attach,
     Attached,
@@ -34,10 +34,10 @@ from swarm.protocol.messages import (
     Snapshot,
     SweepFrame,
 )
+from swarm.protocol.wire import encode_part
 from swarm.runtime.quota import HoldingLimit
 from swarm.transport.dial import open_channel
 from swarm.transport.link import Stream
-from swarm.wire import decoding, encode_part
 from tests.net.healthy_session import attacked_link, healthy_session, until_sessions, valid_attach, warm_nodes
 from tests.net.raw_client import (
     RawLink,

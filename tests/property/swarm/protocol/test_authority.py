@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.session.callers import CallerCheck
-from swarm import wire
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey, check_command
 from swarm.protocol.messages import Attach, Codec, Hedge, Open, Reroute, RouteHop
 from swarm.transport.endpoint import Endpoint

@@ -1,12 +1,10 @@
-"""The wire codec: typed messages to protobuf and back, with every edge check. Owns bytes; no I/O and no session rules.
+"""The wire: typed messages to protobuf and back, with every edge check. Owns bytes; no I/O and no session rules.
 
 Decoding trusts nothing: counts, lengths, ranges, finite numbers and texts are checked, and `RemoteProtocolError`
-names the field. Row values are not in these bytes: `swarm.wire.frames` carries them behind the head. Only this package
-imports the generated modules.
+names the field. Row values are not in these bytes: `swarm.protocol.frames` carries them behind the head.
 """
 
-from swarm.protocol.limits import PART_BYTES
-from swarm.wire.decoding import (
+from swarm.protocol.decoding import (
     FramePart,
     decode_frame,
     decode_held,
@@ -16,7 +14,7 @@ from swarm.wire.decoding import (
     decode_replies_up,
     decode_upstream,
 )
-from swarm.wire.encoding import (
+from swarm.protocol.encoding import (
     encode_frame,
     encode_held,
     encode_hold,
@@ -25,7 +23,8 @@ from swarm.wire.encoding import (
     encode_replies_up,
     encode_upstream,
 )
-from swarm.wire.manifests import decode_manifest, encode_manifest
+from swarm.protocol.limits import PART_BYTES
+from swarm.protocol.manifests import decode_manifest, encode_manifest
 
 SERVICE = "swarm.wire.v1.Node"
 HELLO = f"/{SERVICE}/Hello"

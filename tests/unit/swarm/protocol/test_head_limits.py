@@ -10,7 +10,9 @@ import pytest
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol import decoding
 from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
+from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import MAX_HEAD_BYTES, MAX_HOP_MS, OPENING_HEAD_BYTES, HeadLimits
 from swarm.protocol.messages import (
     Attach,
@@ -27,8 +29,7 @@ from swarm.protocol.messages import (
     Want,
 )
 from swarm.protocol.pick_rules import MAX_BIASES, MAX_END_TOKENS, MAX_GRAMMAR_BYTES, Grammar, PickRules
-from swarm.wire import decoding, encode_frame
-from swarm.wire.frames import FrameAssembler, FrameLimits, split
+from swarm.protocol.wire import encode_frame
 
 BIG = 2**62
 TOKEN = 2**31 - 1

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import wire
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import (
     MAX_COUNT,
@@ -57,8 +58,7 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.protocol.pick_rules import GRAMMAR_KINDS, MAX_BIAS, MAX_PENALTY, REPETITION, Grammar, PickRules
-from swarm.wire.frames import FrameAssembler, FrameLimits, split
-from swarm.wire.v1 import node_pb2 as pb
+from swarm.protocol.v1 import node_pb2 as pb
 
 naturals = st.integers(0, 2**63 - 1)
 words = st.integers(0, 2**32 - 1)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from google.protobuf.message import DecodeError
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
+from swarm.protocol import checks
 from swarm.protocol.manifest import (
     COMMIT,
     MAX_FILE_BYTES,
@@ -16,8 +17,7 @@ from swarm.protocol.manifest import (
     Manifest,
     WeightFile,
 )
-from swarm.wire import checks
-from swarm.wire.v1 import node_pb2 as pb
+from swarm.protocol.v1 import node_pb2 as pb
 
 SHA256_BYTES = 32
 

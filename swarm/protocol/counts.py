@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from swarm.protocol import checks
 from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS
 from swarm.protocol.limits import HeadLimits
-from swarm.wire import checks
-from swarm.wire.picks import check_rules
-from swarm.wire.v1 import node_pb2 as pb
+from swarm.protocol.picks import check_rules
+from swarm.protocol.v1 import node_pb2 as pb
 
 
 def check_counts(frame: pb.Frame, limits: HeadLimits) -> None:

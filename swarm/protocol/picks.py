@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from swarm.errors import RemoteProtocolError
+from swarm.protocol import checks
 from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.pick_rules import (
     MAX_BIAS,
@@ -18,9 +19,8 @@ from swarm.protocol.pick_rules import (
     GrammarKind,
     PickRules,
 )
+from swarm.protocol.v1 import node_pb2 as pb
 from swarm.runtime.version import unknown_here
-from swarm.wire import checks
-from swarm.wire.v1 import node_pb2 as pb
 
 GRAMMAR_KINDS: dict[int, GrammarKind] = {
     pb.GRAMMAR_KIND_JSON_SCHEMA: "json_schema",

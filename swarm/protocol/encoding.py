@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
 from swarm.protocol import pick_rules
+from swarm.protocol.checks import TIP
 from swarm.protocol.faults import one_line
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import MAX_HOP_MS, REASON_CHARACTERS
@@ -44,8 +45,7 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.node_info import NodeInfo
 from swarm.protocol.pick_rules import GrammarKind, PickRules
-from swarm.wire.checks import TIP
-from swarm.wire.v1 import node_pb2 as pb
+from swarm.protocol.v1 import node_pb2 as pb
 
 CODECS: dict[Codec, pb.Codec.ValueType] = {
     Codec.FP32: pb.CODEC_FP32,

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from swarm import wire
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.limits import MAX_PROMPT_ROWS, PADDING_BYTES
 from swarm.protocol.messages import (
     Attach,
@@ -34,7 +34,7 @@ from swarm.protocol.messages import (
     Want,
 )
 from swarm.protocol.node_info import Counters, NodeInfo
-from swarm.wire.v1 import node_pb2 as pb
+from swarm.protocol.v1 import node_pb2 as pb
 
 SWEEP = Sweep(
     sequence=3,

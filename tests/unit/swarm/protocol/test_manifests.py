@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import wire
 from swarm.errors import LocalProtocolError, RemoteProtocolError
+from swarm.protocol import wire
 from swarm.protocol.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES, MAX_WEIGHT_FILES, Manifest, WeightFile
-from swarm.wire.v1 import node_pb2 as pb
+from swarm.protocol.v1 import node_pb2 as pb
 
 FILE = WeightFile("model.safetensors", 7, "ab" * 32)
 FILES = st.builds(

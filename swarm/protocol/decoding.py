@@ -13,6 +13,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
+from swarm.protocol import checks, encoding
+from swarm.protocol.counts import check_counts
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import (
     MAX_AUX_LAYERS,
@@ -67,11 +69,9 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS
+from swarm.protocol.picks import decode_guesses, decode_log_probs, decode_rules
+from swarm.protocol.v1 import node_pb2 as pb
 from swarm.runtime.version import unknown_here
-from swarm.wire import checks, encoding
-from swarm.wire.counts import check_counts
-from swarm.wire.picks import decode_guesses, decode_log_probs, decode_rules
-from swarm.wire.v1 import node_pb2 as pb
 
 CODECS = {int(value): codec for codec, value in encoding.CODECS.items()}
 FAULT_KINDS = {int(value): kind for kind, value in encoding.FAULT_KINDS.items()}
