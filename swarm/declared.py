@@ -152,6 +152,7 @@ class Written:
         hex: a text of hex digits here, bytes in a protobuf message.
         inline: in a JSON object, the fields of this field's value stand among the others.
         as_list: in a JSON object, this field's value is a list of its fields.
+        as_one: errors name this field, whatever part of its value is at fault.
         not_sent: a reader gets its value from elsewhere: an argument of `Form.decode`, or its default.
     """
 
@@ -160,6 +161,7 @@ class Written:
     hex: bool = False
     inline: bool = False
     as_list: bool = False
+    as_one: bool = False
     not_sent: bool = False
 
 
@@ -547,6 +549,10 @@ def _read_by(form: Form[Any], fact: Fact) -> Get:
             return form.read(raw, {})
         except LayersError as error:
             raise Broken(fact.name, str(error)) from None
+        except Broken as broken:
+            if fact.written.as_one:
+                raise Broken(fact.name, str(broken)) from None
+            raise
 
     return get
 
