@@ -540,7 +540,7 @@ def _chosen(written: dict[Any, Any], kinds: dict[Any, tuple[str, Any]], fact: Fa
             raise Broken(fact.name, f"{unknown_here(f'{fact.name} {shown}')}; it has {names}")
         return read[raw]
 
-    return written.__getitem__, get
+    return (lambda kind: written.get(kind, kind)), get
 
 
 def _read_by(form: Form[Any], fact: Fact) -> Get:

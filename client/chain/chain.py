@@ -58,13 +58,14 @@ from swarm.ids import PeerId
 from swarm.inference.grammars import GrammarPlace
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.hold import Held, Hold
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
     Attach,
     Credits,
     Fault,
     Fork,
+    Held,
+    Hold,
     Open,
     Ready,
     Reply,

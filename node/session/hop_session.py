@@ -45,7 +45,6 @@ from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, may_fork, place_in, token_digest
 from swarm.protocol.frames import FrameLimits
-from swarm.protocol.hold import Held, Hold
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
@@ -57,6 +56,8 @@ from swarm.protocol.messages import (
     Fault,
     FaultKind,
     Fork,
+    Held,
+    Hold,
     HopTime,
     Ready,
     Reroute,

@@ -31,13 +31,13 @@ from swarm.ids import SessionId
 from swarm.protocol import wire
 from swarm.protocol.faults import fault_of
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
-from swarm.protocol.hold import Held
 from swarm.protocol.limits import OPENING_HEAD_BYTES
 from swarm.protocol.manifest import Manifest
 from swarm.protocol.messages import (
     Attach,
     Close,
     Frame,
+    Held,
     Ping,
     Pong,
     RepliesRequest,

@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, get_args
+from functools import cache
+from typing import Annotated, Literal, get_args
+
+from swarm.declared import RISING, RISING_PAIRS, Broken, ListForm, Rule, Size, Within, Written, below
+from swarm.errors import RemoteProtocolError
+from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_TEMPERATURE, WORD_END, Natural, TokenId
 
 GrammarKind = Literal["json_schema", "json", "regex", "lark"]
 """What a grammar's text is."""
@@ -27,6 +31,20 @@ MAX_END_TOKENS = 64
 MAX_TOP_LOG_PROBS = 20
 """Tokens whose log-probabilities a reply gives beside that of a pick."""
 
+Penalty = Annotated[float, Within(-MAX_PENALTY, MAX_PENALTY)]
+Fraction = Annotated[float, Within(0.0, 1.0)]
+Biases = Annotated[
+    tuple[tuple[TokenId, Annotated[float, Within(-MAX_BIAS, MAX_BIAS)]], ...],
+    Size(MAX_BIASES),
+    RISING_PAIRS,
+    Written(columns=("bias_tokens", "biases")),
+]
+EndTokens = Annotated[tuple[TokenId, ...], Size(MAX_END_TOKENS), RISING]
+GrammarText = Annotated[
+    str,
+    Rule(f"at most {MAX_GRAMMAR_BYTES} bytes", lambda text: len(text.encode("utf-8", "replace")) <= MAX_GRAMMAR_BYTES),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
@@ -39,7 +57,7 @@ class Grammar:
     """
 
     kind: GrammarKind
-    text: str = ""
+    text: GrammarText = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +78,13 @@ class PickRules:
         end_tokens: ids that end the text, rising; under a grammar they are picked only where it accepts what there is.
     """
 
-    start: int = 0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    grammar: Grammar | None = None
-    end_tokens: tuple[int, ...] = ()
+    start: Natural = 0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Within(*REPETITION)] = 1.0
+    logit_bias: Biases = ()
+    grammar: Annotated[Grammar | None, Written(as_one=True)] = None
+    end_tokens: EndTokens = ()
 
     @property
     def has_penalty(self) -> bool:
@@ -79,39 +97,24 @@ class PickRules:
         Args:
             vocab_size: token ids are below it.
         """
-        penalty = f"must lie in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}]"
-        low, high = REPETITION
-        ids = [token for token, _ in self.logit_bias]
-        laws = (
-            ("frequency_penalty", self.frequency_penalty, abs(self.frequency_penalty) <= MAX_PENALTY, penalty),
-            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= MAX_PENALTY, penalty),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                low <= self.repetition_penalty <= high,
-                f"must lie in [{low:g}, {high:g}]",
-            ),
-            ("logit_bias", f"{len(ids)} tokens", len(ids) <= MAX_BIASES, f"has at most {MAX_BIASES} tokens"),
-            ("logit_bias", "others", _rise(ids, vocab_size), f"names each token id once, and all below {vocab_size}"),
-            (
-                "logit_bias",
-                "others",
-                all(abs(bias) <= MAX_BIAS for _, bias in self.logit_bias),
-                f"adds within [-{MAX_BIAS:g}, {MAX_BIAS:g}]",
-            ),
-            (
-                "end_tokens",
-                f"{len(self.end_tokens)} ids",
-                len(self.end_tokens) <= MAX_END_TOKENS and _rise(self.end_tokens, vocab_size),
-                f"are at most {MAX_END_TOKENS} ids below {vocab_size}",
-            ),
-        )
-        for field, value, holds, law in laws:
-            if not holds:
-                return field, f"{law}, got {value}"
+        try:
+            _rules().check(self)
+        except RemoteProtocolError as error:
+            return error.field, error.reason
+        for field, ids in ("logit_bias", [token for token, _ in self.logit_bias]), ("end_tokens", self.end_tokens):
+            if any(token >= vocab_size for token in ids):
+                return field, f"names token ids below {vocab_size}"
+        return None
+
+    def check(self) -> None:
+        """Refuse a grammar that no text could end."""
         if self.grammar is not None and not self.end_tokens:
-            return "grammar", "needs a model with a token that ends its texts"
-        return None if self.grammar is None else _grammar_problem(self.grammar)
+            raise Broken("grammar", "needs a model with a token that ends its texts")
+
+
+@cache
+def _rules() -> ListForm[PickRules]:
+    return ListForm(PickRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +131,11 @@ class Sampling:
         rules: those that depend on the path; None for none.
     """
 
-    seed: int = 0
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    seed: Annotated[int, below(1 << 64)] = 0
+    temperature: Annotated[float, Within(0.0, MAX_TEMPERATURE)] = 0.0
+    top_k: Annotated[int, Within(1, WORD_END - 1)] | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
     multistep: bool = False
     rules: PickRules | None = None
 
@@ -150,19 +153,5 @@ class Want:
 
     log_probs: bool = False
     hidden_rows: bool = False
-    top_log_probs: int = 0
-    prompt_rows: int = 0
-
-
-def _grammar_problem(grammar: Grammar) -> tuple[str, str] | None:
-    if grammar.kind not in GRAMMAR_KINDS:
-        return "grammar", f"there are {', '.join(GRAMMAR_KINDS)}, got {grammar.kind!r}"
-    size = len(grammar.text.encode("utf-8", "replace"))
-    if size > MAX_GRAMMAR_BYTES:
-        return "grammar", f"has at most {MAX_GRAMMAR_BYTES} bytes, got {size}"
-    return None
-
-
-def _rise(ids: tuple[int, ...] | list[int], vocab_size: int) -> bool:
-    """Whether token ids rise and lie within the vocabulary."""
-    return all(0 <= token < vocab_size for token in ids) and all(a < b for a, b in pairwise(ids))
+    top_log_probs: Annotated[int, Within(0, MAX_TOP_LOG_PROBS)] = 0
+    prompt_rows: Annotated[int, Within(0, MAX_PROMPT_ROWS)] = 0

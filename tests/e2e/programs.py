@@ -19,7 +19,7 @@ import psutil
 
 from swarm.alive import shown_certificate
 from swarm.protocol import wire
-from swarm.protocol.node_info import NodeInfo
+from swarm.protocol.messages import NodeInfo
 from swarm.transport.certificate import name_of
 from swarm.transport.dial import pin
 from tests.forked import program as forked

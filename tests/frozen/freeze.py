@@ -34,18 +34,21 @@ from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.frames import split
-from swarm.protocol.hold import Held, Hold
 from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
     Close,
     Codec,
+    Counters,
     Credits,
     Fault,
     FaultKind,
     Frame,
+    Held,
+    Hold,
     HopTime,
+    NodeInfo,
     Open,
     Ping,
     Pong,
@@ -62,7 +65,6 @@ from swarm.protocol.messages import (
     Upstream,
     Want,
 )
-from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.protocol.v1 import node_pb2
 from swarm.relay.presence import prove_presence
 from swarm.runtime.version import VERSION

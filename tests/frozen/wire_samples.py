@@ -15,7 +15,6 @@ from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
-from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import MAX_COUNT, MAX_HOLD_S, MAX_HOP_MS, MAX_LAYERS, MAX_TEMPERATURE, MAX_WIDTH
 from swarm.protocol.manifest import MAX_FILE_BYTES, Manifest, WeightFile
 from swarm.protocol.messages import (
@@ -24,12 +23,16 @@ from swarm.protocol.messages import (
     Attached,
     Close,
     Codec,
+    Counters,
     Credits,
     Fault,
     FaultKind,
     Fork,
     Hedge,
+    Held,
+    Hold,
     HopTime,
+    NodeInfo,
     Open,
     Ping,
     Pong,
@@ -45,7 +48,6 @@ from swarm.protocol.messages import (
     SweepFrame,
     Want,
 )
-from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.protocol.pick_rules import GRAMMAR_KINDS, Grammar, PickRules
 
 FILE: Final = Path(__file__).parent / "wire.json"
@@ -189,9 +191,24 @@ def _upstreams() -> Iterator[Attached | Ready | Ack | Pong]:
 def _infos() -> Iterator[NodeInfo]:
     least = NodeInfo("", "", "", "", "", 1, Span(0, 1), 1, 1, "", "", 0, 0, 0, Counters())
     yield least
-    texts = ("x" * 256, "ü", "c", "w", "t")
-    most = (MAX_LAYERS, Span(1, MAX_LAYERS), TOKEN + 1, MAX_WIDTH, "cpu-float32", "0.2.0", MAX_COUNT, MAX_COUNT, WORD)
-    yield NodeInfo(*texts, *most, Counters(*[MAX_COUNT] * 15))
+    yield replace(
+        least,
+        name="x" * 256,
+        fingerprint="ü",
+        config_digest="c",
+        weights_digest="w",
+        tokenizer_digest="t",
+        num_layers=MAX_LAYERS,
+        span=Span(1, MAX_LAYERS),
+        vocab_size=TOKEN + 1,
+        hidden_size=MAX_WIDTH,
+        numeric_class="cpu-float32",
+        version="0.2.0",
+        kv_tokens_total=MAX_COUNT,
+        kv_tokens_free=MAX_COUNT,
+        sessions=WORD,
+        counters=Counters(*[MAX_COUNT] * 15),
+    )
     yield replace(least, kv_tokens_total=10, kv_tokens_free=5, counters=Counters(*range(15)))
 
 

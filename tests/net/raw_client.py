@@ -27,7 +27,9 @@ from swarm.protocol.messages import (
     Ack,
     Attach,
     Codec,
+    Counters,
     Frame,
+    NodeInfo,
     Open,
     RepliesRequest,
     Reply,
@@ -36,7 +38,6 @@ from swarm.protocol.messages import (
     Sweep,
     Upstream,
 )
-from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.transport.dial import open_channel
 from swarm.transport.introduction import Metadata, Signer, introduce
 from swarm.transport.link import Stream

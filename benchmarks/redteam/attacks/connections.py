@@ -16,7 +16,7 @@ from benchmarks.redteam.kit import RawSocket
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import split
-from swarm.protocol.hold import Hold
+from swarm.protocol.messages import Hold
 from swarm.transport.introduction import Signer
 
 ENDED_SOCKET = (OSError, TimeoutError)

@@ -20,13 +20,13 @@ from swarm.inference.row_codec import encode_rows
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import FrameAssembler
-from swarm.protocol.hold import Hold
 from swarm.protocol.messages import (
     Attach,
     Attached,
     Close,
     Codec,
     Fault,
+    Hold,
     Ping,
     Ready,
     RepliesRequest,

@@ -29,7 +29,6 @@ from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.frames import FrameAssembler, split
-from swarm.protocol.hold import Hold
 from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.protocol.messages import (
     Ack,
@@ -41,6 +40,7 @@ from swarm.protocol.messages import (
     Fault,
     FaultKind,
     Frame,
+    Hold,
     HopTime,
     Open,
     Ping,

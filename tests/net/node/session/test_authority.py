@@ -21,7 +21,6 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.hold import Hold
 from swarm.protocol.limits import MAX_HOLD_S
 from swarm.protocol.messages import (
     Attach,
@@ -29,6 +28,7 @@ from swarm.protocol.messages import (
     Close,
     Fault,
     FaultKind,
+    Hold,
     Ready,
     RepliesRequest,
     Reroute,

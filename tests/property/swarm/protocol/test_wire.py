@@ -5,40 +5,39 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.declared import Fact, ProtoForm, facts
 from swarm.errors import RemoteProtocolError
-from swarm.ids import PeerId, SessionId, TreeNodeId
+from swarm.ids import TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
-from swarm.protocol.hold import Held, Hold
-from swarm.protocol.limits import (
-    MAX_COUNT,
-    MAX_HOLD_S,
-    MAX_HOP_MS,
-    MAX_LAYERS,
-    MAX_PROMPT_ROWS,
-    MAX_TEMPERATURE,
-    MAX_WIDTH,
-)
+from swarm.protocol.limits import MAX_COUNT, MAX_HOP_MS, MAX_LAYERS
+from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
     Close,
     Codec,
+    Counters,
     Credits,
     Fault,
     FaultKind,
+    Fork,
     Frame,
     Hedge,
+    Held,
+    Hold,
     HopTime,
+    NodeInfo,
     Open,
     Ping,
     Pong,
@@ -56,65 +55,21 @@ from swarm.protocol.messages import (
     Upstream,
     Want,
 )
-from swarm.protocol.node_info import Counters, NodeInfo
-from swarm.protocol.pick_rules import GRAMMAR_KINDS, MAX_BIAS, MAX_PENALTY, REPETITION, Grammar, PickRules
+from swarm.protocol.pick_rules import Grammar, PickRules
 from swarm.protocol.v1 import node_pb2 as pb
+from tests.declarations import broken_messages, values_of
+from tests.frozen.wire_samples import ROUTE, SESSION, A, B, C
 
 naturals = st.integers(0, 2**63 - 1)
-words = st.integers(0, 2**32 - 1)
-granted = st.integers(1, 2**32 - 1)
-uint64 = st.integers(0, 2**64 - 1)
 tokens = st.integers(0, 2**31 - 1)
 node_ids = naturals.map(TreeNodeId)
 parents = st.none() | node_ids
-durations = st.floats(0, MAX_HOP_MS)
-counts = st.integers(0, MAX_COUNT)
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-peers = texts.map(PeerId)
-session_ids = st.binary(min_size=16, max_size=16).map(SessionId)
-grammars = st.builds(Grammar, st.sampled_from(GRAMMAR_KINDS), texts)
-biases = st.dictionaries(tokens, st.floats(-MAX_BIAS, MAX_BIAS), max_size=5)
-rules = st.builds(
-    PickRules,
-    start=naturals,
-    frequency_penalty=st.floats(-MAX_PENALTY, MAX_PENALTY),
-    presence_penalty=st.floats(-MAX_PENALTY, MAX_PENALTY),
-    repetition_penalty=st.floats(*REPETITION),
-    logit_bias=biases.map(lambda found: tuple(sorted(found.items()))),
-    grammar=st.none() | grammars,
-    end_tokens=st.sets(tokens, min_size=1, max_size=5).map(lambda found: tuple(sorted(found))),
-)
-samplings = st.builds(
-    Sampling,
-    seed=uint64,
-    temperature=st.floats(0, MAX_TEMPERATURE),
-    top_k=st.none() | st.integers(1, 2**32 - 1),
-    top_p=st.none() | st.floats(0, 1),
-    min_p=st.none() | st.floats(0, 1),
-    multistep=st.booleans(),
-    rules=st.none() | rules,
-)
-times = st.lists(st.builds(HopTime, durations, durations, durations, durations), max_size=3).map(tuple)
-spans = st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda t: Span(t[0], t[0] + t[1]))
-routes = st.lists(st.builds(RouteHop, texts.filter(bool).map(PeerId), spans), min_size=1, max_size=4).map(tuple)
-hedges = st.none() | st.builds(Hedge, st.just(0), st.integers(0, 99).map(lambda number: PeerId(f"{number:0>100}")))
-sealed = st.lists(st.binary(max_size=8), max_size=2).map(tuple)
-printable = texts.filter(str.isprintable)
-peer_ids = st.text("123ABCabc", min_size=44, max_size=44).map(lambda text: PeerId(f"Qm{text}"))
-faults = st.builds(
-    Fault,
-    naturals,
-    peer_ids,
-    st.sampled_from(FaultKind),
-    printable,
-    printable,
-    st.none() | peer_ids,
-    st.binary(max_size=16),
-)
-aux_layers = st.sets(st.integers(1, 511), max_size=4).map(lambda layers: tuple(sorted(layers)))
-keys = st.binary(min_size=32, max_size=32)
-opens = st.builds(Open, texts, granted, granted, granted, st.sampled_from(Codec), keys, aux_layers)
-signatures = st.binary(min_size=64, max_size=64)
+samplings = values_of(Sampling)
+times = st.lists(values_of(HopTime), max_size=3).map(tuple)
+routes = values_of(RouteHop).map(lambda hop: (hop,))
+hedges = st.none() | values_of(Hedge, index=st.just(0))
+records = st.lists(st.binary(max_size=8), max_size=2).map(tuple)
+routed: dict[str, st.SearchStrategy[Any]] = {"route": routes, "hedge": hedges, "records": records}
 
 
 @st.composite
@@ -146,10 +101,7 @@ def sweeps(draw: st.DrawFn) -> Sweep:
         truncate_to=draw(st.none() | naturals),
         commit_to=draw(st.none() | node_ids),
         sampling=draw(st.none() | samplings),
-        want=draw(
-            st.none()
-            | st.builds(Want, st.booleans(), st.booleans(), st.integers(0, 20), st.integers(0, MAX_PROMPT_ROWS))
-        ),
+        want=draw(st.none() | values_of(Want)),
         guesses=tuple(draw(guesses(offset)) for offset in range(count) if draw(st.integers(0, 9)) == 0),
     )
 
@@ -212,33 +164,28 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     sweep_frames(),
     replies(),
     snapshots(),
-    st.builds(Attach, session_ids, naturals, routes, st.just(0), opens, hedges, sealed, signatures),
-    st.builds(Reroute, naturals, routes, opens, hedges, sealed, signatures),
-    st.builds(Close, texts.filter(str.isprintable), st.booleans()),
-    st.builds(Ping, uint64),
-    faults,
+    values_of(Attach, index=st.just(0), **routed),
+    values_of(Reroute, **routed),
+    values_of(Close),
+    values_of(Ping, padding=st.just(b"")),
+    values_of(Fault),
 )
-upstreams: st.SearchStrategy[Upstream] = st.one_of(
-    st.builds(Attached, naturals, st.none() | naturals),
-    st.builds(Ready, naturals, st.builds(Credits, granted, granted, granted)),
-    st.builds(Ack, naturals, naturals, naturals),
-    st.builds(Pong, uint64),
-    faults,
+upstreams: st.SearchStrategy[Upstream] = st.one_of(*map(values_of, (Attached, Ready, Ack, Pong, Fault)))
+replies_up: st.SearchStrategy[RepliesUp] = st.one_of(*map(values_of, (RepliesRequest, Pong)))
+counts = st.integers(0, MAX_COUNT)
+infos = st.tuples(counts, counts).flatmap(
+    lambda free: values_of(
+        NodeInfo,
+        num_layers=st.integers(200, MAX_LAYERS),
+        kv_tokens_total=st.just(max(free)),
+        kv_tokens_free=st.just(min(free)),
+    )
 )
-replies_up: st.SearchStrategy[RepliesUp] = st.one_of(
-    st.builds(RepliesRequest, session_ids, naturals, naturals, st.booleans()), st.builds(Pong, uint64)
+manifests = st.builds(
+    Manifest.of,
+    st.lists(values_of(WeightFile), min_size=1, max_size=9, unique_by=lambda file: file.name),
+    st.sampled_from(["", "c0ffee" + "0" * 34, "ab" * 32]),
 )
-holds = st.builds(Hold, session_ids, naturals, st.floats(0, MAX_HOLD_S), st.booleans())
-counters = st.builds(Counters, *[counts] * 8)
-
-
-@st.composite
-def infos(draw: st.DrawFn) -> NodeInfo:
-    total = draw(counts)
-    layers, vocabularies, widths = st.integers(200, MAX_LAYERS), st.integers(1, 2**31), st.integers(1, MAX_WIDTH)
-    sizes = (layers, spans, vocabularies, widths, texts, texts)
-    rooms = (st.just(total), st.integers(0, total), words)
-    return draw(st.builds(NodeInfo, *[texts] * 5, *sizes, *rooms, counters))
 
 
 DECODERS: tuple[Callable[[bytes], object], ...] = (
@@ -248,6 +195,7 @@ DECODERS: tuple[Callable[[bytes], object], ...] = (
     wire.decode_hold,
     wire.decode_held,
     wire.decode_info,
+    wire.decode_manifest,
     wire.decode_part,
 )
 
@@ -276,11 +224,13 @@ def test_messages_on_reply_streams_survive(message: RepliesUp) -> None:
     assert wire.decode_replies_up(wire.encode_replies_up(message)) == message
 
 
-@given(holds, st.builds(Held, st.booleans(), naturals, st.booleans(), naturals, naturals, naturals), infos())
-def test_unary_messages_survive(hold: Hold, held: Held, info: NodeInfo) -> None:
+@given(values_of(Hold), values_of(Held), infos, manifests)
+def test_unary_messages_survive(hold: Hold, held: Held, info: NodeInfo, manifest: Manifest) -> None:
     assert wire.decode_hold(wire.encode_hold(hold)) == hold
     assert wire.decode_held(wire.encode_held(held)) == held
     assert wire.decode_info(wire.encode_info(info)) == info
+    read = wire.decode_manifest(wire.encode_manifest(manifest))
+    assert (read, read.commit, read.digest) == (manifest, manifest.commit, manifest.digest)
 
 
 def decode_with_everything(data: bytes) -> None:
@@ -302,7 +252,7 @@ encodings = st.one_of(
     frames.map(lambda frame: next(split(frame))),
     upstreams.map(wire.encode_upstream),
     replies_up.map(wire.encode_replies_up),
-    infos().map(wire.encode_info),
+    infos.map(wire.encode_info),
 )
 
 
@@ -314,13 +264,10 @@ def test_truncated_and_mutated_encodings_are_refused_by_name(encoding: bytes, da
     decode_with_everything(encoding[:place] + inserted + encoding[place + data.draw(st.integers(0, 3)) :])
 
 
-HOP_TIMES = ("queue_ms", "compute_ms", "other_ms", "link_ms")
-NO_TIMES = st.sampled_from([math.nan, math.inf, -math.inf, -5e-324, -1.0, 120_000.01, 1e308]) | st.floats().filter(
-    lambda value: not 0 <= value <= MAX_HOP_MS
-)
+NO_TIMES = [math.nan, math.inf, -math.inf, -5e-324, -1.0, 120_000.01, 1e308]
 
 
-@given(replies(), st.sampled_from(HOP_TIMES), NO_TIMES)
+@given(replies(), st.sampled_from([fact.name for fact in facts(HopTime)]), st.sampled_from(NO_TIMES))
 def test_hop_times_outside_of_their_range_are_refused_by_name(reply: Reply, field: str, value: float) -> None:
     frame = pb.Frame.FromString(wire.encode_frame(reply))
     frame.reply.times.append(pb.HopTime(**{field: value}))
@@ -329,57 +276,44 @@ def test_hop_times_outside_of_their_range_are_refused_by_name(reply: Reply, fiel
     assert caught.value.field == field
 
 
-@given(st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 1e308, 119_999.0]), st.sampled_from(HOP_TIMES))
-def test_what_a_hop_measured_can_always_be_sent(value: float, field: str) -> None:
-    if math.isnan(value):
-        return
-    reply = Reply(1, 0, (), (replace(HopTime(1.0, 2.0, 3.0, 4.0), **{field: value}),))
+@given(st.sampled_from([math.inf, -math.inf, -1.0, 1e308, 119_999.0]), st.sampled_from(facts(HopTime)))
+def test_what_a_hop_measured_can_always_be_sent(value: float, fact: Fact) -> None:
+    reply = Reply(1, 0, (), (replace(HopTime(1.0, 2.0, 3.0, 4.0), **{fact.name: value}),))
     (time,) = wire.decode_frame(wire.encode_frame(reply)).times  # type: ignore[union-attr]
-    assert getattr(time, field) == min(max(value, 0.0), MAX_HOP_MS)
+    assert getattr(time, fact.name) == min(max(value, 0.0), MAX_HOP_MS)
 
 
-@given(
-    st.sampled_from(["window_tokens", "sweeps", "nodes"]),
-    st.tuples(st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1)),
-)
-def test_credits_of_zero_are_refused_by_name(field: str, other: tuple[int, int, int]) -> None:
-    ready = pb.Upstream.FromString(wire.encode_upstream(Ready(1, Credits(*other))))
-    setattr(ready.ready.credits, field, 0)
-    with pytest.raises(RemoteProtocolError) as caught:
-        wire.decode_upstream(ready.SerializeToString())
-    assert caught.value.field == field
+# Every bound of every declaration, broken one by one in a message that has all fields
+
+FORK = Fork(SESSION, 680, b"d" * 16, b"s" * 64)
+OPEN = Open("f", 64, 4, 64, Codec.FP32, bytes(32), (1, 2), FORK)
+RULES = PickRules(7, 1.0, 1.0, 1.5, ((1, 1.0), (2, 2.0)), Grammar("regex", "x"), (1, 2))
+FULL: list[tuple[ProtoForm[Any], Any]] = [
+    (wire.FRAME_FORMS["attach"], Attach(SESSION, 1, ROUTE, 0, OPEN, Hedge(1, C), (b"r",), bytes(64))),
+    (wire.FRAME_FORMS["reroute"], Reroute(1, ROUTE, OPEN, Hedge(1, C), (b"r",), bytes(64))),
+    (wire.FRAME_FORMS["close"], Close("done")),
+    (wire.FRAME_FORMS["ping"], Ping(1, b"x")),
+    (wire.FAULT, Fault(1, A, FaultKind.BUSY, "f", "full", B, b"s")),
+    (wire.UPSTREAM_FORMS["attached"], Attached(1, 2)),
+    (wire.UPSTREAM_FORMS["ready"], Ready(1, Credits(3, 2, 1, 1))),
+    (wire.UPSTREAM_FORMS["ack"], Ack(1, 2, 3)),
+    (wire.REPLIES_UP_FORMS["request"], RepliesRequest(SESSION, 1, 2)),
+    (wire.HOLD_FORM, Hold(SESSION, 1, 2.0)),
+    (wire.HELD_FORM, Held(True, 1, True, 2, 3, 4)),
+    (wire.INFO_FORM, NodeInfo("m", "f", "c", "w", "t", 12, Span(0, 4), 9, 9, "cpu", "0", 9, 5, 1, Counters())),
+    (wire.MANIFEST_FORM, Manifest.of([WeightFile("a", 7, "ab" * 32)], "c0" * 20)),
+    (wire.SAMPLING, Sampling(1, 0.5, 4, 0.5, 0.5, True, RULES)),
+    (wire.WANT, Want(True, True, 2, 3)),
+]
 
 
-NO_INFO = st.sampled_from(
-    [
-        *(("num_layers", 0), ("num_layers", MAX_LAYERS + 1), ("num_layers", 2**32 - 1)),
-        *(("vocab_size", 0), ("vocab_size", 2**31 + 1), ("hidden_size", 0), ("hidden_size", MAX_WIDTH + 1)),
-        *(("kv_tokens_total", MAX_COUNT + 1), ("kv_tokens_free", 2**64 - 1)),
-        *((field.name, MAX_COUNT + 1) for field in fields(Counters)),
-    ]
-)
-
-
-@given(infos(), NO_INFO)
-def test_what_a_node_says_of_itself_is_bounded(info: NodeInfo, bad: tuple[str, int]) -> None:
-    field, value = bad
-    reply = pb.InfoReply.FromString(wire.encode_info(info))
-    setattr(reply if hasattr(reply, field) else reply.counters, field, value)
-    with pytest.raises(RemoteProtocolError) as caught:
-        wire.decode_info(reply.SerializeToString())
-    assert caught.value.field == field
-
-
-@given(
-    st.sampled_from(
-        [("temperature", math.nan), ("temperature", math.inf), ("temperature", 1.1e6), ("temperature", -1.0)]
-    )
-    | st.sampled_from([("top_p", 1.1), ("top_p", math.nan), ("min_p", -0.1), ("top_k", 0)]),
-    snapshots(),
-)
-def test_sampling_out_of_its_range_is_refused_by_name(bad: tuple[str, float], snapshot: Snapshot) -> None:
-    frame = pb.Frame.FromString(wire.encode_frame(snapshot))
-    setattr(frame.snapshot.sampling, *bad)
-    with pytest.raises(RemoteProtocolError) as caught:
-        wire.decode_frame(frame.SerializeToString())
-    assert caught.value.field == bad[0]
+@pytest.mark.parametrize(("form", "full"), FULL, ids=lambda one: type(one).__name__)
+def test_what_breaks_a_bound_is_refused_by_the_fields_name(form: ProtoForm[Any], full: Any) -> None:  # noqa: ANN401
+    message = form.encode(full)
+    assert form.decode(message) == full
+    broken = list(broken_messages(form.kind, message))
+    assert broken
+    for field, one in broken:
+        with pytest.raises(RemoteProtocolError) as caught:
+            form.decode(one)
+        assert caught.value.field == field, one
