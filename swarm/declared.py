@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
+from operator import index
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message_factory import GetMessageClass
@@ -61,7 +62,8 @@ class Within:
 
     @property
     def says(self) -> str:
-        return f"{self.low} … {self.high}"
+        is_limit = isinstance(self.high, int) and self.high >= 1 << 31 and (self.high & (self.high + 1)) == 0
+        return f"{self.low} … {f'2^{int(self.high).bit_length()} - 1' if is_limit else self.high}"
 
     def problem(self, value: Any) -> str | None:
         return None if self.low <= value <= self.high else f"{value} is not in {self.says}"
@@ -376,7 +378,8 @@ class Form(Generic[T]):
         return _typed(fact, lambda raw: isinstance(raw, list), "a list")
 
     def _scalar(self, hint: Any, bounds: Sequence[Bound], fact: Fact) -> tuple[Put, Get]:
-        return (float if hint is float else _same), _typed(fact, *_SCALARS[hint])
+        puts: dict[Any, Put] = {float: float, int: index}
+        return puts.get(hint, _same), _typed(fact, *_SCALARS[hint])
 
     def _choice(self, kinds: dict[Any, tuple[str, Any]], fact: Fact) -> tuple[Put, Get]:
         """One of some kinds, each with its name and its value."""

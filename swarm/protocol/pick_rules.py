@@ -10,7 +10,7 @@ from functools import cache
 from typing import Annotated, Literal, get_args
 
 from swarm.declared import RISING, RISING_PAIRS, Broken, ListForm, Rule, Size, Within, Written, below
-from swarm.errors import RemoteProtocolError
+from swarm.errors import LocalProtocolError
 from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_TEMPERATURE, WORD_END, Natural, TokenId
 
 GrammarKind = Literal["json_schema", "json", "regex", "lark"]
@@ -33,6 +33,11 @@ MAX_TOP_LOG_PROBS = 20
 
 Penalty = Annotated[float, Within(-MAX_PENALTY, MAX_PENALTY)]
 Fraction = Annotated[float, Within(0.0, 1.0)]
+ABOVE_0 = Rule("above 0", lambda value: value > 0)
+MIN_TEMPERATURE = 1e-6
+"""Lowest temperature above 0: logit / T stays finite for every float32 logit."""
+WARM = Rule("0 or 1e-6 and more", lambda value: value == 0 or value >= MIN_TEMPERATURE)
+Temperature = Annotated[float, Within(0.0, MAX_TEMPERATURE), WARM]
 Biases = Annotated[
     tuple[tuple[TokenId, Annotated[float, Within(-MAX_BIAS, MAX_BIAS)]], ...],
     Size(MAX_BIASES),
@@ -91,30 +96,10 @@ class PickRules:
         """Whether a pick depends on which tokens came before."""
         return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
 
-    def problem(self, vocab_size: int) -> tuple[str, str] | None:
-        """What no session may ask for: the field and why; None where all is well.
-
-        Args:
-            vocab_size: token ids are below it.
-        """
-        try:
-            _rules().check(self)
-        except RemoteProtocolError as error:
-            return error.field, error.reason
-        for field, ids in ("logit_bias", [token for token, _ in self.logit_bias]), ("end_tokens", self.end_tokens):
-            if any(token >= vocab_size for token in ids):
-                return field, f"names token ids below {vocab_size}"
-        return None
-
     def check(self) -> None:
         """Refuse a grammar that no text could end."""
         if self.grammar is not None and not self.end_tokens:
             raise Broken("grammar", "needs a model with a token that ends its texts")
-
-
-@cache
-def _rules() -> ListForm[PickRules]:
-    return ListForm(PickRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +108,42 @@ class Sampling:
 
     Attributes:
         seed: key of the Gumbel noise, below 2^64.
-        temperature: finite; 0 is greedy.
-        top_k: at least 1; None is no filter.
-        top_p: in `[0, 1]`; None is no filter.
-        min_p: in `[0, 1]`; None is no filter.
+        temperature: 0 is greedy.
+        top_k: None is no filter.
+        top_p: None is no filter.
+        min_p: None is no filter.
         multistep: pick by multi-step speculative sampling over `Sweep.guesses`, not by coupled noise.
         rules: those that depend on the path; None for none.
     """
 
     seed: Annotated[int, below(1 << 64)] = 0
-    temperature: Annotated[float, Within(0.0, MAX_TEMPERATURE)] = 0.0
+    temperature: Temperature = 0.0
     top_k: Annotated[int, Within(1, WORD_END - 1)] | None = None
-    top_p: Fraction | None = None
+    top_p: Annotated[Fraction, ABOVE_0] | None = None
     min_p: Fraction | None = None
     multistep: bool = False
     rules: PickRules | None = None
+
+    def problem(self, vocab_size: int) -> tuple[str, str] | None:
+        """What no session may ask for: the field and why; None where all is well.
+
+        Args:
+            vocab_size: token ids are below it.
+        """
+        try:
+            _form().check(self)
+        except LocalProtocolError as error:
+            return error.field, error.reason
+        rules = self.rules or PickRules()
+        for field, ids in ("logit_bias", [token for token, _ in rules.logit_bias]), ("end_tokens", rules.end_tokens):
+            if any(token >= vocab_size for token in ids):
+                return field, f"must name token ids below {vocab_size}"
+        return None
+
+
+@cache
+def _form() -> ListForm[Sampling]:
+    return ListForm(Sampling, LocalProtocolError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,11 @@ INFO_FORM: Final = ProtoForm(NodeInfo, pb.InfoReply)
 MANIFEST_FORM: Final = ProtoForm(Manifest, pb.ManifestReply)
 SAMPLING: Final = ProtoForm(Sampling, pb.Sampling)
 WANT: Final = ProtoForm(Want, pb.Want)
+FORMS: Final[tuple[ProtoForm[Any], ...]] = (
+    *(*FRAME_FORMS.values(), *UPSTREAM_FORMS.values(), REPLIES_UP_FORMS["request"]),
+    *(HOLD_FORM, HELD_FORM, INFO_FORM, MANIFEST_FORM, SAMPLING, WANT),
+)
+"""All messages that are written by their declarations."""
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", bound=Sized)

@@ -109,7 +109,7 @@ def _openings() -> Iterator[Attach | Reroute]:
 def _samplings() -> Iterator[Sampling]:
     yield Sampling()
     yield Sampling(2**64 - 1, MAX_TEMPERATURE, WORD, 1.0, 1.0, True)
-    yield Sampling(1, 0.7, 1, 0.0, 0.0)
+    yield Sampling(1, 0.7, 1, 2.0**-20, 0.0)
     yield Sampling(5, 0.5, None, 0.9, None)
     yield Sampling(rules=PickRules())
     yield Sampling(3, rules=PickRules(BIG, 2.0, -2.0, 0.01, ((0, -100.0), (TOKEN, 100.0)), None, (0, TOKEN)))
