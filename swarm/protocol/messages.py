@@ -14,7 +14,6 @@ from typing import Annotated
 from swarm.declared import RISING, Broken, Printable, Rule, Size, Within, Written, below, exactly
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.limits import (
     MAX_AUX_LAYERS,
     MAX_HOLD_S,
@@ -39,6 +38,7 @@ from swarm.protocol.limits import (
     Milliseconds,
     Natural,
 )
+from swarm.protocol.pick_rules import DraftDistribution
 from swarm.protocol.pick_rules import Sampling as Sampling
 from swarm.protocol.pick_rules import Want as Want
 

@@ -19,7 +19,6 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from swarm.declared import ProtoForm
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
 from swarm.protocol.limits import (
     ID_END,
     MAX_HEADERS,
@@ -59,7 +58,7 @@ from swarm.protocol.messages import (
     Upstream,
     Want,
 )
-from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS
+from swarm.protocol.pick_rules import MAX_CANDIDATES, MAX_DRAWS, MAX_TOP_LOG_PROBS, DraftDistribution
 from swarm.protocol.v1 import node_pb2 as pb
 from swarm.runtime.version import unknown_here
 

@@ -32,7 +32,6 @@ from swarm.ids import ModelIdentity, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.frames import split
 from swarm.protocol.messages import (
     Ack,
@@ -65,6 +64,7 @@ from swarm.protocol.messages import (
     Upstream,
     Want,
 )
+from swarm.protocol.pick_rules import DraftDistribution
 from swarm.protocol.v1 import node_pb2
 from swarm.relay.presence import prove_presence
 from swarm.runtime.version import VERSION

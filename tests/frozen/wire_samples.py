@@ -14,7 +14,6 @@ from typing import Any, Final
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
-from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
 from swarm.protocol.limits import MAX_COUNT, MAX_HOLD_S, MAX_HOP_MS, MAX_LAYERS, MAX_TEMPERATURE, MAX_WIDTH
 from swarm.protocol.manifest import MAX_FILE_BYTES, Manifest, WeightFile
 from swarm.protocol.messages import (
@@ -48,7 +47,7 @@ from swarm.protocol.messages import (
     SweepFrame,
     Want,
 )
-from swarm.protocol.pick_rules import GRAMMAR_KINDS, Grammar, PickRules
+from swarm.protocol.pick_rules import GRAMMAR_KINDS, MAX_CANDIDATES, MAX_DRAWS, DraftDistribution, Grammar, PickRules
 
 FILE: Final = Path(__file__).parent / "wire.json"
 BIG: Final = 2**63 - 1

@@ -16,10 +16,10 @@ from benchmarks.redteam.kit import RawLink
 from swarm.ids import PeerId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
-from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.frames import split
 from swarm.protocol.limits import MAX_HEADERS
 from swarm.protocol.messages import Close, RouteHop, Sampling, Snapshot, Sweep, SweepFrame
+from swarm.protocol.pick_rules import DraftDistribution
 
 ENDED = (grpc.aio.AioRpcError, OSError, asyncio.InvalidStateError, TimeoutError)
 

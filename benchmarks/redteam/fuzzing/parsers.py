@@ -27,7 +27,6 @@ from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.protocol.messages import (
@@ -57,6 +56,7 @@ from swarm.protocol.messages import (
     SweepFrame,
     Want,
 )
+from swarm.protocol.pick_rules import DraftDistribution
 from swarm.telemetry.fields import TelemetryError
 from swarm.telemetry.messages import (
     Metrics,

@@ -17,7 +17,6 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
-from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import MAX_COUNT, MAX_HOP_MS, MAX_LAYERS
 from swarm.protocol.manifest import Manifest, WeightFile
@@ -55,7 +54,7 @@ from swarm.protocol.messages import (
     Upstream,
     Want,
 )
-from swarm.protocol.pick_rules import Grammar, PickRules
+from swarm.protocol.pick_rules import DraftDistribution, Grammar, PickRules
 from swarm.protocol.v1 import node_pb2 as pb
 from tests.declarations import broken_messages, values_of
 from tests.frozen.wire_samples import ROUTE, SESSION, A, B, C

@@ -33,8 +33,8 @@ from swarm.inference.multistep_sampling import by_offset, draft_probs_of, draw_c
 from swarm.inference.sampling import target_probs
 from swarm.layers import Span
 from swarm.protocol import wire
-from swarm.protocol.draft_distribution import MAX_CANDIDATES, DraftDistribution
 from swarm.protocol.messages import Codec, Reply, Sampling, Sweep, SweepFrame
+from swarm.protocol.pick_rules import MAX_CANDIDATES, DraftDistribution
 from swarm.protocol.session import Limits
 from swarm.protocol.v1 import node_pb2 as pb
 from tests.unit.swarm.inference.test_sampling_law import LEVEL, chi_square_odds

@@ -10,7 +10,6 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
-from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import MAX_HEAD_BYTES, MAX_HOP_MS, OPENING_HEAD_BYTES, HeadLimits
 from swarm.protocol.messages import (
@@ -27,7 +26,16 @@ from swarm.protocol.messages import (
     SweepFrame,
     Want,
 )
-from swarm.protocol.pick_rules import MAX_BIASES, MAX_END_TOKENS, MAX_GRAMMAR_BYTES, Grammar, PickRules
+from swarm.protocol.pick_rules import (
+    MAX_BIASES,
+    MAX_CANDIDATES,
+    MAX_DRAWS,
+    MAX_END_TOKENS,
+    MAX_GRAMMAR_BYTES,
+    DraftDistribution,
+    Grammar,
+    PickRules,
+)
 from swarm.protocol.wire import encode_frame
 
 BIG = 2**62
