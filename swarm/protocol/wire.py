@@ -150,21 +150,6 @@ def encode_replies_up(message: RepliesUp) -> bytes:
     return _bytes(lambda one: pb.RepliesUp(**_by_kind(REPLIES_UP_FORMS, one)), message)
 
 
-def encode_info(info: NodeInfo) -> bytes:
-    """The answer to Info."""
-    return _bytes(INFO_FORM.encode, info)
-
-
-def encode_hold(hold: Hold) -> bytes:
-    """The request of Hold."""
-    return _bytes(HOLD_FORM.encode, hold)
-
-
-def encode_held(held: Held) -> bytes:
-    """The answer to Hold."""
-    return _bytes(HELD_FORM.encode, held)
-
-
 def encode_manifest(manifest: Manifest) -> bytes:
     """The answer to Manifest.
 
@@ -231,21 +216,6 @@ def decode_replies_up(data: bytes) -> RepliesUp:
     """One message of the client on a reply stream."""
     found: RepliesUp = _of_kind(REPLIES_UP_FORMS, _parsed(pb.RepliesUp(), data))
     return found
-
-
-def decode_hold(data: bytes) -> Hold:
-    """The request of Hold."""
-    return HOLD_FORM.decode(_parsed(pb.HoldRequest(), data))
-
-
-def decode_held(data: bytes) -> Held:
-    """The answer to Hold."""
-    return HELD_FORM.decode(_parsed(pb.HoldReply(), data))
-
-
-def decode_info(data: bytes) -> NodeInfo:
-    """The answer to Info."""
-    return INFO_FORM.decode(_parsed(pb.InfoReply(), data))
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -317,6 +287,15 @@ def _parsed(message: M, data: bytes | bytearray) -> M:
     except DecodeError as error:
         raise RemoteProtocolError("bytes", f"not a {message.DESCRIPTOR.name} message") from error
     return message
+
+
+def _unary(form: ProtoForm[T]) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
+    return (lambda value: _bytes(form.encode, value)), (lambda data: form.decode(_parsed(form.message(), data)))
+
+
+encode_hold, decode_hold = _unary(HOLD_FORM)
+encode_held, decode_held = _unary(HELD_FORM)
+encode_info, decode_info = _unary(INFO_FORM)
 
 
 def _no_known_kind(message: Message) -> RemoteProtocolError:
