@@ -12,7 +12,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from dataclasses import is_dataclass
+from typing import Any, cast, get_args
 from unittest.mock import patch
 
 import client
@@ -20,9 +21,11 @@ import client.cli
 import node.cli
 import swarm.cli
 from swarm import errors
+from swarm.declared import bare, facts, table
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.web.alert_api import alert_routes
 from swarm.health.web.api import make_app
+from swarm.protocol import wire
 
 COLUMNS = 88
 """As wide as a block of text on a desktop page."""
@@ -39,7 +42,13 @@ _PROGRAMS: dict[str, Callable[[], None]] = {
 def parts() -> dict[str, Callable[[], str]]:
     """Functions that generate each part, by the part's name."""
     programs = {f"cli {name}": lambda name=name: commands(name) for name in _PROGRAMS}
-    return {**programs, "http-api": lambda: http_api(openapi()), "python": python_api, "errors": error_tree}
+    return {
+        **programs,
+        "messages": messages,
+        "http-api": lambda: http_api(openapi()),
+        "python": python_api,
+        "errors": error_tree,
+    }
 
 
 def help_text(program: str, *command: str) -> str:
@@ -64,6 +73,29 @@ def commands(program: str) -> str:
         raise ValueError(f"{program} --help lists no command; its output:\n{first}")
     sections = [f"## `{program} {name}`\n\n{_fenced(help_text(program, name))}" for name in names]
     return "\n\n".join([_fenced(first), *sections])
+
+
+def messages() -> str:
+    """A table of the fields of each message of a session that is declared, and of what stands in it."""
+    kinds = dict.fromkeys(kind for form in wire.FORMS for kind in _parts_of(form.kind))
+    return "\n\n".join(section for kind in kinds for section in _fields(kind))
+
+
+def _parts_of(kind: Any) -> Iterator[type]:  # noqa: ANN401
+    yield kind
+    for fact in facts(kind):
+        for hint in (fact.hint, *(bare(arg)[0] for arg in get_args(fact.hint))):
+            if is_dataclass(hint):
+                yield from _parts_of(hint)
+
+
+def _fields(kind: type) -> Iterator[str]:
+    yield f"### {kind.__name__}"
+    yield (inspect.getdoc(kind) or "").partition("\n\n")[0]
+    rows = [
+        f"| `{name}` | {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for name, *cells in table(kind)
+    ]
+    yield "\n".join(["| field | type | bounds | meaning |", "|---|---|---|---|", *rows])
 
 
 def openapi() -> dict[str, Any]:

@@ -14,9 +14,9 @@ import grpc.aio
 import httpx2
 
 from client.library.aio import AsyncSwarm
-from swarm import wire
 from swarm.discovery.node_record import NodeRecord
-from swarm.protocol.node_info import NodeInfo
+from swarm.protocol import wire
+from swarm.protocol.messages import NodeInfo
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Dialer
 

@@ -29,10 +29,10 @@ from client.drafting.search.tree import DraftTree
 from client.library.aio import AsyncSwarm
 from client.library.session import SessionOpener
 from client.stats import Result
-from swarm import wire
 from swarm.alive import shown_certificate
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.errors import SwarmError
+from swarm.protocol import wire
 from swarm.protocol.messages import Sweep
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import node.session.service
 import swarm.transport.link
 from node.cli import main
+from swarm.protocol.frames import split
 from swarm.protocol.messages import Frame, Reply, SweepFrame
-from swarm.wire import PART_BYTES
-from swarm.wire.frames import split
+from swarm.protocol.wire import PART_BYTES
 
 _armed = False
 _chance = random.Random(0)

@@ -15,17 +15,17 @@ import grpc
 import grpc.aio
 
 from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
-from swarm import wire
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
 from swarm.ids import SessionId
 from swarm.layers import Span
+from swarm.protocol import wire
+from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
 from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import introduce
 from swarm.transport.link import Stream
-from swarm.wire.frames import FrameAssembler, split
 
 WORKERS = 6
 PATIENCE_S = 30.0

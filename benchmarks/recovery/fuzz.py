@@ -38,12 +38,12 @@ from benchmarks.recovery.garbage import ServedModel
 from benchmarks.redteam.fuzzing.parsers import fuzz_parsers
 from benchmarks.sheet import Sheet
 from client import AsyncSwarm
-from swarm import wire
 from swarm.alive import shown_certificate
 from swarm.demo import TARGET
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.protocol.node_info import NodeInfo
+from swarm.protocol import wire
+from swarm.protocol.messages import NodeInfo
 from swarm.runtime.console import make_console
 from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 from swarm.transport.endpoint import Endpoint

@@ -17,13 +17,14 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.redteam.fuzzing.mutations import mutate_wire
-from swarm import wire
 from swarm.errors import ConfigError, ContextFull, LocalProtocolError, RemoteProtocolError
 from swarm.ids import PeerId, TreeNodeId
 from swarm.inference.row_codec import encode_rows
 from swarm.inference.sampling import check as check_sampling
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.frames import split
 from swarm.protocol.messages import (
     Attach,
     Close,
@@ -43,7 +44,6 @@ from swarm.protocol.messages import (
     Want,
 )
 from swarm.protocol.session import Limits, SessionState
-from swarm.wire.frames import split
 
 T = TypeVar("T")
 

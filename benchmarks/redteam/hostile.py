@@ -15,16 +15,16 @@ from typing import Any
 import grpc.aio
 
 from benchmarks.redteam.kit import RECORD_S, Kit
-from swarm import wire
 from swarm.discovery.address_proof import hello_response
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.protocol import wire
+from swarm.protocol.frames import split
 from swarm.protocol.messages import Ack, Attach, Ping, Pong, Upstream
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import bind_port
-from swarm.wire.frames import split
 
 Behave = Callable[["HostileHop", Attach, "HopStream"], Awaitable[None]]
 

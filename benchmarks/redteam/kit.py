@@ -24,14 +24,15 @@ from benchmarks.redteam.ground import Ground, NodeMark, Tally
 from benchmarks.redteam.membership import Membership
 from benchmarks.redteam.sealing import filings_of, quick_identities
 from benchmarks.redteam.strangers import Strangers
-from swarm import wire
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import Filing
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.frames import split
 from swarm.protocol.messages import (
     Attach,
     Codec,
@@ -53,7 +54,6 @@ from swarm.transport.certificate import ServerCertificate, server_name
 from swarm.transport.dial import CHANNEL_OPTIONS, Connection, Dialer, open_channel
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import Metadata, Signer, introduce
-from swarm.wire.frames import split
 
 CHUNK_BYTES = 1 << 16
 ANSWER_S = 10.0

@@ -28,9 +28,9 @@ from swarm.inference.ragged_batch import SessionRows, load_whole
 from swarm.inference.row_codec import encode_rows
 from swarm.inference.sampling import pick
 from swarm.layers import Span
+from swarm.protocol.frames import split
 from swarm.protocol.messages import Codec, Frame, Reply, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits, SessionState
-from swarm.wire.frames import split
 
 T = TypeVar("T")
 

@@ -43,12 +43,12 @@ from swarm.errors import SwarmError
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.layers import Span
+from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.messages import Frame, Reply, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
 from swarm.runtime.library_logging import quiet_libraries
 from swarm.transport.dial import CHANNEL_OPTIONS
 from swarm.transport.link import Stream
-from swarm.wire.frames import FrameAssembler, split
 
 CONNECT_S = 10.0
 ANY_VOCABULARY = 1 << 31

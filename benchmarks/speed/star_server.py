@@ -21,11 +21,11 @@ from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.row_codec import check_width, lossless_codec
+from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Reply, SweepFrame
 from swarm.protocol.session import Limits
 from swarm.transport.dial import SERVER_OPTIONS
-from swarm.wire.frames import FrameAssembler, split
 
 SERVICE = "canopy.benchmarks.Star"
 SESSION = f"/{SERVICE}/Session"

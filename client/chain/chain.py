@@ -42,7 +42,6 @@ from client.chain.reply_check import check_reply
 from client.chain.reply_stream import ReplyStream
 from client.chain.reroutes import FindRoute, Rerouter
 from client.stats import Repair
-from swarm import wire
 from swarm.errors import (
     HopClosed,
     HopError,
@@ -57,14 +56,16 @@ from swarm.errors import (
 )
 from swarm.ids import PeerId
 from swarm.inference.grammars import GrammarPlace
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.hold import Held, Hold
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
     Attach,
     Credits,
     Fault,
     Fork,
+    Held,
+    Hold,
     Open,
     Ready,
     Reply,

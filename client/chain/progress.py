@@ -31,8 +31,8 @@ from statistics import median
 
 from client.chain.pace import AGAIN_S, PaceWatch, SweepLook, early_s, is_long
 from swarm.errors import HopError, HopMisbehaved, HopSlow, HopTimeout
-from swarm.protocol.hold import Held
 from swarm.protocol.messages import (
+    Held,
     RouteHop,
 )
 from swarm.routing.costs import RouteForecast

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from swarm import wire
 from swarm.errors import HopClosed, HopError, HopMisbehaved, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.frames import FrameAssembler, FrameLimits
 from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection, plain_reason
 from swarm.transport.introduction import introduce
 from swarm.transport.link import Stream
 from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, pause
-from swarm.wire.frames import FrameAssembler, FrameLimits
 
 OPEN_S = 8.0
 """How long a tail may take to be dialled and to begin, its session's attach included."""

@@ -15,8 +15,8 @@ from client.drafting.search.tree import DraftTree
 from client.stats import TokenLogProbs
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.messages import Reply, Sampling, Sweep, Want
+from swarm.protocol.pick_rules import DraftDistribution
 from swarm.protocol.session import Limits, Parent, SessionState
 
 

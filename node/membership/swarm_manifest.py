@@ -9,10 +9,10 @@ from typing import Final
 
 import grpc.aio
 
-from swarm import wire
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import ModelIdentity
+from swarm.protocol import wire
 from swarm.protocol.manifest import Manifest
 from swarm.transport.dial import Dialer
 

@@ -7,9 +7,9 @@ from node.model.span import SpanModel
 from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
 from swarm.inference.row_codec import check_width
 from swarm.inference.sampling import check as check_sampling
+from swarm.protocol.frames import FrameLimits
 from swarm.protocol.limits import HeadLimits
 from swarm.protocol.messages import Credits, Rows, Sampling, Snapshot, SweepFrame
-from swarm.wire.frames import FrameLimits
 
 
 class FrameRefused(SwarmError):

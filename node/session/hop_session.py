@@ -44,7 +44,7 @@ from swarm.inference.grammars import LEASE_FIELD, LeaseExceeded
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, may_fork, place_in, token_digest
-from swarm.protocol.hold import Held, Hold
+from swarm.protocol.frames import FrameLimits
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
@@ -56,6 +56,8 @@ from swarm.protocol.messages import (
     Fault,
     FaultKind,
     Fork,
+    Held,
+    Hold,
     HopTime,
     Ready,
     Reroute,
@@ -68,7 +70,6 @@ from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection
 from swarm.transport.hedged_link import follow
 from swarm.transport.successor import SessionLink, SuccessorLink
-from swarm.wire.frames import FrameLimits
 
 MAX_FAULTS = 64
 """Faults of the hops behind that are passed on in one generation."""

@@ -23,20 +23,21 @@ from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
 from node.session.table import SessionTable
 from node.session.upstream import UpstreamStream
-from swarm import wire
 from swarm.discovery import address_proof
 from swarm.discovery.identity import Identity
 from swarm.discovery.signed_faults import sign_fault
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import SessionId
+from swarm.protocol import wire
 from swarm.protocol.faults import fault_of
-from swarm.protocol.hold import Held
+from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import OPENING_HEAD_BYTES
 from swarm.protocol.manifest import Manifest
 from swarm.protocol.messages import (
     Attach,
     Close,
     Frame,
+    Held,
     Ping,
     Pong,
     RepliesRequest,
@@ -47,7 +48,6 @@ from swarm.protocol.messages import (
 from swarm.runtime.quota import OverQuota, address_key
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.uplink import Uplink
-from swarm.wire.frames import FrameAssembler, FrameLimits, split
 
 FIRST_MESSAGE_S = 2.0
 """How long a stream may be silent at first: its message leaves with the stream, without a round trip in between, and
@@ -108,7 +108,7 @@ class NodeService:
         self._decoding = asyncio.Semaphore(1)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What a gRPC server needs to route calls here; messages stay bytes until `swarm.wire` reads them."""
+        """What a gRPC server needs to route calls here; messages stay bytes until `swarm.protocol.wire` reads them."""
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             wire.HELLO: grpc.unary_unary_rpc_method_handler(self._unary(self.hello)),
             wire.INFO: grpc.unary_unary_rpc_method_handler(self._unary(self.info)),

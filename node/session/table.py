@@ -18,8 +18,7 @@ from node.telemetry.counters import NodeCounters
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.ids import ModelIdentity, SessionId
 from swarm.protocol.authority import check_command, place_in
-from swarm.protocol.messages import Attach, Credits
-from swarm.protocol.node_info import NodeInfo
+from swarm.protocol.messages import Attach, Credits, NodeInfo
 from swarm.runtime.tasks import TaskScope
 from swarm.runtime.version import VERSION
 from swarm.transport.uplink import Uplink

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from swarm import wire
+from swarm.protocol import wire
 from swarm.protocol.messages import Ack, Upstream
 from swarm.transport.liveness import RECEIPT_S
 

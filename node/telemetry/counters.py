@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from swarm.errors import Busy, HopError, LocalProtocolError, RemoteProtocolError, SessionError, SwarmError
 from swarm.metrics.histogram import Histogram
 from swarm.protocol.hop_log import SweepWork
-from swarm.protocol.node_info import Counters
+from swarm.protocol.messages import Counters
 
 
 class ErrorKind(enum.StrEnum):

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.inference.gumbel import MULTISTEP_DOMAIN, uniforms
-from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
+from swarm.protocol.pick_rules import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
 
 Probs = NDArray[np.float64]
 

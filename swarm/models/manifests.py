@@ -22,10 +22,10 @@ from swarm.models.file_digests import ReadProgress, digest_files, known_digests
 from swarm.models.hub import Hub
 from swarm.models.pretrained import weight_files
 from swarm.protocol.manifest import MAX_WEIGHT_FILES, SHA256, Manifest, WeightFile
+from swarm.protocol.wire import decode_manifest, encode_manifest
 from swarm.runtime.cache_folder import cache_folder
 from swarm.runtime.files import replace_file
 from swarm.runtime.strict_json import strict_json
-from swarm.wire import decode_manifest, encode_manifest
 
 MANIFESTS_KEPT: Final = 128
 """Manifests that are remembered: the newest ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swarm.declared import one_line
 from swarm.errors import (
     Busy,
     ContextFull,
@@ -39,11 +40,6 @@ _KINDS: list[tuple[type[SwarmError], FaultKind]] = [
 ]
 
 
-def one_line(text: str, limit: int = MAX_REASON_CHARS) -> str:
-    """The text as it may travel: at most `limit` characters, those that are not printable replaced."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text[:limit])
-
-
 def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
     """The message for an error, which nobody has signed yet.
 
@@ -62,7 +58,7 @@ def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
         reason = error.reason
     is_named = isinstance(error, HopError) and PEER_ID.fullmatch(error.peer) is not None
     about = PeerId(error.peer) if isinstance(error, HopError) and is_named else peer
-    return Fault(generation, about, kind, one_line(field, TEXT_CHARACTERS), one_line(reason))
+    return Fault(generation, about, kind, one_line(field, TEXT_CHARACTERS), one_line(reason, MAX_REASON_CHARS))
 
 
 def statement(fault: Fault, session: SessionId) -> bytes:

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
+from swarm.declared import Within, below
+
+ID_END = 1 << 63
+"""Ids, sequences, generations and lengths are below it."""
+TOKEN_END = 1 << 31
+"""Token ids are below it."""
+WORD_END = 1 << 32
+"""What a protobuf message holds in 32 bits is below it."""
 MAX_NODES = 65_536
 """Tree nodes, or rows, of one message."""
 MAX_HOPS = 256
@@ -82,6 +91,12 @@ RULES_HEAD_BYTES = 176 << 10
 ids that end a text (80 KiB in fact)."""
 MAX_HEAD_BYTES = 4 << 20
 """A frame's head, whatever the credits."""
+
+Natural = Annotated[int, below(ID_END)]
+Granted = Annotated[int, Within(1, WORD_END - 1)]
+Milliseconds = Annotated[float, Within(0.0, MAX_HOP_MS)]
+TokenId = Annotated[int, below(TOKEN_END)]
+Count = Annotated[int, Within(0, MAX_COUNT)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Self
+from itertools import pairwise
+from typing import Annotated, Final, Self
 
+from swarm.declared import Printable, Rule, Size, Within, Written
 from swarm.ids import json_digest
 
 MAX_WEIGHT_FILES: Final = 4_096
@@ -34,9 +36,15 @@ class WeightFile:
         sha256: 64 hex digits, of all its bytes.
     """
 
-    name: str
-    size_bytes: int
-    sha256: str
+    name: Annotated[str, Printable(MAX_FILE_NAME, 1)]
+    size_bytes: Annotated[int, Within(0, MAX_FILE_BYTES)]
+    sha256: Annotated[str, Printable(64, 64, SHA256), Written(hex=True)]
+
+
+BY_NAME: Final = Rule(
+    "in the order of their names, none twice",
+    lambda files: all(one.name < other.name for one, other in pairwise(files)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +56,8 @@ class Manifest:
         commit: of the hub, from which they are; a hint, which says nothing about the weights. Empty where unknown.
     """
 
-    files: tuple[WeightFile, ...]
-    commit: str = field(default="", compare=False)
+    files: Annotated[tuple[WeightFile, ...], Size(MAX_WEIGHT_FILES, 1), BY_NAME]
+    commit: Annotated[str, Printable(64, 0, re.compile(f"(?:{COMMIT.pattern})?"))] = field(default="", compare=False)
 
     @classmethod
     def of(cls, files: Iterable[WeightFile], commit: str = "") -> Self:

@@ -1,6 +1,6 @@
 """The messages between client and hops, as typed values (docs/reference/protocol.md). Owns no bytes and no rules.
 
-`swarm.wire` turns them into protobuf and back, `swarm.protocol.session` says which of them are legal. Limits of fields
+`swarm.protocol.wire` turns them into protobuf and back, `swarm.protocol.session` says which of them are legal. Limits
 are in `swarm.protocol.limits`. Node ids, sequences and generations are below 2^63, token ids below 2^31.
 A parent of None is the tip: the last committed node after the sweep's own commit.
 """
@@ -9,12 +9,48 @@ from __future__ import annotations
 
 import enum
 from dataclasses import astuple, dataclass
+from typing import Annotated
 
+from swarm.declared import RISING, Broken, Printable, Rule, Size, Within, Written, below, exactly
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.limits import (
+    MAX_AUX_LAYERS,
+    MAX_HOLD_S,
+    MAX_HOPS,
+    MAX_LAYERS,
+    MAX_RECORD_BYTES,
+    MAX_SIGNATURE_BYTES,
+    MAX_WIDTH,
+    PADDING_BYTES,
+    PEER_CHARACTERS,
+    PEER_ID,
+    REASON_CHARACTERS,
+    SESSION_BYTES,
+    SESSION_KEY_BYTES,
+    SESSION_SIGNATURE_BYTES,
+    TEXT_CHARACTERS,
+    TOKEN_DIGEST_BYTES,
+    TOKEN_END,
+    WORD_END,
+    Count,
+    Granted,
+    Milliseconds,
+    Natural,
+)
+from swarm.protocol.pick_rules import DraftDistribution
 from swarm.protocol.pick_rules import Sampling as Sampling
 from swarm.protocol.pick_rules import Want as Want
+
+SessionName = Annotated[SessionId, exactly(SESSION_BYTES)]
+Signature = Annotated[bytes, exactly(SESSION_SIGNATURE_BYTES)]
+Nonce = Annotated[int, below(1 << 64)]
+Machine = Annotated[PeerId, Printable(PEER_CHARACTERS, 1)]
+"""A peer id where it is only compared."""
+SignedMachine = Annotated[PeerId, Printable(PEER_CHARACTERS, 1, PEER_ID)]
+ShortText = Annotated[str, Printable(TEXT_CHARACTERS)]
+Reason = Annotated[str, Printable(REASON_CHARACTERS, cut=True)]
+Layers = Annotated[Span, Rule(f"within {MAX_LAYERS} layers", lambda span: span.end <= MAX_LAYERS)]
 
 INT8_BLOCK = 32
 """Values of a row that share a scale in `Codec.INT8`."""
@@ -74,10 +110,10 @@ class HopTime:
         link_ms: half the shortest recent round trip to the successor; at the tail, to the client.
     """
 
-    queue_ms: float
-    compute_ms: float
-    other_ms: float
-    link_ms: float
+    queue_ms: Milliseconds
+    compute_ms: Milliseconds
+    other_ms: Milliseconds
+    link_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +208,8 @@ class RouteHop:
         span: which of its layers this session uses (R12).
     """
 
-    peer: PeerId
-    span: Span
+    peer: Machine
+    span: Layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +223,10 @@ class Fork:
         signature: of the running session's key, over all of this and the new session's name.
     """
 
-    session: SessionId
-    tokens: int
-    digest: bytes
-    signature: bytes = b""
+    session: SessionName
+    tokens: Granted
+    digest: Annotated[bytes, exactly(TOKEN_DIGEST_BYTES)]
+    signature: Signature = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,14 +245,14 @@ class Open:
         fork: what to begin with, in generation 0; None for nothing. It has a signature of its own.
     """
 
-    fingerprint: str
-    window_tokens: int
-    sweeps: int
-    nodes: int
+    fingerprint: ShortText
+    window_tokens: Granted
+    sweeps: Granted
+    nodes: Granted
     codec: Codec
-    session_key: bytes = b""
-    aux_layers: tuple[int, ...] = ()
-    fork: Fork | None = None
+    session_key: Annotated[bytes, exactly(SESSION_KEY_BYTES)] = b""
+    aux_layers: Annotated[tuple[Annotated[int, Within(1, MAX_LAYERS - 1)], ...], Size(MAX_AUX_LAYERS), RISING] = ()
+    fork: Annotated[Fork | None, Written(as_one=True)] = None
 
     def row_parts(self, layer: int) -> int:
         """How many rows of the model's width stand side by side where rows enter a layer: its own and earlier ones."""
@@ -232,8 +268,12 @@ class Hedge:
         replica: the machine that stands at that place in the other route.
     """
 
-    index: int
-    replica: PeerId
+    index: Natural
+    replica: Machine
+
+
+Route = Annotated[tuple[RouteHop, ...], Size(MAX_HOPS, 1)]
+Records = Annotated[tuple[Annotated[bytes, Size(MAX_RECORD_BYTES)], ...], Size(MAX_HOPS + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +291,20 @@ class Attach:
         signature: of the session's key, over all of this but `index` (R14).
     """
 
-    session: SessionId
-    generation: int
-    route: tuple[RouteHop, ...]
-    index: int
+    session: SessionName
+    generation: Natural
+    route: Route
+    index: Natural
     open: Open
     hedge: Hedge | None = None
-    records: tuple[bytes, ...] = ()
-    signature: bytes = b""
+    records: Records = ()
+    signature: Signature = b""
+
+    def check(self) -> None:
+        """Refuse a receiver, a replica or records that are not the route's."""
+        if self.index >= len(self.route):
+            raise Broken("index", f"{self.index} is not in a route of {len(self.route)}")
+        _check_route(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +320,26 @@ class Reroute:
         signature: as in `Attach`.
     """
 
-    generation: int
-    route: tuple[RouteHop, ...]
+    generation: Natural
+    route: Route
     open: Open
     hedge: Hedge | None = None
-    records: tuple[bytes, ...] = ()
-    signature: bytes = b""
+    records: Records = ()
+    signature: Signature = b""
+
+    def check(self) -> None:
+        """Refuse a replica or records that are not the route's."""
+        _check_route(self)
+
+
+def _check_route(message: Attach | Reroute) -> None:
+    if len(message.records) > len(message.route) + 1:
+        raise Broken("records", f"{len(message.records)} for a route of {len(message.route)}")
+    hedge = message.hedge
+    if hedge is not None and hedge.index >= len(message.route):
+        raise Broken("hedge", f"{hedge.index} is not in a route of {len(message.route)}")
+    if hedge is not None and hedge.replica in {hop.peer for hop in message.route}:
+        raise Broken("replica", f"{hedge.replica} is no second machine: it stands in the route itself")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +387,7 @@ class Close:
             new upstream.
     """
 
-    reason: str
+    reason: Reason
     dismissed: bool = False
 
 
@@ -340,8 +400,8 @@ class Ping:
         padding: ignored on arrival; brings a cold connection up to speed (F2).
     """
 
-    nonce: int
-    padding: bytes = b""
+    nonce: Nonce
+    padding: Annotated[bytes, Size(PADDING_BYTES)] = b""
 
 
 Downstream = Attach | SweepFrame | Reroute | Snapshot | Close | Ping
@@ -363,10 +423,10 @@ class Credits:
         forked: tokens that the session began with (P15).
     """
 
-    window_tokens: int
-    sweeps: int
-    nodes: int
-    forked: int = 0
+    window_tokens: Granted
+    sweeps: Granted
+    nodes: Granted
+    forked: Annotated[int, below(WORD_END)] = 0
 
     def min_with(self, other: Credits) -> Credits:
         """Each credit's minimum: what both allow."""
@@ -398,8 +458,8 @@ class Attached:
         received: the last sequence that it received, queued sweeps included; None if it lacks the session (R4).
     """
 
-    generation: int
-    received: int | None
+    generation: Natural
+    received: Natural | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +471,7 @@ class Ready:
         credits: of this hop and all behind it.
     """
 
-    generation: int
+    generation: Natural
     credits: Credits
 
 
@@ -425,16 +485,16 @@ class Ack:
         working: sequence of the sweep that is being computed, 0 for none.
     """
 
-    sequence: int
-    parts: int = 0
-    working: int = 0
+    sequence: Natural
+    parts: Natural = 0
+    working: Natural = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
     """Answer to Ping, with its nonce."""
 
-    nonce: int
+    nonce: Nonce
 
 
 class FaultKind(enum.Enum):
@@ -466,13 +526,13 @@ class Fault:
         signature: the reporter's, of `swarm.protocol.faults.statement`; empty where nobody signed.
     """
 
-    generation: int
-    peer: PeerId
+    generation: Natural
+    peer: SignedMachine
     kind: FaultKind
-    field: str
-    reason: str
-    reporter: PeerId | None = None
-    signature: bytes = b""
+    field: ShortText
+    reason: Reason
+    reporter: SignedMachine | None = None
+    signature: Annotated[bytes, Size(MAX_SIGNATURE_BYTES)] = b""
 
 
 Upstream = Attached | Ready | Ack | Pong | Fault
@@ -493,11 +553,137 @@ class RepliesRequest:
         may_wait: the session may reach this hop a little later than the request.
     """
 
-    session: SessionId
-    generation: int = 0
-    acked: int = 0
+    session: SessionName
+    generation: Natural = 0
+    acked: Natural = 0
     may_wait: bool = False
 
 
 RepliesUp = RepliesRequest | Pong
 """What the client sends on a reply stream."""
+
+
+# Unary calls: Hold (R9, R17) and Info
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a client wants of a hop whose upstream may be lost (R9), besides the answer (R17).
+
+    Attributes:
+        session: whose.
+        generation: of its route; a hop that heard of a newer one does nothing.
+        ttl_s: keep the session for so many more seconds; with 0 it is only asked.
+        is_release: end it on this hop, which is needed no more.
+    """
+
+    session: SessionName
+    generation: Natural
+    ttl_s: Annotated[float, Within(0.0, MAX_HOLD_S)] = 0.0
+    is_release: Annotated[bool, Written("release")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Answer to Hold: whether the hop has the session, and how far that is there (R17).
+
+    Attributes:
+        held: whether it has the session; all else is 0 where not.
+        generation: the newest of which it heard.
+        is_ready: whether it and all hops behind it are attached for that generation.
+        received: the last sequence that arrived.
+        passed: the last sequence that the next hop has, or at the tail that was answered.
+        working: the oldest sequence that it computes, sends, or has in a queue; 0 for none.
+    """
+
+    held: bool
+    generation: Natural = 0
+    is_ready: Annotated[bool, Written("ready")] = False
+    received: Natural = 0
+    passed: Natural = 0
+    working: Natural = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a node has done since it started: numbers that only rise.
+
+    Attributes:
+        sweeps: sweeps finished.
+        frames_in: frames received.
+        frames_out: frames sent.
+        forwards: forwards run.
+        tree_nodes: tree nodes received.
+        rows_in_forwards: rows that went into forwards.
+        pruned_nodes: tree nodes that were not run because a queued commit had killed them.
+        errors: errors in sessions.
+        replays: snapshots sent to a new hop.
+        catch_ups: sweeps sent again to a new hop.
+        restores: snapshots that this node was restored from.
+        restored_nodes: tree nodes of those snapshots.
+        replay_us: compute of those snapshots, in microseconds.
+        doubles: sweeps that had come from a replica already.
+        differences: those of them whose rows were not the replica's.
+    """
+
+    sweeps: Count = 0
+    frames_in: Count = 0
+    frames_out: Count = 0
+    forwards: Count = 0
+    tree_nodes: Count = 0
+    rows_in_forwards: Count = 0
+    pruned_nodes: Count = 0
+    errors: Count = 0
+    replays: Count = 0
+    catch_ups: Count = 0
+    restores: Count = 0
+    restored_nodes: Count = 0
+    replay_us: Count = 0
+    doubles: Count = 0
+    differences: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What a node serves and how much room it has.
+
+    Attributes:
+        name: the model's hub id, or its folder's name.
+        fingerprint: the model's, over the three digests below.
+        config_digest: hex digest of config.json.
+        weights_digest: hex digest of the weights.
+        tokenizer_digest: hex digest of the tokenizer.
+        num_layers: layers of the whole model.
+        span: layers that this node serves.
+        vocab_size: token ids are below it.
+        hidden_size: values of a hidden row.
+        numeric_class: what decides the last bits (`swarm.protocol.numeric_class`).
+        version: of the program.
+        kv_tokens_total: KV tokens for all sessions together.
+        kv_tokens_free: KV tokens that no session has reserved.
+        sessions: sessions open now.
+        counters: what it has done so far.
+    """
+
+    name: ShortText
+    fingerprint: ShortText
+    config_digest: ShortText
+    weights_digest: ShortText
+    tokenizer_digest: ShortText
+    num_layers: Annotated[int, Within(1, MAX_LAYERS)]
+    span: Span
+    vocab_size: Annotated[int, Within(1, TOKEN_END)]
+    hidden_size: Annotated[int, Within(1, MAX_WIDTH)]
+    numeric_class: ShortText
+    version: ShortText
+    kv_tokens_total: Count
+    kv_tokens_free: Count
+    sessions: Annotated[int, below(WORD_END)]
+    counters: Counters
+
+    def check(self) -> None:
+        """Refuse layers that the model does not have, and more free tokens than there are."""
+        if self.span.end > self.num_layers:
+            raise Broken("span", f"{self.span} of {self.num_layers} layers")
+        if self.kv_tokens_free > self.kv_tokens_total:
+            raise Broken("kv_tokens_free", f"{self.kv_tokens_free} of {self.kv_tokens_total}")

@@ -1,13 +1,18 @@
 """How the tail picks a token, as values: noise and filters, and the rules that depend on the path to a node.
 
-`swarm.inference` applies them, `swarm.wire` carries them. Owns no tensor and no grammar library.
+`swarm.inference` applies them, `swarm.protocol.wire` carries them. Owns no tensor and no grammar library.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, get_args
+from functools import cache
+from typing import Annotated, Literal, get_args
+
+from swarm.declared import RISING, RISING_PAIRS, Broken, ListForm, Rule, Size, Within, Written, below
+from swarm.errors import LocalProtocolError
+from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_TEMPERATURE, WORD_END, Natural, TokenId
 
 GrammarKind = Literal["json_schema", "json", "regex", "lark"]
 """What a grammar's text is."""
@@ -26,6 +31,29 @@ MAX_END_TOKENS = 64
 """Ids that end a text."""
 MAX_TOP_LOG_PROBS = 20
 """Tokens whose log-probabilities a reply gives beside that of a pick."""
+MAX_CANDIDATES = 32
+"""Tokens of a draft's distribution that travel, the most probable ones."""
+MAX_DRAWS = 16
+"""Children drawn after one node, repeats counted."""
+
+Penalty = Annotated[float, Within(-MAX_PENALTY, MAX_PENALTY)]
+Fraction = Annotated[float, Within(0.0, 1.0)]
+ABOVE_0 = Rule("above 0", lambda value: value > 0)
+MIN_TEMPERATURE = 1e-6
+"""Lowest temperature above 0: logit / T stays finite for every float32 logit."""
+WARM = Rule("0 or 1e-6 and more", lambda value: value == 0 or value >= MIN_TEMPERATURE)
+Temperature = Annotated[float, Within(0.0, MAX_TEMPERATURE), WARM]
+Biases = Annotated[
+    tuple[tuple[TokenId, Annotated[float, Within(-MAX_BIAS, MAX_BIAS)]], ...],
+    Size(MAX_BIASES),
+    RISING_PAIRS,
+    Written(columns=("bias_tokens", "biases")),
+]
+EndTokens = Annotated[tuple[TokenId, ...], Size(MAX_END_TOKENS), RISING]
+GrammarText = Annotated[
+    str,
+    Rule(f"at most {MAX_GRAMMAR_BYTES} bytes", lambda text: len(text.encode("utf-8", "replace")) <= MAX_GRAMMAR_BYTES),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +67,7 @@ class Grammar:
     """
 
     kind: GrammarKind
-    text: str = ""
+    text: GrammarText = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,58 +88,23 @@ class PickRules:
         end_tokens: ids that end the text, rising; under a grammar they are picked only where it accepts what there is.
     """
 
-    start: int = 0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    grammar: Grammar | None = None
-    end_tokens: tuple[int, ...] = ()
+    start: Natural = 0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Within(*REPETITION)] = 1.0
+    logit_bias: Biases = ()
+    grammar: Annotated[Grammar | None, Written(as_one=True)] = None
+    end_tokens: EndTokens = ()
 
     @property
     def has_penalty(self) -> bool:
         """Whether a pick depends on which tokens came before."""
         return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
 
-    def problem(self, vocab_size: int) -> tuple[str, str] | None:
-        """What no session may ask for: the field and why; None where all is well.
-
-        Args:
-            vocab_size: token ids are below it.
-        """
-        penalty = f"must lie in [-{MAX_PENALTY:g}, {MAX_PENALTY:g}]"
-        low, high = REPETITION
-        ids = [token for token, _ in self.logit_bias]
-        laws = (
-            ("frequency_penalty", self.frequency_penalty, abs(self.frequency_penalty) <= MAX_PENALTY, penalty),
-            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= MAX_PENALTY, penalty),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                low <= self.repetition_penalty <= high,
-                f"must lie in [{low:g}, {high:g}]",
-            ),
-            ("logit_bias", f"{len(ids)} tokens", len(ids) <= MAX_BIASES, f"has at most {MAX_BIASES} tokens"),
-            ("logit_bias", "others", _rise(ids, vocab_size), f"names each token id once, and all below {vocab_size}"),
-            (
-                "logit_bias",
-                "others",
-                all(abs(bias) <= MAX_BIAS for _, bias in self.logit_bias),
-                f"adds within [-{MAX_BIAS:g}, {MAX_BIAS:g}]",
-            ),
-            (
-                "end_tokens",
-                f"{len(self.end_tokens)} ids",
-                len(self.end_tokens) <= MAX_END_TOKENS and _rise(self.end_tokens, vocab_size),
-                f"are at most {MAX_END_TOKENS} ids below {vocab_size}",
-            ),
-        )
-        for field, value, holds, law in laws:
-            if not holds:
-                return field, f"{law}, got {value}"
+    def check(self) -> None:
+        """Refuse a grammar that no text could end."""
         if self.grammar is not None and not self.end_tokens:
-            return "grammar", "needs a model with a token that ends its texts"
-        return None if self.grammar is None else _grammar_problem(self.grammar)
+            raise Broken("grammar", "needs a model with a token that ends its texts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +113,42 @@ class Sampling:
 
     Attributes:
         seed: key of the Gumbel noise, below 2^64.
-        temperature: finite; 0 is greedy.
-        top_k: at least 1; None is no filter.
-        top_p: in `[0, 1]`; None is no filter.
-        min_p: in `[0, 1]`; None is no filter.
+        temperature: 0 is greedy.
+        top_k: None is no filter.
+        top_p: None is no filter.
+        min_p: None is no filter.
         multistep: pick by multi-step speculative sampling over `Sweep.guesses`, not by coupled noise.
         rules: those that depend on the path; None for none.
     """
 
-    seed: int = 0
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    seed: Annotated[int, below(1 << 64)] = 0
+    temperature: Temperature = 0.0
+    top_k: Annotated[int, Within(1, WORD_END - 1)] | None = None
+    top_p: Annotated[Fraction, ABOVE_0] | None = None
+    min_p: Fraction | None = None
     multistep: bool = False
     rules: PickRules | None = None
+
+    def problem(self, vocab_size: int) -> tuple[str, str] | None:
+        """What no session may ask for: the field and why; None where all is well.
+
+        Args:
+            vocab_size: token ids are below it.
+        """
+        try:
+            _form().check(self)
+        except LocalProtocolError as error:
+            return error.field, error.reason
+        rules = self.rules or PickRules()
+        for field, ids in ("logit_bias", [token for token, _ in rules.logit_bias]), ("end_tokens", rules.end_tokens):
+            if any(token >= vocab_size for token in ids):
+                return field, f"must name token ids below {vocab_size}"
+        return None
+
+
+@cache
+def _form() -> ListForm[Sampling]:
+    return ListForm(Sampling, LocalProtocolError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +164,35 @@ class Want:
 
     log_probs: bool = False
     hidden_rows: bool = False
-    top_log_probs: int = 0
-    prompt_rows: int = 0
+    top_log_probs: Annotated[int, Within(0, MAX_TOP_LOG_PROBS)] = 0
+    prompt_rows: Annotated[int, Within(0, MAX_PROMPT_ROWS)] = 0
 
 
-def _grammar_problem(grammar: Grammar) -> tuple[str, str] | None:
-    if grammar.kind not in GRAMMAR_KINDS:
-        return "grammar", f"there are {', '.join(GRAMMAR_KINDS)}, got {grammar.kind!r}"
-    size = len(grammar.text.encode("utf-8", "replace"))
-    if size > MAX_GRAMMAR_BYTES:
-        return "grammar", f"has at most {MAX_GRAMMAR_BYTES} bytes, got {size}"
-    return None
+@dataclass(frozen=True, slots=True)
+class DraftDistribution:
+    """A draft's distribution after one node of a sweep, and what was drawn from it (SpecInfer, arXiv 2305.09781).
 
+    Attributes:
+        offset: the node's place in its sweep.
+        tokens: [n], n <= MAX_CANDIDATES, each once: what could be drawn.
+        weights: [n] finite float32 values above 0; draft probabilities are `weights / sum(weights)`.
+        draws: at most MAX_DRAWS places in `tokens`, in the order of drawing; repeats count.
+    """
 
-def _rise(ids: tuple[int, ...] | list[int], vocab_size: int) -> bool:
-    """Whether token ids rise and lie within the vocabulary."""
-    return all(0 <= token < vocab_size for token in ids) and all(a < b for a, b in pairwise(ids))
+    offset: int
+    tokens: tuple[int, ...]
+    weights: tuple[float, ...]
+    draws: tuple[int, ...]
+
+    def problem(self, vocab_size: int) -> str | None:
+        """What is wrong with it, if anything."""
+        count = len(self.tokens)
+        if not 1 <= count <= MAX_CANDIDATES or len(self.weights) != count or len(set(self.tokens)) != count:
+            return f"{count} tokens and {len(self.weights)} weights: as many, 1 to {MAX_CANDIDATES}, no token twice"
+        if not all(0 <= token < vocab_size for token in self.tokens):
+            return f"token ids must be below {vocab_size}"
+        if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
+            return "weights must be finite and above 0"
+        if len(self.draws) > MAX_DRAWS or not all(0 <= draw < count for draw in self.draws):
+            return f"draws are at most {MAX_DRAWS} places in the {count} tokens"
+        return None

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import grpc.aio
 
-from swarm import wire
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
+from swarm.protocol import wire
 from swarm.transport.dial import Dialer
 from swarm.transport.network_key import NetworkKey
 from swarm.transport.way import Ways

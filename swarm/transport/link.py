@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from swarm import wire
 from swarm.errors import HopClosed, HopError, HopMisbehaved, HopTimeout, RemoteProtocolError, Unreachable
+from swarm.protocol import wire
+from swarm.protocol.frames import split
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -34,7 +35,6 @@ from swarm.transport.dial import Connection, plain_reason
 from swarm.transport.introduction import Signer, introduce
 from swarm.transport.liveness import LivenessWatch, pause
 from swarm.transport.uplink import Uplink
-from swarm.wire.frames import split
 
 OUTBOX_MESSAGES = 256
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]

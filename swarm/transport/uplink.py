@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from swarm.wire import PART_BYTES
+from swarm.protocol.wire import PART_BYTES
 
 SMALL_BYTES: Final = 2_048
 """A message up to this size is sent at once."""

@@ -17,9 +17,9 @@ from subprocess import PIPE
 import grpc
 import psutil
 
-from swarm import wire
 from swarm.alive import shown_certificate
-from swarm.protocol.node_info import NodeInfo
+from swarm.protocol import wire
+from swarm.protocol.messages import NodeInfo
 from swarm.transport.certificate import name_of
 from swarm.transport.dial import pin
 from tests.forked import program as forked

@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc.aio
 
-from swarm import wire
+from swarm.protocol import wire
+from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.messages import Ready, Reply
 from swarm.transport.introduction import Metadata
-from swarm.wire.frames import FrameAssembler
 
 ANSWER_S = 10.0
 

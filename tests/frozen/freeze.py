@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from node.config import ServeConfig
 from node.serve import Node
 from node.session.callers import CallerCheck
-from swarm import wire
 from swarm.demo import TARGET
 from swarm.discovery.address_proof import hello_response
 from swarm.discovery.dht.about import pack_about
@@ -31,20 +30,24 @@ from swarm.discovery.node_record import NodeRecord, NodeState, Reach, seal, tomb
 from swarm.discovery.signed_faults import sign_fault
 from swarm.ids import ModelIdentity, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.draft_distribution import DraftDistribution
-from swarm.protocol.hold import Held, Hold
+from swarm.protocol.frames import split
 from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
     Close,
     Codec,
+    Counters,
     Credits,
     Fault,
     FaultKind,
     Frame,
+    Held,
+    Hold,
     HopTime,
+    NodeInfo,
     Open,
     Ping,
     Pong,
@@ -61,15 +64,14 @@ from swarm.protocol.messages import (
     Upstream,
     Want,
 )
-from swarm.protocol.node_info import Counters, NodeInfo
+from swarm.protocol.pick_rules import DraftDistribution
+from swarm.protocol.v1 import node_pb2
 from swarm.relay.presence import prove_presence
 from swarm.runtime.version import VERSION
 from swarm.telemetry.messages import Body, seal_body
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import Metadata, introduce
-from swarm.wire.frames import split
-from swarm.wire.v1 import node_pb2
 from tests.frozen.conversation import picks_of
 from tests.frozen.reading import FOLDER, NONCE, NOW, plain
 from tests.telemetry_messages import event, metrics, status, topic, will

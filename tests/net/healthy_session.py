@@ -18,8 +18,8 @@ from node.serve import Node
 from swarm.demo import TARGET
 from swarm.ids import TreeNodeId
 from swarm.inference.row_codec import encode_rows
+from swarm.protocol.frames import split
 from swarm.protocol.messages import Attach, Close, Codec, Fault, Frame, Ready, Rows, SweepFrame
-from swarm.wire.frames import split
 from tests.in_process_swarm import in_process_swarm
 from tests.net.raw_client import RawLink, SweepNumbering, attach, info, opening, raw_link, raw_replies, route_of
 from tests.net.three_nodes import SPANS, until

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from swarm import wire
 from swarm.discovery.address_proof import HELLO_METHOD, hello_response
 from swarm.discovery.identity import Identity
+from swarm.protocol import wire
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import bind_port
 from swarm.transport.endpoint import Endpoint

@@ -18,15 +18,18 @@ import grpc.aio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.serve import Node
-from swarm import wire
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.messages import (
     Ack,
     Attach,
     Codec,
+    Counters,
     Frame,
+    NodeInfo,
     Open,
     RepliesRequest,
     Reply,
@@ -35,11 +38,9 @@ from swarm.protocol.messages import (
     Sweep,
     Upstream,
 )
-from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.transport.dial import open_channel
 from swarm.transport.introduction import Metadata, Signer, introduce
 from swarm.transport.link import Stream
-from swarm.wire.frames import FrameAssembler, split
 
 M = TypeVar("M", bound=Upstream)
 Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]

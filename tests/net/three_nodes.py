@@ -19,8 +19,7 @@ from node.engine.scheduler import Engine
 from node.lifecycle.span_host import SpanService
 from node.serve import Node
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.protocol.messages import Fault, Ready, RouteHop
-from swarm.protocol.node_info import Counters
+from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.raw_client import RawLink, info, route_of
 

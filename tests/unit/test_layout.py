@@ -48,7 +48,6 @@ PURE = (
     "swarm/metrics/metric_set",
     "swarm/protocol/limits",
     "swarm/protocol/messages",
-    "swarm/protocol/node_info",
     "swarm/protocol/session",
     "swarm/routing/placement",
     "swarm/routing/route",

@@ -13,11 +13,11 @@ from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.ground import NodeMark
 from benchmarks.redteam.h2 import FrameType, h2_frame
 from benchmarks.redteam.kit import RawSocket
-from swarm import wire
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.hold import Hold
+from swarm.protocol.frames import split
+from swarm.protocol.messages import Hold
 from swarm.transport.introduction import Signer
-from swarm.wire.frames import split
 
 ENDED_SOCKET = (OSError, TimeoutError)
 IDLE = 1_400

@@ -13,13 +13,13 @@ import grpc.aio
 
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.kit import RawLink
-from swarm import wire
 from swarm.ids import PeerId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol import wire
+from swarm.protocol.frames import split
 from swarm.protocol.limits import MAX_HEADERS
 from swarm.protocol.messages import Close, RouteHop, Sampling, Snapshot, Sweep, SweepFrame
-from swarm.wire.frames import split
+from swarm.protocol.pick_rules import DraftDistribution
 
 ENDED = (grpc.aio.AioRpcError, OSError, asyncio.InvalidStateError, TimeoutError)
 

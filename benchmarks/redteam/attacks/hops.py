@@ -10,9 +10,9 @@ from contextlib import suppress
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.hostile import Behave, HopStream, HostileHop
 from benchmarks.redteam.sealing import quick_identities
-from swarm import wire
 from swarm.errors import LocalProtocolError
 from swarm.ids import PeerId
+from swarm.protocol import wire
 from swarm.protocol.messages import Ack, Attach, Attached, Credits, Fault, FaultKind, Ready
 
 WHOLE, FIRST = "0-12", "0-9"

@@ -15,17 +15,18 @@ from benchmarks.redteam.attacks.frames import ENDED
 from benchmarks.redteam.byzantine import Insider, insider
 from benchmarks.redteam.ground import NodeMark
 from benchmarks.redteam.kit import ANSWER_S, RawLink
-from swarm import wire
 from swarm.ids import PeerId, TreeNodeId
 from swarm.inference.row_codec import encode_rows
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.hold import Hold
+from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.messages import (
     Attach,
     Attached,
     Close,
     Codec,
     Fault,
+    Hold,
     Ping,
     Ready,
     RepliesRequest,
@@ -33,7 +34,6 @@ from swarm.protocol.messages import (
     RouteHop,
     SweepFrame,
 )
-from swarm.wire.frames import FrameAssembler
 
 FILL = 1_100
 """More sessions than a node takes."""

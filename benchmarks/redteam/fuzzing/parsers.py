@@ -16,7 +16,6 @@ from typing import Any
 import msgpack
 
 from benchmarks.redteam.fuzzing.mutations import mutate_bytes, mutate_packed, mutate_wire
-from swarm import wire
 from swarm.discovery import node_record
 from swarm.discovery.address_proof import check_hello, hello_response
 from swarm.discovery.dht.dialback import pack_request, parse_request
@@ -26,9 +25,9 @@ from swarm.discovery.node_record import NodeRecord, NodeState, open_sealed, seal
 from swarm.errors import RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.draft_distribution import DraftDistribution
-from swarm.protocol.hold import Hold
+from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.protocol.messages import (
     Ack,
@@ -40,6 +39,7 @@ from swarm.protocol.messages import (
     Fault,
     FaultKind,
     Frame,
+    Hold,
     HopTime,
     Open,
     Ping,
@@ -56,6 +56,7 @@ from swarm.protocol.messages import (
     SweepFrame,
     Want,
 )
+from swarm.protocol.pick_rules import DraftDistribution
 from swarm.telemetry.fields import TelemetryError
 from swarm.telemetry.messages import (
     Metrics,
@@ -69,7 +70,6 @@ from swarm.telemetry.messages import (
     topic_of,
 )
 from swarm.transport.certificate import ServerCertificate
-from swarm.wire.frames import FrameAssembler, split
 
 Mutate = Callable[[random.Random, bytes], bytes]
 

@@ -16,7 +16,7 @@ from client.drafting.search.source import Places, Search
 from client.drafting.search.tree import Picks
 from swarm.inference.multistep_sampling import draw_children
 from swarm.inference.sampling import target_probs
-from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.pick_rules import DraftDistribution
 
 DRAWS = 4
 """Draws with replacement after one node."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.pick_rules import DraftDistribution
 
 Picks = Mapping[int | None, int]
 """What the target picked after nodes of a tree; None is its root."""

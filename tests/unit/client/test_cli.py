@@ -84,7 +84,7 @@ def test_options_are_checked_before_anybody_is_asked(
 ) -> None:
     wrong = Options(temperature=math.nan)
     assert client.cli.run(kind(model="/nowhere", join=(NOBODY,), options=wrong)) == 1
-    assert capfd.readouterr().err == "client: temperature must be 0 or 1e-6 and more, got nan\n"
+    assert capfd.readouterr().err == "client: temperature must be a finite number\n"
 
 
 @pytest.mark.parametrize(("name", "why"), [("nowhere/x.json", "no such folder"), (".", "is a folder")])

@@ -11,7 +11,6 @@ import msgpack
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from swarm import wire
 from swarm.discovery.address_proof import check_hello
 from swarm.discovery.dht import about
 from swarm.discovery.dht.dialback import parse_request
@@ -20,15 +19,16 @@ from swarm.discovery.model_pointer import ModelPointer, open_pointer, seal_point
 from swarm.discovery.node_record import open_sealed, seal, unseal
 from swarm.discovery.record_fields import RecordError
 from swarm.errors import RemoteProtocolError
+from swarm.protocol import wire
+from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.messages import Frame, Sampling, Snapshot, SweepFrame
 from swarm.protocol.pick_rules import PickRules
+from swarm.protocol.v1 import node_pb2
 from swarm.relay.openings import parse_opening
 from swarm.relay.presence import check_presence
 from swarm.runtime.version import VERSION, which_side
 from swarm.telemetry.messages import open_payload
 from swarm.transport.endpoint import Endpoint
-from swarm.wire.frames import FrameAssembler
-from swarm.wire.v1 import node_pb2
 from tests.frozen.reading import NONCE, NOW, Frozen, holds, plain, releases
 
 ME = Identity.ephemeral()

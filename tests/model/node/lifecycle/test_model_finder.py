@@ -17,7 +17,6 @@ from huggingface_hub import constants
 from node.config import ServeConfig
 from node.lifecycle.model_finder import FoundModel, ModelFinder
 from node.serve import Node
-from swarm import wire
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
@@ -28,6 +27,7 @@ from swarm.models.file_digests import known_digests
 from swarm.models.fingerprint import model_identity
 from swarm.models.hub import find_model
 from swarm.models.manifests import WeightFiles, find_manifest
+from swarm.protocol import wire
 from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.transport.endpoint import Endpoint
 from tests.fake_hub import COMMIT, MODEL, FakeHub, Repo

@@ -18,7 +18,6 @@ import torch
 
 import swarm.transport.link
 from client import AsyncSwarm, Result
-from swarm import wire
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
 from swarm.ids import TreeNodeId
@@ -26,9 +25,10 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.layers import Span
+from swarm.protocol import wire
+from swarm.protocol.frames import split
 from swarm.protocol.messages import Codec, Fault, FaultKind, Frame, Open, Ready, RouteHop, Rows, SweepFrame
-from swarm.wire.frames import split
-from swarm.wire.v1 import node_pb2 as pb
+from swarm.protocol.v1 import node_pb2 as pb
 from tests.devices import DEVICE
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.raw_client import SweepNumbering, attach, opening, raw_link, route_of

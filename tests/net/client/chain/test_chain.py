@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import is_progress_bar_enabled
 
 from client.control.goodput import Goodput
-from swarm import wire
 from swarm.demo import DRAFT, TARGET
 from swarm.ids import TreeNodeId
 from swarm.inference.row_codec import encode_rows
+from swarm.protocol import wire
 from swarm.protocol.messages import (
     Ack,
     Attached,

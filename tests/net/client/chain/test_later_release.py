@@ -10,7 +10,7 @@ import swarm.discovery.node_record
 from swarm.demo import TARGET
 from swarm.discovery.node_record import NodeRecord
 from swarm.protocol.messages import Frame
-from swarm.wire import encode_frame
+from swarm.protocol.wire import encode_frame
 from tests.in_process_swarm import in_process_swarm
 
 UNKNOWN = bytes([15 << 3 | 2, 5]) + b"later"
@@ -30,7 +30,7 @@ async def test_what_a_later_release_adds_hinders_nobody(monkeypatch: pytest.Monk
         return encode_frame(message) + UNKNOWN
 
     monkeypatch.setattr(swarm.discovery.node_record, "_encode", more_fields)
-    monkeypatch.setattr("swarm.wire.frames.encode_frame", more_bytes)
+    monkeypatch.setattr("swarm.protocol.frames.encode_frame", more_bytes)
     async with in_process_swarm(TARGET, ["0-6", "6-12"]) as running, running.client() as client:
         result = await client.generate("It was", max_new_tokens=4, nodes=1)
     assert len(result.tokens) == 4

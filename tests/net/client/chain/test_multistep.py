@@ -21,8 +21,8 @@ from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.multistep_sampling import multistep_picks
-from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.messages import Sweep
+from swarm.protocol.pick_rules import DraftDistribution
 from swarm.routing.costs import RouteForecast
 from swarm.transport import liveness as watch
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm

@@ -21,10 +21,10 @@ from client.stats import Repair
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
 from node.session.successors import Tried
-from swarm import wire
 from swarm.discovery.node_record import NodeState, seal
 from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError, SwarmError, Unreachable
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.messages import RouteHop
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate

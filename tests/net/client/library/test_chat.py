@@ -16,7 +16,7 @@ from client.library.conversation import Conversation
 from client.library.session import SessionOpener
 from client.options import GenerateOptions
 from swarm.errors import ConfigError, ContextFull, GenerationInterrupted, RouteError
-from swarm.protocol.node_info import Counters
+from swarm.protocol.messages import Counters
 from swarm.routing.route import Route
 from tests.net.raw_client import info
 from tests.net.three_nodes import ThreeNodes, grown, three_nodes, until_freed

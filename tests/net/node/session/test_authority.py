@@ -16,12 +16,11 @@ import pytest_asyncio
 from node.serve import Node
 from node.session import service
 from node.session.upstream import UpstreamStream
-from swarm import wire
 from swarm.discovery.identity import Identity
 from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.hold import Hold
 from swarm.protocol.limits import MAX_HOLD_S
 from swarm.protocol.messages import (
     Attach,
@@ -29,13 +28,14 @@ from swarm.protocol.messages import (
     Close,
     Fault,
     FaultKind,
+    Hold,
     Ready,
     RepliesRequest,
     Reroute,
     RouteHop,
 )
+from swarm.protocol.wire import encode_part
 from swarm.transport.introduction import Metadata, Signer, introduce
-from swarm.wire import encode_part
 from tests.net.healthy_session import (
     attacked_link,
     healthy_session,

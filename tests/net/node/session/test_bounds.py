@@ -20,8 +20,8 @@ from node.session.admission import REROUTED, SESSIONS, WAITING, Admission
 from node.session.eviction import UNUSED_S
 from node.session.hop_session import HopSession
 from node.session.table import SessionTable
-from swarm import wire
 from swarm.ids import SessionId, TreeNodeId
+from swarm.protocol import wire
 from swarm.protocol.messages import (
     Attach,
     Attached,
@@ -34,10 +34,11 @@ from swarm.protocol.messages import (
     Snapshot,
     SweepFrame,
 )
+from swarm.protocol.v1 import node_pb2 as pb
+from swarm.protocol.wire import encode_part
 from swarm.runtime.quota import HoldingLimit
 from swarm.transport.dial import open_channel
 from swarm.transport.link import Stream
-from swarm.wire import decoding, encode_part
 from tests.net.healthy_session import attacked_link, healthy_session, until_sessions, valid_attach, warm_nodes
 from tests.net.raw_client import (
     RawLink,
@@ -230,14 +231,14 @@ async def test_large_heads_are_decoded_beside_the_event_loop_and_larger_ones_not
     nodes: tuple[Node, ...], stranger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[tuple[int, bool]] = []
-    decode = decoding._snapshot
+    decode = wire._snapshot
     loop_thread = threading.get_ident()
 
-    def watched(snapshot: wire.v1.node_pb2.Snapshot) -> Snapshot:
+    def watched(snapshot: pb.Snapshot) -> Snapshot:
         decoded.append((len(snapshot.ids), threading.get_ident() == loop_thread))
         return decode(snapshot)
 
-    monkeypatch.setattr(decoding, "_snapshot", watched)
+    monkeypatch.setattr(wire, "_snapshot", watched)
     opened = session_of(nodes, "heavy", window=2_000, nodes=2_000)
     async with raw_link(nodes[0], opened) as link:
         await link.until(Ready)

@@ -18,11 +18,11 @@ import node.session.service
 from node.serve import Node
 from node.session.service import RpcContext
 from node.session.upstream import OUTBOX_MESSAGES
-from swarm import wire
 from swarm.demo import TARGET
+from swarm.protocol import wire
 from swarm.protocol.messages import Close, FaultKind, Ping, Ready, SweepFrame
+from swarm.protocol.wire import encode_part
 from swarm.transport.link import Stream
-from swarm.wire import encode_part
 from tests.in_process_swarm import in_process_swarm
 from tests.net.healthy_session import (
     WIDTH,

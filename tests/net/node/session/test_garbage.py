@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from node.serve import Node
 from node.session.successors import Successors, Tried
-from swarm import wire
 from swarm.discovery.address_proof import HELLO_METHOD
 from swarm.ids import SessionId, TreeNodeId
+from swarm.protocol import wire
 from swarm.protocol.messages import (
     Close,
     Fault,
@@ -32,8 +32,8 @@ from swarm.protocol.messages import (
     Sweep,
     SweepFrame,
 )
+from swarm.protocol.wire import PART_BYTES, encode_part
 from swarm.transport.dial import Connection, open_channel
-from swarm.wire import PART_BYTES, encode_part
 from tests.net.healthy_session import (
     FIRST_SWEEP,
     NEXT_SWEEP,

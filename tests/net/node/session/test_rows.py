@@ -9,10 +9,10 @@ import pytest_asyncio
 import torch
 
 from node.serve import Node
-from swarm import wire
 from swarm.inference.row_codec import encode_rows
+from swarm.protocol import wire
 from swarm.protocol.messages import Close, Codec, Fault, FaultKind, SweepFrame
-from swarm.wire import encode_part
+from swarm.protocol.wire import encode_part
 from tests.net.healthy_session import (
     FIRST_SWEEP,
     WIDTH,

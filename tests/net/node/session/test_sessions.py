@@ -23,12 +23,11 @@ from node.serve import Node
 from node.session.eviction import UNUSED_S
 from node.session.hop_session import HopSession
 from node.session.upstream import UpstreamStream
-from swarm import wire
 from swarm.demo import TARGET
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
 from swarm.ids import TreeNodeId
-from swarm.protocol.hold import Hold
-from swarm.protocol.messages import Ack, Attached, Close, FaultKind, Ready, SweepFrame
+from swarm.protocol import wire
+from swarm.protocol.messages import Ack, Attached, Close, FaultKind, Hold, Ready, SweepFrame
 from swarm.transport.dial import open_channel
 from tests.in_process_swarm import in_process_swarm
 from tests.net.raw_client import (

@@ -9,10 +9,10 @@ import grpc.aio
 import pytest
 
 from swarm.demo import TARGET
+from swarm.protocol.frames import split
 from swarm.protocol.messages import Frame, Reply, SweepFrame
 from swarm.transport.dial import Dialer
 from swarm.transport.endpoint import Endpoint
-from swarm.wire.frames import split
 from tests.in_process_swarm import in_process_swarm
 from tests.net.tee import Tee
 from tests.net.three_nodes import prompt

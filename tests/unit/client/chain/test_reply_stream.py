@@ -14,10 +14,10 @@ from swarm.errors import HopTimeout, SwarmError
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.frames import split
 from swarm.protocol.messages import Ping, RepliesRequest, Reply, RouteHop
 from swarm.transport.dial import Connection
 from swarm.transport.endpoint import Endpoint
-from swarm.wire.frames import split
 
 TAIL = RouteHop(PeerId("tail"), Span(8, 12))
 

@@ -19,11 +19,11 @@ from client.control.regression import Regression
 from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
 from client.stats import SweepMeasurement, within_total
-from swarm import wire
 from swarm.errors import RemoteProtocolError
+from swarm.protocol import wire
 from swarm.protocol.messages import HopTime, Reply
+from swarm.protocol.v1 import node_pb2 as pb
 from swarm.routing.costs import RouteForecast
-from swarm.wire.v1 import node_pb2 as pb
 from tests.sweep_measurements import measured, over_hops, with_wait
 
 ROUTE = "route"

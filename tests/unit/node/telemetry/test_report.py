@@ -19,7 +19,7 @@ from swarm.discovery.node_record import NodeState
 from swarm.errors import ConfigError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.protocol.node_info import Counters
+from swarm.protocol.messages import Counters
 from swarm.telemetry.messages import EventKind, MessageKind, Presence, Stamp, seal_body
 from tests.telemetry_messages import FINGERPRINT, NOW, identity, topic
 

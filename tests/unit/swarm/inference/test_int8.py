@@ -15,9 +15,9 @@ from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.int8 import MAX_SCALE, MIN_SCALE
 from swarm.inference.row_codec import decode_rows, encode_rows
+from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.messages import Codec, Rows, Sweep, SweepFrame
-from swarm.wire import PART_BYTES, encode_frame, encode_part
-from swarm.wire.frames import FrameAssembler, FrameLimits, split
+from swarm.protocol.wire import PART_BYTES, encode_frame, encode_part
 from tests.devices import DEVICES
 
 WIDTHS = [1, 31, 32, 33, 192, 8192]

@@ -26,17 +26,17 @@ from client.drafting.search.tree import DraftTree
 from node.engine.sweep_run import HopRole
 from node.model.span import SpanModel
 from node.session.frame_checks import check_sweep
-from swarm import wire
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.gumbel import MULTISTEP_DOMAIN, PICK_DOMAIN, gumbel, uniforms
 from swarm.inference.multistep_sampling import by_offset, draft_probs_of, draw_children, multistep_pick, multistep_picks
 from swarm.inference.sampling import target_probs
 from swarm.layers import Span
-from swarm.protocol.draft_distribution import MAX_CANDIDATES, DraftDistribution
+from swarm.protocol import wire
 from swarm.protocol.messages import Codec, Reply, Sampling, Sweep, SweepFrame
+from swarm.protocol.pick_rules import MAX_CANDIDATES, DraftDistribution
 from swarm.protocol.session import Limits
-from swarm.wire.v1 import node_pb2 as pb
+from swarm.protocol.v1 import node_pb2 as pb
 from tests.unit.swarm.inference.test_sampling_law import LEVEL, chi_square_odds
 
 TARGET = [0.30, 0.25, 0.15, 0.12, 0.10, 0.08]

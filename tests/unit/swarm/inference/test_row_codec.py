@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.row_codec import DTYPES, all_finite, check_width, decode_rows, encode_rows, lossless_codec
+from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.messages import Codec, Rows, Sweep, SweepFrame
-from swarm.wire.frames import FrameAssembler, split
 from tests.devices import DEVICES
 
 SHAPES = st.tuples(st.integers(0, 5), st.integers(1, 7))

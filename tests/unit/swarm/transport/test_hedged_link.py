@@ -33,11 +33,11 @@ from swarm.protocol.messages import (
     Sweep,
     SweepFrame,
 )
+from swarm.protocol.wire import decode_frame, encode_frame
 from swarm.routing.route import RouteQuery, best_route, hedged
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.hedged_link import HedgedLink, follow, senders
 from swarm.transport.successor import SuccessorLink, SuccessorStream
-from swarm.wire import decode_frame, encode_frame
 
 A, B, C, X = (PeerId(name) for name in "ABCX")
 ROUTE = (RouteHop(A, Span(0, 4)), RouteHop(B, Span(4, 8)), RouteHop(C, Span(8, 12)))

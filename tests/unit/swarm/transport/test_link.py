@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 import swarm.transport.link
-from swarm import wire
 from swarm.errors import HopError, HopMisbehaved
 from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.protocol import wire
 from swarm.protocol.messages import Close, Credits, Downstream, Ping, Pong, Ready, RouteHop, Upstream
 from swarm.transport.link import IDLE_PING_S, PING_S, ROUND_TRIPS_KEPT, WORKING_S, Link
 from swarm.transport.successor import SuccessorLink, SuccessorStream

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from swarm.protocol.wire import PART_BYTES
 from swarm.transport.uplink import BURST_S, PART_S, SMALL_BYTES, SMALLEST_PART_BYTES, Uplink
-from swarm.wire import PART_BYTES
 
 MBIT = 8.0
 BYTES_PER_S = MBIT * 1e6 / 8

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
+from swarm.protocol import wire
+from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import MAX_HEAD_BYTES, MAX_HOP_MS, OPENING_HEAD_BYTES, HeadLimits
 from swarm.protocol.messages import (
     Attach,
@@ -26,9 +26,17 @@ from swarm.protocol.messages import (
     SweepFrame,
     Want,
 )
-from swarm.protocol.pick_rules import MAX_BIASES, MAX_END_TOKENS, MAX_GRAMMAR_BYTES, Grammar, PickRules
-from swarm.wire import decoding, encode_frame
-from swarm.wire.frames import FrameAssembler, FrameLimits, split
+from swarm.protocol.pick_rules import (
+    MAX_BIASES,
+    MAX_CANDIDATES,
+    MAX_DRAWS,
+    MAX_END_TOKENS,
+    MAX_GRAMMAR_BYTES,
+    DraftDistribution,
+    Grammar,
+    PickRules,
+)
+from swarm.protocol.wire import encode_frame
 
 BIG = 2**62
 TOKEN = 2**31 - 1
@@ -60,13 +68,6 @@ def fattest_snapshot(limits: HeadLimits) -> Snapshot:
     return Snapshot(count, BIG, BIG, TreeNodeId(BIG), SAMPLING, ids, many, (BIG,) * count, ids, headers, kept)
 
 
-def ruled(**changes: Any) -> SweepFrame:  # noqa: ANN401
-    return SweepFrame(replace(fattest_sweep(1), sampling=replace(SAMPLING, rules=replace(RULES, **changes))))
-
-
-TOO_MANY = replace(SAMPLING, rules=replace(RULES, logit_bias=((1, 1.0),) * (MAX_BIASES + 1)))
-
-
 @pytest.mark.parametrize("limits", [LIMITS, HeadLimits(8_000, 64, 2_048), HeadLimits(1, 1, 1)])
 def test_the_largest_legal_heads_fit(limits: HeadLimits) -> None:
     times = (HopTime(MAX_HOP_MS, MAX_HOP_MS, MAX_HOP_MS, MAX_HOP_MS),) * 256
@@ -87,10 +88,6 @@ def test_an_attach_over_twenty_machines_fits_the_opening() -> None:
 @pytest.mark.parametrize(
     ("field", "frame"),
     [
-        ("logit_bias", ruled(logit_bias=(*RULES.logit_bias, (TOKEN, 1.0)))),
-        ("grammar", ruled(grammar=Grammar("regex", "x" * (MAX_GRAMMAR_BYTES + 1)))),
-        ("end_tokens", ruled(end_tokens=(*RULES.end_tokens, TOKEN))),
-        ("logit_bias", replace(fattest_snapshot(LIMITS), sampling=TOO_MANY)),
         ("tokens", SweepFrame(fattest_sweep(241))),
         ("headers", replace(fattest_snapshot(LIMITS), headers=(fattest_sweep(0),) * 9)),
         ("headers", replace(fattest_snapshot(LIMITS), headers=(fattest_sweep(121),) * 2)),
@@ -106,10 +103,10 @@ def test_more_than_the_credits_is_refused_before_it_is_decoded(
         raise AssertionError("it was decoded")
 
     head = encode_frame(frame)
-    for name in ("_sweep", "_sweep_frame", "_snapshot", "_sampling"):
-        monkeypatch.setattr(decoding, name, decode)
+    for name in ("_sweep", "_sweep_frame", "_snapshot"):
+        monkeypatch.setattr(wire, name, decode)
     with pytest.raises(RemoteProtocolError) as caught:
-        decoding.decode_frame(head, LIMITS)
+        wire.decode_frame(head, LIMITS)
     assert caught.value.field == field
 
 
@@ -123,9 +120,9 @@ def test_a_head_beyond_the_credits_is_refused_at_its_first_part() -> None:
 def test_no_more_records_than_machines_and_a_replica() -> None:
     route = (RouteHop(PeerId("a"), Span(0, 1)),)
     reroute = Reroute(1, route, Open("f", 1, 1, 1, Codec.FP32, bytes(32)), None, (b"r",) * 2, bytes(64))
-    decoding.decode_frame(encode_frame(reroute))
+    wire.decode_frame(encode_frame(reroute))
     with pytest.raises(RemoteProtocolError) as caught:
-        decoding.decode_frame(encode_frame(replace(reroute, records=(b"r",) * 3)))
+        wire.decode_frame(encode_frame(replace(reroute, records=(b"r",) * 3)))
     assert caught.value.field == "records"
 
 

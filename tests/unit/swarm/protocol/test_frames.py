@@ -8,9 +8,9 @@ import pytest
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
+from swarm.protocol.frames import PART_OVERHEAD_BYTES, FrameAssembler, FrameLimits, split
 from swarm.protocol.messages import Close, Codec, Frame, Ping, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
-from swarm.wire import PART_BYTES, encode_frame, encode_part
-from swarm.wire.frames import PART_OVERHEAD_BYTES, FrameAssembler, FrameLimits, split
+from swarm.protocol.wire import PART_BYTES, encode_frame, encode_part
 
 MIB = 1 << 20
 

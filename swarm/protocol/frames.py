@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.protocol.limits import MAX_HEAD_BYTES, HeadLimits
 from swarm.protocol.messages import Frame, Reply, Rows, Snapshot, SweepFrame
-from swarm.wire import PART_BYTES, FramePart, decode_frame, decode_part, encode_frame, encode_part
+from swarm.protocol.wire import PART_BYTES, FramePart, decode_frame, decode_part, encode_frame, encode_part
 
 PART_OVERHEAD_BYTES = 32
 """More than protobuf adds to a part's data."""

@@ -1,0 +1,1 @@
+"""Generated protobuf modules; only `swarm.protocol.wire` imports them. Regenerate with `python tools/protos.py`."""

@@ -1,1 +1,0 @@
-"""Generated protobuf modules; only `swarm.wire` imports them. Regenerate with `python tools/protos.py`."""
