@@ -14,30 +14,28 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from client.api import chat_page, health, reference
-from client.api.anthropic import routes as anthropic
+from client.api import anthropic, ollama, site
 from client.api.backend import Backend
 from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
 from client.api.guard import OF_DESKTOP, ApiGuard, refusal
-from client.api.left_out import HEADER as LEFT_OUT
-from client.api.ollama import routes as ollama
-from client.api.openai import chat_completions, completions, models
+from client.api.openai import chat, completions, models
+from client.api.request_fields import HEADER as LEFT_OUT
 from client.api.responses import routes as responses
 from swarm.errors import SwarmError
 from swarm.runtime.version import VERSION
 
 Routes = Callable[[ApiContext], APIRouter]
 DIALECTS: Final[Sequence[Routes]] = (
-    health.routes,
-    reference.routes,
+    site.health_routes,
+    site.reference_routes,
     models.routes,
-    chat_completions.routes,
+    chat.routes,
     completions.routes,
     responses.routes,
     anthropic.routes,
     ollama.routes,
-    chat_page.routes,
+    site.page_routes,
 )
 """Every module's routes. The page comes last, since it answers at `/`."""
 

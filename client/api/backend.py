@@ -33,7 +33,7 @@ class ChatJob:
         reasoning: whether to think first, where the template knows a switch; None leaves it to the model.
         continues: whether the last message is the assistant's own beginning, which the answer goes on with.
         defaults: options that hold where neither those nor the checkpoint say.
-        left_out: what the request has and this server has not, as `client.api.left_out` words it.
+        left_out: what the request has and this server has not, as `client.api.request_fields` words it.
     """
 
     messages: Sequence[Message]

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from client.api.context import REQUEST_ID, ApiSettings, RequestCounts, api_key, request_id, speaks_anthropic
 from client.api.errors import ApiError, ErrorForm, error_body, form_of, invalid
-from client.api.left_out import SCOPE as LEFT_OUT
-from client.api.left_out import header as left_out_header
+from client.api.request_fields import SCOPE as LEFT_OUT
+from client.api.request_fields import header as left_out_header
 from swarm.metrics.http import HEADERS
 
 _KEYED: Final = ("/v1/", "/api/", "/metrics")

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
-from client.api.left_out import SCOPE as LEFT_OUT
+from client.api.request_fields import SCOPE as LEFT_OUT
 from client.api.request_fields import noting_left_out
 from client.api.sse import compact
 

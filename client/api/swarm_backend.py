@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from client.api.backend import AnswerEnd, AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, ModelCard
-from client.api.prepared import Prepared
 from client.api.queue import FairQueue, QueueLimits
 from client.api.sessions import LentSession, SessionLimits, SessionPool
-from client.api.swarm_link import ModelLink, SwarmLink, SwarmSource
+from client.api.swarm_link import ModelLink, Prepared, SwarmLink, SwarmSource
 from client.dialogue.messages import AnswerDelta, ToolCallDelta
 from client.library.session import Piece
 from client.stats import Result

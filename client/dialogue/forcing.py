@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from client.dialogue.families import ToolFamily
 from client.dialogue.messages import Tool, ToolChoice
-from client.dialogue.template import ChatPrompt, ChatTemplate
+from client.dialogue.template import ChatPrompt, ChatTemplate, ToolFamily
 from client.options import Grammar, json_rule
 from swarm.errors import ConfigError
 

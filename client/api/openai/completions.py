@@ -12,15 +12,23 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from client.api.backend import Delta, Finished, ModelCard, TextJob
-from client.api.choices import StartedAnswers, begin_all, complete_all
-from client.api.context import ApiContext, FullAnswer
+from client.api.context import ApiContext, FullAnswer, StartedAnswers, begin_all, complete_all
 from client.api.errors import invalid, unsupported
 from client.api.json_text import JsonRoute
-from client.api.openai.bodies import LEAST_LOG_PROB, fingerprint, new_id, speed, usage
-from client.api.openai.chat_completions import error_frame
-from client.api.openai.fields import SamplingRequest, TokenId, for_choice
+from client.api.openai.chat import error_frame
+from client.api.openai.fields import (
+    LEAST_LOG_PROB,
+    SamplingRequest,
+    TokenId,
+    Whole,
+    fingerprint,
+    for_choice,
+    new_id,
+    speed,
+    token_limit,
+    usage,
+)
 from client.api.request_fields import BodyKind
-from client.api.sampling_fields import Whole, token_limit
 from client.api.sse import DONE, sse, sse_response
 from client.dialogue.messages import ContentDelta
 from client.stats import TokenLogProbs

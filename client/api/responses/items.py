@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import ConfigDict, Field
 
 from client.api.errors import invalid, unsupported
-from client.api.left_out import LeftOut
-from client.api.openai.chat_request import MAX_TOOLS
+from client.api.openai.chat import MAX_TOOLS
 from client.api.openai.fields import ApiModel
+from client.api.request_fields import LeftOut
 from client.api.responses.tools import AnyToolSpec, custom_call, model_name
 from client.dialogue.messages import Message, Role, ToolCall
 

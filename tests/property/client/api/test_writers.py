@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.api.anthropic.writer import MessageWriter
+from client.api.anthropic import MessageWriter
 from client.api.backend import Begun, Delta, Finished
 from client.api.errors import ApiError
-from client.api.ollama.writer import RunWriter
+from client.api.ollama import RunWriter
 from client.api.responses.writer import ResponseWriter
 from client.dialogue.messages import AnswerDelta, ContentDelta, ReasoningDelta, ToolCallDelta
 from tests.scripted_backend import finished
