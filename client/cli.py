@@ -17,7 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from client.demo import command as demo
 from client.demo.command import Demo
-from client.terminal.commands import ApiCommand, Bench, ChatCommand, ConnectionOptions, Generate
+from client.terminal.commands import ApiCommand, Bench, ChatCommand, Generate, SwarmCommand
 from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.terminal.setups import ProgramName, ask_server, setup
 from client.train.options import TrainDraft
@@ -102,7 +102,7 @@ def _with_swarm(command: ClientCommand) -> ClientCommand:
     found, note = with_swarm(command, SwarmFinder(SwarmMemory.of_user(), os.environ))
     if note and sys.stderr.isatty():
         print(f"client: {note}", file=sys.stderr)  # noqa: T201 - the command line's own output
-    if not isinstance(found, ConnectionOptions):
+    if not isinstance(found, SwarmCommand):
         return found
     return with_lan(found, found.lan, make_console(stderr=True, soft_wrap=True).print, wants_model=True)
 
@@ -234,7 +234,7 @@ def api(command: ApiCommand) -> None:
     options.check()
     quiet_libraries()
     freeze_imports()
-    source = swarm_source(command.model, _connect_options(command))
+    source = swarm_source(command.model, command.connect_options())
     console = make_console(soft_wrap=True)
     asyncio.run(serve_api(source, options, lambda line: console.print(line, markup=False, highlight=False)))
 
@@ -343,7 +343,7 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
+def _connection(command: SwarmCommand) -> tuple[str, ConnectOptions]:
     """The model, and the keyword arguments of `AsyncSwarm.connect`.
 
     Raises:
@@ -352,29 +352,7 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
     model = command.model
     if model is None:
         raise ConfigError("which model? name a hub id, folder or GGUF file, use an invite, or set CANOPY_MODEL")
-    return model, _connect_options(command)
-
-
-def _connect_options(command: ConnectionOptions) -> ConnectOptions:
-    return {
-        "peers": command.join,
-        "draft": tuple(draft for draft in command.draft if draft != "none"),
-        "draft_device": command.draft_device,
-        "revision": command.revision,
-        "fingerprint": command.fingerprint,
-        "generation_config": command.generation_config,
-        "threads": command.threads,
-        "codec": command.codec,
-        "wait": command.wait,
-        "hedge": command.hedge,
-        "reproducible": command.reproducible,
-        "insecure": command.insecure,
-        "membership": command.membership,
-        "lookup": command.lookup,
-        "siblings": command.siblings,
-        "recycle": command.recycle,
-        "adapt": command.adapt,
-    }
+    return model, command.connect_options()
 
 
 if __name__ == "__main__":
