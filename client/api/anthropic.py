@@ -49,7 +49,6 @@ Content = str | Sequence[InputBlock]
 
 
 def system_text(content: Content, left_out: LeftOut) -> str:
-    """The system prompt, one block per line."""
     if isinstance(content, str):
         return content
     blocks = [block for block in content if not (block.text or "").startswith(BILLING)]
@@ -91,20 +90,13 @@ def read_messages(given: Iterable[tuple[str, Content]], left_out: LeftOut) -> li
 
 @dataclass(slots=True)
 class _TurnReader:
-    """Reads one turn after the other.
-
-    Attributes:
-        left_out: takes blocks that are no text.
-        messages: so far.
-        names: of the tools that were called, by the call's id.
-    """
+    """Reads one turn after the other."""
 
     left_out: LeftOut
     messages: list[Message] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
 
     def read_user(self, content: Content, param: str) -> None:
-        """A turn of the user."""
         if not content:
             raise invalid(f"{param}: user messages must have non-empty content", "messages")
         if isinstance(content, str):
@@ -120,7 +112,6 @@ class _TurnReader:
             self._say("user", "\n".join(texts))
 
     def read_assistant(self, content: Content, param: str) -> None:
-        """A turn of the assistant."""
         if isinstance(content, str):
             self._say("assistant", content)
             return
@@ -181,7 +172,6 @@ def _parts(content: str | Sequence[InputBlock] | dict[str, Any] | None) -> Conte
 
 
 def _text(block: InputBlock, param: str, left_out: LeftOut) -> str:
-    """What the model reads of a block."""
     match block.type, block.source:
         case "text", _:
             return _wanted(block.text, f"{param}.text")
@@ -382,14 +372,7 @@ SIGNATURE: Final = "unsigned"
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """The block that grows now.
-
-    Attributes:
-        kind: of it.
-        start: what its first event says, as JSON values.
-        pieces: of its text.
-        call_index: of the call, where it is one.
-    """
+    """The block that grows now."""
 
     kind: BlockKind
     start: JsonObject
@@ -398,11 +381,7 @@ class _OpenBlock:
 
 
 class MessageWriter:
-    """Writes one message.
-
-    Attributes:
-        content: blocks that have ended, as JSON values.
-    """
+    """Writes one message."""
 
     def __init__(self, model: str, *, hides_thinking: bool = False) -> None:
         self._id = f"msg_{secrets.token_hex(12)}"
@@ -413,13 +392,11 @@ class MessageWriter:
         self.content: list[JsonObject] = []
 
     def begin(self, begun: Begun) -> Iterator[JsonObject]:
-        """The prompt was taken."""
         usage = _usage(begun.prompt_tokens, 0, 0)
         yield {"type": "message_start", "message": self._message([], None, None, usage)}
         yield {"type": "ping"}
 
     def take(self, delta: Delta) -> Iterator[JsonObject]:
-        """More of the answer."""
         self._thinking_tokens += reasoning_tokens(delta)
         for part in delta.parts:
             match part:
@@ -443,7 +420,6 @@ class MessageWriter:
         yield {"type": "message_stop"}
 
     def whole(self, finished: Finished, max_tokens: int) -> JsonObject:
-        """The message after its end."""
         reason, stop = stop_reason(finished, max_tokens)
         return self._message(self.content, reason, stop, self._usage(finished))
 

@@ -157,13 +157,11 @@ def _wanted(problem: Any) -> str | None:  # noqa: ANN401 - pydantic's
 
 
 def _kind(value: object) -> str:
-    """What a JSON value is."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
 def _place(problem: Any) -> list[str | int]:  # noqa: ANN401 - pydantic's
-    """The names and numbers that lead to a field."""
     return [part for part in problem["loc"][1:] if not _is_union_arm(part)]
 
 

@@ -48,13 +48,7 @@ class ChatJob:
 
 @dataclass(frozen=True, slots=True)
 class TextJob:
-    """The continuation of a text, without a template.
-
-    Attributes:
-        prompt: text, or token ids.
-        options: as of a chat.
-        defaults: as of a chat.
-    """
+    """The continuation of a text, without a template."""
 
     prompt: str | Sequence[int]
     options: GenerateOptions = field(default_factory=GenerateOptions)
@@ -77,11 +71,7 @@ class ApiCaller:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The first thing that a run hands out, before any token: the prompt was taken, and is being read.
-
-    Attributes:
-        prompt_tokens: tokens of the prompt.
-    """
+    """The first thing that a run hands out, before any token: the prompt was taken, and is being read."""
 
     prompt_tokens: int
 

@@ -75,7 +75,6 @@ class ApiFigures:
     requests: RequestCounts
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
         sheet, counts, queue = MetricSet(FIGURES), self.backend.counts, self.backend.queue
         sessions = self.backend.link.sessions
         sheet.set_info(ABOUT, {"version": VERSION, "model": self.backend.link.name})
@@ -97,8 +96,6 @@ class ApiFigures:
 
 
 def metrics_routes(backend: SwarmBackend) -> Callable[[ApiContext], APIRouter]:
-    """The routes of a backend's metrics, for `build_app`."""
-
     def routes(context: ApiContext) -> APIRouter:
         router = APIRouter()
         page = MetricsPage(lambda: ApiFigures(backend, context.requests), in_thread=False)
@@ -144,7 +141,6 @@ class ServerOptions:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine comes there."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:

@@ -72,23 +72,12 @@ class StartedAnswer:
     events: AsyncGenerator[AnswerEvent, None]
 
     async def close(self) -> None:
-        """End the run."""
         await self.events.aclose()
 
 
 @dataclass(slots=True)
 class FullAnswer:
-    """An answer that was read to its end, put together.
-
-    Attributes:
-        prompt_tokens: of the prompt.
-        content: what it says.
-        reasoning: what the model thought before.
-        reasoning_tokens: of that.
-        tool_calls: in order.
-        log_probs: one per token, where they were asked for.
-        finished: its last event.
-    """
+    """An answer that was read to its end, put together."""
 
     prompt_tokens: int
     content: str = ""
@@ -100,12 +89,10 @@ class FullAnswer:
 
     @property
     def end(self) -> Finished:
-        """The last event of a whole answer."""
         assert self.finished is not None, "a run ends with Finished or an error"
         return self.finished
 
     def take(self, event: AnswerEvent) -> None:
-        """Add the next event."""
         if isinstance(event, Begun):
             self.prompt_tokens = event.prompt_tokens
         elif isinstance(event, Finished):
@@ -132,29 +119,17 @@ class FullAnswer:
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Answers so far.
-
-    Attributes:
-        by_status: how many, by whose form they have and by HTTP status.
-    """
+    """Answers so far."""
 
     by_status: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def add(self, dialect: str, status: int) -> None:
-        """One more."""
         self.by_status[dialect, status] = self.by_status.get((dialect, status), 0) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """Given to every dialect's `routes`.
-
-    Attributes:
-        backend: the model.
-        settings: how the API behaves towards callers.
-        requests: answers so far.
-        left_out: tells the log what requests go without.
-    """
+    """Given to every dialect's `routes`."""
 
     backend: Backend
     settings: ApiSettings
@@ -232,7 +207,6 @@ class ApiContext:
 
 
 def reasoning_tokens(delta: Delta) -> int:
-    """Tokens of a delta that were thought and not said."""
     is_thought = bool(delta.parts) and all(isinstance(part, ReasoningDelta) for part in delta.parts)
     return len(delta.tokens) if is_thought else 0
 
@@ -297,13 +271,6 @@ class StartedAnswers:
     """Runs of which the first has begun: its prompt was taken.
 
     The others begin while events are read, so that none holds a place among those that run and waits for another.
-
-    Attributes:
-        context: to start them in.
-        jobs: one per answer.
-        caller: who asks.
-        first: the first answer.
-        prompt_tokens: of each answer that has begun.
     """
 
     context: ApiContext

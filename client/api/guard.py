@@ -43,7 +43,6 @@ class ApiGuard:
         self._keys = [key.encode() for key in settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -126,7 +125,6 @@ def refusal(request: Request, error: ApiError) -> JSONResponse:
 
 
 def too_large(max_bytes: int) -> ApiError:
-    """A body over the bound."""
     return ApiError(413, f"The request is larger than {max_bytes:,} bytes.", code="request_too_large")
 
 

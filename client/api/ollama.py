@@ -36,7 +36,6 @@ NS_PER_S: Final = 1e9
 
 
 def written_time(seconds: float) -> str:
-    """A time of the epoch as Ollama writes it."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -64,7 +63,6 @@ class RunWriter:
         self._log_probs: list[JsonObject] = []
 
     def take(self, delta: Delta) -> Iterator[JsonObject]:
-        """More of the answer."""
         entries = chat_log_probs(delta.log_probs, self._token_bytes)["content"]
         self._log_probs += entries
         for part in delta.parts:
@@ -82,12 +80,10 @@ class RunWriter:
                     yield from self._grow_call(part)
 
     def finish(self, finished: Finished) -> Iterator[JsonObject]:
-        """The last call, if one is open, and the last line."""
         yield from self._end_call()
         yield {**self._line(), **self._end(finished)}
 
     def whole(self, finished: Finished) -> JsonObject:
-        """The answer as one object, after `finish`."""
         line = self._line(
             content="".join(self._texts["content"]),
             thinking="".join(self._texts["thinking"]),
@@ -157,7 +153,6 @@ _PARAMETERS: Final = {"repetition_penalty": "repeat_penalty"}
 
 
 def tagged(name: str) -> str:
-    """A model's name with a tag, as Ollama lists it."""
     return name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
 
 
@@ -201,7 +196,6 @@ def shown(card: ModelCard) -> JsonObject:
 
 
 def details(card: ModelCard) -> JsonObject:
-    """What is known of the weights."""
     return {
         "parent_model": "",
         "format": "safetensors",
@@ -525,7 +519,6 @@ class _Ollama:
 
 
 async def _version() -> Response:
-    """The release of Ollama whose API this is."""
     return JSONResponse({"version": OLLAMA_VERSION})
 
 

@@ -39,8 +39,6 @@ _NAMES: Final = {
 
 
 class LeftOut:
-    """Collects what a request does without."""
-
     def __init__(self) -> None:
         self._words: dict[str, None] = {}
 
@@ -50,11 +48,9 @@ class LeftOut:
         return tuple(self._words)
 
     def tool(self, kind: str) -> None:
-        """A tool that would run at the server."""
         self._add("tool", kind)
 
     def item(self, kind: str) -> None:
-        """An item of a conversation that no text stands for."""
         self._add("item", kind)
 
     def part(self, kind: str) -> str:
@@ -69,8 +65,6 @@ class LeftOut:
 
 
 class LeftOutLog:
-    """Tells the log of each kind once."""
-
     def __init__(self) -> None:
         self._said: set[str] = set()
 
@@ -98,8 +92,6 @@ _NAME: Final = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 
 
 class Handling(Enum):
-    """What becomes of a field."""
-
     HONOURED = "honoured"
     IGNORED = "ignored"
     REFUSED = "refused"

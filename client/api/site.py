@@ -110,13 +110,7 @@ _MEDIA_TYPES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatFile:
-    """One file of the page.
-
-    Attributes:
-        body: of the answer.
-        media_type: by its name.
-        tag: of its content, for revalidation.
-    """
+    """One file of the page."""
 
     body: bytes
     media_type: str
@@ -131,7 +125,6 @@ class ChatFile:
 
 
 def read_files() -> dict[str, ChatFile]:
-    """The page's files by their name in `/page/`."""
     found = {}
     for path in sorted(PAGE.rglob("*.*")):
         body = path.read_bytes()

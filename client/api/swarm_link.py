@@ -55,12 +55,7 @@ class Prepared:
 
 
 class JobReader:
-    """Reads jobs for one model.
-
-    Attributes:
-        factory: makes generations of the model.
-        template: makes prompts of conversations.
-    """
+    """Reads jobs for one model."""
 
     def __init__(self, factory: GenerationFactory) -> None:
         self.factory = factory
@@ -154,13 +149,7 @@ LOST_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SwarmSource:
-    """Where the model is.
-
-    Attributes:
-        name: of the model, before the swarm was found.
-        connect: joins the swarm.
-        join: addresses of it, for the line that serves missing layers.
-    """
+    """Where the model is."""
 
     name: str
     connect: Callable[[], AbstractAsyncContextManager[AsyncSwarm]]
@@ -215,7 +204,6 @@ class SwarmLink:
 
     @property
     def name(self) -> str:
-        """Of the model; empty while it is not known."""
         return self._source.name if self._model is None else self._source.name or self._model.swarm.target.name
 
     @property
@@ -266,13 +254,11 @@ class SwarmLink:
             await pause(RETRY_S)
 
     async def card(self) -> ModelCard:
-        """The model and its state now."""
         if self._model is not None:
             await self._model.look()
         return self.known_card()
 
     def known_card(self) -> ModelCard:
-        """The model and its state as last read."""
         if self._model is None:
             return self._unknown()
         target, coverage = self._model.swarm.target, self._model.coverage

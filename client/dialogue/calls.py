@@ -133,14 +133,9 @@ NAME = re.compile(r"[\w.\-]{1,128}")
 
 
 class CallParser(TextParser):
-    """Content with calls in it. White space around calls belongs to nobody.
-
-    Attributes:
-        calls: that were found so far.
-    """
+    """Content with calls in it. White space around calls belongs to nobody."""
 
     def __init__(self, new_id: Callable[[], str], names: Collection[str] = ()) -> None:
-        """Parse calls; `new_id` gives each an id; `names` are those of the tools."""
         self.calls = 0
         self._new_id = new_id
         self._names = frozenset(names)
@@ -162,13 +157,11 @@ class CallParser(TextParser):
         self._blank = ""
 
     def _begin(self, name: str) -> None:
-        """A call begins."""
         self._blank = ""
         self.calls += 1
         self._out.append(ToolCallDelta(self.calls - 1, self._new_id(), name, ""))
 
     def _arguments(self, text: str) -> None:
-        """More of the last call."""
         if text:
             self._out.append(ToolCallDelta(self.calls - 1, "", "", text))
 
@@ -281,7 +274,6 @@ class MarkedJsonParser(CallParser):
     """Hermes, Qwen and Phi: every call, or a list of calls, between two markers."""
 
     def __init__(self, new_id: Callable[[], str], begin: str, end: str) -> None:
-        """Parse calls between `begin` and `end`."""
         self._begin_marker, self._end_marker = begin, end
         super().__init__(new_id)
 
@@ -401,7 +393,6 @@ class TaggedParser(CallParser):
     """A call that is written argument by argument."""
 
     def __init__(self, new_id: Callable[[], str], tools: Sequence[Tool]) -> None:
-        """Parse calls of these tools; `new_id` gives each an id."""
         self._parameters = {tool.name: tool.parameters for tool in tools}
         self._name = ""
         self._written = 0
@@ -412,7 +403,6 @@ class TaggedParser(CallParser):
         self._name, self._written = name, 0
 
     def _argument(self, key: str, text: str) -> None:
-        """Pass one argument on."""
         before = ", " if self._written else "{"
         self._written += 1
         value = _value(text, self._parameters.get(self._name, {}), key)
@@ -518,12 +508,10 @@ class GlmParser(TaggedParser):
 
 
 def _unwrapped(text: str) -> str:
-    """A value without the line break on each side of it."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
 def _value(text: str, parameters: Mapping[str, Any], key: str) -> str:
-    """An argument as JSON."""
     properties = parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     kind = schema.get("type") if isinstance(schema, Mapping) else None
@@ -542,10 +530,7 @@ _TO = re.compile(r"to=([\w.\-]+)")
 
 
 class HarmonyParser(CallParser):
-    """Messages with a header each, between markers."""
-
     def __init__(self, new_id: Callable[[], str]) -> None:
-        """Parse an answer; `new_id` gives each call an id."""
         super().__init__(new_id)
 
     def _parse(self) -> Steps[None]:

@@ -108,13 +108,7 @@ def grammar_for(
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes one grammar.
-
-    Attributes:
-        template: of the model.
-        prompt: that is answered.
-        rules: so far.
-    """
+    """Writes one grammar."""
 
     template: ChatTemplate
     prompt: ChatPrompt
@@ -158,7 +152,6 @@ class _Writer:
         return self._grammar(f"{thoughts} said")
 
     def _some(self, tools: Sequence[Tool], choice: ToolChoice, form: CallForm) -> str:
-        """One call or several."""
         one = self._one_of(tools, form)
         more = f"({self._text(form.between)} {one})*" if choice.parallel and not form.is_single else ""
         return " ".join(filter(None, (self._text(form.first), one, more, self._text(form.last))))
@@ -196,7 +189,6 @@ class _Writer:
         return " ".join(parts)
 
     def _value(self, name: str, schema: object, tool: Tool, behind: str) -> str:
-        """A value and what stands behind it."""
         schema = _plain(schema) if isinstance(schema, Mapping) else {}
         if schema.get("type") != "string":
             definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
@@ -269,7 +261,6 @@ def _body(answer: Grammar) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A text inside a regular expression between slashes."""
     return re.escape(text).replace("\\\n", "\\n").replace("/", "\\/").replace("\\<", "<").replace("\\>", ">")
 
 
@@ -278,5 +269,4 @@ def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    """A call's arguments, by their schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': _BLANKS})}"

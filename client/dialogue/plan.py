@@ -64,7 +64,6 @@ def _calls_parser(template: ChatTemplate, tools: Sequence[Tool], new_id: Callabl
 
 
 def _nine_characters() -> str:
-    """An id as Mistral's templates want it."""
     return "".join(secrets.choice(_NINE) for _ in range(9))
 
 

@@ -115,7 +115,6 @@ def alternating(messages: Sequence[Message]) -> list[Message]:
 
 
 def tool_dicts(tools: Sequence[Tool]) -> list[TemplateDict]:
-    """Tools as templates expect them."""
     return [
         {
             "type": "function",
@@ -262,7 +261,6 @@ def _hermes_call(call: ToolCall) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value of plain lists and dictionaries."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -413,7 +411,6 @@ class ChatTemplate:
 
     @property
     def _wants_text(self) -> bool:
-        """Whether the template joins a call's arguments as text."""
         return self.family in {"deepseek", "deepseek_v31"}
 
     def _source(self, *, with_tools: bool) -> str:

@@ -286,14 +286,11 @@ def routes(context: ApiContext) -> APIRouter:
 
 
 def error_frame(error: ApiError) -> bytes:
-    """An error in mid-stream, as OpenAI's clients expect it."""
     return sse(error_body("openai", error))
 
 
 @dataclass(frozen=True, slots=True)
 class ChatWriter:
-    """Writes the answers to one request."""
-
     context: ApiContext
     request: ChatRequest
     card: ModelCard
@@ -301,7 +298,6 @@ class ChatWriter:
     created: int
 
     def whole(self, answers: list[FullAnswer]) -> dict[str, Any]:
-        """The body of an answer that was not streamed."""
         ends = [answer.end for answer in answers]
         thought = sum(answer.reasoning_tokens for answer in answers)
         body = {
@@ -312,7 +308,6 @@ class ChatWriter:
         return {**body, "canopy": speed(ends[0].result)} if self.request.canopy is not None else body
 
     async def chunks(self, answers: StartedAnswers) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream."""
         for number in range(len(answers.jobs)):
             yield self._chunk(number, {"role": "assistant", "content": "", "refusal": None})
         ends: list[Finished] = []

@@ -57,7 +57,6 @@ class CompletionRequest(SamplingRequest):
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOG_PROBS)] | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """One or several."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
@@ -113,11 +112,7 @@ def _echo(context: ApiContext, job: TextJob) -> str:
 
 @dataclass(slots=True)
 class CompletionWriter:
-    """Writes the answers to one request.
-
-    Attributes:
-        echoes: per choice, what stands before the answer.
-    """
+    """Writes the answers to one request."""
 
     context: ApiContext
     request: CompletionRequest
@@ -127,7 +122,6 @@ class CompletionWriter:
     echoes: list[str] = field(default_factory=list)
 
     def whole(self, answers: list[FullAnswer]) -> dict[str, Any]:
-        """The body of an answer that was not streamed."""
         ends = [answer.end for answer in answers]
         choices = []
         for number, answer in enumerate(answers):
@@ -139,7 +133,6 @@ class CompletionWriter:
         return {**body, "canopy": speed(ends[0].result)} if self.request.canopy is not None else body
 
     async def chunks(self, answers: StartedAnswers) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream."""
         for number, echo in enumerate(self.echoes):
             if echo:
                 yield self._chunk(number, echo, None, None)

@@ -52,7 +52,6 @@ def token_limit(*limits: int | None) -> int | None:
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Stop strings given as one, as a list, or not at all."""
     if stop is None:
         return None
     return (stop,) if isinstance(stop, str) else tuple(stop)
@@ -143,11 +142,7 @@ class ApiModel(BaseModel):
 
 
 class RequestBody(ApiModel):
-    """An object whose fields `client.api.request_fields` lists: those that are honoured are the model's own.
-
-    Attributes:
-        body: which of them.
-    """
+    """An object whose fields `client.api.request_fields` lists: those that are honoured are the model's own."""
 
     body: ClassVar[BodyKind]
 
@@ -231,7 +226,6 @@ class StructuredOutputs(ApiModel):
     grammar: str | None = None
 
     def grammars(self, place: str) -> dict[str, Grammar | None]:
-        """What each of them asks for."""
         return {
             f"{place}.json": _of_schema(self.json_, f"{place}.json"),
             f"{place}.json_object": Grammar("json") if self.json_object else None,
@@ -319,17 +313,14 @@ class SamplingRequest(SampledRequest):
 
     @property
     def choices(self) -> int:
-        """How many answers to make of one prompt."""
         return self.n or 1
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def wants_trace(self) -> bool:
-        """Whether chunks carry the sweeps behind them."""
         return self.canopy is not None and self.canopy.trace
 
     def check(self) -> None:
@@ -402,7 +393,6 @@ LEAST_LOG_PROB: Final = -9_999.0
 
 
 def new_id(prefix: str) -> str:
-    """A name that nothing else has."""
     return f"{prefix}-{secrets.token_hex(14)}"
 
 
@@ -444,8 +434,6 @@ def usage(prompt_tokens: int, ends: Iterable[Finished], reasoning_tokens: int = 
 
 
 def chat_log_probs(log_probs: Sequence[TokenLogProbs], token_bytes: Callable[[int], bytes]) -> dict[str, Any]:
-    """`logprobs` of a chat's choice."""
-
     def one(token: int, log_prob: float) -> dict[str, Any]:
         written = token_bytes(token)
         return {

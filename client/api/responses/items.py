@@ -85,8 +85,6 @@ def read_items(
 
 
 class _ItemReader:
-    """Reads one item after the other."""
-
     def __init__(self, names: dict[str, str], left_out: LeftOut) -> None:
         self._names = names
         self._left_out = left_out
@@ -94,12 +92,10 @@ class _ItemReader:
         self._messages: list[Message] = []
 
     def messages(self) -> list[Message]:
-        """All that was read."""
         self._end_turn()
         return self._messages
 
     def read(self, item: InputItem, param: str) -> None:
-        """The next item; `param` names it in errors."""
         match item.type:
             case "message":
                 self._read_message(item, param)

@@ -233,7 +233,6 @@ class StoredResponse:
 
     @property
     def id(self) -> str:
-        """Its name."""
         return str(self.response["id"])
 
     def measure(self) -> int:
@@ -249,8 +248,6 @@ def _message_bytes(message: Message) -> int:
 
 @dataclass(slots=True)
 class _StoredEntry:
-    """One entry."""
-
     stored: StoredResponse
     size_bytes: int
     at_s: float
@@ -265,8 +262,6 @@ class _Shelf:
 
 
 class ResponseStore:
-    """All stored responses."""
-
     def __init__(
         self,
         clock: Callable[[], float],
@@ -312,12 +307,10 @@ class ResponseStore:
 
     @property
     def count(self) -> int:
-        """Responses that are kept."""
         return sum(len(shelf.entries) for shelf in self._shelves.values())
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that they take."""
         return sum(shelf.size_bytes for shelf in self._shelves.values())
 
     def _drop_one(self) -> None:
@@ -341,7 +334,6 @@ class ResponseStore:
 
 
 def conversation_after(conversation: Sequence[Message], answer: Message) -> tuple[Message, ...]:
-    """What a later request goes on with."""
     return (*conversation, answer)
 
 
@@ -362,15 +354,7 @@ def routes(context: ApiContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that was read.
-
-    Attributes:
-        request: itself.
-        job: that it asks for.
-        conversation: its messages without instructions.
-        offered: its tools.
-        head: fields of its response that do not change.
-    """
+    """A request that was read."""
 
     request: ResponsesRequest
     job: ChatJob

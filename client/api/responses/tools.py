@@ -83,7 +83,6 @@ class _LarkRules:
                 body.append(token)
 
     def expression(self, name: str) -> str:
-        """That of a rule."""
         if name not in self._known:
             if name in self._open or name not in self._bodies:
                 raise _NotRegularError
@@ -216,13 +215,7 @@ AnyToolSpec = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """How a tool was declared.
-
-    Attributes:
-        name: its own.
-        namespace: that it is in; empty for none.
-        is_custom: whether it takes a text.
-    """
+    """How a tool was declared."""
 
     name: str
     namespace: str = ""
@@ -231,14 +224,7 @@ class DeclaredTool:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """What the model is told of.
-
-    Attributes:
-        tools: in order.
-        choice: whether they may or must be called.
-        declared: how each was declared, by the name that the model knows.
-        echo: those that are served, as the response repeats them.
-    """
+    """What the model is told of."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
@@ -247,7 +233,6 @@ class OfferedTools:
 
 
 def model_name(name: str, namespace: str | None) -> str:
-    """The name by which the model knows a tool."""
     return f"{namespace}{NAME_JOINT}{name}" if namespace else name
 
 

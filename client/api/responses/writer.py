@@ -32,17 +32,7 @@ def new_id(prefix: str) -> str:
 
 @dataclass(slots=True)
 class _OpenItem:
-    """The item that grows now; its text is put together when it ends.
-
-    Attributes:
-        place: in the output.
-        item: as JSON values, without its text.
-        kind: of it.
-        pieces: of its text or arguments.
-        log_probs: of its text.
-        call_index: of the call, where it is one.
-        reader: of the text of a custom tool, where it calls one.
-    """
+    """The item that grows now; its text is put together when it ends."""
 
     place: int
     item: JsonObject
@@ -54,22 +44,16 @@ class _OpenItem:
 
     @property
     def text(self) -> str:
-        """What it says so far."""
         return "".join(self.pieces)
 
     def part(self, text: str) -> JsonObject:
-        """The part that holds its text."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.log_probs if text else []}
 
 
 class ResponseWriter:
-    """Writes one response.
-
-    Attributes:
-        output: items that have ended, as JSON values.
-    """
+    """Writes one response."""
 
     def __init__(
         self,
@@ -93,12 +77,10 @@ class ResponseWriter:
         self.output: list[JsonObject] = []
 
     def begin(self, begun: Begun) -> Iterator[JsonObject]:
-        """The prompt was taken."""
         yield self._event("response.created", response=self.response("in_progress"))
         yield self._event("response.in_progress", response=self.response("in_progress"))
 
     def take(self, delta: Delta) -> Iterator[JsonObject]:
-        """More of the answer."""
         entries = self._log_prob_entries(delta.log_probs) if delta.log_probs else []
         self._reasoning_tokens += reasoning_tokens(delta)
         for part in delta.parts:
@@ -129,7 +111,6 @@ class ResponseWriter:
         yield self._event("response.failed", response=self.response("failed", error=told, output=self.output))
 
     def whole(self, finished: Finished, completed_at: float) -> JsonObject:
-        """The response after its end."""
         is_cut = finished.reason == "length"
         return self.response(
             "incomplete" if is_cut else "completed",
@@ -140,7 +121,6 @@ class ResponseWriter:
         )
 
     def message(self) -> Message:
-        """The answer as a turn of the conversation."""
         texts: dict[str, list[str]] = {"message": [], "reasoning": []}
         calls = []
         for item in self.output:
@@ -156,7 +136,6 @@ class ResponseWriter:
         )
 
     def response(self, status: str, **fields: Any) -> JsonObject:  # noqa: ANN401 - JSON values
-        """The response object at some time."""
         empty: JsonObject = {
             "error": None,
             "incomplete_details": None,
