@@ -123,11 +123,8 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
         AsyncSwarm,  # torch and transformers take seconds to import: bad options are reported first
     )
     from client.terminal import report, resumption
-    from swarm.runtime.gc_freeze import freeze_imports
-    from swarm.runtime.library_logging import quiet_libraries
 
-    quiet_libraries()
-    freeze_imports()
+    _settle_imports()
     interrupted = resumption.load(command.resume) if command.resume is not None else None
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
@@ -171,11 +168,8 @@ def chat(command: ChatCommand) -> int:
     command.options.check()
     from client.library.sync import Swarm
     from client.terminal.chat import ChatTerminal, typed_lines
-    from swarm.runtime.gc_freeze import freeze_imports
-    from swarm.runtime.library_logging import quiet_libraries
 
-    quiet_libraries()
-    freeze_imports()
+    _settle_imports()
     console = make_console()
     is_terminal = sys.stdin.isatty() and console.is_terminal
     with (
@@ -214,8 +208,6 @@ def api(command: ApiCommand) -> None:
     from client.api.queue import QueueLimits
     from client.api.sessions import SessionLimits
     from client.api.swarm_backend import BackendLimits
-    from swarm.runtime.gc_freeze import freeze_imports
-    from swarm.runtime.library_logging import quiet_libraries
 
     options = ServerOptions(
         host=command.host,
@@ -232,8 +224,7 @@ def api(command: ApiCommand) -> None:
         ),
     )
     options.check()
-    quiet_libraries()
-    freeze_imports()
+    _settle_imports()
     source = swarm_source(command.model, command.connect_options())
     console = make_console(soft_wrap=True)
     asyncio.run(serve_api(source, options, lambda line: console.print(line, markup=False, highlight=False)))
@@ -247,8 +238,6 @@ async def bench(command: Bench) -> int:
     from client.bench import plot as plotting
     from client.bench import runner as measuring
     from client.library.aio import AsyncSwarm
-    from swarm.runtime.gc_freeze import freeze_imports
-    from swarm.runtime.library_logging import quiet_libraries
 
     command.options.check()
     prompts = measuring.read_prompts(command.prompts, command.limit)
@@ -257,8 +246,7 @@ async def bench(command: Bench) -> int:
         plotting.check(command.plot)
     if command.json is not None:
         _check_writable(command.json)
-    quiet_libraries()
-    freeze_imports()
+    _settle_imports()
     console = make_console()
     measured = measuring.Measured(model=model, draft=", ".join(command.draft) or "none", options=command.options)
     async with AsyncSwarm.connect(model, **options) as swarm:
@@ -285,6 +273,15 @@ async def bench(command: Bench) -> int:
     if measured.is_wrong:
         print("client: a text differs from plain decoding's, which must not be; please report it", file=sys.stderr)  # noqa: T201
     return 1 if measured.is_wrong else 0
+
+
+def _settle_imports() -> None:
+    """Quiet the libraries that were imported, and keep their objects out of garbage collection."""
+    from swarm.runtime.gc_freeze import freeze_imports
+    from swarm.runtime.library_logging import quiet_libraries
+
+    quiet_libraries()
+    freeze_imports()
 
 
 def train(command: TrainDraft) -> None:

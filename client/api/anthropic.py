@@ -13,15 +13,15 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from client.api.backend import AnswerEvent, Begun, ChatJob, Delta, Finished
-from client.api.context import ApiContext, StartedAnswer, reasoning_tokens, request_id
+from client.api.backend import Begun, ChatJob, Finished
+from client.api.context import ApiContext, request_id
 from client.api.errors import ApiError, error_body, invalid
 from client.api.json_text import JsonObject, JsonRoute, arguments_object
 from client.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import ApiModel, RequestBody, Whole, asked_options, one_grammar, schema_grammar
 from client.api.request_fields import BodyKind, LeftOut, note_left_out
-from client.api.sse import Frames, sse, sse_response
-from client.dialogue.messages import ContentDelta, Message, ReasoningDelta, Tool, ToolCall, ToolCallDelta, ToolChoice
+from client.api.writers import AnswerWriter, send_answer
+from client.dialogue.messages import Message, Tool, ToolCall, ToolCallDelta, ToolChoice
 
 BILLING: Final = "x-anthropic-billing-header:"
 """Begins a block of the system prompt that is for Anthropic's service and no part of the prompt. It differs from
@@ -314,11 +314,6 @@ def make_job(request: MessagesInput) -> ChatJob:
     )
 
 
-def hides_thinking(request: MessagesRequest) -> bool:
-    """Whether thoughts come without their text."""
-    return request.thinking is not None and request.thinking.display == "omitted"
-
-
 def _check_request(request: MessagesRequest) -> None:
     for place, stop in enumerate(request.stop_sequences or ()):
         if not stop.strip():
@@ -380,15 +375,19 @@ class _OpenBlock:
     call_index: int = -1
 
 
-class MessageWriter:
+class MessageWriter(AnswerWriter):
     """Writes one message."""
 
-    def __init__(self, model: str, *, hides_thinking: bool = False) -> None:
+    def __init__(
+        self, model: str, max_tokens: int, *, hides_thinking: bool = False, request_name: str | None = None
+    ) -> None:
+        super().__init__()
         self._id = f"msg_{secrets.token_hex(12)}"
         self._model = model
+        self._max_tokens = max_tokens
         self._hides_thinking = hides_thinking
+        self._request_name = request_name
         self._open: _OpenBlock | None = None
-        self._thinking_tokens = 0
         self.content: list[JsonObject] = []
 
     def begin(self, begun: Begun) -> Iterator[JsonObject]:
@@ -396,22 +395,10 @@ class MessageWriter:
         yield {"type": "message_start", "message": self._message([], None, None, usage)}
         yield {"type": "ping"}
 
-    def take(self, delta: Delta) -> Iterator[JsonObject]:
-        self._thinking_tokens += reasoning_tokens(delta)
-        for part in delta.parts:
-            match part:
-                case ContentDelta(text):
-                    yield from self._grow("text", {"type": "text", "text": ""}, text)
-                case ReasoningDelta(text):
-                    start = {"type": "thinking", "thinking": "", "signature": ""}
-                    yield from self._grow("thinking", start, "" if self._hides_thinking else text)
-                case ToolCallDelta():
-                    yield from self._grow_call(part)
-
-    def finish(self, finished: Finished, max_tokens: int) -> Iterator[JsonObject]:
+    def finish(self, finished: Finished) -> Iterator[JsonObject]:
         """The end of the last block, then `message_delta` with the reason and the usage, then `message_stop`."""
         yield from self._end_block()
-        reason, stop = stop_reason(finished, max_tokens)
+        reason, stop = stop_reason(finished, self._max_tokens)
         yield {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": stop},
@@ -419,14 +406,24 @@ class MessageWriter:
         }
         yield {"type": "message_stop"}
 
-    def whole(self, finished: Finished, max_tokens: int) -> JsonObject:
-        reason, stop = stop_reason(finished, max_tokens)
+    def whole(self, finished: Finished) -> JsonObject:
+        reason, stop = stop_reason(finished, self._max_tokens)
         return self._message(self.content, reason, stop, self._usage(finished))
+
+    def fail(self, error: ApiError) -> Iterator[JsonObject]:
+        yield error_body("anthropic", error, self._request_name)
+
+    def _write_content(self, text: str, entries: list[JsonObject]) -> Iterator[JsonObject]:
+        return self._grow("text", {"type": "text", "text": ""}, text)
+
+    def _write_reasoning(self, text: str) -> Iterator[JsonObject]:
+        start = {"type": "thinking", "thinking": "", "signature": ""}
+        return self._grow("thinking", start, "" if self._hides_thinking else text)
 
     def _usage(self, finished: Finished) -> JsonObject:
         stats = finished.result.stats
         usage = _usage(stats.prompt_tokens - stats.reused_tokens, stats.reused_tokens, stats.tokens)
-        return {**usage, "output_tokens_details": {"thinking_tokens": min(self._thinking_tokens, stats.tokens)}}
+        return {**usage, "output_tokens_details": {"thinking_tokens": min(self.reasoning_tokens, stats.tokens)}}
 
     def _message(
         self, content: list[JsonObject], reason: str | None, stop: str | None, usage: JsonObject
@@ -449,7 +446,7 @@ class MessageWriter:
             delta = {"type": f"{kind}_delta", kind: text}
             yield self._delta(text, delta)
 
-    def _grow_call(self, part: ToolCallDelta) -> Iterator[JsonObject]:
+    def _write_call(self, part: ToolCallDelta) -> Iterator[JsonObject]:
         if self._open is None or self._open.call_index != part.index:
             start = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
             yield from self._begin_block(_OpenBlock("tool_use", start, call_index=part.index))
@@ -520,15 +517,11 @@ def routes(context: ApiContext) -> APIRouter:
     async def create(body: MessagesRequest, request: Request) -> Response:
         card = await context.card(body.model)
         job = make_job(body)
-        writer = MessageWriter(card.id, hides_thinking=hides_thinking(body))
-        if body.stream:
-            answer = await context.begin(job, request)
-            frames = _frames(writer, answer, body.max_tokens)
-            name = request_id(request)
-            return sse_response(answer, frames, lambda error: _error_frame(error, name), context.settings)
-        end = await context.read(job, request, lambda event: _take(writer, event))
-        _ = list(writer.finish(end, body.max_tokens))
-        return JSONResponse(writer.whole(end, body.max_tokens))
+        hides_thinking = body.thinking is not None and body.thinking.display == "omitted"
+        writer = MessageWriter(
+            card.id, body.max_tokens, hides_thinking=hides_thinking, request_name=request_id(request)
+        )
+        return await send_answer(context, job, request, writer, stream="events" if body.stream else None)
 
     @router.post("/v1/messages/count_tokens", response_model=None, summary="Count tokens")
     async def count(body: MessagesInput) -> Response:
@@ -537,24 +530,3 @@ def routes(context: ApiContext) -> APIRouter:
         return JSONResponse({"input_tokens": tokens})
 
     return router
-
-
-async def _frames(writer: MessageWriter, answer: StartedAnswer, max_tokens: int) -> Frames:
-    for event in writer.begin(answer.begun):
-        yield sse(event, event["type"])
-    async for part in answer.events:
-        if isinstance(part, Delta):
-            for event in writer.take(part):
-                yield sse(event, event["type"])
-        elif isinstance(part, Finished):
-            for event in writer.finish(part, max_tokens):
-                yield sse(event, event["type"])
-
-
-def _take(writer: MessageWriter, event: AnswerEvent) -> None:
-    if isinstance(event, Delta):
-        _ = list(writer.take(event))
-
-
-def _error_frame(error: ApiError, name: str | None) -> bytes:
-    return sse(error_body("anthropic", error, name), "error")

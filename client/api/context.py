@@ -187,12 +187,6 @@ class ApiContext:
         assert isinstance(begun, Begun), "a run begins with Begun"
         return StartedAnswer(begun, events)
 
-    async def complete(self, job: Job, request: Request) -> FullAnswer:
-        """Run to the end; a client that goes away ends the run at once. Errors as in `begin`."""
-        full = FullAnswer(0)
-        await self.read(job, request, full.take)
-        return full
-
     async def read(self, job: Job, request: Request, take: Callable[[AnswerEvent], None]) -> Finished:
         """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
         answer = await self.begin(job, request)

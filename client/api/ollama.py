@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field
 
-from client.api.backend import AnswerEvent, ChatJob, Delta, Finished, Job, ModelCard, TextJob
-from client.api.context import ApiContext, StartedAnswer
+from client.api.backend import ChatJob, Delta, Finished, Job, ModelCard, TextJob
+from client.api.context import ApiContext
 from client.api.errors import ApiError, error_body, invalid, unsupported
 from client.api.json_text import JsonObject, JsonRoute, arguments_object
 from client.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
@@ -28,8 +28,8 @@ from client.api.openai.fields import (
     stop_strings,
 )
 from client.api.request_fields import BodyKind, LeftOut
-from client.api.sse import Frames, json_line, json_lines_response
-from client.dialogue.messages import ContentDelta, Message, ReasoningDelta, Tool, ToolCall, ToolCallDelta
+from client.api.writers import AnswerWriter, send_answer
+from client.dialogue.messages import Message, Tool, ToolCall, ToolCallDelta
 from client.options import GenerateOptions, Grammar
 
 NS_PER_S: Final = 1e9
@@ -39,7 +39,7 @@ def written_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-class RunWriter:
+class RunWriter(AnswerWriter):
     """Writes one answer.
 
     A call is written when it is whole: Ollama's clients take its arguments as an object.
@@ -52,6 +52,7 @@ class RunWriter:
         clock: Callable[[], float],
         token_bytes: Callable[[int], bytes],
     ) -> None:
+        super().__init__(self._take_log_probs)
         self._kind = kind
         self._model = model
         self._clock = clock
@@ -62,22 +63,20 @@ class RunWriter:
         self._texts: dict[str, list[str]] = {"content": [], "thinking": []}
         self._log_probs: list[JsonObject] = []
 
-    def take(self, delta: Delta) -> Iterator[JsonObject]:
-        entries = chat_log_probs(delta.log_probs, self._token_bytes)["content"]
+    def _take_log_probs(self, delta: Delta) -> list[JsonObject]:
+        entries: list[JsonObject] = chat_log_probs(delta.log_probs, self._token_bytes)["content"]
         self._log_probs += entries
-        for part in delta.parts:
-            match part:
-                case ContentDelta(text):
-                    yield from self._end_call()
-                    self._texts["content"].append(text)
-                    yield self._line(content=text, log_probs=entries)
-                    entries = []
-                case ReasoningDelta(text):
-                    yield from self._end_call()
-                    self._texts["thinking"].append(text)
-                    yield self._line(thinking=text)
-                case ToolCallDelta():
-                    yield from self._grow_call(part)
+        return entries
+
+    def _write_content(self, text: str, entries: list[JsonObject]) -> Iterator[JsonObject]:
+        yield from self._end_call()
+        self._texts["content"].append(text)
+        yield self._line(content=text, log_probs=entries)
+
+    def _write_reasoning(self, text: str) -> Iterator[JsonObject]:
+        yield from self._end_call()
+        self._texts["thinking"].append(text)
+        yield self._line(thinking=text)
 
     def finish(self, finished: Finished) -> Iterator[JsonObject]:
         yield from self._end_call()
@@ -92,11 +91,14 @@ class RunWriter:
         )
         return {**line, **self._end(finished)}
 
+    def fail(self, error: ApiError) -> Iterator[JsonObject]:
+        yield error_body("ollama", error)
+
     def nothing(self, reason: str) -> JsonObject:
         """The answer to a request that only asks whether the model is there."""
         return {**self._line(), "done": True, "done_reason": reason}
 
-    def _grow_call(self, part: ToolCallDelta) -> Iterator[JsonObject]:
+    def _write_call(self, part: ToolCallDelta) -> Iterator[JsonObject]:
         if self._call is not None and part.index == self._call_index:
             self._call = ToolCall(self._call.id, self._call.name, self._call.arguments + part.arguments)
             return
@@ -510,12 +512,7 @@ class _Ollama:
         return RunWriter(kind, body.model, self._context.settings.clock, self._context.backend.token_bytes)
 
     async def _answer(self, job: Job, body: RunRequest, writer: RunWriter, request: Request) -> Response:
-        if body.is_streamed:
-            answer = await self._context.begin(job, request)
-            return json_lines_response(answer, _frames(writer, answer), _error_frame, self._context.settings)
-        end = await self._context.read(job, request, lambda event: _take(writer, event))
-        _ = list(writer.finish(end))
-        return JSONResponse(writer.whole(end))
+        return await send_answer(self._context, job, request, writer, stream="lines" if body.is_streamed else None)
 
 
 async def _version() -> Response:
@@ -528,22 +525,3 @@ async def _refuse(request: Request) -> Response:
 
 def _nothing_done(body: RunRequest) -> str:
     return "unload" if body.keep_alive in (0, "0", "0s") else "load"
-
-
-async def _frames(writer: RunWriter, answer: StartedAnswer) -> Frames:
-    async for part in answer.events:
-        if isinstance(part, Delta):
-            for line in writer.take(part):
-                yield json_line(line)
-        elif isinstance(part, Finished):
-            for line in writer.finish(part):
-                yield json_line(line)
-
-
-def _take(writer: RunWriter, event: AnswerEvent) -> None:
-    if isinstance(event, Delta):
-        _ = list(writer.take(event))
-
-
-def _error_frame(error: ApiError) -> bytes:
-    return json_line(error_body("ollama", error))

@@ -530,8 +530,7 @@ _TO = re.compile(r"to=([\w.\-]+)")
 
 
 class HarmonyParser(CallParser):
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        super().__init__(new_id)
+    """GPT-OSS: messages in channels. Analysis is reasoning, a recipient makes a call, the rest is content."""
 
     def _parse(self) -> Steps[None]:
         yield

@@ -171,7 +171,7 @@ class _Writer:
             return self._tagged(place, tool)
         if self.template.family in {"qwen_xml", "glm"}:
             return ""
-        schema = {"type": "object", **_plain(tool.parameters)}
+        schema = {"type": "object", **tool.parameters}
         self.rules.append(f"arguments_{place}: {_json(schema)}")
         return f"arguments_{place}"
 
@@ -189,7 +189,7 @@ class _Writer:
         return " ".join(parts)
 
     def _value(self, name: str, schema: object, tool: Tool, behind: str) -> str:
-        schema = _plain(schema) if isinstance(schema, Mapping) else {}
+        schema = dict(schema) if isinstance(schema, Mapping) else {}
         if schema.get("type") != "string":
             definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
             self.rules.append(f"{name}_value: {_json({**schema, **definitions})}")
@@ -262,10 +262,6 @@ def _body(answer: Grammar) -> str:
 
 def _escaped(text: str) -> str:
     return re.escape(text).replace("\\\n", "\\n").replace("/", "\\/").replace("\\<", "<").replace("\\>", ">")
-
-
-def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(value)
 
 
 def _json(schema: Mapping[str, Any]) -> str:

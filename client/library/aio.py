@@ -22,8 +22,7 @@ from client.drafting.drafter import aux_layers_of
 from client.drafting.loading import load_drafter
 from client.drafting.pool import Drafters
 from client.drafting.warm_up import drafting_thread
-from client.library.chat import AsyncChat
-from client.library.conversation import Conversation
+from client.library.chat import AsyncChat, Conversation
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
 from client.options import (

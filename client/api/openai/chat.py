@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob, Delta, Finished, ModelCard
-from client.api.context import ApiContext, FullAnswer, StartedAnswers, begin_all, complete_all, reasoning_tokens
-from client.api.errors import ApiError, error_body, invalid, unsupported
-from client.api.json_text import JsonRoute
+from client.api.context import ApiContext, FullAnswer
+from client.api.errors import invalid, unsupported
+from client.api.json_text import JsonObject, JsonRoute
+from client.api.openai.choices import ChoicesWriter
 from client.api.openai.fields import (
     ApiModel,
     Limit,
     SamplingRequest,
     Whole,
     chat_log_probs,
-    fingerprint,
     for_choice,
-    new_id,
-    speed,
     token_limit,
-    usage,
 )
 from client.api.request_fields import BodyKind, LeftOut
-from client.api.sse import DONE, sse, sse_response
+from client.api.sse import sse
 from client.dialogue.messages import (
     AnswerDelta,
     ContentDelta,
@@ -41,6 +37,7 @@ from client.dialogue.messages import (
     ToolCallDelta,
     ToolChoice,
 )
+from client.stats import TokenLogProbs
 
 MAX_MESSAGES: Final = 4_096
 MAX_TOOLS: Final = 1_024
@@ -275,99 +272,52 @@ def routes(context: ApiContext) -> APIRouter:
         card = await context.card(body.model)
         job = body.job()
         jobs = [replace(job, options=for_choice(job.options, choice)) for choice in range(body.choices)]
-        writer = ChatWriter(context, body, card, new_id("chatcmpl"), int(context.settings.clock()))
-        if body.stream:
-            answers = await begin_all(context, jobs, request)
-            return sse_response(answers, writer.chunks(answers), error_frame, context.settings)
-        full = await complete_all(context, jobs, request)
-        return JSONResponse(writer.whole(full))
+        return await ChatWriter(context, body, card, "chatcmpl").respond(jobs, request)
 
     return router
 
 
-def error_frame(error: ApiError) -> bytes:
-    return sse(error_body("openai", error))
+class ChatWriter(ChoicesWriter):
+    """Writes chat completions."""
 
+    kinds = ("chat.completion", "chat.completion.chunk")
 
-@dataclass(frozen=True, slots=True)
-class ChatWriter:
-    context: ApiContext
-    request: ChatRequest
-    card: ModelCard
-    id: str
-    created: int
+    def __init__(self, context: ApiContext, request: ChatRequest, card: ModelCard, prefix: str) -> None:
+        super().__init__(context, request, card, prefix)
+        self._asks_log_probs = request.logprobs
 
-    def whole(self, answers: list[FullAnswer]) -> dict[str, Any]:
-        ends = [answer.end for answer in answers]
-        thought = sum(answer.reasoning_tokens for answer in answers)
-        body = {
-            **self._head("chat.completion"),
-            "choices": [self._choice(number, answer) for number, answer in enumerate(answers)],
-            "usage": usage(answers[0].prompt_tokens, ends, thought),
-        }
-        return {**body, "canopy": speed(ends[0].result)} if self.request.canopy is not None else body
+    def _begin(self, number: int) -> Iterator[bytes]:
+        yield self._chunk(number, {"role": "assistant", "content": "", "refusal": None})
 
-    async def chunks(self, answers: StartedAnswers) -> AsyncGenerator[bytes, None]:
-        for number in range(len(answers.jobs)):
-            yield self._chunk(number, {"role": "assistant", "content": "", "refusal": None})
-        ends: list[Finished] = []
-        thought = 0
-        async with aclosing(answers.events()) as events:
-            async for number, event in events:
-                if isinstance(event, Delta):
-                    thought += reasoning_tokens(event)
-                    for frame in self._deltas(number, event):
-                        yield frame
-                elif isinstance(event, Finished):
-                    ends.append(event)
-                    yield self._chunk(number, {}, event.reason, self._speed(event))
-        if self.request.wants_usage:
-            body = {"choices": [], "usage": usage(answers.prompt_tokens[0], ends, thought)}
-            yield sse({**self._head("chat.completion.chunk"), **body})
-        yield DONE
-
-    def _deltas(self, number: int, delta: Delta) -> list[bytes]:
+    def _deltas(self, number: int, delta: Delta) -> Iterator[bytes]:
         """The chunks of one sweep: one per part; log-probabilities and the trace come with the first."""
-        extra: dict[str, Any] = {}
+        extra: JsonObject = {}
         if self.request.wants_trace:
             extra = {"canopy": {"tokens": list(delta.tokens), "sweeps": list(delta.sweeps)}}
-        log_probs = chat_log_probs(delta.log_probs, self.context.backend.token_bytes) if delta.log_probs else None
-        parts: list[dict[str, Any]] = [_part(part) for part in delta.parts]
+        log_probs = self._log_probs(delta.log_probs) if delta.log_probs else None
+        parts = [_part(part) for part in delta.parts]
         if not parts and (log_probs is not None or delta.sweeps):
             parts = [{}]
-        frames = []
         for part in parts:
-            frames.append(self._chunk(number, part, extra=extra, log_probs=log_probs))
+            yield self._chunk(number, part, log_probs=log_probs, extra=extra)
             extra, log_probs = {}, None
-        return frames
+
+    def _end(self, number: int, end: Finished) -> bytes:
+        return self._chunk(number, {}, end.reason, extra=self._speed(end))
 
     def _chunk(
         self,
         number: int,
-        delta: dict[str, Any],
+        delta: JsonObject,
         reason: str | None = None,
-        extra: dict[str, Any] | None = None,
-        log_probs: dict[str, Any] | None = None,
+        log_probs: JsonObject | None = None,
+        extra: JsonObject | None = None,
     ) -> bytes:
         choice = {"index": number, "delta": delta, "logprobs": log_probs, "finish_reason": reason}
-        usage_field = {"usage": None} if self.request.wants_usage else {}
-        return sse({**self._head("chat.completion.chunk"), "choices": [choice], **usage_field, **(extra or {})})
+        return sse({**self._chunk_of(choice), **(extra or {})})
 
-    def _speed(self, end: Finished) -> dict[str, Any]:
-        return {"canopy": speed(end.result)} if self.request.canopy is not None else {}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.card.id,
-            "service_tier": "default",
-            "system_fingerprint": fingerprint(self.card),
-        }
-
-    def _choice(self, number: int, answer: FullAnswer) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None, "annotations": []}
+    def _choice(self, number: int, answer: FullAnswer) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": answer.content, "refusal": None, "annotations": []}
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.tool_calls:
@@ -376,12 +326,14 @@ class ChatWriter:
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in answer.tool_calls
             ]
-        asked = self.request.logprobs
-        log_probs = chat_log_probs(answer.log_probs, self.context.backend.token_bytes) if asked else None
+        log_probs = self._log_probs(answer.log_probs) if self._asks_log_probs else None
         return {"index": number, "message": message, "logprobs": log_probs, "finish_reason": answer.end.reason}
 
+    def _log_probs(self, log_probs: Sequence[TokenLogProbs]) -> JsonObject:
+        return chat_log_probs(log_probs, self.context.backend.token_bytes)
 
-def _part(part: AnswerDelta) -> dict[str, Any]:
+
+def _part(part: AnswerDelta) -> JsonObject:
     match part:
         case ContentDelta():
             return {"content": part.text}

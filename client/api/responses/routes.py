@@ -8,14 +8,15 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from client.api.backend import AnswerEvent, ApiCaller, ChatJob, Delta, Finished, Job, ModelCard
-from client.api.context import ApiContext, StartedAnswer
+from client.api.backend import ApiCaller, ChatJob, Delta, Job, ModelCard
+from client.api.context import ApiContext
 from client.api.errors import ApiError, invalid, unsupported
 from client.api.json_text import JsonObject, JsonRoute
 from client.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
@@ -24,10 +25,9 @@ from client.api.request_fields import BodyKind, LeftOut, note_left_out
 from client.api.responses.items import InputItem, read_items
 from client.api.responses.tools import AnyToolSpec, OfferedTools, read_tools
 from client.api.responses.writer import ResponseWriter, new_id
-from client.api.sse import Frames, sse, sse_response
+from client.api.writers import send_answer
 from client.dialogue.messages import Message
 from client.options import GenerateOptions, Grammar
-from client.stats import TokenLogProbs
 
 LOG_PROBS: Final = "message.output_text.logprobs"
 INCLUDABLE: Final = frozenset({LOG_PROBS, "reasoning.encrypted_content"})
@@ -333,10 +333,6 @@ class ResponseStore:
             del self._shelves[key]
 
 
-def conversation_after(conversation: Sequence[Message], answer: Message) -> tuple[Message, ...]:
-    return (*conversation, answer)
-
-
 MAX_LISTED: Final = 100
 
 
@@ -373,15 +369,11 @@ class _Responses:
     async def create(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a request, whole or as a stream of typed events."""
         asked = await self._read(body, self._context.caller(request))
-        writer = ResponseWriter(asked.head, self._log_prob_entries, asked.offered.declared)
-        caller = self._context.caller(request)
-        if body.stream:
-            answer = await self._context.begin(asked.job, request)
-            frames = self._frames(asked, writer, answer, caller)
-            return sse_response(answer, frames, lambda error: _error_frames(writer, error), self._context.settings)
-        end = await self._context.read(asked.job, request, lambda event: _take(writer, event))
-        _ = list(writer.finish(end, self._context.settings.clock()))
-        return JSONResponse(self._kept(asked, writer, end, caller))
+        keep = partial(self._kept, asked, self._context.caller(request))
+        declared, clock = asked.offered.declared, self._context.settings.clock
+        writer = ResponseWriter(asked.head, self._log_prob_entries, declared, clock, keep)
+        stream = "events" if body.stream else None
+        return await send_answer(self._context, asked.job, request, writer, stream=stream)
 
     async def count(self, body: ResponsesInput, request: Request) -> Response:
         """Tokens of what a request would ask."""
@@ -451,40 +443,16 @@ class _Responses:
             raise ApiError(404, f"Response with id '{response_id[:100]}' not found.", code="response_not_found")
         return stored
 
-    async def _frames(self, asked: _Asked, writer: ResponseWriter, answer: StartedAnswer, caller: ApiCaller) -> Frames:
-        for event in writer.begin(answer.begun):
-            yield sse(event, event["type"])
-        async for part in answer.events:
-            if isinstance(part, Delta):
-                for event in writer.take(part):
-                    yield sse(event, event["type"])
-            elif isinstance(part, Finished):
-                events = list(writer.finish(part, self._context.settings.clock()))
-                events[-1]["response"] = self._kept(asked, writer, part, caller)  # before the client hears of its end
-                for event in events:
-                    yield sse(event, event["type"])
-
-    def _kept(self, asked: _Asked, writer: ResponseWriter, end: Finished, caller: ApiCaller) -> JsonObject:
+    def _kept(self, asked: _Asked, caller: ApiCaller, response: JsonObject, answer: Message) -> JsonObject:
         """The response, which is stored where that was asked for."""
-        response = writer.whole(end, self._context.settings.clock())
         if asked.request.store is False:
             return response
-        conversation = conversation_after(asked.conversation, writer.message())
-        stored = StoredResponse(response, conversation, input_items(asked.request.input))
+        stored = StoredResponse(response, (*asked.conversation, answer), input_items(asked.request.input))
         return response if self._store.keep(caller.key, stored) else {**response, "store": False}
 
-    def _log_prob_entries(self, log_probs: Sequence[TokenLogProbs]) -> list[JsonObject]:
-        entries: list[JsonObject] = chat_log_probs(log_probs, self._context.backend.token_bytes)["content"]
+    def _log_prob_entries(self, delta: Delta) -> list[JsonObject]:
+        entries: list[JsonObject] = chat_log_probs(delta.log_probs, self._context.backend.token_bytes)["content"]
         return entries
-
-
-def _take(writer: ResponseWriter, event: AnswerEvent) -> None:
-    if isinstance(event, Delta):
-        _ = list(writer.take(event))
-
-
-def _error_frames(writer: ResponseWriter, error: ApiError) -> bytes:
-    return b"".join(sse(event, event["type"]) for event in writer.fail(error))
 
 
 def response_head(request: ResponsesRequest, card: ModelCard, offered: OfferedTools, created_at: float) -> JsonObject:

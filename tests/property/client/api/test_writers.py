@@ -59,11 +59,11 @@ def called(deltas: list[Delta]) -> dict[str, str]:
 @given(answers())
 def test_responses(answer: tuple[list[Delta], Finished]) -> None:
     deltas, end = answer
-    writer = ResponseWriter({"id": "resp_1"}, lambda log_probs: [])
+    writer = ResponseWriter({"id": "resp_1"}, lambda delta: [])
     events = list(writer.begin(Begun(7)))
     for delta in deltas:
         events += writer.take(delta)
-    events += writer.finish(end, 1.0)
+    events += writer.finish(end)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     output = events[-1]["response"]["output"]
     texts = ["" for _ in output]
@@ -98,7 +98,7 @@ def _text(item: dict[str, Any]) -> str:
 @given(answers(), st.integers(0, 8))
 def test_a_response_that_fails_closes_what_is_open(answer: tuple[list[Delta], Finished], after: int) -> None:
     deltas, _ = answer
-    writer = ResponseWriter({"id": "resp_1"}, lambda log_probs: [])
+    writer = ResponseWriter({"id": "resp_1"}, lambda delta: [])
     events = list(writer.begin(Begun(7)))
     for delta in deltas[:after]:
         events += writer.take(delta)
@@ -113,12 +113,12 @@ def test_a_response_that_fails_closes_what_is_open(answer: tuple[list[Delta], Fi
 @given(answers())
 def test_messages(answer: tuple[list[Delta], Finished]) -> None:
     deltas, end = answer
-    writer = MessageWriter("demo-model")
+    writer = MessageWriter("demo-model", 64)
     events = list(writer.begin(Begun(7)))
     for delta in deltas:
         events += writer.take(delta)
-    events += writer.finish(end, 64)
-    whole = writer.whole(end, 64)
+    events += writer.finish(end)
+    whole = writer.whole(end)
     texts = ["" for _ in whole["content"]]
     open_block: int | None = None
     for event in events:
