@@ -248,7 +248,9 @@ async def bench(command: Bench) -> int:
         _check_writable(command.json)
     _settle_imports()
     console = make_console()
-    measured = measuring.Measured(model=model, draft=", ".join(map(str, command.draft)) or "none", options=command.options)
+    measured = measuring.Measured(
+        model=model, draft=", ".join(map(str, command.draft)) or "none", options=command.options
+    )
     async with AsyncSwarm.connect(model, **options) as swarm:
         prompts = measuring.cut(swarm, prompts, command.prompt_tokens)
         await measuring.warm_up(swarm)
