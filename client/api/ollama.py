@@ -516,6 +516,7 @@ class _Ollama:
 
 
 async def _version() -> Response:
+    """The release of Ollama whose API this is."""
     return JSONResponse({"version": OLLAMA_VERSION})
 
 
