@@ -17,7 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from client.demo import command as demo
 from client.demo.command import Demo
-from client.terminal.commands import ApiCommand, Bench, ChatCommand, ConnectionOptions, Generate
+from client.terminal.commands import ApiCommand, Bench, ChatCommand, Generate, SwarmCommand
 from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.terminal.setups import ProgramName, ask_server, setup
 from client.train.options import TrainDraft
@@ -102,7 +102,7 @@ def _with_swarm(command: ClientCommand) -> ClientCommand:
     found, note = with_swarm(command, SwarmFinder(SwarmMemory.of_user(), os.environ))
     if note and sys.stderr.isatty():
         print(f"client: {note}", file=sys.stderr)  # noqa: T201 - the command line's own output
-    if not isinstance(found, ConnectionOptions):
+    if not isinstance(found, SwarmCommand):
         return found
     return with_lan(found, found.lan, make_console(stderr=True, soft_wrap=True).print, wants_model=True)
 
@@ -123,11 +123,8 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
         AsyncSwarm,  # torch and transformers take seconds to import: bad options are reported first
     )
     from client.terminal import report, resumption
-    from swarm.runtime.gc_freeze import freeze_imports
-    from swarm.runtime.library_logging import quiet_libraries
 
-    quiet_libraries()
-    freeze_imports()
+    _settle_imports()
     interrupted = resumption.load(command.resume) if command.resume is not None else None
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
@@ -171,11 +168,8 @@ def chat(command: ChatCommand) -> int:
     command.options.check()
     from client.library.sync import Swarm
     from client.terminal.chat import ChatTerminal, typed_lines
-    from swarm.runtime.gc_freeze import freeze_imports
-    from swarm.runtime.library_logging import quiet_libraries
 
-    quiet_libraries()
-    freeze_imports()
+    _settle_imports()
     console = make_console()
     is_terminal = sys.stdin.isatty() and console.is_terminal
     with (
@@ -214,8 +208,6 @@ def api(command: ApiCommand) -> None:
     from client.api.queue import QueueLimits
     from client.api.sessions import SessionLimits
     from client.api.swarm_backend import BackendLimits
-    from swarm.runtime.gc_freeze import freeze_imports
-    from swarm.runtime.library_logging import quiet_libraries
 
     options = ServerOptions(
         host=command.host,
@@ -232,9 +224,8 @@ def api(command: ApiCommand) -> None:
         ),
     )
     options.check()
-    quiet_libraries()
-    freeze_imports()
-    source = swarm_source(command.model, _connect_options(command))
+    _settle_imports()
+    source = swarm_source(command.model, command.connect_options())
     console = make_console(soft_wrap=True)
     asyncio.run(serve_api(source, options, lambda line: console.print(line, markup=False, highlight=False)))
 
@@ -247,8 +238,6 @@ async def bench(command: Bench) -> int:
     from client.bench import plot as plotting
     from client.bench import runner as measuring
     from client.library.aio import AsyncSwarm
-    from swarm.runtime.gc_freeze import freeze_imports
-    from swarm.runtime.library_logging import quiet_libraries
 
     command.options.check()
     prompts = measuring.read_prompts(command.prompts, command.limit)
@@ -257,10 +246,11 @@ async def bench(command: Bench) -> int:
         plotting.check(command.plot)
     if command.json is not None:
         _check_writable(command.json)
-    quiet_libraries()
-    freeze_imports()
+    _settle_imports()
     console = make_console()
-    measured = measuring.Measured(model=model, draft=", ".join(command.draft) or "none", options=command.options)
+    measured = measuring.Measured(
+        model=model, draft=", ".join(map(str, command.draft)) or "none", options=command.options
+    )
     async with AsyncSwarm.connect(model, **options) as swarm:
         prompts = measuring.cut(swarm, prompts, command.prompt_tokens)
         await measuring.warm_up(swarm)
@@ -285,6 +275,15 @@ async def bench(command: Bench) -> int:
     if measured.is_wrong:
         print("client: a text differs from plain decoding's, which must not be; please report it", file=sys.stderr)  # noqa: T201
     return 1 if measured.is_wrong else 0
+
+
+def _settle_imports() -> None:
+    """Quiet the libraries that were imported, and keep their objects out of garbage collection."""
+    from swarm.runtime.gc_freeze import freeze_imports
+    from swarm.runtime.library_logging import quiet_libraries
+
+    quiet_libraries()
+    freeze_imports()
 
 
 def train(command: TrainDraft) -> None:
@@ -343,7 +342,7 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
+def _connection(command: SwarmCommand) -> tuple[str, ConnectOptions]:
     """The model, and the keyword arguments of `AsyncSwarm.connect`.
 
     Raises:
@@ -352,29 +351,7 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
     model = command.model
     if model is None:
         raise ConfigError("which model? name a hub id, folder or GGUF file, use an invite, or set CANOPY_MODEL")
-    return model, _connect_options(command)
-
-
-def _connect_options(command: ConnectionOptions) -> ConnectOptions:
-    return {
-        "peers": command.join,
-        "draft": tuple(draft for draft in command.draft if draft != "none"),
-        "draft_device": command.draft_device,
-        "revision": command.revision,
-        "fingerprint": command.fingerprint,
-        "generation_config": command.generation_config,
-        "threads": command.threads,
-        "codec": command.codec,
-        "wait": command.wait,
-        "hedge": command.hedge,
-        "reproducible": command.reproducible,
-        "insecure": command.insecure,
-        "membership": command.membership,
-        "lookup": command.lookup,
-        "siblings": command.siblings,
-        "recycle": command.recycle,
-        "adapt": command.adapt,
-    }
+    return model, command.connect_options()
 
 
 if __name__ == "__main__":

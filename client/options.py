@@ -6,46 +6,54 @@ import json
 import logging
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
-from swarm.discovery.dht.addresses import Membership
+import tyro
+
+from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError
 from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS, PickRules, Sampling
 from swarm.protocol.pick_rules import Grammar as Grammar
-from swarm.runtime.cli_types import Count, Found, Number, Probability, Text, headed
+from swarm.runtime.cache_folder import cache_folder
+from swarm.runtime.cli_types import (
+    Count,
+    DeviceName,
+    Fingerprint,
+    Found,
+    Insecure,
+    Number,
+    Probability,
+    Revision,
+    Seconds,
+    Text,
+    Word,
+    headed,
+)
 from swarm.runtime.plain_text import plain_line
-
-if TYPE_CHECKING:
-    from swarm.discovery.registry import Registry
 
 logger = logging.getLogger(__name__)
 
 MAX_NODES = 2_048
 MAX_NEW_TOKENS = 2**31
 MAX_VOCABULARY = 2**31
-_TYPES: dict[str, tuple[Any, str]] = {
-    "max_new_tokens": (Integral, "a whole number"),
-    "temperature": (Real | None, "a number"),
-    "top_k": (Integral | None, "a whole number"),
-    "top_p": (Real | None, "a number"),
-    "min_p": (Real | None, "a number"),
-    "seed": (Integral | None, "a whole number"),
-    "nodes": (Integral | None, "a whole number"),
-    "multistep": (bool, "True or False"),
-    "trace": (bool, "True or False"),
-    "frequency_penalty": (Real, "a number"),
-    "presence_penalty": (Real, "a number"),
-    "repetition_penalty": (Real | None, "a number"),
-    "grammar": (Grammar | None, "a Grammar"),
-    "log_probs": (Integral | None, "a whole number"),
+_TYPES: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: (bool, "True or False"),
+    Grammar: (Grammar, "a Grammar"),
 }
+"""What a value may be where a field of `Options` has this type, and its words."""
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """What a generation config says of sampling, and the library calls the same."""
 _COMPACT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """JSON without blanks and line ends, which cost tokens."""
+ModelOrFolder = Annotated[str | Path, Word("MODEL")]
 CodecChoice = Literal["lossless", "int8"]
 """How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
 
@@ -148,7 +156,7 @@ class Options:
         """
         from swarm.inference.sampling import check as check_sampling  # torch takes seconds to import
 
-        for name, (kind, words) in _TYPES.items():
+        for name, (kind, words) in _kinds().items():
             if not isinstance(value := getattr(self, name), kind):
                 raise ConfigError(f"{name} must be {words}, got {value!r}")
         if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
@@ -196,29 +204,109 @@ UNCHANGED = GenerateOptions(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repe
 """What options were that a generation left open, before its checkpoint had a say."""
 
 
-class ConnectOptions(TypedDict, total=False):
-    """How to join a swarm; `AsyncSwarm.connect` describes each."""
+def default_calibration_folder() -> Path:
+    """Where this user's calibrations are kept: `canopy/calibration` in the cache folder."""
+    return cache_folder() / "calibration"
 
-    peers: Sequence[str]
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """What drafts.
+
+    Attributes:
+        draft: hub id, folder or GGUF file of a draft model, best with the same tokenizer, or of a head trained for this
+            target (also an EAGLE head), or mtp: the layer that comes with the target's checkpoint; may be repeated, and
+            then they work together on one tree (default: none).
+        draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1, xpu, mps (default: a GPU, or the CPU).
+        lookup: propose what followed the same tokens earlier in the text, with a draft or without.
+        siblings: propose what the target picked on rejected branches, with a draft or without.
+        adapt: let draft models learn from the target's picks while a text grows.
+        calibration: folder that keeps what is learned about drafts; None keeps nothing after this connection.
+    """
+
+    draft: tyro.conf.UseAppendAction[tuple[ModelOrFolder, ...]] = ()
+    draft_device: DeviceName | None = None
+    lookup: bool = True
+    siblings: bool = True
+    adapt: bool = True
+    calibration: Found[Path | None] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions(DraftOptions):
+    """How to join a swarm: the keyword arguments of `connect`, and options of the command line; defaults stand here.
+
+    Attributes:
+        peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them, or invites.
+        registry: an open registry to use instead of joining the DHT (default: none).
+        nodes: tree nodes per sweep (K) where a generation does not say (default: what pays most, chosen each sweep).
+        revision: branch, tag or commit of a hub model (default: its main branch).
+        fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it (default: what is served).
+        generation_config: sample as the model's generation_config.json says where no option does.
+        threads: CPU threads for the draft model (default: as many as pay, which is measured).
+        wait: seconds to wait for a machine when some layers are no longer served.
+        codec: how hidden rows travel between nodes; int8 sends less and changes results.
+        reproducible: use only machines whose numeric class promises the same text for the same seed, however chains
+            and trees are laid out; an error says what the swarm computes in otherwise.
+        hedge: send every sweep to a second machine with one span of layers too, mostly the slowest, now and then
+            any; the first answer counts and the other is compared.
+        membership: what joining takes beside an address; an invite to a private swarm brings it along.
+        calibration: folder that keeps what is learned about drafts (default: one in the user's cache); None keeps
+            nothing after this connection.
+    """
+
+    peers: Found[tuple[str, ...]] = ()
+    registry: Found[Registry | None] = None
+    nodes: Found[int | None] = None
+    revision: Revision | None = None
+    fingerprint: Fingerprint | None = None
+    generation_config: bool = True
+    threads: Count | None = None
+    codec: CodecChoice = "lossless"
+    wait: Seconds = 60.0
+    reproducible: bool = False
+    hedge: bool = False
+    insecure: Insecure = False
+    membership: Found[Membership] = OPEN_SWARM
+    calibration: Found[Path | None] = field(default_factory=default_calibration_folder)
+
+
+class ConnectOptions(TypedDict, total=False):
+    """The fields of `ConnectionOptions` as keyword arguments; `draft` may also be one name, or None."""
+
     draft: str | Path | Sequence[str | Path] | None
     draft_device: str | None
+    lookup: bool
+    siblings: bool
+    adapt: bool
+    calibration: Path | None
+    peers: Sequence[str]
+    registry: Registry | None
+    nodes: int | None
     revision: str | None
     fingerprint: str | None
-    nodes: int | None
-    registry: Registry
+    generation_config: bool
     threads: int | None
     codec: CodecChoice
     wait: float
-    hedge: bool
     reproducible: bool
+    hedge: bool
     insecure: bool
     membership: Membership
-    lookup: bool
-    siblings: bool
-    recycle: bool
-    adapt: bool
-    calibration: Path | None
-    generation_config: bool
+
+
+def make_connection(arguments: ConnectOptions) -> ConnectionOptions:
+    """Options of a connection from keyword arguments.
+
+    Raises:
+        ConfigError: there is no option of a name.
+    """
+    given: dict[str, Any] = dict(arguments)
+    _check_names(ConnectionOptions, given)
+    drafts = given.get("draft")
+    given["draft"] = () if drafts is None else (drafts,) if isinstance(drafts, str | Path) else tuple(drafts)
+    given["peers"] = tuple(given.get("peers", ()))
+    return ConnectionOptions(**given)
 
 
 def check_codec(codec: CodecChoice) -> CodecChoice:
@@ -245,17 +333,20 @@ def check_text(text: str, name: str) -> str:
     return text
 
 
+def _check_names(options: type[Options | ConnectionOptions], arguments: Mapping[str, Any]) -> None:
+    known = [one.name for one in fields(options)]
+    if unknown := sorted(set(arguments) - set(known)):
+        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(known)}")
+
+
 def make_options(arguments: GenerateOptions) -> Options:
     """Options from keyword arguments; `Options.check` checks their values.
 
     Raises:
         ConfigError: there is no option of a name.
     """
-    known = [field.name for field in fields(Options)]
-    unknown = sorted(set(arguments) - set(known))
-    if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(known)}")
     given: dict[str, Any] = dict(arguments)
+    _check_names(Options, given)
     for name in ("stop", "show"):
         several = given.get(name, ())
         given[name] = tuple(several) if isinstance(several, Iterable) and not isinstance(several, str) else (several,)
@@ -267,6 +358,18 @@ def make_options(arguments: GenerateOptions) -> Options:
     if "logit_bias" in given:
         given["logit_bias"] = _biases(given["logit_bias"])
     return Options(**given)
+
+
+@cache
+def _kinds() -> dict[str, tuple[Any, str]]:
+    """What each field of `Options` with a plain type may be, and its words."""
+    found = {}
+    for name, kind in get_type_hints(Options).items():
+        members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        if members[0] in _TYPES:
+            wanted, words = _TYPES[members[0]]
+            found[name] = (wanted | None if NoneType in members else wanted, words)
+    return found
 
 
 def _check_ids(name: str, tokens: object) -> None:

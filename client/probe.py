@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, cast
 
 import tyro
 
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
-from swarm.egress.ports import Egress
 from swarm.errors import Busy, ConfigError, GenerationInterrupted, RegistryError, RouteError, SwarmError
 from swarm.runtime.cli import plain_words
 from swarm.runtime.cli_types import Count, File, Fingerprint, Found, Insecure, Peer
@@ -32,12 +30,10 @@ from swarm.transport.network_key import KEY_BYTES, NetworkKey
 if TYPE_CHECKING:
     from client.decode.text_stream import FinishReason
     from client.stats import Stats
-    from swarm.discovery.identity import Identity
     from swarm.discovery.node_record import NodeRecord
-    from swarm.discovery.registry import Registry, RelayOffer
-    from swarm.ids import ModelIdentity, PeerId
+    from swarm.discovery.registry import Registry
+    from swarm.ids import ModelIdentity
     from swarm.routing.route import Route
-    from swarm.transport.endpoint import Endpoint
 
 PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
 """Small token ids that every vocabulary has; they repeat, so that there is something to speculate on."""
@@ -105,81 +101,18 @@ class Canary:
 
 
 class FilteredRegistry:
-    """A directory in which some machines are not listed."""
+    """A directory in which some machines are not listed; all else is that of the one behind it."""
 
     def __init__(self, registry: Registry, hidden: frozenset[str]) -> None:
         self._registry, self._hidden = registry, hidden
 
-    @property
-    def identity(self) -> Identity:
-        """Who this machine is."""
-        return self._registry.identity
-
-    @property
-    def peer_id(self) -> PeerId:
-        """This machine's name in the swarm."""
-        return self._registry.peer_id
-
-    @property
-    def egress(self) -> Egress | None:
-        """How connections leave."""
-        return self._registry.egress
-
-    def join_addresses(self) -> list[str]:
-        """Empty: a probe is a client."""
-        return []
-
-    async def announce(self, record: NodeRecord) -> None:
-        """A probe announces nothing."""
-        raise NotImplementedError
-
-    async def withdraw(self, record: NodeRecord) -> None:
-        """A probe announces nothing."""
-        raise NotImplementedError
-
-    async def models(self) -> list[ModelIdentity]:
-        """The models that somebody serves now."""
-        return await self._registry.models()
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a directory
+        return getattr(self._registry, name)
 
     async def records(self, fingerprint: str, num_layers: int, *, within_s: float = 1.5) -> list[NodeRecord]:
         """All records but those of hidden machines."""
         found = await self._registry.records(fingerprint, num_layers, within_s=within_s)
         return [record for record in found if record.peer not in self._hidden]
-
-    async def mine(self) -> NodeRecord | None:
-        """None: a probe announces nothing."""
-        return None
-
-    async def dial_back(self, endpoint: Endpoint, nonce: bytes) -> bool | None:
-        """None: a probe does not listen."""
-        return None
-
-    async def dial_back_relay(self, address: str) -> bool | None:
-        """None: a probe lends nothing."""
-        return None
-
-    async def relays(self) -> list[RelayOffer]:
-        """Empty: a probe dials those that are listed, and needs no relay of its own."""
-        return []
-
-    async def offer_relay(self, *addresses: str) -> None:
-        """A probe lends nothing."""
-        raise NotImplementedError
-
-    async def wait_closed(self) -> None:
-        """Return when the directory behind it has ended."""
-        await self._registry.wait_closed()
-
-    async def aclose(self) -> None:
-        """Leave the directory behind it open; its owner closes it."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> Canary:
@@ -311,8 +244,11 @@ async def compare(registry: Registry, model: ModelIdentity, command: ProbeSwarm)
     other_classes = {record.peer for record in records if record.numeric_class != mine.numeric_class}
     same_layers = {record.peer for record in records if record.peer != peer and mine.span.contains(record.span)}
     try:
-        over = await generate(FilteredRegistry(registry, frozenset(other_classes | same_layers)), model, command)
-        around = await generate(FilteredRegistry(registry, frozenset({*other_classes, peer})), model, command)
+        only, without = (
+            cast("Registry", FilteredRegistry(registry, frozenset(hidden)))
+            for hidden in (other_classes | same_layers, {*other_classes, peer})
+        )
+        over, around = await generate(only, model, command), await generate(without, model, command)
     except SwarmError as error:
         return _uncompared(peer, str(error))
     used, stand_ins = ({hop.peer for hop in canary.route.hops} for canary in (over, around))

@@ -44,8 +44,9 @@ from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.demo.link_shape import LinkShape
 from client.drafting.drafter import TreeDrafter
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.library.jobs import MAX_NODES
+from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling

@@ -27,8 +27,9 @@ from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.drafting.drafter import TreeDrafter
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.library.jobs import MAX_NODES
+from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling

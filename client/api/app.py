@@ -14,30 +14,28 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from client.api import chat_page, health, reference
-from client.api.anthropic import routes as anthropic
+from client.api import anthropic, ollama, site
 from client.api.backend import Backend
 from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
 from client.api.guard import OF_DESKTOP, ApiGuard, refusal
-from client.api.left_out import HEADER as LEFT_OUT
-from client.api.ollama import routes as ollama
-from client.api.openai import chat_completions, completions, models
+from client.api.openai import chat, completions, models
+from client.api.request_fields import HEADER as LEFT_OUT
 from client.api.responses import routes as responses
 from swarm.errors import SwarmError
 from swarm.runtime.version import VERSION
 
 Routes = Callable[[ApiContext], APIRouter]
 DIALECTS: Final[Sequence[Routes]] = (
-    health.routes,
-    reference.routes,
+    site.health_routes,
+    site.reference_routes,
     models.routes,
-    chat_completions.routes,
+    chat.routes,
     completions.routes,
     responses.routes,
     anthropic.routes,
     ollama.routes,
-    chat_page.routes,
+    site.page_routes,
 )
 """Every module's routes. The page comes last, since it answers at `/`."""
 
@@ -159,13 +157,11 @@ def _wanted(problem: Any) -> str | None:  # noqa: ANN401 - pydantic's
 
 
 def _kind(value: object) -> str:
-    """What a JSON value is."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
 def _place(problem: Any) -> list[str | int]:  # noqa: ANN401 - pydantic's
-    """The names and numbers that lead to a field."""
     return [part for part in problem["loc"][1:] if not _is_union_arm(part)]
 
 

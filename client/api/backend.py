@@ -33,7 +33,7 @@ class ChatJob:
         reasoning: whether to think first, where the template knows a switch; None leaves it to the model.
         continues: whether the last message is the assistant's own beginning, which the answer goes on with.
         defaults: options that hold where neither those nor the checkpoint say.
-        left_out: what the request has and this server has not, as `client.api.left_out` words it.
+        left_out: what the request has and this server has not, as `client.api.request_fields` words it.
     """
 
     messages: Sequence[Message]
@@ -48,13 +48,7 @@ class ChatJob:
 
 @dataclass(frozen=True, slots=True)
 class TextJob:
-    """The continuation of a text, without a template.
-
-    Attributes:
-        prompt: text, or token ids.
-        options: as of a chat.
-        defaults: as of a chat.
-    """
+    """The continuation of a text, without a template."""
 
     prompt: str | Sequence[int]
     options: GenerateOptions = field(default_factory=GenerateOptions)
@@ -77,11 +71,7 @@ class ApiCaller:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The first thing that a run hands out, before any token: the prompt was taken, and is being read.
-
-    Attributes:
-        prompt_tokens: tokens of the prompt.
-    """
+    """The first thing that a run hands out, before any token: the prompt was taken, and is being read."""
 
     prompt_tokens: int
 

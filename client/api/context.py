@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, ChatJob, Delta, Finished, Job, ModelCard
 from client.api.errors import ApiError, server_leaves, unknown_model
-from client.api.left_out import LeftOutLog
+from client.api.request_fields import LeftOutLog
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
 from client.stats import TokenLogProbs
 from swarm.runtime.tasks import TaskScope
@@ -72,23 +72,12 @@ class StartedAnswer:
     events: AsyncGenerator[AnswerEvent, None]
 
     async def close(self) -> None:
-        """End the run."""
         await self.events.aclose()
 
 
 @dataclass(slots=True)
 class FullAnswer:
-    """An answer that was read to its end, put together.
-
-    Attributes:
-        prompt_tokens: of the prompt.
-        content: what it says.
-        reasoning: what the model thought before.
-        reasoning_tokens: of that.
-        tool_calls: in order.
-        log_probs: one per token, where they were asked for.
-        finished: its last event.
-    """
+    """An answer that was read to its end, put together."""
 
     prompt_tokens: int
     content: str = ""
@@ -100,12 +89,10 @@ class FullAnswer:
 
     @property
     def end(self) -> Finished:
-        """The last event of a whole answer."""
         assert self.finished is not None, "a run ends with Finished or an error"
         return self.finished
 
     def take(self, event: AnswerEvent) -> None:
-        """Add the next event."""
         if isinstance(event, Begun):
             self.prompt_tokens = event.prompt_tokens
         elif isinstance(event, Finished):
@@ -132,29 +119,17 @@ class FullAnswer:
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Answers so far.
-
-    Attributes:
-        by_status: how many, by whose form they have and by HTTP status.
-    """
+    """Answers so far."""
 
     by_status: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def add(self, dialect: str, status: int) -> None:
-        """One more."""
         self.by_status[dialect, status] = self.by_status.get((dialect, status), 0) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """Given to every dialect's `routes`.
-
-    Attributes:
-        backend: the model.
-        settings: how the API behaves towards callers.
-        requests: answers so far.
-        left_out: tells the log what requests go without.
-    """
+    """Given to every dialect's `routes`."""
 
     backend: Backend
     settings: ApiSettings
@@ -212,12 +187,6 @@ class ApiContext:
         assert isinstance(begun, Begun), "a run begins with Begun"
         return StartedAnswer(begun, events)
 
-    async def complete(self, job: Job, request: Request) -> FullAnswer:
-        """Run to the end; a client that goes away ends the run at once. Errors as in `begin`."""
-        full = FullAnswer(0)
-        await self.read(job, request, full.take)
-        return full
-
     async def read(self, job: Job, request: Request, take: Callable[[AnswerEvent], None]) -> Finished:
         """Run to the end and hand every event to `take`; the value is the last one. Errors as in `begin`."""
         answer = await self.begin(job, request)
@@ -232,7 +201,6 @@ class ApiContext:
 
 
 def reasoning_tokens(delta: Delta) -> int:
-    """Tokens of a delta that were thought and not said."""
     is_thought = bool(delta.parts) and all(isinstance(part, ReasoningDelta) for part in delta.parts)
     return len(delta.tokens) if is_thought else 0
 
@@ -284,3 +252,90 @@ async def while_there(request: Request) -> AsyncIterator[None]:
             yield
     except _ClientGone:
         raise ApiError(GONE, "the client has gone") from None
+
+
+_AHEAD: Final = 64
+"""Events that may wait for the reader before the runs pause."""
+AT_ONCE: Final = 4
+"""Answers to one request that run or wait for their turn at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedAnswers:
+    """Runs of which the first has begun: its prompt was taken.
+
+    The others begin while events are read, so that none holds a place among those that run and waits for another.
+    """
+
+    context: ApiContext
+    jobs: Sequence[Job]
+    caller: ApiCaller
+    first: StartedAnswer
+    prompt_tokens: dict[int, int] = field(default_factory=dict)
+
+    async def close(self) -> None:
+        """End the first run; the others end with `events`."""
+        await self.first.close()
+
+    async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """The runs' events as they come, each with the number of its run; read and closed in one task.
+
+        Raises:
+            SwarmError: the first error of any run.
+        """
+        self.prompt_tokens[0] = self.first.begun.prompt_tokens
+        if len(self.jobs) == 1:
+            async for event in self.first.events:
+                yield 0, event
+            return
+        queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]] = asyncio.Queue(_AHEAD)
+        room = asyncio.Semaphore(AT_ONCE)
+        async with TaskScope() as scope:
+            for number in range(len(self.jobs)):
+                scope.spawn(self._pump(number, queue, room), f"choice {number}")
+            left = len(self.jobs)
+            while left:
+                number, item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                elif isinstance(item, Begun):
+                    self.prompt_tokens[number] = item.prompt_tokens
+                else:
+                    yield number, item
+
+    async def _pump(
+        self, number: int, queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]], room: asyncio.Semaphore
+    ) -> None:
+        async with room:
+            try:
+                answer = self.first if number == 0 else await self.context.start(self.jobs[number], self.caller)
+                async with aclosing(answer.events) as events:
+                    await queue.put((number, answer.begun))
+                    async for event in events:
+                        await queue.put((number, event))
+            except Exception as error:  # noqa: BLE001 - raised again where the reader is
+                await queue.put((number, error))
+            else:
+                await queue.put((number, None))
+
+
+async def begin_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> StartedAnswers:
+    """Start the first job and wait until its prompt was taken; errors as of `ApiContext.begin`."""
+    return StartedAnswers(context, jobs, context.caller(request), await context.begin(jobs[0], request))
+
+
+async def complete_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> list[FullAnswer]:
+    """Run every job to its end; errors as of `ApiContext.complete`."""
+    answers = await begin_all(context, jobs, request)
+    full = [FullAnswer(0) for _ in jobs]
+    try:
+        async with while_there(request), aclosing(answers.events()) as events:
+            async for number, event in events:
+                full[number].take(event)
+    finally:
+        await answers.close()
+    for number, prompt_tokens in answers.prompt_tokens.items():
+        full[number].prompt_tokens = prompt_tokens
+    return full

@@ -50,12 +50,7 @@ _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
 
 
 class PromptTooLong(ContextFull):
-    """A prompt that alone exceeds the context.
-
-    Attributes:
-        prompt_tokens: of the prompt.
-        limit_tokens: of the context.
-    """
+    """A prompt that alone exceeds the context."""
 
     def __init__(self, message: str, prompt_tokens: int, limit_tokens: int) -> None:
         super().__init__(message)
@@ -96,7 +91,6 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the answer."""
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return {**headers, "www-authenticate": "Bearer"} if self.status == 401 else headers
 
@@ -112,13 +106,11 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def unknown_model(name: str, served: str) -> ApiError:
-    """A model that this swarm is not asked for (404)."""
     message = f"The model `{name[:200]}` does not exist here; this server speaks for `{served}`."
     return ApiError(404, message, code="model_not_found", param="model")
 
 
 def server_leaves() -> ApiError:
-    """The server ends before the answer (503)."""
     return ApiError(503, "The server is shutting down.", code="server_leaving", retry_after_s=RETRY_S)
 
 

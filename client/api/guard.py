@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from client.api.context import REQUEST_ID, ApiSettings, RequestCounts, api_key, request_id, speaks_anthropic
 from client.api.errors import ApiError, ErrorForm, error_body, form_of, invalid
-from client.api.left_out import SCOPE as LEFT_OUT
-from client.api.left_out import header as left_out_header
+from client.api.request_fields import SCOPE as LEFT_OUT
+from client.api.request_fields import header as left_out_header
 from swarm.metrics.http import HEADERS
 
 _KEYED: Final = ("/v1/", "/api/", "/metrics")
@@ -43,7 +43,6 @@ class ApiGuard:
         self._keys = [key.encode() for key in settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -126,7 +125,6 @@ def refusal(request: Request, error: ApiError) -> JSONResponse:
 
 
 def too_large(max_bytes: int) -> ApiError:
-    """A body over the bound."""
     return ApiError(413, f"The request is larger than {max_bytes:,} bytes.", code="request_too_large")
 
 

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
-from client.api.left_out import SCOPE as LEFT_OUT
+from client.api.request_fields import SCOPE as LEFT_OUT
 from client.api.request_fields import noting_left_out
 from client.api.sse import compact
 
@@ -67,10 +67,7 @@ def _finite(text: str) -> float:
 
 
 class JsonRequest(Request):
-    """A request whose body is read by `read_json`."""
-
     async def json(self) -> Any:  # noqa: ANN401 - JSON values
-        """The body's value; errors as of `read_json`."""
         return read_json(await self.body())
 
 
@@ -82,7 +79,6 @@ class JsonRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, for such a request."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:

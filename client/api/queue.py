@@ -21,11 +21,7 @@ _NEWEST: Final = 0.2
 
 
 class QueueFull(SwarmError):
-    """No more may wait, of this key or of all together.
-
-    Attributes:
-        retry_after_s: when a place is expected.
-    """
+    """No more may wait, of this key or of all together."""
 
     def __init__(self, reason: str, retry_after_s: float) -> None:
         super().__init__(reason)
@@ -34,13 +30,7 @@ class QueueFull(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Bounds of the queue.
-
-    Attributes:
-        running: runs at a time.
-        waiting: requests that wait.
-        waiting_per_key: of one key.
-    """
+    """Bounds of the queue."""
 
     running: int = 16
     waiting: int = 256
@@ -48,12 +38,7 @@ class QueueLimits:
 
 
 class FairQueue:
-    """Lets so many run at a time; of those that wait, each key has its turn after every other.
-
-    Attributes:
-        running: now.
-        refused: requests for which there was no room.
-    """
+    """Lets so many run at a time; of those that wait, each key has its turn after every other."""
 
     def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -65,7 +50,6 @@ class FairQueue:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait now."""
         return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager

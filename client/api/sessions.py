@@ -121,7 +121,6 @@ class SessionPool:
 
     @property
     def idle(self) -> int:
-        """Sessions that are kept now."""
         return len(self._idle)
 
     @asynccontextmanager
@@ -188,7 +187,6 @@ class SessionPool:
         return await self._open(most, state.nodes, owner)
 
     async def clear(self) -> None:
-        """Close every session that is kept."""
         idle, self._idle = self._idle, []
         for lent in idle:
             await lent.held.close()

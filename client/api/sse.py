@@ -43,12 +43,10 @@ class Closable(Protocol):
 
 
 def compact(value: object) -> str:
-    """JSON on one line; every character of the text as itself."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def sse(data: Any, event: str | None = None) -> bytes:  # noqa: ANN401 - JSON values
-    """One event."""
     return format_sse_event(data_str=compact(data), event=event)
 
 
@@ -130,7 +128,6 @@ class _AnswerStream(StreamingResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self) -> bytes | None:
-        """What to send next; None at the end."""
         if not self._keep_alive:
             return await self._unread.get()
         try:
@@ -151,11 +148,7 @@ class _Gone(Exception):
 
 
 class UnreadFrames:
-    """Frames that were made and not sent yet: `[sent, made)`, bounded in bytes.
-
-    Attributes:
-        waited_s: how long the run has waited for the reader in all.
-    """
+    """Frames that were made and not sent yet: `[sent, made)`, bounded in bytes."""
 
     def __init__(self, max_bytes: int, stalled_s: float) -> None:
         self._max_bytes = max_bytes
@@ -192,7 +185,6 @@ class UnreadFrames:
         self._add(frame)
 
     def end(self) -> None:
-        """There are no more."""
         self._is_over = True
         self._changed.set()
 

@@ -1,20 +1,33 @@
-"""The way to the model: finds the swarm, goes on trying, and knows which layers are served. Owns no request."""
+"""The way to the model: finds the swarm, goes on trying, and knows which layers are served. Owns no request.
+
+It prepares the prompts for that model: tokens, grammar and parser of an answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from client.api.backend import ModelCard
-from client.api.errors import ROUTE_RETRY_S
-from client.api.prepared import JobReader
+import llguidance.hf
+from llguidance import LLTokenizer
+
+from client.api.backend import ChatJob, Job, ModelCard
+from client.api.errors import ROUTE_RETRY_S, PromptTooLong
 from client.api.sessions import SessionLimits, SessionPool
+from client.decode.state import GenerationState
+from client.dialogue.encoding import encode_text
+from client.dialogue.parsing import AnswerParser, ContentParser
+from client.dialogue.plan import AnswerPlan, AnswerRequest, plan_answer
+from client.dialogue.template import ChatTemplate, PromptSwitches
 from client.library.aio import AsyncSwarm
+from client.library.jobs import GenerationFactory
+from client.options import MAX_NEW_TOKENS, Options, check_text, make_options
 from swarm.discovery.coverage import Coverage, fill_lines, serve_line
 from swarm.discovery.node_record import NodeState
 from swarm.errors import RegistryError, RouteError, SwarmError
@@ -22,6 +35,105 @@ from swarm.layers import Span
 from swarm.runtime.counted_log import CountedLog
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.tasks import TaskScope
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job that can be run.
+
+    Attributes:
+        state: of the generation.
+        parser: of its text.
+        stops: strings that the job asked for; others end an answer as its turn's end does.
+        ends: tokens that end a turn and are no part of the answer.
+    """
+
+    state: GenerationState
+    parser: AnswerParser
+    stops: tuple[str, ...]
+    ends: frozenset[int]
+
+
+class JobReader:
+    """Reads jobs for one model."""
+
+    def __init__(self, factory: GenerationFactory) -> None:
+        self.factory = factory
+        self.template = ChatTemplate(factory.target.tokenizer)
+        self._is_making = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token writes, as UTF-8; none for a control token and for one that the tokenizer does not have."""
+        vocabulary = self._made_vocabulary()
+        if not 0 <= token < vocabulary.vocab_size or vocabulary.is_special_token(token):
+            return b""
+        return vocabulary.decode_bytes([token])
+
+    def _made_vocabulary(self) -> LLTokenizer:
+        """The bytes of every token; made when they are first wanted, which takes a second or two."""
+        with self._is_making:
+            if self._vocabulary is None:
+                self._vocabulary = llguidance.hf.from_tokenizer(self.factory.target.tokenizer)
+            return self._vocabulary
+
+    def count(self, job: Job) -> int:
+        """Tokens of the job's prompt.
+
+        Raises:
+            ConfigError: the template does not take the messages, or a text is not valid.
+        """
+        return len(self._plan(job, make_options(job.options)).tokens)
+
+    def prepare(self, job: Job) -> Prepared:
+        """Read a job.
+
+        Raises:
+            ConfigError: an option or a message is not valid.
+            ContextFull: the prompt leaves no room for an answer.
+        """
+        asked = make_options(job.options).with_defaults(self.factory.defaults, job.defaults)
+        plan = self._plan(job, asked)
+        options = replace(
+            asked,
+            stop=(*asked.stop, *plan.stop),
+            max_new_tokens=self._limit(len(plan.tokens), job.options.get("max_new_tokens")),
+            grammar=plan.grammar,
+            show=plan.show,
+        )
+        state = self.factory.make(plan.tokens, options)
+        if asked.log_probs is not None:
+            self._made_vocabulary()
+        return Prepared(state, plan.parser, asked.stop, asked.ends(self.factory.target.eos_ids))
+
+    def _limit(self, prompt_tokens: int, asked: int | None) -> int:
+        """Tokens that may be generated: as many as are asked for, or the rest of the context.
+
+        Raises:
+            ContextFull: the prompt leaves no room for any.
+        """
+        limit = self.factory.target.max_positions
+        room = MAX_NEW_TOKENS if limit is None else limit - prompt_tokens
+        if room < 1:
+            raise PromptTooLong(
+                f"This model's maximum context length is {limit} tokens. However, your prompt has {prompt_tokens} "
+                "tokens. Please shorten it.",
+                prompt_tokens,
+                limit or 0,
+            )
+        return room if asked is None else min(asked, room)
+
+    def _plan(self, job: Job, asked: Options) -> AnswerPlan:
+        if isinstance(job, ChatJob):
+            switches = PromptSwitches(job.reasoning, job.continues)
+            request = AnswerRequest(job.messages, job.tools, job.tool_choice, switches, asked.grammar)
+            return plan_answer(self.template, request)
+        if isinstance(job.prompt, str):
+            tokens = tuple(encode_text(self.factory.target.tokenizer, check_text(job.prompt, "prompt")))
+        else:
+            tokens = tuple(job.prompt)
+        return AnswerPlan(tokens, ContentParser(), (), (), asked.grammar)
+
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +149,7 @@ LOST_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SwarmSource:
-    """Where the model is.
-
-    Attributes:
-        name: of the model, before the swarm was found.
-        connect: joins the swarm.
-        join: addresses of it, for the line that serves missing layers.
-    """
+    """Where the model is."""
 
     name: str
     connect: Callable[[], AbstractAsyncContextManager[AsyncSwarm]]
@@ -98,7 +204,6 @@ class SwarmLink:
 
     @property
     def name(self) -> str:
-        """Of the model; empty while it is not known."""
         return self._source.name if self._model is None else self._source.name or self._model.swarm.target.name
 
     @property
@@ -149,13 +254,11 @@ class SwarmLink:
             await pause(RETRY_S)
 
     async def card(self) -> ModelCard:
-        """The model and its state now."""
         if self._model is not None:
             await self._model.look()
         return self.known_card()
 
     def known_card(self) -> ModelCard:
-        """The model and its state as last read."""
         if self._model is None:
             return self._unknown()
         target, coverage = self._model.swarm.target, self._model.coverage

@@ -26,12 +26,7 @@ _MARKS = range(0xF0000, 0xFFFFE)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Two characters that stand around every control token that somebody typed.
-
-    Attributes:
-        start: before it.
-        end: behind it.
-    """
+    """Two characters that stand around every control token that somebody typed."""
 
     start: str
     end: str

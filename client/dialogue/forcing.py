@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from client.dialogue.families import ToolFamily
 from client.dialogue.messages import Tool, ToolChoice
-from client.dialogue.template import ChatPrompt, ChatTemplate
+from client.dialogue.template import ChatPrompt, ChatTemplate, ToolFamily
 from client.options import Grammar, json_rule
 from swarm.errors import ConfigError
 
@@ -109,13 +108,7 @@ def grammar_for(
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes one grammar.
-
-    Attributes:
-        template: of the model.
-        prompt: that is answered.
-        rules: so far.
-    """
+    """Writes one grammar."""
 
     template: ChatTemplate
     prompt: ChatPrompt
@@ -159,7 +152,6 @@ class _Writer:
         return self._grammar(f"{thoughts} said")
 
     def _some(self, tools: Sequence[Tool], choice: ToolChoice, form: CallForm) -> str:
-        """One call or several."""
         one = self._one_of(tools, form)
         more = f"({self._text(form.between)} {one})*" if choice.parallel and not form.is_single else ""
         return " ".join(filter(None, (self._text(form.first), one, more, self._text(form.last))))
@@ -179,7 +171,7 @@ class _Writer:
             return self._tagged(place, tool)
         if self.template.family in {"qwen_xml", "glm"}:
             return ""
-        schema = {"type": "object", **_plain(tool.parameters)}
+        schema = {"type": "object", **tool.parameters}
         self.rules.append(f"arguments_{place}: {_json(schema)}")
         return f"arguments_{place}"
 
@@ -197,8 +189,7 @@ class _Writer:
         return " ".join(parts)
 
     def _value(self, name: str, schema: object, tool: Tool, behind: str) -> str:
-        """A value and what stands behind it."""
-        schema = _plain(schema) if isinstance(schema, Mapping) else {}
+        schema = dict(schema) if isinstance(schema, Mapping) else {}
         if schema.get("type") != "string":
             definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
             self.rules.append(f"{name}_value: {_json({**schema, **definitions})}")
@@ -270,14 +261,8 @@ def _body(answer: Grammar) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A text inside a regular expression between slashes."""
     return re.escape(text).replace("\\\n", "\\n").replace("/", "\\/").replace("\\<", "<").replace("\\>", ">")
 
 
-def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(value)
-
-
 def _json(schema: Mapping[str, Any]) -> str:
-    """A call's arguments, by their schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': _BLANKS})}"

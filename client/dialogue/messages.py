@@ -82,8 +82,6 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of what the answer says."""
-
     text: str
 
 

@@ -41,12 +41,10 @@ class TextParser(ABC):
         next(self._steps)
 
     def push(self, text: str) -> list[AnswerDelta]:
-        """Take the next characters; returns what they made certain."""
         self._unread += text
         return self._advance()
 
     def finish(self) -> list[AnswerDelta]:
-        """The text has ended; returns what was held back."""
         self._has_ended = True
         return self._advance()
 
@@ -83,7 +81,6 @@ class TextParser(ABC):
         return "".join(pieces), marker
 
     def _space(self) -> Steps[str]:
-        """Read white space; returns it."""
         space = ""
         while True:
             rest = self._unread.lstrip()
@@ -107,8 +104,6 @@ class TextParser(ABC):
 
 
 class ContentParser(TextParser):
-    """Everything is content."""
-
     def _parse(self) -> Steps[None]:
         while True:
             yield
@@ -132,11 +127,9 @@ class ReasoningParser:
         self._thoughts = _Thoughts(marks, is_open=is_open)
 
     def push(self, text: str) -> list[AnswerDelta]:
-        """Take the next characters; returns what they made certain."""
         return self._pass_on(self._thoughts.push(text))
 
     def finish(self) -> list[AnswerDelta]:
-        """The text has ended; returns what was held back."""
         return joined([*self._pass_on(self._thoughts.finish()), *self.rest.finish()])
 
     def _pass_on(self, deltas: list[AnswerDelta]) -> list[AnswerDelta]:

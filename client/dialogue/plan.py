@@ -2,16 +2,69 @@
 
 from __future__ import annotations
 
+import secrets
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from client.dialogue.answers import parser_for
+from client.dialogue.calls import (
+    DeepSeekParser,
+    GlmParser,
+    HarmonyParser,
+    LlamaParser,
+    MarkedJsonParser,
+    MistralParser,
+    QwenXmlParser,
+)
 from client.dialogue.forcing import grammar_for
 from client.dialogue.messages import Message, Tool, ToolChoice
-from client.dialogue.parsing import AnswerParser
-from client.dialogue.template import DEFAULT_SWITCHES, ChatTemplate, PromptSwitches
+from client.dialogue.parsing import AnswerParser, ContentParser, ReasoningParser, new_call_id
+from client.dialogue.template import DEFAULT_SWITCHES, ChatPrompt, ChatTemplate, PromptSwitches
 from client.options import Grammar
 from swarm.errors import ConfigError
+
+_NINE = string.ascii_letters + string.digits
+
+
+def parser_for(
+    template: ChatTemplate, prompt: ChatPrompt, tools: Sequence[Tool] = (), new_id: Callable[[], str] | None = None
+) -> AnswerParser:
+    """A parser for the answer to a prompt.
+
+    Args:
+        template: that made the prompt.
+        prompt: that is answered.
+        tools: that the model was told of; without any, nothing is a call.
+        new_id: gives each call an id, by default a random one in the form that the family wants.
+    """
+    if template.family == "harmony":
+        return HarmonyParser(new_id or new_call_id)
+    parser = _calls_parser(template, tools, new_id) if tools else ContentParser()
+    if template.thinking is None:
+        return parser
+    return ReasoningParser(parser, template.thinking, is_open=prompt.opens_reasoning)
+
+
+def _calls_parser(template: ChatTemplate, tools: Sequence[Tool], new_id: Callable[[], str] | None) -> AnswerParser:
+    make_id = new_id or new_call_id
+    match template.family:
+        case "mistral" | "mistral_json":
+            return MistralParser(new_id or _nine_characters)
+        case "llama3":
+            return LlamaParser(make_id, {tool.name for tool in tools})
+        case "phi":
+            return MarkedJsonParser(make_id, "<|tool_call|>", "<|/tool_call|>")
+        case "deepseek" | "deepseek_v31":
+            return DeepSeekParser(make_id)
+        case "qwen_xml":
+            return QwenXmlParser(make_id, tools)
+        case "glm":
+            return GlmParser(make_id, tools)
+    return MarkedJsonParser(make_id, "<tool_call>", "</tool_call>")
+
+
+def _nine_characters() -> str:
+    return "".join(secrets.choice(_NINE) for _ in range(9))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,6 @@ def _fork() -> Worker:
 
 
 def handle(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-    """One call, in a worker."""
     try:
         return {}, rendered(head["template"], head["values"]).encode("utf-8", "surrogatepass")
     except MemoryError:

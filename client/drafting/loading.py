@@ -29,11 +29,11 @@ from client.drafting.sources.dgf import DgfSource
 from client.drafting.sources.layer_head import LayerHeadSource
 from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.recycling import RecycleSource, Recycling
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.drafting.sources.sibling_index import CrossBranchCache
 from client.drafting.sources.siblings import SiblingSource
 from client.drafting.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
+from client.options import DraftOptions
 from client.target import Target, load_target
 from swarm.errors import ConfigError, IncompatibleDraft
 from swarm.inference.devices import default_device, has_float64, open_device, refused_dtype
@@ -51,29 +51,6 @@ MAX_DRAFTS = 8
 ModelName = str | Path
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftOptions:
-    """What drafts.
-
-    Attributes:
-        names: models and heads, by folder or hub id.
-        device: for all of them, as torch calls it; None is the first CUDA card, or the CPU.
-        lookup: whether the text itself is a source.
-        siblings: whether the target's picks behind dead branches are a source; it needs another one beside it.
-        recycle: whether the target's late picks after each token are a source.
-        adapt: whether draft models learn where the target picks otherwise than they.
-        calibrations: folder of what earlier runs learned; None keeps nothing.
-    """
-
-    names: tuple[ModelName, ...] = ()
-    device: str | None = None
-    lookup: bool = True
-    siblings: bool = True
-    recycle: bool = False
-    adapt: bool = True
-    calibrations: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +89,24 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
         IncompatibleDraft: a head that was made for other tokens, or a draft that shares none with the target.
         SwarmError: a draft that cannot be found or loaded.
     """
-    if len(options.names) > MAX_DRAFTS:
-        raise ConfigError(f"draft: {len(options.names)} of them; at most {MAX_DRAFTS} work together")
-    device = find_device(options.device)
+    if len(options.draft) > MAX_DRAFTS:
+        raise ConfigError(f"draft: {len(options.draft)} of them; at most {MAX_DRAFTS} work together")
+    device = find_device(options.draft_device)
     makers: list[Callable[[], Source]] = [lambda: LookupSource(Lookup())] if options.lookup else []
-    if options.recycle:
-        makers.append(lambda: RecycleSource(Recycling()))
-    if options.siblings and (makers or options.names):
+    if options.siblings and (makers or options.draft):
         makers.append(lambda: SiblingSource(CrossBranchCache()))
     savers: list[Callable[[], None]] = []
     drafts: list[Identified] = []
     notes: list[str] = []
-    if not options.names and has_mtp(model, revision):
+    if not options.draft and has_mtp(model, revision):
         logger.warning("%s comes with a layer that predicts further tokens: --draft %s drafts with it", model, MTP)
-    for name in options.names:
+    for name in options.draft:
         component = _component(name, (model, revision), target, device, adapt=options.adapt)
         drafts.append(component.identity)
         notes += [component.note] if component.note else []
         path = None
-        if options.calibrations is not None:
-            path = calibration_path(options.calibrations, target, identity_among(drafts))
+        if options.calibration is not None:
+            path = calibration_path(options.calibration, target, identity_among(drafts))
         calibration = load_calibration(path) if path is not None else Calibration()
         makers.append(partial(_source, component, calibration))
         if path is not None:

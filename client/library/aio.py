@@ -19,19 +19,27 @@ from typing import Unpack
 from client.chain.peer_latency import PeerLatency
 from client.decode.state import GenerationState
 from client.drafting.drafter import aux_layers_of
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.drafting.pool import Drafters
-from client.drafting.search.calibration_store import default_calibration_folder
 from client.drafting.warm_up import drafting_thread
-from client.library.chat import AsyncChat
-from client.library.conversation import Conversation
+from client.library.chat import AsyncChat, Conversation
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
-from client.options import UNCHANGED, ConnectOptions, GenerateOptions, check_codec, described, make_options, sampling_of
+from client.options import (
+    UNCHANGED,
+    ConnectionOptions,
+    ConnectOptions,
+    GenerateOptions,
+    check_codec,
+    described,
+    make_connection,
+    make_options,
+    sampling_of,
+)
 from client.stats import Result
 from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
 from swarm.discovery.coverage import Coverage, cover
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
+from swarm.discovery.dht.addresses import Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, GenerationInterrupted
@@ -51,7 +59,6 @@ logger = logging.getLogger(__name__)
 
 EXPECTED_NODES = 16
 """Tree nodes per sweep that routes are chosen for, where K is chosen before each sweep."""
-DEFAULT_WAIT_S = 60.0
 
 
 class AsyncSwarm:
@@ -102,69 +109,33 @@ class AsyncSwarm:
 
         Args:
             model: hub id or folder of the target; its weights are not needed.
-            options: all by keyword, none of them needed but `peers`:
-                peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them, or invites.
-                draft: hub id or folder of a draft model, best with the same tokenizer, or of a head trained for this
-                    target (also an EAGLE head), or "mtp", the layer that comes with the target's checkpoint; several
-                    work together on one tree; None drafts nothing.
-                draft_device: where they run, as torch calls it; a GPU by default, or the CPU.
-                revision: branch, tag or commit of a hub model.
-                nodes: tree nodes per sweep (K); None, the default, chooses before each sweep what pays most.
-                fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it, and no other.
-                registry: an open registry to use instead of joining the DHT.
-                threads: CPU threads for the draft model; as many as pay by default, which is measured.
-                codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
-                    text that may differ.
-                wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
-                reproducible: use only machines whose numeric class promises the same text for the same seed: fp32, or
-                    kernels that do. The text then stays the same through every failure and layout.
-                hedge: send every sweep to a second holder of one hop's layers too, where there is one: the slowest
-                    hop's, or in one session of ten those of a hop drawn by chance. Whoever is first counts; costs
-                    that machine's time, saves the waits for one that stutters or dies.
-                insecure: whether machines on this machine's loopback that announce no certificate are dialled, in plain
-                    text; every other link is encrypted and proven, or not made.
-                membership: what joining takes beside an address; an invite to a private swarm brings it along.
-                lookup: whether what followed before in the text itself is proposed too, with a draft or without.
-                siblings: whether what the target picked behind dead branches is proposed too, with a draft or without.
-                recycle: whether what the target picked before after each token is proposed too.
-                adapt: whether draft models learn, as texts grow, where the target picks otherwise than they.
-                generation_config: whether options that a generation leaves open are those of the model's
-                    generation_config.json: temperature, top_k, top_p, min_p, repetition_penalty, do_sample.
-                calibration: folder that keeps what is learned about the draft, the user's cache by default; None
-                    keeps nothing after this connection.
+            options: fields of `client.options.ConnectionOptions`; none is needed but `peers`, and `draft` may also be
+                one name.
 
         Raises:
             SwarmError: the model is unknown, nobody answers, the draft does not fit …
         """
-        _check(options)
-        peers, membership = _swarm(options)
-        codec, wait_s = check_codec(options.get("codec", "lossless")), options.get("wait", DEFAULT_WAIT_S)
-        fingerprint, threads = check_fingerprint(options.get("fingerprint")), options.get("threads")
-        drafts = _draft_options(options)
-        target = await asyncio.to_thread(load_target, model, options.get("revision"))
+        wanted = make_connection(options)
+        peers, membership, fingerprint = _check(wanted)
+        target = await asyncio.to_thread(load_target, model, wanted.revision)
         with bars_hidden():
-            loaded = await asyncio.to_thread(load_drafter, model, target, drafts, options.get("revision"))
-        config = DhtConfig(join=peers, client_mode=True, membership=membership)
-        opened = options.get("registry") or DhtRegistry.open(config)
-        nodes, hedge = options.get("nodes"), options.get("hedge", False)
-        links = partial(_links, membership, opened, insecure=options.get("insecure", False))
-        async with opened, links() as (dialer, nearby, scope):
-            search = ModelSearch(peers, fingerprint, nearby.probe)
-            identity = await find_in_swarm(target, opened, search)
+            loaded = await asyncio.to_thread(load_drafter, model, target, wanted, wanted.revision)
+        opened = wanted.registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True, membership=membership))
+        async with opened, _links(membership, opened, insecure=wanted.insecure) as (dialer, nearby, scope):
+            identity = await find_in_swarm(target, opened, ModelSearch(peers, fingerprint, nearby.probe))
             if membership.note_model is not None:
                 membership.note_model(identity.fingerprint)
-            expected = EXPECTED_NODES if nodes is None else nodes
-            promised = options.get("reproducible", False)
+            expected = EXPECTED_NODES if wanted.nodes is None else wanted.nodes
             opener = SessionOpener(
-                *(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge, nearby),
-                reproducible=promised,
+                *(target, identity, opened, dialer, peers, expected, wanted.codec, wanted.wait, wanted.hedge, nearby),
+                reproducible=wanted.reproducible,
                 aux_layers=aux_layers_of(loaded.drafter),
             )
-            drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
+            drafting = drafting_thread(loaded.drafter, target.hidden_size, wanted.threads)
             try:
-                drafters = Drafters(loaded.drafter, loaded.make_another)
+                drafters, defaults = Drafters(loaded.drafter, loaded.make_another), _defaults(target, wanted)
                 factory = GenerationFactory(
-                    target, drafters, drafting, nodes, promised, defaults=_defaults(target, options)
+                    target, drafters, drafting, wanted.nodes, wanted.reproducible, defaults=defaults
                 )
                 with closing(factory):
                     yield cls(opener, factory, scope, loaded.notes)
@@ -263,31 +234,33 @@ class AsyncSwarm:
                 yield piece
 
 
-def _check(options: ConnectOptions) -> None:
-    """Refuse options that cannot be right before anything slow starts.
+def _check(options: ConnectionOptions) -> tuple[tuple[str, ...], Membership, str | None]:
+    """Refuse options that cannot be right before anything slow starts; the value is the swarm and its model.
 
     Raises:
         ConfigError: which one, and what to give.
     """
-    if not (wait_s := options.get("wait", DEFAULT_WAIT_S)) >= 0:
-        raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
-    check_threads(options.get("threads"), "threads")
-    if options.get("reproducible") and options.get("codec") == "int8":
+    if not options.wait >= 0:
+        raise ConfigError(f"wait: {options.wait}; give seconds, 0 to wait for nobody")
+    check_threads(options.threads, "threads")
+    if options.reproducible and options.codec == "int8":
         raise ConfigError("codec int8 rounds rows where spans meet, and a reproducible text was asked for")
-    if not all(map(str, _draft_options(options).names)):
+    if not all(map(str, options.draft)):
         raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
-    if not options.get("peers") and options.get("registry") is None:
+    if not options.peers and options.registry is None:
         raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
+    peers, membership = _swarm(options)
+    check_codec(options.codec)
+    return peers, membership, check_fingerprint(options.fingerprint)
 
 
-def _swarm(options: ConnectOptions) -> tuple[tuple[str, ...], Membership]:
+def _swarm(options: ConnectionOptions) -> tuple[tuple[str, ...], Membership]:
     """The peers to join through, and what else joining takes.
 
     Raises:
         ConfigError: an invite or an address cannot be used.
     """
-    given = expand(options.get("peers", ()), time.time())
-    membership = options.get("membership", OPEN_SWARM)
+    given, membership = expand(options.peers, time.time()), options.membership
     if given.network is not None:
         membership = replace(membership, network=given.network)
     if given.invite is not None and given.invite.swarm is not None:
@@ -310,23 +283,9 @@ async def _links(
         yield dialer, PeerLatency(probe=probe), scope
 
 
-def _defaults(target: Target, options: ConnectOptions) -> GenerateOptions:
+def _defaults(target: Target, options: ConnectionOptions) -> GenerateOptions:
     """What the checkpoint says of sampling, unless it is not asked; told once."""
-    taken = sampling_of(target.generation) if options.get("generation_config", True) else GenerateOptions()
+    taken = sampling_of(target.generation) if options.generation_config else GenerateOptions()
     if taken:
         logger.info("%s: %s, as its generation_config.json says", target.name, described(taken))
     return taken
-
-
-def _draft_options(options: ConnectOptions) -> DraftOptions:
-    draft = options.get("draft")
-    names = () if draft is None else (draft,) if isinstance(draft, str | Path) else tuple(draft)
-    return DraftOptions(
-        names,
-        options.get("draft_device"),
-        options.get("lookup", True),
-        options.get("siblings", True),
-        options.get("recycle", False),
-        options.get("adapt", True),
-        options.get("calibration", default_calibration_folder()),
-    )

@@ -13,17 +13,60 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, Unpack
 
+from transformers import PreTrainedTokenizerFast
+
 from client.decode.state import GenerationState
-from client.dialogue.messages import AnswerDelta, ContentDelta, Message, ReasoningDelta
+from client.dialogue.messages import AnswerDelta, ContentDelta, Message, ReasoningDelta, Role
 from client.dialogue.parsing import AnswerParser
-from client.dialogue.plan import AnswerPlan
-from client.library.conversation import Conversation
+from client.dialogue.plan import AnswerPlan, AnswerRequest, plan_answer
+from client.dialogue.template import ChatTemplate
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, Session, SessionOpener
 from client.options import GenerateOptions, make_options
 from client.stats import Result, Stats
 from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted
 from swarm.runtime.tasks import HeldContext, TaskScope, relay
+
+
+class Conversation:
+    """Messages in order, the system's first if there is one.
+
+    Attributes:
+        messages: so far.
+        template: makes prompts of them.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, system: str | None = None) -> None:
+        self.template = ChatTemplate(tokenizer)
+        self._opening = [] if system is None else [Message("system", system)]
+        self.messages = list(self._opening)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model brings a chat template; without one turns are joined as a plain transcript."""
+        return self.template.has_template
+
+    def add(self, role: Role, content: str) -> None:
+        """Add the next message."""
+        self.messages.append(Message(role, content))
+
+    def take_back(self) -> None:
+        """Remove the last message."""
+        self.messages.pop()
+
+    def clear(self) -> None:
+        """Remove all messages but the system's."""
+        self.messages = list(self._opening)
+
+    def plan(self) -> AnswerPlan:
+        """What the assistant's next answer needs.
+
+        Raises:
+            ConfigError: the template does not take these messages, such as a system message where it knows none, or
+                they are not valid text.
+        """
+        return plan_answer(self.template, AnswerRequest(self.messages))
+
 
 FIRST_WINDOW_TOKENS = 2_048
 """Window that a conversation reserves at first; it doubles when it is full."""

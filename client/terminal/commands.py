@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Literal, cast
 
 import tyro
 
-from client.options import CodecChoice, Options
+from client.options import ConnectionOptions, ConnectOptions, Options
 from client.terminal.setups import ProgramName
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.runtime.cli_types import (
     Count,
-    DeviceName,
     File,
-    Fingerprint,
-    Found,
     Host,
-    Insecure,
     LanMode,
     Model,
     NetworkKeyFile,
     Peer,
     Port,
-    Revision,
     Seconds,
     Text,
     Url,
@@ -34,11 +28,11 @@ GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
 _SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "generation_config", "wait")
 _LINKS = ("codec", "reproducible", "hedge", "insecure")
-_DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
+_DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "adapt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionOptions:
+class SwarmCommand(ConnectionOptions):
     """Which model, in which swarm.
 
     Attributes:
@@ -48,47 +42,18 @@ class ConnectionOptions:
             CANOPY_JOIN, else the swarm joined last).
         lan: without either: whether a swarm that machines of the local network announce is joined; ask asks once, at
             a terminal.
-        draft: hub id, folder or GGUF file of a draft model, best with the same tokenizer, or of a head trained for this
-            target (also an EAGLE head), or mtp: the layer that comes with the target's checkpoint; may be repeated, and
-            then they work together on one tree (default: none).
-        draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1, xpu, mps (default: a GPU, or the CPU).
-        revision: branch, tag or commit of a hub model (default: its main branch).
-        fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it (default: what is served).
-        generation_config: sample as the model's generation_config.json says where no option does.
-        threads: CPU threads for the draft model (default: as many as pay, which is measured).
-        wait: seconds to wait for a machine when some layers are no longer served.
-        codec: how hidden rows travel between nodes; int8 sends less and changes results.
-        reproducible: use only machines whose numeric class promises the same text for the same seed, however chains
-            and trees are laid out; an error says what the swarm computes in otherwise.
-        lookup: propose what followed the same tokens earlier in the text, with a draft or without.
-        siblings: propose what the target picked on rejected branches, with a draft or without.
-        recycle: propose what the target picked earlier after the same token, with a draft or without.
-        adapt: let draft models learn from the target's picks while a text grows.
-        hedge: send every sweep to a second machine with one span of layers too, mostly the slowest, now and then
-            any; the first answer counts and the other is compared.
-        membership: of the swarm; not an option.
     """
 
     model: tyro.conf.Positional[Model | None] = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     lan: LanMode = "ask"
-    draft: tyro.conf.UseAppendAction[tuple[Model, ...]] = ()
-    draft_device: DeviceName | None = None
-    revision: Revision | None = None
-    fingerprint: Fingerprint | None = None
-    generation_config: bool = True
-    threads: Count | None = None
-    codec: CodecChoice = "lossless"
-    wait: Seconds = 60.0
-    lookup: bool = True
-    siblings: bool = True
-    recycle: bool = False
-    adapt: bool = True
-    hedge: bool = False
-    reproducible: bool = False
-    insecure: Insecure = False
     network_key: NetworkKeyFile = None
-    membership: Found[Membership] = OPEN_SWARM
+
+    def connect_options(self) -> ConnectOptions:
+        """The keyword arguments of `connect`."""
+        given = {one.name: getattr(self, one.name) for one in fields(ConnectionOptions)}
+        drafts = tuple(draft for draft in self.draft if draft != "none")
+        return cast("ConnectOptions", {**given, "peers": self.join, "draft": drafts})
 
 
 @headed(
@@ -100,7 +65,7 @@ class ConnectionOptions:
     output=("stats", "explain"),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generate(ConnectionOptions):
+class Generate(SwarmCommand):
     """Generate text through a swarm; it streams to standard output.
 
     Attributes:
@@ -123,7 +88,7 @@ class Generate(ConnectionOptions):
 
 @headed(text=("system",), swarm=_SWARM, links=_LINKS, drafting=_DRAFTING, generation=("options",))
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCommand(ConnectionOptions):
+class ChatCommand(SwarmCommand):
     """Talk with a model of a swarm; the conversation stays in the nodes' memory, so only new tokens are sent.
 
     Attributes:
@@ -144,7 +109,7 @@ class ChatCommand(ConnectionOptions):
     output=("compare", "json", "plot"),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench(ConnectionOptions):
+class Bench(SwarmCommand):
     """Measure a swarm with your own prompts: speed, acceptance length, time to the first token.
 
     Attributes:
@@ -175,7 +140,7 @@ class Bench(ConnectionOptions):
     drafting=_DRAFTING,
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiCommand(ConnectionOptions):
+class ApiCommand(SwarmCommand):
     """Serve a swarm's model over HTTP, as OpenAI, Anthropic and Ollama do: for programs that speak to these.
 
     Attributes:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from client.api.backend import Delta, Finished, ModelCard, TextJob
-from client.api.choices import StartedAnswers, begin_all, complete_all
 from client.api.context import ApiContext, FullAnswer
 from client.api.errors import invalid, unsupported
-from client.api.json_text import JsonRoute
-from client.api.openai.bodies import LEAST_LOG_PROB, fingerprint, new_id, speed, usage
-from client.api.openai.chat_completions import error_frame
-from client.api.openai.fields import SamplingRequest, TokenId, for_choice
+from client.api.json_text import JsonObject, JsonRoute
+from client.api.openai.choices import ChoicesWriter
+from client.api.openai.fields import (
+    LEAST_LOG_PROB,
+    SamplingRequest,
+    TokenId,
+    Whole,
+    for_choice,
+    token_limit,
+)
 from client.api.request_fields import BodyKind
-from client.api.sampling_fields import Whole, token_limit
-from client.api.sse import DONE, sse, sse_response
+from client.api.sse import sse
 from client.dialogue.messages import ContentDelta
 from client.stats import TokenLogProbs
 
@@ -49,7 +51,6 @@ class CompletionRequest(SamplingRequest):
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOG_PROBS)] | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """One or several."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
@@ -87,12 +88,7 @@ def routes(context: ApiContext) -> APIRouter:
         """The continuation of one text or several."""
         card = await context.card(body.model)
         jobs = body.jobs()
-        writer = CompletionWriter(context, body, card, new_id("cmpl"), int(context.settings.clock()))
-        writer.echoes = [_echo(context, job) if body.echo else "" for job in jobs]
-        if body.stream:
-            answers = await begin_all(context, jobs, request)
-            return sse_response(answers, writer.chunks(answers), error_frame, context.settings)
-        return JSONResponse(writer.whole(await complete_all(context, jobs, request)))
+        return await CompletionWriter(context, body, card, jobs).respond(jobs, request)
 
     return router
 
@@ -103,72 +99,41 @@ def _echo(context: ApiContext, job: TextJob) -> str:
     return b"".join(map(context.backend.token_bytes, job.prompt)).decode(errors="replace")
 
 
-@dataclass(slots=True)
-class CompletionWriter:
-    """Writes the answers to one request.
+class CompletionWriter(ChoicesWriter):
+    """Writes completions of texts."""
 
-    Attributes:
-        echoes: per choice, what stands before the answer.
-    """
+    kinds = ("text_completion", "text_completion")
 
-    context: ApiContext
-    request: CompletionRequest
-    card: ModelCard
-    id: str
-    created: int
-    echoes: list[str] = field(default_factory=list)
+    def __init__(
+        self, context: ApiContext, request: CompletionRequest, card: ModelCard, jobs: Sequence[TextJob]
+    ) -> None:
+        super().__init__(context, request, card, "cmpl")
+        self._top_log_probs = request.logprobs
+        self._echoes = [_echo(context, job) if request.echo else "" for job in jobs]
+        self._offsets = [0] * len(jobs)
 
-    def whole(self, answers: list[FullAnswer]) -> dict[str, Any]:
-        """The body of an answer that was not streamed."""
-        ends = [answer.end for answer in answers]
-        choices = []
-        for number, answer in enumerate(answers):
-            log_probs = self._log_probs(answer.log_probs, 0) if self.request.logprobs is not None else None
-            text = self.echoes[number] + answer.content
-            choices.append(_choice(number, text, answer.end.reason, log_probs))
-        prompt_tokens = sum(answer.prompt_tokens for answer in answers[:: self.request.choices])
-        body = {**self._head(), "choices": choices, "usage": usage(prompt_tokens, ends)}
-        return {**body, "canopy": speed(ends[0].result)} if self.request.canopy is not None else body
+    def _begin(self, number: int) -> Iterator[bytes]:
+        if echo := self._echoes[number]:
+            yield self._chunk(number, echo)
 
-    async def chunks(self, answers: StartedAnswers) -> AsyncGenerator[bytes, None]:
-        """The frames of a stream."""
-        for number, echo in enumerate(self.echoes):
-            if echo:
-                yield self._chunk(number, echo, None, None)
-        ends: list[Finished] = []
-        offsets = [0] * len(answers.jobs)
-        async with aclosing(answers.events()) as events:
-            async for number, event in events:
-                if isinstance(event, Delta):
-                    text = _text(event)
-                    log_probs = self._log_probs(event.log_probs, offsets[number]) if event.log_probs else None
-                    offsets[number] += len(text)
-                    if text or log_probs is not None:
-                        yield self._chunk(number, text, None, log_probs)
-                elif isinstance(event, Finished):
-                    ends.append(event)
-                    yield self._chunk(number, "", event.reason, None)
-        if self.request.wants_usage:
-            prompt_tokens = sum(
-                answers.prompt_tokens[number] for number in range(0, len(answers.jobs), self.request.choices)
-            )
-            yield sse({**self._head(), "choices": [], "usage": usage(prompt_tokens, ends)})
-        yield DONE
+    def _deltas(self, number: int, delta: Delta) -> Iterator[bytes]:
+        text, offset = _text(delta), self._offsets[number]
+        log_probs = self._log_probs(delta.log_probs, offset) if delta.log_probs else None
+        self._offsets[number] += len(text)
+        if text or log_probs is not None:
+            yield self._chunk(number, text, log_probs=log_probs)
 
-    def _chunk(self, number: int, text: str, reason: str | None, log_probs: dict[str, Any] | None) -> bytes:
-        usage_field = {"usage": None} if self.request.wants_usage else {}
-        return sse({**self._head(), "choices": [_choice(number, text, reason, log_probs)], **usage_field})
+    def _end(self, number: int, end: Finished) -> bytes:
+        return self._chunk(number, "", end.reason)
 
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.card.id,
-            "system_fingerprint": fingerprint(self.card),
-        }
+    def _choice(self, number: int, answer: FullAnswer) -> JsonObject:
+        log_probs = self._log_probs(answer.log_probs, 0) if self._top_log_probs is not None else None
+        return _choice(number, self._echoes[number] + answer.content, answer.end.reason, log_probs)
 
-    def _log_probs(self, log_probs: Sequence[TokenLogProbs], offset: int) -> dict[str, Any]:
+    def _chunk(self, number: int, text: str, reason: str | None = None, log_probs: JsonObject | None = None) -> bytes:
+        return sse(self._chunk_of(_choice(number, text, reason, log_probs)))
+
+    def _log_probs(self, log_probs: Sequence[TokenLogProbs], offset: int) -> JsonObject:
         """`logprobs` of a choice; of tokens that write the same text the likelier one stands."""
 
         def text(token: int) -> str:
@@ -186,7 +151,7 @@ class CompletionWriter:
         return {
             "tokens": tokens,
             "token_logprobs": [max(entry.log_prob, LEAST_LOG_PROB) for entry in log_probs],
-            "top_logprobs": top if self.request.logprobs else None,
+            "top_logprobs": top if self._top_log_probs else None,
             "text_offset": offsets,
         }
 
@@ -195,5 +160,5 @@ def _text(delta: Delta) -> str:
     return "".join(part.text for part in delta.parts if isinstance(part, ContentDelta))
 
 
-def _choice(number: int, text: str, reason: str | None, log_probs: dict[str, Any] | None) -> dict[str, Any]:
+def _choice(number: int, text: str, reason: str | None, log_probs: JsonObject | None) -> JsonObject:
     return {"index": number, "text": text, "logprobs": log_probs, "finish_reason": reason}

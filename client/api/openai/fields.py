@@ -1,29 +1,120 @@
-"""Fields that OpenAI's requests share, and what they mean as options of the library. Owns no route."""
+"""What several dialects' requests and answers share: sampling fields, usage, log-probabilities. Owns no route."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from llguidance.gbnf_to_lark import gbnf_to_lark
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from client.api.backend import Finished, ModelCard
 from client.api.errors import invalid
 from client.api.json_text import read_json
 from client.api.request_fields import BodyKind, take_fields
-from client.api.sampling_fields import (
-    SEEDS,
-    Whole,
-    asked_options,
-    choice_grammar,
-    one_grammar,
-    penalties,
-    schema_grammar,
-    stop_strings,
-    wrapped_seed,
-    written_grammar,
-)
 from client.options import GenerateOptions, Grammar
-from swarm.protocol.pick_rules import MAX_END_TOKENS
+from client.stats import Result, TokenLogProbs
+from swarm.protocol.pick_rules import MAX_END_TOKENS, MAX_GRAMMAR_BYTES
+
+SEEDS: Final = 2**63
+"""There are so many; what is asked for beyond them wraps."""
+BEST_ONLY: Final = 1e-9
+"""A `top_p` that leaves the best token alone, as 0 means it."""
+MAX_RULES: Final = 256
+"""Rules of a GBNF grammar; the time to convert one grows with their square, and is 0.1 s here."""
+_LARK: Final = re.compile(r"^(?:%llguidance\b|[ \t]*start[ \t]*:(?!:=))", re.MULTILINE)
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number, which JSON may write as 6.0."""
+
+
+def asked_options(**values: Any) -> GenerateOptions:  # noqa: ANN401 - each option has its own type
+    """The options that a request sets; None means that it does not."""
+    if values.get("top_p") == 0:
+        values["top_p"] = BEST_ONLY
+    if values.get("top_k") is not None:
+        values["top_k"] = max(values["top_k"], 0)
+    return cast("GenerateOptions", {name: value for name, value in values.items() if value is not None})
+
+
+def token_limit(*limits: int | None) -> int | None:
+    """The first limit that is given; None for none, which is what -1 means too."""
+    given = next((limit for limit in limits if limit is not None), None)
+    return None if given is None or given < 0 else given
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if stop is None:
+        return None
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def penalties(last_n: int | None, repetition: float | None, **others: float | None) -> dict[str, float | None]:
+    """Penalties of a request whose service counts the last tokens alone, where it says how many.
+
+    Raises:
+        ApiError: it wants another number than all, and a penalty.
+    """
+    asked = {"repetition_penalty": repetition, **others}
+    if last_n == 0:
+        return {"repetition_penalty": 1.0, **dict.fromkeys(others, None)}
+    if last_n not in (None, -1) and (repetition not in (None, 1) or any(others.values())):
+        raise invalid("'repeat_last_n' is -1 or 0 here: penalties count all tokens.", "repeat_last_n")
+    return asked
+
+
+def schema_grammar(schema: Mapping[str, Any] | bool) -> Grammar:
+    """What a text must match so that it is JSON of this schema."""
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+
+
+def choice_grammar(choices: Sequence[str]) -> Grammar:
+    """What a text must match so that it is one of these."""
+    return Grammar("regex", f"({'|'.join(map(re.escape, choices))})")
+
+
+def written_grammar(text: str, param: str) -> Grammar:
+    """A grammar in GBNF, as llama.cpp has it, or in Lark.
+
+    Raises:
+        ApiError: it is neither, or too large.
+    """
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise invalid(f"'{param}' has at most {MAX_GRAMMAR_BYTES} bytes.", param)
+    if _LARK.search(text):
+        return Grammar("lark", text)
+    if text.count("::=") > MAX_RULES:
+        raise invalid(f"'{param}' has at most {MAX_RULES} rules in GBNF; Lark may have more.", param)
+    try:
+        return Grammar("lark", gbnf_to_lark(text))
+    except Exception as error:  # noqa: BLE001 - the converter raises that, and what the text makes it stumble over
+        raise invalid(f"Invalid value for '{param}': neither GBNF nor Lark ({str(error)[:200]}).", param) from None
+
+
+def one_grammar(given: Mapping[str, Grammar | None]) -> Grammar | None:
+    """The only grammar among fields that may each bring one.
+
+    Raises:
+        ApiError: two of them do.
+    """
+    asked = [name for name, grammar in given.items() if grammar is not None]
+    if len(asked) > 1:
+        raise invalid(f"'{asked[1]}' cannot stand beside '{asked[0]}': the text must match one of them.", asked[1])
+    return given[asked[0]] if asked else None
+
+
+def wrapped_seed(seed: int | None) -> int | None:
+    """A seed that the library takes, for any whole number."""
+    return None if seed is None else seed % SEEDS
+
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 4
@@ -51,11 +142,7 @@ class ApiModel(BaseModel):
 
 
 class RequestBody(ApiModel):
-    """An object whose fields `client.api.request_fields` lists: those that are honoured are the model's own.
-
-    Attributes:
-        body: which of them.
-    """
+    """An object whose fields `client.api.request_fields` lists: those that are honoured are the model's own."""
 
     body: ClassVar[BodyKind]
 
@@ -139,7 +226,6 @@ class StructuredOutputs(ApiModel):
     grammar: str | None = None
 
     def grammars(self, place: str) -> dict[str, Grammar | None]:
-        """What each of them asks for."""
         return {
             f"{place}.json": _of_schema(self.json_, f"{place}.json"),
             f"{place}.json_object": Grammar("json") if self.json_object else None,
@@ -227,17 +313,14 @@ class SamplingRequest(SampledRequest):
 
     @property
     def choices(self) -> int:
-        """How many answers to make of one prompt."""
         return self.n or 1
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def wants_trace(self) -> bool:
-        """Whether chunks carry the sweeps behind them."""
         return self.canopy is not None and self.canopy.trace
 
     def check(self) -> None:
@@ -303,3 +386,80 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
             raise invalid(f"Invalid key in 'logit_bias': {token[:40]}. Keys are token ids.", "logit_bias")
         biases[int(token)] = bias
     return biases
+
+
+LEAST_LOG_PROB: Final = -9_999.0
+"""What stands for minus infinity, which JSON does not have."""
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(14)}"
+
+
+def fingerprint(card: ModelCard) -> str:
+    """`system_fingerprint`: the same weights have the same."""
+    return f"fp_{card.fingerprint[:10]}"
+
+
+def usage(prompt_tokens: int, ends: Iterable[Finished], reasoning_tokens: int = 0) -> dict[str, Any]:
+    """Of all choices of one request.
+
+    Accepted predictions are drafted tokens that the target picked; rejected ones are the other nodes of the trees.
+
+    Args:
+        prompt_tokens: of every prompt once.
+        ends: of the choices.
+        reasoning_tokens: of the answers, those thought and not said.
+    """
+    stats = [end.result.stats for end in ends]
+    sweeps = [sweep for one in stats for sweep in one.sweeps]
+    completion = sum(one.tokens for one in stats)
+    accepted = min(sum(sweep.accepted_tokens for sweep in sweeps), completion)
+    drafted = sum(sweep.nodes for sweep in sweeps)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": prompt_tokens + completion,
+        "prompt_tokens_details": {
+            "cached_tokens": min(sum(one.reused_tokens for one in stats), prompt_tokens),
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": min(reasoning_tokens, completion),
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": max(drafted - accepted, 0),
+            "audio_tokens": 0,
+        },
+    }
+
+
+def chat_log_probs(log_probs: Sequence[TokenLogProbs], token_bytes: Callable[[int], bytes]) -> dict[str, Any]:
+    def one(token: int, log_prob: float) -> dict[str, Any]:
+        written = token_bytes(token)
+        return {
+            "token": written.decode(errors="replace"),
+            "logprob": max(log_prob, LEAST_LOG_PROB),
+            "bytes": list(written),
+        }
+
+    content = [
+        {
+            **one(entry.token, entry.log_prob),
+            "top_logprobs": [one(token, log_prob) for token, log_prob in entry.top],
+        }
+        for entry in log_probs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def speed(result: Result) -> dict[str, Any]:
+    """What `canopy` says of a finished answer."""
+    stats = result.stats
+    return {
+        "seed": stats.seed,
+        "reproducible": stats.reproducible,
+        "tokens_per_s": stats.tokens_per_s,
+        "time_to_first_token_s": stats.time_to_first_token_s,
+        "acceptance_length": stats.acceptance_length,
+        "hops": list(stats.hops),
+    }

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import ConfigDict, Field
 
 from client.api.errors import invalid, unsupported
-from client.api.left_out import LeftOut
-from client.api.openai.chat_request import MAX_TOOLS
+from client.api.openai.chat import MAX_TOOLS
 from client.api.openai.fields import ApiModel
+from client.api.request_fields import LeftOut
 from client.api.responses.tools import AnyToolSpec, custom_call, model_name
 from client.dialogue.messages import Message, Role, ToolCall
 
@@ -85,8 +85,6 @@ def read_items(
 
 
 class _ItemReader:
-    """Reads one item after the other."""
-
     def __init__(self, names: dict[str, str], left_out: LeftOut) -> None:
         self._names = names
         self._left_out = left_out
@@ -94,12 +92,10 @@ class _ItemReader:
         self._messages: list[Message] = []
 
     def messages(self) -> list[Message]:
-        """All that was read."""
         self._end_turn()
         return self._messages
 
     def read(self, item: InputItem, param: str) -> None:
-        """The next item; `param` names it in errors."""
         match item.type:
             case "message":
                 self._read_message(item, param)

@@ -16,11 +16,132 @@ from pydantic import Discriminator, Field, Tag
 
 from client.api.errors import invalid, unsupported
 from client.api.json_text import JsonObject
-from client.api.left_out import LeftOut
-from client.api.openai.chat_request import ToolName
+from client.api.openai.chat import ToolName
 from client.api.openai.fields import ApiModel
-from client.api.responses.lark import expression_of
+from client.api.request_fields import LeftOut
 from client.dialogue.messages import Tool, ToolCall, ToolChoice
+
+MAX_EXPRESSION: Final = 16_384
+"""Characters of an expression; rules that name each other twice double it with each step."""
+_TOKEN: Final = re.compile(
+    r"""(?P<skip>\s+|//[^\n]*|->[ ]*\w+)
+    |(?P<string>"(?:[^"\\\n]|\\.)*")(?P<flag>i?)
+    |/(?P<regex>(?:[^/\\\n]|\\.)+)/(?P<flags>[a-z]*)
+    |%import[ ]+common\.(?P<common>\w+)(?=\s|$)
+    |(?P<rule>[?!]?[a-z_]\w*|_?[A-Z]\w*)[ \t]*:
+    |(?P<name>[A-Za-z_]\w*)
+    |(?P<times>~[ ]*\d+(?:[ ]*\.\.[ ]*\d+)?|\{\d*,?\d*\})
+    |(?P<sign>[|()\[\]*+?])""",
+    re.VERBOSE,
+)
+_SIGNS: Final = {"(": "(?:", "[": "(?:", "]": ")?"}
+_COMMON: Final = {
+    "LF": r"\n",
+    "CR": r"\r",
+    "NEWLINE": r"(?:\r?\n)+",
+    "WS": r"[ \t\f\r\n]+",
+    "WS_INLINE": r"[ \t]+",
+    "DIGIT": "[0-9]",
+    "INT": "[0-9]+",
+    "LETTER": "[A-Za-z]",
+    "WORD": "[A-Za-z]+",
+    "CNAME": "[_A-Za-z][_A-Za-z0-9]*",
+    "ESCAPED_STRING": r'"(?:[^"\\\n]|\\.)*"',
+}
+_NOT_REGULAR: Final = re.compile(r"\(\?(?!:)|\\[bBAzZ1-9]|\$|(?<!\[)\^")
+"""What engines for whole texts have not: looking around, anchors, references."""
+
+
+def expression_of(grammar: str) -> str | None:
+    """The expression that matches the texts of a grammar; None where there is none, or it is too long."""
+    try:
+        return _LarkRules(dict(_COMMON), grammar).expression("start")
+    except (_NotRegularError, RecursionError):
+        return None
+
+
+class _NotRegularError(Exception):
+    """A grammar that no expression of a bounded length stands for."""
+
+
+class _LarkRules:
+    """The rules of one grammar, each as an expression once it was wanted."""
+
+    def __init__(self, common: Mapping[str, str], grammar: str) -> None:
+        self._known: dict[str, str] = {}
+        self._bodies: dict[str, list[re.Match[str]]] = {}
+        self._open: set[str] = set()
+        body: list[re.Match[str]] = []
+        for token in _tokens(grammar):
+            if (name := token["rule"]) is not None:
+                body = self._bodies[name.lstrip("?!")] = []
+            elif (name := token["common"]) is not None:
+                if name not in common:
+                    raise _NotRegularError
+                self._known[name] = common[name]
+            else:
+                body.append(token)
+
+    def expression(self, name: str) -> str:
+        if name not in self._known:
+            if name in self._open or name not in self._bodies:
+                raise _NotRegularError
+            self._open.add(name)
+            self._known[name] = self._joined(self._bodies[name])
+            self._open.remove(name)
+        return self._known[name]
+
+    def _joined(self, body: Sequence[re.Match[str]]) -> str:
+        parts, size = [], 0
+        for token in body:
+            parts.append(self._part(token))
+            size += len(parts[-1])
+            if size > MAX_EXPRESSION:
+                raise _NotRegularError
+        return "".join(parts)
+
+    def _part(self, token: re.Match[str]) -> str:
+        if token["string"] is not None:
+            return _grouped(_literal(token["string"][1:-1]), token["flag"])
+        if token["regex"] is not None:
+            if _NOT_REGULAR.search(token["regex"]) or token["flags"] not in {"", "i", "s", "is", "si"}:
+                raise _NotRegularError
+            return _grouped(token["regex"].replace("\\/", "/"), token["flags"])
+        if token["name"] is not None:
+            return _grouped(self.expression(token["name"]))
+        if token["times"] is not None:
+            return "{" + re.sub(r"[~{} ]", "", token["times"]).replace("..", ",") + "}"
+        return _SIGNS.get(token["sign"], token["sign"])
+
+
+def _tokens(grammar: str) -> Iterator[re.Match[str]]:
+    place = 0
+    while place < len(grammar):
+        token = _TOKEN.match(grammar, place)
+        if token is None:
+            raise _NotRegularError
+        place = token.end()
+        if token["skip"] is None:
+            yield token
+
+
+def _grouped(expression: str, flags: str = "") -> str:
+    return f"(?{flags}:{expression})"
+
+
+def _literal(text: str) -> str:
+    """A string of Lark as an expression for itself."""
+    escapes = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
+    plain = re.sub(r"\\(.)", lambda found: escapes.get(found[1], found[1]), text)
+    if re.search(r"\\[xuU]", text):
+        raise _NotRegularError
+    return (
+        re.sub(r"([\\.+*?()|\[\]{}^$/-])", r"\\\1", plain)
+        .replace("\n", "\\n")
+        .replace("\t", "\\t")
+        .replace("\r", "\\r")
+    )
+
 
 INPUT: Final = "input"
 """The one argument of a custom tool."""
@@ -94,13 +215,7 @@ AnyToolSpec = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """How a tool was declared.
-
-    Attributes:
-        name: its own.
-        namespace: that it is in; empty for none.
-        is_custom: whether it takes a text.
-    """
+    """How a tool was declared."""
 
     name: str
     namespace: str = ""
@@ -109,14 +224,7 @@ class DeclaredTool:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """What the model is told of.
-
-    Attributes:
-        tools: in order.
-        choice: whether they may or must be called.
-        declared: how each was declared, by the name that the model knows.
-        echo: those that are served, as the response repeats them.
-    """
+    """What the model is told of."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
@@ -125,7 +233,6 @@ class OfferedTools:
 
 
 def model_name(name: str, namespace: str | None) -> str:
-    """The name by which the model knows a tool."""
     return f"{namespace}{NAME_JOINT}{name}" if namespace else name
 
 

@@ -6,20 +6,18 @@ One writer makes both forms: a stream sends its events, and a whole response is 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from client.api.backend import Begun, Delta, Finished
-from client.api.context import reasoning_tokens
+from client.api.backend import Begun, Finished
 from client.api.errors import ApiError
 from client.api.json_text import JsonObject
 from client.api.responses.tools import DeclaredTool, InputReader, custom_call, model_name
-from client.dialogue.messages import ContentDelta, Message, ReasoningDelta, ToolCall, ToolCallDelta
-from client.stats import TokenLogProbs
+from client.api.writers import AnswerWriter, LogProbEntries
+from client.dialogue.messages import Message, ToolCall, ToolCallDelta
 
-LogProbEntries = Callable[[Sequence[TokenLogProbs]], list[JsonObject]]
-"""Log-probabilities of tokens as JSON values with the tokens' texts."""
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
@@ -32,17 +30,7 @@ def new_id(prefix: str) -> str:
 
 @dataclass(slots=True)
 class _OpenItem:
-    """The item that grows now; its text is put together when it ends.
-
-    Attributes:
-        place: in the output.
-        item: as JSON values, without its text.
-        kind: of it.
-        pieces: of its text or arguments.
-        log_probs: of its text.
-        call_index: of the call, where it is one.
-        reader: of the text of a custom tool, where it calls one.
-    """
+    """The item that grows now; its text is put together when it ends."""
 
     place: int
     item: JsonObject
@@ -54,72 +42,61 @@ class _OpenItem:
 
     @property
     def text(self) -> str:
-        """What it says so far."""
         return "".join(self.pieces)
 
     def part(self, text: str) -> JsonObject:
-        """The part that holds its text."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.log_probs if text else []}
 
 
-class ResponseWriter:
-    """Writes one response.
-
-    Attributes:
-        output: items that have ended, as JSON values.
-    """
+class ResponseWriter(AnswerWriter):
+    """Writes one response."""
 
     def __init__(
         self,
         head: Mapping[str, Any],
-        log_prob_entries: LogProbEntries,
+        entries: LogProbEntries,
         declared: Mapping[str, DeclaredTool] | None = None,
+        clock: Callable[[], float] = time.time,
+        keep: Callable[[JsonObject, Message], JsonObject] = lambda response, answer: response,
     ) -> None:
         """Write nothing yet.
 
         Args:
             head: the fields of the response that do not change, its id among them.
-            log_prob_entries: log-probabilities as JSON values.
+            entries: log-probabilities as JSON values.
             declared: how tools were declared, by the names that the model knows; others are functions.
+            clock: seconds of the epoch.
+            keep: stores the whole response and its answer, before the client hears of its end; returns it.
         """
+        super().__init__(entries)
+        self._clock = clock
+        self._keep = keep
+        self._final: JsonObject | None = None
         self._declared = declared or {}
         self._head = dict(head)
-        self._log_prob_entries = log_prob_entries
         self._sequence_number = 0
         self._open: _OpenItem | None = None
-        self._reasoning_tokens = 0
         self.output: list[JsonObject] = []
 
     def begin(self, begun: Begun) -> Iterator[JsonObject]:
-        """The prompt was taken."""
         yield self._event("response.created", response=self.response("in_progress"))
         yield self._event("response.in_progress", response=self.response("in_progress"))
 
-    def take(self, delta: Delta) -> Iterator[JsonObject]:
-        """More of the answer."""
-        entries = self._log_prob_entries(delta.log_probs) if delta.log_probs else []
-        self._reasoning_tokens += reasoning_tokens(delta)
-        for part in delta.parts:
-            match part:
-                case ContentDelta(text):
-                    yield from self._grow("message", text, entries)
-                    entries = []
-                case ReasoningDelta(text):
-                    yield from self._grow("reasoning", text, [])
-                case ToolCallDelta():
-                    yield from self._grow_call(part)
+    def _write_content(self, text: str, entries: list[JsonObject]) -> Iterator[JsonObject]:
+        return self._grow("message", text, entries)
 
-    def finish(self, finished: Finished, completed_at: float) -> Iterator[JsonObject]:
+    def _write_reasoning(self, text: str) -> Iterator[JsonObject]:
+        return self._grow("reasoning", text, [])
+
+    def finish(self, finished: Finished) -> Iterator[JsonObject]:
         """The end: `response.completed`, or `response.incomplete` where the length ended it."""
         is_cut = finished.reason == "length"
         if self._open is None and not self.output:
             yield from self._begin_item("message")
         yield from self._end_item("incomplete" if is_cut else "completed")
-        yield self._event(
-            "response.incomplete" if is_cut else "response.completed", response=self.whole(finished, completed_at)
-        )
+        yield self._event("response.incomplete" if is_cut else "response.completed", response=self.whole(finished))
 
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
         """An error in mid-stream: `error`, then `response.failed` with what there was."""
@@ -128,19 +105,20 @@ class ResponseWriter:
         told = {"code": _ERROR_CODES.get(error.status, "server_error"), "message": error.message}
         yield self._event("response.failed", response=self.response("failed", error=told, output=self.output))
 
-    def whole(self, finished: Finished, completed_at: float) -> JsonObject:
-        """The response after its end."""
-        is_cut = finished.reason == "length"
-        return self.response(
-            "incomplete" if is_cut else "completed",
-            output=self.output,
-            usage=self._usage(finished),
-            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
-            completed_at=None if is_cut else int(completed_at),
-        )
+    def whole(self, finished: Finished) -> JsonObject:
+        if self._final is None:
+            is_cut = finished.reason == "length"
+            response = self.response(
+                "incomplete" if is_cut else "completed",
+                output=self.output,
+                usage=self._usage(finished),
+                incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+                completed_at=None if is_cut else int(self._clock()),
+            )
+            self._final = self._keep(response, self.message())
+        return self._final
 
     def message(self) -> Message:
-        """The answer as a turn of the conversation."""
         texts: dict[str, list[str]] = {"message": [], "reasoning": []}
         calls = []
         for item in self.output:
@@ -156,7 +134,6 @@ class ResponseWriter:
         )
 
     def response(self, status: str, **fields: Any) -> JsonObject:  # noqa: ANN401 - JSON values
-        """The response object at some time."""
         empty: JsonObject = {
             "error": None,
             "incomplete_details": None,
@@ -186,7 +163,7 @@ class ResponseWriter:
         item.log_probs += entries
         yield self._event("response.output_text.delta", **place, delta=text, logprobs=entries)
 
-    def _grow_call(self, part: ToolCallDelta) -> Iterator[JsonObject]:
+    def _write_call(self, part: ToolCallDelta) -> Iterator[JsonObject]:
         item = self._open
         if item is None or item.call_index != part.index:
             yield from self._end_item("completed")
@@ -265,6 +242,6 @@ class ResponseWriter:
             "input_tokens": stats.prompt_tokens,
             "input_tokens_details": {"cached_tokens": stats.reused_tokens, "cache_write_tokens": 0},
             "output_tokens": stats.tokens,
-            "output_tokens_details": {"reasoning_tokens": min(self._reasoning_tokens, stats.tokens)},
+            "output_tokens_details": {"reasoning_tokens": min(self.reasoning_tokens, stats.tokens)},
             "total_tokens": stats.prompt_tokens + stats.tokens,
         }

@@ -19,7 +19,6 @@ import numpy as np
 from client.drafting.search.calibration import Calibration, Fit
 from client.drafting.search.temperatures import TEMPERATURES
 from client.target import Target
-from swarm.runtime.cache_folder import cache_folder
 from swarm.runtime.files import replace_file
 
 logger = logging.getLogger(__name__)
@@ -30,11 +29,6 @@ VERSION = 3
 MAX_FILE_BYTES = 65_536
 MAX_FILES = 64
 _PREFIX = "pair-"
-
-
-def default_calibration_folder() -> Path:
-    """Where this user's calibrations are kept: `canopy/calibration` in the cache folder."""
-    return cache_folder() / "calibration"
 
 
 class Identified(Protocol):

@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import expect
 
 from client.api.backend import Begun, Delta, Job
-from client.api.chat_page import PAGE
+from client.api.site import PAGE
 from client.dialogue.messages import ContentDelta, ReasoningDelta
 from swarm.errors import ContextFull, GenerationInterrupted
 from tests.e2e.chat.conftest import Chat

@@ -10,12 +10,29 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from client.options import GenerateOptions, Grammar, Options, make_options
+from client.options import (
+    ConnectionOptions,
+    ConnectOptions,
+    GenerateOptions,
+    Grammar,
+    Options,
+    make_connection,
+    make_options,
+)
 from swarm.errors import ConfigError
 
 
-def test_keyword_arguments_are_the_options() -> None:
-    assert set(GenerateOptions.__annotations__) == {field.name for field in fields(Options)}
+@pytest.mark.parametrize(("keywords", "options"), [(GenerateOptions, Options), (ConnectOptions, ConnectionOptions)])
+def test_keyword_arguments_are_the_options(keywords: type, options: type[Any]) -> None:
+    assert set(keywords.__annotations__) == {field.name for field in fields(options)}
+
+
+def test_options_of_a_connection_are_told_by_name() -> None:
+    one = make_connection({"draft": "a", "peers": ["b"]})
+    assert (one.draft, one.peers, one.wait, one.lookup) == (("a",), ("b",), 60.0, True)
+    assert make_connection({"draft": None}).draft == make_connection({}).draft == ()
+    with pytest.raises(ConfigError, match="unknown option 'recycle'"):
+        make_connection(cast("ConnectOptions", {"recycle": True}))
 
 
 def test_one_stop_string_is_not_many_letters() -> None:

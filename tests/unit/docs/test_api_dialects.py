@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.api.responses.store import MAX_AGE_S, MAX_BYTES, MAX_RESPONSE_BYTES, MAX_RESPONSES
+from client.api.responses.routes import MAX_AGE_S, MAX_BYTES, MAX_RESPONSE_BYTES, MAX_RESPONSES
 from tools.request_fields import PAGE, with_tables
 
 TEXT = PAGE.read_text(encoding="utf-8")

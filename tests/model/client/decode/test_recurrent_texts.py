@@ -85,7 +85,7 @@ async def test_a_chat_whose_earlier_turn_changed_goes_on_from_what_is_left(runni
         changed = await chat.say("And a river?")
         assert chat._session is session is not None, "it went back, and did not begin again"
         chat._conversation.messages.pop()
-        plain = await running.client.generate(chat._conversation.prompt(), **{**options, "nodes": 0})
+        plain = await running.client.generate(chat._conversation.plan().tokens, **{**options, "nodes": 0})
     assert changed.tokens == plain.tokens
 
 

@@ -18,8 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.eagle import load_eagle
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.drafting.search.source import Source
+from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import TARGET
 from swarm.errors import IncompatibleDraft, UnsupportedModel

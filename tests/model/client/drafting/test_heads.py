@@ -20,7 +20,7 @@ from client.control.goodput import FIRST_TREES, Goodput
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.files import load_head, read_head_config, save_head
 from client.drafting.heads.modules import HeadConfig, make_head
-from client.drafting.loading import MAX_DRAFTS, DraftOptions, load_drafter
+from client.drafting.loading import MAX_DRAFTS, load_drafter
 from client.drafting.search.calibration import START
 from client.drafting.search.ranking import MAX_CHILDREN, RankLesson, gather
 from client.drafting.search.tree import DraftTree
@@ -30,6 +30,7 @@ from client.drafting.sources.lookup import LookupSource
 from client.drafting.sources.model import ModelSource
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.drafting.sources.siblings import SiblingSource
+from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.errors import ConfigError, IncompatibleDraft, SwarmError, UnsupportedModel
@@ -65,7 +66,7 @@ def plain(target: RaggedModel, prompts: list[list[int]]) -> Callable[[Sampling, 
 
 
 def made(*names: Path, **options: Any) -> TreeDrafter:  # noqa: ANN401
-    wanted = DraftOptions(names, **{"device": "cpu", "lookup": False, "siblings": False, **options})
+    wanted = DraftOptions(names, **{"draft_device": "cpu", "lookup": False, "siblings": False, **options})
     drafter = load_drafter(TARGET, load_target(TARGET), wanted).drafter
     assert isinstance(drafter, TreeDrafter)
     return drafter
@@ -74,9 +75,8 @@ def made(*names: Path, **options: Any) -> TreeDrafter:  # noqa: ANN401
 COMBINATIONS: dict[str, tuple[tuple[Path, ...], dict[str, bool]]] = {
     "redrafter": ((REDRAFTER,), {}),
     "dgf": ((DGF,), {}),
-    "recycling": ((), {"recycle": True}),
     "heads and look-up": ((DGF, REDRAFTER), {"lookup": True}),
-    "all": ((DRAFT, REDRAFTER, DGF), {"lookup": True, "siblings": True, "recycle": True}),
+    "all": ((DRAFT, REDRAFTER, DGF), {"lookup": True, "siblings": True}),
 }
 
 
@@ -186,12 +186,12 @@ def test_what_is_named_decides_what_drafts(tmp_path: Path) -> None:
         load_drafter(TARGET, load_target(TARGET), DraftOptions(lookup=False)).drafter.grow([1], 4, 4, GREEDY).tokens
         == ()
     )
-    learned = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT, DGF), "cpu", calibrations=tmp_path))
+    learned = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT, DGF), "cpu", calibration=tmp_path))
     learned.save_calibrations()
     assert len(list(tmp_path.iterdir())) == 2, "each draft has a calibration of its own"
-    load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", calibrations=tmp_path)).save_calibrations()
+    load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", calibration=tmp_path)).save_calibrations()
     assert len(list(tmp_path.iterdir())) == 2, "the first one's is the same alone"
-    load_drafter(TARGET, load_target(TARGET), DraftOptions((DGF,), "cpu", calibrations=tmp_path)).save_calibrations()
+    load_drafter(TARGET, load_target(TARGET), DraftOptions((DGF,), "cpu", calibration=tmp_path)).save_calibrations()
     assert len(list(tmp_path.iterdir())) == 3, "what was learned in company holds there"
 
 

@@ -21,10 +21,11 @@ import client.drafting.sources.layer_head
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.mtp import MtpHead, find_mtp, has_mtp, load_mtp
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.drafting.search.source import Search
 from client.drafting.search.tree import TokenTree
 from client.drafting.sources.layer_head import LayerHeadSource
+from client.options import DraftOptions
 from client.target import load_target
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId

@@ -17,10 +17,11 @@ from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.layer_head import LayerHead
 from client.drafting.heads.mtp import find_mtp, load_mtp
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.drafting.search.source import Search
 from client.drafting.search.tree import TokenTree
 from client.drafting.sources.layer_head import LayerHeadSource
+from client.options import DraftOptions
 from client.target import load_target
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM
 from benchmarks.drafting.other_tokenizers import demo_tokenizer
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
 from client.drafting.drafter import TreeDrafter
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.drafting.search.tree import DraftTree
 from client.drafting.sources.model import ModelSource
 from client.drafting.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
+from client.options import DraftOptions
 from client.target import Target, load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole

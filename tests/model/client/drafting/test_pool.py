@@ -11,11 +11,11 @@ from benchmarks.simulation.acceptance import demo_prompts
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
 from client.drafting.drafter import NoDrafter, TreeDrafter
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.drafting.pool import MAX_DRAFTERS, Drafters
 from client.drafting.sources.model import ModelSource
 from client.library.jobs import GenerationFactory
-from client.options import Options
+from client.options import DraftOptions, Options
 from client.target import Target, load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling

@@ -10,6 +10,7 @@ from client.drafting.drafter import ModelDrafter
 from client.drafting.search import ranking
 from client.drafting.search.calibration import SoftmaxPrior
 from client.drafting.search.ranking import Ranker
+from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.graphs.fixed_memory import StaticLimits
@@ -41,7 +42,7 @@ def test_a_static_draft_grows_the_plain_drafts_trees() -> None:
 def test_a_draft_is_loaded_for_the_fastest_path(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int | None]] = []
     monkeypatch.setattr(loading, "use_static", lambda model, tokens: asked.append((model.num_layers, tokens)))
-    loading.load_drafter(TARGET, load_target(TARGET), loading.DraftOptions((DRAFT,), "cpu"))
+    loading.load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu"))
     assert len(asked) == 1
 
 

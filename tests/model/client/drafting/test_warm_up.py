@@ -11,9 +11,10 @@ import torch
 from benchmarks.simulation.acceptance import demo_prompts
 from client.drafting import warm_up
 from client.drafting.drafter import NoDrafter, TreeDrafter
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.drafting.warm_up import drafting_thread, keep_fewest, use_threads
 from client.library.aio import AsyncSwarm
+from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.errors import ConfigError
@@ -32,9 +33,7 @@ def _usual_threads() -> Iterator[None]:
 
 
 def made() -> TreeDrafter:
-    drafter = load_drafter(
-        TARGET, load_target(TARGET), DraftOptions((DRAFT, REDRAFTER, DGF), "cpu", recycle=True)
-    ).drafter
+    drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT, REDRAFTER, DGF), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     return drafter
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from client.dialogue.messages import Message
 from client.dialogue.template import TRANSCRIPT_STOP
-from client.library.conversation import Conversation
+from client.library.chat import Conversation
 from swarm.errors import ConfigError
 from tests.property.tiny_tokenizers import byte_level
 
@@ -31,7 +31,7 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
 
 
 def text(conversation: Conversation, of: PreTrainedTokenizerFast) -> str:
-    return str(of.decode(list(conversation.prompt())))
+    return str(of.decode(list(conversation.plan().tokens)))
 
 
 def test_the_template_writes_the_only_beginning_of_text() -> None:
@@ -40,8 +40,8 @@ def test_the_template_writes_the_only_beginning_of_text() -> None:
     conversation = Conversation(made, system="be brief")
     conversation.add("user", "hello")
     assert text(conversation, made) == "<s>[system]be brief[user]hello[assistant]"
-    assert conversation.prompt().count(made.bos_token_id) == 1
-    assert (conversation.has_template, conversation.stop) == (True, ())
+    assert conversation.plan().tokens.count(made.bos_token_id) == 1
+    assert (conversation.has_template, conversation.template.stop) == (True, ())
 
 
 def test_without_a_template_the_turns_are_a_transcript() -> None:
@@ -50,14 +50,14 @@ def test_without_a_template_the_turns_are_a_transcript() -> None:
     for role, content in (("user", "hello"), ("assistant", "hi"), ("user", "more")):
         conversation.add(role, content)  # type: ignore[arg-type]
     assert text(conversation, made) == "<s>User: hello\n\nAssistant: hi\n\nUser: more\n\nAssistant:"
-    assert (conversation.has_template, conversation.stop) == (False, TRANSCRIPT_STOP)
+    assert (conversation.has_template, conversation.template.stop) == (False, TRANSCRIPT_STOP)
 
 
 def test_a_conversation_the_template_refuses_is_one_line() -> None:
     conversation = Conversation(tokenizer(NO_SYSTEM), system="be brief")
     conversation.add("user", "hello")
     with pytest.raises(ConfigError, match="does not take this conversation: System role not supported") as caught:
-        conversation.prompt()
+        conversation.plan()
     assert "\n" not in str(caught.value)
 
 

@@ -21,8 +21,9 @@ import client.train.samples
 import client.train.steps
 from client.drafting.heads.files import load_head, read_head_config
 from client.drafting.heads.modules import HeadKind
-from client.drafting.loading import DraftOptions, load_drafter
+from client.drafting.loading import load_drafter
 from client.drafting.sources.redrafter import ReDrafterSource
+from client.options import DraftOptions
 from client.target import load_target
 from client.train.checkpoint import save_checkpoint
 from client.train.command import check, train_draft

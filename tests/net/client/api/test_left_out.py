@@ -269,7 +269,7 @@ def test_a_stream_says_it_too(http: httpx2.Client) -> None:
 
 
 def test_the_log_says_it_once(http: httpx2.Client, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "client.api.left_out"):
+    with caplog.at_level("INFO", "client.api.request_fields"):
         for _ in range(2):
             http.post("/v1/responses", json={"model": MODEL, "input": "Hi", "tools": [{"type": "only here"}]})
     assert [record.getMessage() for record in caplog.records] == ["requests go without: tool only?here"]

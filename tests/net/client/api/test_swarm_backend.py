@@ -15,7 +15,7 @@ import pytest_asyncio
 import client.api.sessions
 from client import AsyncSwarm
 from client.api.backend import AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, TextJob
-from client.api.sampling_fields import choice_grammar, schema_grammar, written_grammar
+from client.api.openai.fields import choice_grammar, schema_grammar, written_grammar
 from client.api.sessions import LentSession
 from client.api.swarm_backend import BackendLimits, SwarmBackend
 from client.api.swarm_link import SwarmSource

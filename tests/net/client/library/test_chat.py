@@ -12,7 +12,7 @@ import pytest_asyncio
 
 import client.library.chat
 from client import Message
-from client.library.conversation import Conversation
+from client.library.chat import Conversation
 from client.library.session import SessionOpener
 from client.options import GenerateOptions
 from swarm.errors import ConfigError, ContextFull, GenerationInterrupted, RouteError
@@ -44,7 +44,7 @@ def prompt_of(running: ThreeNodes, messages: tuple[Message, ...]) -> tuple[int, 
     conversation = Conversation(running.client.target.tokenizer)
     for message in messages:
         conversation.add(message.role, message.content)
-    return conversation.prompt()
+    return conversation.plan().tokens
 
 
 async def test_the_stop_string_that_ended_an_answer_is_said(running: ThreeNodes) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.api.anthropic.writer import MessageWriter
+from client.api.anthropic import MessageWriter
 from client.api.backend import Begun, Delta, Finished
 from client.api.errors import ApiError
-from client.api.ollama.writer import RunWriter
+from client.api.ollama import RunWriter
 from client.api.responses.writer import ResponseWriter
 from client.dialogue.messages import AnswerDelta, ContentDelta, ReasoningDelta, ToolCallDelta
 from tests.scripted_backend import finished
@@ -59,11 +59,11 @@ def called(deltas: list[Delta]) -> dict[str, str]:
 @given(answers())
 def test_responses(answer: tuple[list[Delta], Finished]) -> None:
     deltas, end = answer
-    writer = ResponseWriter({"id": "resp_1"}, lambda log_probs: [])
+    writer = ResponseWriter({"id": "resp_1"}, lambda delta: [])
     events = list(writer.begin(Begun(7)))
     for delta in deltas:
         events += writer.take(delta)
-    events += writer.finish(end, 1.0)
+    events += writer.finish(end)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     output = events[-1]["response"]["output"]
     texts = ["" for _ in output]
@@ -98,7 +98,7 @@ def _text(item: dict[str, Any]) -> str:
 @given(answers(), st.integers(0, 8))
 def test_a_response_that_fails_closes_what_is_open(answer: tuple[list[Delta], Finished], after: int) -> None:
     deltas, _ = answer
-    writer = ResponseWriter({"id": "resp_1"}, lambda log_probs: [])
+    writer = ResponseWriter({"id": "resp_1"}, lambda delta: [])
     events = list(writer.begin(Begun(7)))
     for delta in deltas[:after]:
         events += writer.take(delta)
@@ -113,12 +113,12 @@ def test_a_response_that_fails_closes_what_is_open(answer: tuple[list[Delta], Fi
 @given(answers())
 def test_messages(answer: tuple[list[Delta], Finished]) -> None:
     deltas, end = answer
-    writer = MessageWriter("demo-model")
+    writer = MessageWriter("demo-model", 64)
     events = list(writer.begin(Begun(7)))
     for delta in deltas:
         events += writer.take(delta)
-    events += writer.finish(end, 64)
-    whole = writer.whole(end, 64)
+    events += writer.finish(end)
+    whole = writer.whole(end)
     texts = ["" for _ in whole["content"]]
     open_block: int | None = None
     for event in events:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.dialogue.answers import parser_for
 from client.dialogue.messages import AnswerDelta, Tool, ToolCallDelta
 from client.dialogue.parsing import joined
+from client.dialogue.plan import parser_for
 from client.dialogue.template import ChatPrompt, ChatTemplate
 from tests.chat_templates import TEMPLATES, chat_tokenizer
 from tests.unit.client.dialogue.test_answers import FORMS

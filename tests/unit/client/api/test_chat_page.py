@@ -8,8 +8,8 @@ import httpx2
 import pytest
 
 from client.api.app import build_app
-from client.api.chat_page import PAGE
 from client.api.context import ApiSettings
+from client.api.site import PAGE
 from tests.api_server import served
 from tests.scripted_backend import ScriptedBackend, saying
 

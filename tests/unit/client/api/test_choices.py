@@ -12,7 +12,7 @@ import pytest
 
 from client.api.app import build_app
 from client.api.backend import AnswerEvent, ApiCaller, Job
-from client.api.choices import AT_ONCE
+from client.api.context import AT_ONCE
 from tests.scripted_backend import ScriptedBackend, saying
 
 WORDS = ("word ",) * 200

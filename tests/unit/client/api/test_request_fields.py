@@ -14,12 +14,11 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from client.api.anthropic.request import MessagesRequest
+from client.api.anthropic import MessagesRequest
 from client.api.app import build_app
 from client.api.errors import ApiError
-from client.api.left_out import HEADER as LEFT_OUT
-from client.api.ollama.request import ChatRunRequest, GenerateRequest, RunOptions
-from client.api.openai.chat_request import ChatRequest
+from client.api.ollama import ChatRunRequest, GenerateRequest, RunOptions
+from client.api.openai.chat import ChatRequest
 from client.api.openai.completions import CompletionRequest
 from client.api.openai.fields import RequestBody
 from client.api.request_fields import (
@@ -31,7 +30,8 @@ from client.api.request_fields import (
     noting_left_out,
     take_fields,
 )
-from client.api.responses.request import ResponsesRequest
+from client.api.request_fields import HEADER as LEFT_OUT
+from client.api.responses.routes import ResponsesRequest
 from client.options import Grammar
 from tests.scripted_backend import ScriptedBackend, saying
 

@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
-from client.dialogue.answers import parser_for
 from client.dialogue.messages import AnswerDelta, ContentDelta, ReasoningDelta, Tool, ToolCallDelta
 from client.dialogue.parsing import joined
+from client.dialogue.plan import parser_for
 from client.dialogue.template import ChatPrompt, ChatTemplate
 from tests.chat_templates import TEMPLATES, chat_tokenizer
 

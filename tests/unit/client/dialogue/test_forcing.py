@@ -9,10 +9,10 @@ import llguidance.hf
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from client.dialogue.answers import parser_for
 from client.dialogue.forcing import grammar_for
 from client.dialogue.messages import ContentDelta, ReasoningDelta, Tool, ToolCallDelta, ToolChoice
 from client.dialogue.parsing import joined
+from client.dialogue.plan import parser_for
 from client.dialogue.template import ChatPrompt, ChatTemplate
 from client.options import Grammar
 from swarm.errors import ConfigError

@@ -8,10 +8,9 @@ import psutil
 import pytest
 
 import client.dialogue.rendering
-from client.dialogue.families import family_of
 from client.dialogue.messages import Message, Tool, ToolCall, ToolChoice
 from client.dialogue.plan import AnswerRequest, plan_answer
-from client.dialogue.template import DEFAULT_SWITCHES, ChatTemplate, PromptSwitches
+from client.dialogue.template import DEFAULT_SWITCHES, ChatTemplate, PromptSwitches, family_of
 from swarm.errors import ConfigError
 from swarm.runtime.workers import FIRST, WorkLease
 from tests.chat_templates import TEMPLATES, chat_tokenizer

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from client.library.aio import AsyncSwarm, _swarm
-from client.options import ConnectOptions
+from client.options import ConnectionOptions
 from swarm.discovery.dht.addresses import OPEN_SWARM
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError
@@ -21,9 +21,9 @@ KEY = NetworkKey(bytes(range(32)))
 
 def test_an_invite_stands_for_peers_and_key() -> None:
     word = seal_invite(Invite((PEER,), int(time.time()) + 60, network=KEY), ME)
-    peers, membership = _swarm(ConnectOptions(peers=[word]))
+    peers, membership = _swarm(ConnectionOptions(peers=(word,)))
     assert (peers, membership.network) == ((PEER,), KEY)
-    assert _swarm(ConnectOptions(peers=[PEER])) == ((PEER,), OPEN_SWARM)
+    assert _swarm(ConnectionOptions(peers=(PEER,))) == ((PEER,), OPEN_SWARM)
 
 
 async def test_a_damaged_one_is_said_before_anything_is_loaded() -> None:

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-import client.api.metrics
+import client.api.command
 import node.telemetry.metrics
 import swarm.health.metrics.exporter
 from node.telemetry.counters import ErrorKind
@@ -278,7 +278,7 @@ ROW = re.compile(r"\| `([a-z_]+)` \| (\w+) \| (.*?) \| (.+?) \|")
     [
         ("## `swarm health`", swarm.health.metrics.exporter.FIGURES),
         ("## `node serve`", node.telemetry.metrics.FIGURES),
-        ("## `client api`", client.api.metrics.FIGURES),
+        ("## `client api`", client.api.command.FIGURES),
     ],
 )
 def test_the_document_lists_exactly_what_is_exported(heading: str, figures: tuple[MetricFamily, ...]) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from client.api.responses.lark import MAX_EXPRESSION, expression_of
+from client.api.responses.tools import MAX_EXPRESSION, expression_of
 
 LOG = r"""
 // a ship's log

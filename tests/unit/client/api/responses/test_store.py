@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.api.responses.store import ResponseStore, StoredResponse
+from client.api.responses.routes import ResponseStore, StoredResponse
 from client.dialogue.messages import Message
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from client.api.errors import ApiError
-from client.api.left_out import LeftOut
+from client.api.request_fields import LeftOut
 from client.api.responses.tools import AnyToolSpec, DeclaredTool, InputReader, OfferedTools, read_tools
 from client.dialogue.messages import Tool, ToolChoice
 

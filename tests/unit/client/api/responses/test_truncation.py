@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from client.api.backend import ChatJob, Job
-from client.api.responses.truncation import truncated
+from client.api.responses.routes import truncated
 from client.dialogue.messages import Message, ToolCall
 
 CALL = ToolCall("c", "weather", "{}")

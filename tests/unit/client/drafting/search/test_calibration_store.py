@@ -20,10 +20,10 @@ from client.drafting.search.calibration_store import (
     MAX_FILE_BYTES,
     MAX_FILES,
     calibration_path,
-    default_calibration_folder,
     load_calibration,
     save_calibration,
 )
+from client.options import default_calibration_folder
 from client.target import Target
 
 CANDIDATES = Candidates(np.log([[0.5, 0.25, 0.125]]), None, 0.7)

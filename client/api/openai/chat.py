@@ -1,19 +1,43 @@
-"""A chat completion's request: its fields, and the job that it means. Owns no route."""
+"""`POST /v1/chat/completions`: its fields, the job that they mean, and the answer, whole or as a stream of chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
-from client.api.backend import ChatJob
+from client.api.backend import ChatJob, Delta, Finished, ModelCard
+from client.api.context import ApiContext, FullAnswer
 from client.api.errors import invalid, unsupported
-from client.api.left_out import LeftOut
-from client.api.openai.fields import ApiModel, Limit, SamplingRequest
-from client.api.request_fields import BodyKind
-from client.api.sampling_fields import Whole, token_limit
-from client.dialogue.messages import Message, Role, Tool, ToolCall, ToolChoice
+from client.api.json_text import JsonObject, JsonRoute
+from client.api.openai.choices import ChoicesWriter
+from client.api.openai.fields import (
+    ApiModel,
+    Limit,
+    SamplingRequest,
+    Whole,
+    chat_log_probs,
+    for_choice,
+    token_limit,
+)
+from client.api.request_fields import BodyKind, LeftOut
+from client.api.sse import sse
+from client.dialogue.messages import (
+    AnswerDelta,
+    ContentDelta,
+    Message,
+    ReasoningDelta,
+    Role,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    ToolChoice,
+)
+from client.stats import TokenLogProbs
 
 MAX_MESSAGES: Final = 4_096
 MAX_TOOLS: Final = 1_024
@@ -236,3 +260,89 @@ def _text(content: str | Sequence[ContentPart], place: str, left_out: LeftOut) -
             raise invalid(f"Missing required parameter: '{missing}'.", missing, code="missing_required_parameter")
         texts.append(text)
     return "".join(texts)
+
+
+def routes(context: ApiContext) -> APIRouter:
+    """The route."""
+    router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+        """An answer to a conversation."""
+        card = await context.card(body.model)
+        job = body.job()
+        jobs = [replace(job, options=for_choice(job.options, choice)) for choice in range(body.choices)]
+        return await ChatWriter(context, body, card, "chatcmpl").respond(jobs, request)
+
+    return router
+
+
+class ChatWriter(ChoicesWriter):
+    """Writes chat completions."""
+
+    kinds = ("chat.completion", "chat.completion.chunk")
+
+    def __init__(self, context: ApiContext, request: ChatRequest, card: ModelCard, prefix: str) -> None:
+        super().__init__(context, request, card, prefix)
+        self._asks_log_probs = request.logprobs
+
+    def _begin(self, number: int) -> Iterator[bytes]:
+        yield self._chunk(number, {"role": "assistant", "content": "", "refusal": None})
+
+    def _deltas(self, number: int, delta: Delta) -> Iterator[bytes]:
+        """The chunks of one sweep: one per part; log-probabilities and the trace come with the first."""
+        extra: JsonObject = {}
+        if self.request.wants_trace:
+            extra = {"canopy": {"tokens": list(delta.tokens), "sweeps": list(delta.sweeps)}}
+        log_probs = self._log_probs(delta.log_probs) if delta.log_probs else None
+        parts = [_part(part) for part in delta.parts]
+        if not parts and (log_probs is not None or delta.sweeps):
+            parts = [{}]
+        for part in parts:
+            yield self._chunk(number, part, log_probs=log_probs, extra=extra)
+            extra, log_probs = {}, None
+
+    def _end(self, number: int, end: Finished) -> bytes:
+        return self._chunk(number, {}, end.reason, extra=self._speed(end))
+
+    def _chunk(
+        self,
+        number: int,
+        delta: JsonObject,
+        reason: str | None = None,
+        log_probs: JsonObject | None = None,
+        extra: JsonObject | None = None,
+    ) -> bytes:
+        choice = {"index": number, "delta": delta, "logprobs": log_probs, "finish_reason": reason}
+        return sse({**self._chunk_of(choice), **(extra or {})})
+
+    def _choice(self, number: int, answer: FullAnswer) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": answer.content, "refusal": None, "annotations": []}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
+            message["content"] = answer.content or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in answer.tool_calls
+            ]
+        log_probs = self._log_probs(answer.log_probs) if self._asks_log_probs else None
+        return {"index": number, "message": message, "logprobs": log_probs, "finish_reason": answer.end.reason}
+
+    def _log_probs(self, log_probs: Sequence[TokenLogProbs]) -> JsonObject:
+        return chat_log_probs(log_probs, self.context.backend.token_bytes)
+
+
+def _part(part: AnswerDelta) -> JsonObject:
+    match part:
+        case ContentDelta():
+            return {"content": part.text}
+        case ReasoningDelta():
+            return {"reasoning_content": part.text}
+        case ToolCallDelta():
+            call: dict[str, Any] = {"index": part.index}
+            if part.id:
+                call |= {"id": part.id, "type": "function"}
+            function = {"name": part.name} if part.name else {}
+            call["function"] = {**function, "arguments": part.arguments}
+            return {"tool_calls": [call]}

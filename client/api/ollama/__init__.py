@@ -1,1 +1,0 @@
-"""Ollama's API: chat, generate, and what describes the model."""
