@@ -26,8 +26,7 @@ from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import prompts_of
 from client.drafting.drafter import NO_PICKS, TreeDrafter
 from client.drafting.loading import DraftOptions, LoadedDrafter, ModelName, load_drafter
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.library.aio import AsyncSwarm
 from client.stats import Result, SweepMeasurement
 from client.target import Target

@@ -38,16 +38,13 @@ from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.drafting.drafter import MAX_LEVELS, NO_PICKS, NoDrafter, TreeDrafter
 from client.drafting.heads.files import load_head, read_head_config
 from client.drafting.search.calibration import Calibration
-from client.drafting.search.local_session import LocalSession
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks
-from client.drafting.sources.dgf import DgfSource
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.drafting.sources.lookup import Lookup, LookupSource
-from client.drafting.sources.model import ModelSource
+from client.drafting.sources.model import LocalSession, ModelSource
+from client.drafting.sources.recurrent import DgfSource, ReDrafterSource
 from client.drafting.sources.recycling import RecycleSource, Recycling
-from client.drafting.sources.redrafter import ReDrafterSource
 from client.library.jobs import MAX_NODES
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.ids import TreeNodeId

@@ -40,8 +40,7 @@ from client.control.policy import SWEEPS_IN_FLIGHT
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
 from client.decode.state import GenerationState
 from client.decode.walk import Walk
-from client.drafting.drafter import NoDrafter
-from client.drafting.pool import Drafters
+from client.drafting.drafter import Drafters, NoDrafter
 from client.library.jobs import PREFILL_CHUNK, GenerationFactory
 from client.library.session import SessionOpener
 from client.options import Options as TextOptions

@@ -17,11 +17,11 @@ from typing import assert_never
 
 import grpc.aio
 
-from client.chain.answers import Answer, Answers
+from client.chain.answers import Answer, Answers, PickCheck, ReplyStream, check_reply
 from client.chain.blame import advised, blamed
-from client.chain.pick_check import PickCheck
 from client.chain.progress import DueProgress, ProgressWatch, merged
 from client.chain.repair_plan import (
+    FindRoute,
     Finish,
     GiveUp,
     HoldSurvivors,
@@ -31,6 +31,7 @@ from client.chain.repair_plan import (
     Pause,
     RepairPlan,
     RepairStep,
+    Rerouter,
     RouteAttached,
     RouteFound,
     RouteSearch,
@@ -38,9 +39,6 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
-from client.chain.reply_check import check_reply
-from client.chain.reply_stream import ReplyStream
-from client.chain.reroutes import FindRoute, Rerouter
 from client.stats import Repair
 from swarm import wire
 from swarm.errors import (

@@ -20,13 +20,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from client.control.latency_model import LatencyModel
+from client.control.latency_model import MIN_PROBABILITY, LatencyModel, Regression, best_fill, sizes_within
 from client.control.policy import Occupancy, PipelineState, SpeculationPlan
-from client.control.regression import Regression
-from client.control.staircase import MIN_PROBABILITY, best_fill, sizes_within
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.temperatures import TEMPERATURES
-from client.drafting.search.tree import DraftTree
+from client.drafting.search.calibration import TEMPERATURES
+from client.drafting.search.tree import NO_LIMIT, DraftTree, StopRule
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
 

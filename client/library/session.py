@@ -15,14 +15,12 @@ from functools import partial
 
 import torch
 
+from client.chain.blame import BUSY_S, RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
-from client.chain.opening import ChainOpening, first_open, open_chain
-from client.chain.peer_latency import PeerLatency
-from client.chain.refusals import BUSY_S, RETRY_S, Refusals
+from client.chain.opening import ChainOpening, PeerLatency, first_open, open_chain
 from client.control.policy import SWEEPS_IN_FLIGHT
-from client.decode.forced_text import ForcedText
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
-from client.decode.state import GenerationState
+from client.decode.state import ForcedText, GenerationState
 from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
 from client.options import CodecChoice

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from client.drafting.search.calibration_store import default_calibration_folder
+from client.drafting.loading import default_calibration_folder
 from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
 from swarm.runtime.files import replace_file
 from swarm.runtime.strict_json import strict_json

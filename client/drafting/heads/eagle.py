@@ -24,8 +24,15 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedConfig
 
 from client.drafting.heads.files import read_tensors, stored_names
-from client.drafting.heads.layer_head import PLACE, LayerHead, as_ragged, fill_layer, load_final_norm
-from client.drafting.heads.target_names import empty_model, target_names
+from client.drafting.heads.layer_head import (
+    PLACE,
+    LayerHead,
+    as_ragged,
+    empty_model,
+    fill_layer,
+    load_final_norm,
+    target_names,
+)
 from swarm.errors import IncompatibleDraft, SwarmError, UnsupportedModel
 from swarm.inference.layers.pass_through import find_layers
 from swarm.inference.ragged_batch import RaggedModel, SessionRows

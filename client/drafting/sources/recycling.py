@@ -18,10 +18,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from client.drafting.search.calibration import TEMPERATURES
 from client.drafting.search.source import Places, Search, Source
-from client.drafting.search.temperatures import TEMPERATURES
 from client.drafting.search.tree import Lesson, Picks, TokenTree
-from client.drafting.sources.lesson import ProposalLesson
+from client.drafting.sources.lookup import ProposalLesson
 from swarm.protocol.messages import Sampling
 
 MAX_CHILDREN = 8

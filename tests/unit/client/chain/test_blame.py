@@ -9,7 +9,7 @@ import pytest
 
 from client.chain.blame import advised, blamed
 from client.chain.chain import Chain, ChainOwner
-from client.chain.reroutes import FindRoute
+from client.chain.repair_plan import FindRoute
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, seal
 from swarm.discovery.signed_faults import sign_fault

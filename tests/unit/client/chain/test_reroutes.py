@@ -8,9 +8,8 @@ from typing import cast
 
 import pytest
 
-import client.chain.reroutes
-from client.chain.repair_plan import Freshness, RouteSearch
-from client.chain.reroutes import Rerouter
+import client.chain.repair_plan
+from client.chain.repair_plan import Freshness, Rerouter, RouteSearch
 from swarm.errors import RegistryError, RouteError
 from swarm.protocol.messages import RouteHop
 from swarm.routing.route import Route
@@ -40,7 +39,7 @@ class Directory:
 
 
 async def test_a_slow_directory_is_waited_for_briefly_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.chain.reroutes, "FRESH_S", 0.02)
+    monkeypatch.setattr(client.chain.repair_plan, "FRESH_S", 0.02)
     directory = Directory()
     async with TaskScope() as scope:
         rerouter = Rerouter(directory)

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from client.drafting.search.calibration import Calibration, Candidates
-from client.drafting.search.calibration_store import (
+from client.drafting.loading import (
     MAX_FILE_BYTES,
     MAX_FILES,
     calibration_path,
@@ -24,6 +23,7 @@ from client.drafting.search.calibration_store import (
     load_calibration,
     save_calibration,
 )
+from client.drafting.search.calibration import Calibration, Candidates
 from client.target import Target
 
 CANDIDATES = Candidates(np.log([[0.5, 0.25, 0.125]]), None, 0.7)
