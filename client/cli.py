@@ -372,7 +372,6 @@ def _connect_options(command: ConnectionOptions) -> ConnectOptions:
         "membership": command.membership,
         "lookup": command.lookup,
         "siblings": command.siblings,
-        "recycle": command.recycle,
         "adapt": command.adapt,
     }
 

@@ -215,7 +215,6 @@ class ConnectOptions(TypedDict, total=False):
     membership: Membership
     lookup: bool
     siblings: bool
-    recycle: bool
     adapt: bool
     calibration: Path | None
     generation_config: bool

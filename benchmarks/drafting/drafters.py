@@ -44,7 +44,6 @@ from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import LocalSession, ModelSource
 from client.drafting.sources.recurrent import DgfSource, ReDrafterSource
-from client.drafting.sources.recycling import RecycleSource, Recycling
 from client.library.jobs import MAX_NODES
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.ids import TreeNodeId
@@ -58,7 +57,6 @@ SIZES = (16, 64)
 FIRST_SEED = 11
 WAYS = {
     "look-up": ("look-up",),
-    "recycling": ("recycling",),
     "2-layer draft": ("draft",),
     "ReDrafter": ("redrafter",),
     "DGF": ("dgf",),
@@ -67,7 +65,7 @@ WAYS = {
     "DGF + look-up": ("look-up", "dgf"),
     "DGF + ReDrafter": ("dgf", "redrafter"),
     "draft + ReDrafter": ("draft", "redrafter"),
-    "all": ("look-up", "recycling", "draft", "redrafter", "dgf"),
+    "all": ("look-up", "draft", "redrafter", "dgf"),
 }
 DEVICES = {
     "a target for which a node costs little (60 ms + 0.1 ms per node)": Costs(1, 1_000, 20, 0.03),
@@ -168,7 +166,6 @@ class DrafterFactory:
 
         made: dict[str, Callable[[], Source]] = {
             "look-up": lambda: LookupSource(Lookup()),
-            "recycling": lambda: RecycleSource(Recycling()),
             "draft": lambda: ModelSource(self._draft, vocab, window, ranker=ranker()),
             "draft by probability": lambda: ModelSource(self._draft, vocab, window, ranker=ranker(coupled=False)),
             "redrafter": lambda: ReDrafterSource(self._heads["redrafter"], ranker()),

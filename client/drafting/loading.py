@@ -46,7 +46,6 @@ from client.drafting.sources.layer_head import LayerHeadSource
 from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import ModelSource
 from client.drafting.sources.recurrent import DgfSource, ReDrafterSource
-from client.drafting.sources.recycling import RecycleSource, Recycling
 from client.drafting.sources.siblings import CrossBranchCache, SiblingSource
 from client.drafting.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
 from client.target import Target, load_target
@@ -173,7 +172,6 @@ class DraftOptions:
         device: for all of them, as torch calls it; None is the first CUDA card, or the CPU.
         lookup: whether the text itself is a source.
         siblings: whether the target's picks behind dead branches are a source; it needs another one beside it.
-        recycle: whether the target's late picks after each token are a source.
         adapt: whether draft models learn where the target picks otherwise than they.
         calibrations: folder of what earlier runs learned; None keeps nothing.
     """
@@ -182,7 +180,6 @@ class DraftOptions:
     device: str | None = None
     lookup: bool = True
     siblings: bool = True
-    recycle: bool = False
     adapt: bool = True
     calibrations: Path | None = None
 
@@ -227,8 +224,6 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
         raise ConfigError(f"draft: {len(options.names)} of them; at most {MAX_DRAFTS} work together")
     device = find_device(options.device)
     makers: list[Callable[[], Source]] = [lambda: LookupSource(Lookup())] if options.lookup else []
-    if options.recycle:
-        makers.append(lambda: RecycleSource(Recycling()))
     if options.siblings and (makers or options.names):
         makers.append(lambda: SiblingSource(CrossBranchCache()))
     savers: list[Callable[[], None]] = []

@@ -102,7 +102,7 @@ class AsyncSwarm:
             options: all by keyword, none of them needed but `peers`:
                 peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them, or invites.
                 draft: hub id or folder of a draft model, best with the same tokenizer, or of a head trained for this
-                    target (also an EAGLE head), or "mtp", the layer that comes with the target's checkpoint; several
+                    target (also an EAGLE-3 head), or "mtp", the layer that comes with the target's checkpoint; several
                     work together on one tree; None drafts nothing.
                 draft_device: where they run, as torch calls it; a GPU by default, or the CPU.
                 revision: branch, tag or commit of a hub model.
@@ -123,7 +123,6 @@ class AsyncSwarm:
                 membership: what joining takes beside an address; an invite to a private swarm brings it along.
                 lookup: whether what followed before in the text itself is proposed too, with a draft or without.
                 siblings: whether what the target picked behind dead branches is proposed too, with a draft or without.
-                recycle: whether what the target picked before after each token is proposed too.
                 adapt: whether draft models learn, as texts grow, where the target picks otherwise than they.
                 generation_config: whether options that a generation leaves open are those of the model's
                     generation_config.json: temperature, top_k, top_p, min_p, repetition_penalty, do_sample.
@@ -323,7 +322,6 @@ def _draft_options(options: ConnectOptions) -> DraftOptions:
         options.get("draft_device"),
         options.get("lookup", True),
         options.get("siblings", True),
-        options.get("recycle", False),
         options.get("adapt", True),
         options.get("calibration", default_calibration_folder()),
     )

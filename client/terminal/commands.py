@@ -34,7 +34,7 @@ GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
 _SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "generation_config", "wait")
 _LINKS = ("codec", "reproducible", "hedge", "insecure")
-_DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
+_DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "adapt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class ConnectionOptions:
         lan: without either: whether a swarm that machines of the local network announce is joined; ask asks once, at
             a terminal.
         draft: hub id, folder or GGUF file of a draft model, best with the same tokenizer, or of a head trained for this
-            target (also an EAGLE head), or mtp: the layer that comes with the target's checkpoint; may be repeated, and
-            then they work together on one tree (default: none).
+            target (also an EAGLE-3 head), or mtp: the layer that comes with the target's checkpoint; may be repeated,
+            and then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1, xpu, mps (default: a GPU, or the CPU).
         revision: branch, tag or commit of a hub model (default: its main branch).
         fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it (default: what is served).
@@ -62,7 +62,6 @@ class ConnectionOptions:
             and trees are laid out; an error says what the swarm computes in otherwise.
         lookup: propose what followed the same tokens earlier in the text, with a draft or without.
         siblings: propose what the target picked on rejected branches, with a draft or without.
-        recycle: propose what the target picked earlier after the same token, with a draft or without.
         adapt: let draft models learn from the target's picks while a text grows.
         hedge: send every sweep to a second machine with one span of layers too, mostly the slowest, now and then
             any; the first answer counts and the other is compared.
@@ -82,7 +81,6 @@ class ConnectionOptions:
     wait: Seconds = 60.0
     lookup: bool = True
     siblings: bool = True
-    recycle: bool = False
     adapt: bool = True
     hedge: bool = False
     reproducible: bool = False

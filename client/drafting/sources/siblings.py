@@ -9,7 +9,7 @@ in few tokens, and what the target picked behind it, it often picks behind the r
     probability   rises with the number of last tokens, up to `MAX_CONTEXT_TOKENS`, that a node and the contexts share;
                   learned (`client.drafting.sources.lookup`)
 
-Token Recycling (arXiv 2408.08696, `client.drafting.sources.recycling`) uses dead branches too, by the last token alone.
+Token Recycling (arXiv 2408.08696) uses dead branches too, by the last token alone.
 """
 
 from __future__ import annotations

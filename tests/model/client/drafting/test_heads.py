@@ -71,9 +71,8 @@ def made(*names: Path, **options: Any) -> TreeDrafter:  # noqa: ANN401
 COMBINATIONS: dict[str, tuple[tuple[Path, ...], dict[str, bool]]] = {
     "redrafter": ((REDRAFTER,), {}),
     "dgf": ((DGF,), {}),
-    "recycling": ((), {"recycle": True}),
     "heads and look-up": ((DGF, REDRAFTER), {"lookup": True}),
-    "all": ((DRAFT, REDRAFTER, DGF), {"lookup": True, "siblings": True, "recycle": True}),
+    "all": ((DRAFT, REDRAFTER, DGF), {"lookup": True, "siblings": True}),
 }
 
 

@@ -31,9 +31,7 @@ def _usual_threads() -> Iterator[None]:
 
 
 def made() -> TreeDrafter:
-    drafter = load_drafter(
-        TARGET, load_target(TARGET), DraftOptions((DRAFT, REDRAFTER, DGF), "cpu", recycle=True)
-    ).drafter
+    drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT, REDRAFTER, DGF), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     return drafter
 
