@@ -28,10 +28,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from swarm.discovery.signed_faults import is_signed
 from swarm.errors import (
     Busy,
     HopError,
@@ -232,7 +231,11 @@ OF_OTHERS = {FaultKind.UNREACHABLE, FaultKind.TIMEOUT, FaultKind.CLOSED}
 """What a hop may say of the one that comes next."""
 
 
-def blamed(fault: Fault, via: RouteHop, session: SessionId, route: Route) -> HopError:
+SignatureCheck = Callable[[Fault, SessionId, Iterable[bytes]], bool | None]
+"""Says of a fault of a session, with the sealed records of the route, whether it is what its reporter said."""
+
+
+def blamed(fault: Fault, via: RouteHop, session: SessionId, route: Route, is_signed: SignatureCheck) -> HopError:
     """The trouble that a fault is, with the machines that carry it.
 
     Args:
@@ -240,6 +243,7 @@ def blamed(fault: Fault, via: RouteHop, session: SessionId, route: Route) -> Hop
         via: the first hop, or its replica, on whose stream it came.
         session: whose fault it is.
         route: over which the session goes now.
+        is_signed: whether its reporter signed it.
     """
     if not is_signed(fault, session, route.sealed):
         if fault.peer == via.peer:  # its own stream vouches for what it says of itself

@@ -18,7 +18,7 @@ from typing import assert_never
 import grpc.aio
 
 from client.chain.answers import Answer, Answers, PickCheck, ReplyStream, check_reply
-from client.chain.blame import advised, blamed
+from client.chain.blame import SignatureCheck, advised, blamed
 from client.chain.progress import DueProgress, ProgressWatch, merged
 from client.chain.repair_plan import (
     FindRoute,
@@ -109,11 +109,13 @@ class ChainOwner:
         find_route: finds routes around machines.
         blame: called with every trouble that counts against machines.
         check_rows: raises RemoteProtocolError where a reply's hidden rows are none of this model's.
+        is_signed: whether a fault is what its reporter said.
     """
 
     find_route: FindRoute
     blame: Callable[[HopError], None]
     check_rows: Callable[[Rows], None]
+    is_signed: SignatureCheck
 
 
 class Chain:
@@ -265,7 +267,7 @@ class Chain:
     def on_fault(self, fault: Fault, via: RouteHop) -> None:
         """A hop reports trouble; reports of older generations are stale (R1)."""
         if fault.generation == self.generation:
-            self.on_trouble(blamed(fault, via, self._key.session, self.route))
+            self.on_trouble(blamed(fault, via, self._key.session, self.route, self._owner.is_signed))
 
     def on_trouble(self, error: SwarmError) -> None:
         """Something is wrong: a lost machine is replaced, anything else ends the session."""

@@ -31,7 +31,6 @@ from typing import Protocol, assert_never
 
 from client.chain.blame import Suspicion, Verdicts, plain_error
 from client.stats import Repair
-from swarm.discovery.registry import KNOWN_S
 from swarm.errors import (
     HopError,
     HopLeaving,
@@ -443,13 +442,13 @@ FRESH_S = 1.0
 class FindRoute(Protocol):
     """Finds routes around machines."""
 
-    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
+    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float = ...) -> Route:
         """Find the best route that there is.
 
         Args:
             avoid: peers that must not be in it.
             keep: hops that stay where they are if that is possible.
-            within_s: how old the records that it is made from may be.
+            within_s: how old its records may be; by default what the directory said before will do.
 
         Raises:
             RouteError: nobody serves some layers.
@@ -482,7 +481,7 @@ class Rerouter:
             case Freshness.KNOWN:
                 pass
         try:
-            return await self._find_route(search.avoid, search.keep, within_s=KNOWN_S)
+            return await self._find_route(search.avoid, search.keep)
         except RegistryError as error:
             raise RouteError(str(error), ()) from error
 

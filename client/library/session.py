@@ -28,6 +28,7 @@ from client.stats import Result, Stats, TokenLogProbs
 from client.target import Target
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
+from swarm.discovery.signed_faults import is_signed
 from swarm.errors import (
     Busy,
     GenerationInterrupted,
@@ -366,7 +367,9 @@ class SessionOpener:
             aux_layers=self.aux_layers,
         )
         width = self.target.hidden_size * want.row_parts(self.target.num_layers)
-        owner = ChainOwner(partial(self._detour, route.numeric_class), self.nearby.blame, partial(_check_rows, width))
+        owner = ChainOwner(
+            partial(self._detour, route.numeric_class), self.nearby.blame, partial(_check_rows, width), is_signed
+        )
         chain = Chain(self.dialer, route, want, owner, self.wait_s)
         chain.accept_rows(_reply_rows_bytes(width, route))
         return chain
@@ -426,7 +429,7 @@ class SessionOpener:
                 await self.registry.records(self.identity.fingerprint, self.identity.num_layers)
 
     async def _detour(
-        self, numeric_class: str, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float
+        self, numeric_class: str, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float = KNOWN_S
     ) -> Route:
         """A route of the same numeric class without some machines; the others stay where they are."""
         identity = self.identity

@@ -27,7 +27,7 @@ class Directory:
         self.asked = 0
         self.is_down = False
 
-    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
+    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float = 30.0) -> Route:
         if within_s == 0.0:
             self.asked += 1
             await self.answer.wait()
