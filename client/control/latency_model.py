@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import add, mul
@@ -88,6 +88,11 @@ class Regression:
     def at(self, x: float) -> float:
         """The line's value, never below 0."""
         return max(self.a + self.b * x, 0.0)
+
+    def table(self, xs: Iterable[float]) -> list[float]:
+        """The line's values at all of `xs`."""
+        a, b = self.a, self.b
+        return [max(a + b * x, 0.0) for x in xs]
 
     def with_new_level(self) -> Regression:
         """The same line; the next measurement sets its level anew, the slope stays until x has varied."""
@@ -186,6 +191,10 @@ class StaircaseRegression:
     def at(self, rows: int) -> float:
         """Milliseconds of so many rows."""
         return padded_ms(self.steps, rows)
+
+    def table(self, sizes: Iterable[int]) -> list[float]:
+        """Milliseconds of each of these numbers of rows."""
+        return [padded_ms(self.steps, rows) for rows in sizes]
 
     def with_new_level(self) -> StaircaseRegression:
         """The same steps; the next measurement scales all of them."""
@@ -507,17 +516,20 @@ class LatencyModel:
 
     def sweeps_ms(self, sizes: Sequence[int]) -> list[float]:
         """What sweeps of a pending token and so many nodes each take."""
-        links, compute, load = self.links, self.compute, self.load
-        return [links.at(nodes + 1) + load * compute.at(nodes + 1) for nodes in sizes]
+        rows, load = [nodes + 1 for nodes in sizes], self.load
+        both = zip(self.links.table(rows), self.compute.table(rows), strict=True)
+        return [links_ms + load * compute_ms for links_ms, compute_ms in both]
 
     def service_interval_ms(self, nodes: int) -> float:
         """How long a further sweep keeps the busiest hop or link busy, with the load that queues there.
 
         At least its share of a round trip, since only `SWEEPS_IN_FLIGHT` sweeps may be unanswered.
         """
-        share_ms = self.sweep_ms(0) / SWEEPS_IN_FLIGHT
-        hop_ms = self.load * self.compute.at(nodes) * self.bottleneck_share
-        return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), share_ms)
+        return self._interval_ms(nodes, self.compute.at(nodes), self.sweep_ms(0) / SWEEPS_IN_FLIGHT)
+
+    def _interval_ms(self, nodes: int, compute_ms: float, least_ms: float) -> float:
+        hop_ms = self.load * compute_ms * self.bottleneck_share
+        return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), least_ms)
 
     def price_ms(self, nodes: int, others: float = 1.0) -> float:
         """What a further sweep costs: its service interval, and the time of those who wait behind it at every hop.
@@ -526,9 +538,15 @@ class LatencyModel:
             nodes: that it carries.
             others: value of a millisecond of theirs, where one of its own is worth 1.
         """
-        shadow_price, compute_ms = self.shadow_price, self.compute.at(nodes)
-        waiting_ms = (shadow_price - 1) * compute_ms * (others - self.bottleneck_share)
-        return max(shadow_price * compute_ms * self.bottleneck_share, self.service_interval_ms(nodes)) + waiting_ms
+        return next(self.prices_ms((nodes,), others))
+
+    def prices_ms(self, sizes: Iterable[int], others: float = 1.0) -> Iterator[float]:
+        """What further sweeps of these numbers of nodes cost, each as in `price_ms`."""
+        price, share, least_ms = self.shadow_price, self.bottleneck_share, self.sweep_ms(0) / SWEEPS_IN_FLIGHT
+        for nodes in sizes:
+            compute_ms = self.compute.at(nodes)
+            interval_ms = self._interval_ms(nodes, compute_ms, least_ms)
+            yield max(price * compute_ms * share, interval_ms) + (price - 1) * compute_ms * (others - share)
 
     def node_price_ms(self, others: float = 1.0) -> float:
         """What one more node of a further sweep costs, the service interval not counted."""
