@@ -121,7 +121,7 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     Raises:
         SwarmError: nobody serves some layers, a machine failed …
     """
-    from client.chain.peer_latency import PeerLatency
+    from client.chain.opening import PeerLatency
     from client.control.policy import FixedPolicy
     from client.drafting.drafter import LookupDrafter
     from client.drafting.sources.lookup import Lookup

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from client.demo.swarm import demo_swarm, wait_covered
-from client.drafting.drafter import NO_PICKS, Drafter
-from client.drafting.pool import Drafters
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks
+from client.drafting.drafter import NO_PICKS, Drafter, Drafters
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET

@@ -26,8 +26,7 @@ from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import prompts_of
 from client.drafting.drafter import NO_PICKS, TreeDrafter
 from client.drafting.loading import LoadedDrafter, ModelName, load_drafter
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.library.aio import AsyncSwarm
 from client.options import DraftOptions
 from client.stats import Result, SweepMeasurement
@@ -104,7 +103,7 @@ class TimedDrafter(CountedDrafter):
         }
 
 
-def load_timed(drafters: list[TimedDrafter]) -> Callable[[ModelName, Target, DraftOptions, str | None], LoadedDrafter]:
+def load_timed(drafters: list[TimedDrafter]) -> Callable[[ModelName, Target, str | None], LoadedDrafter]:
     """Loads what is to draft, and keeps it where its notes can be read."""
 
     def load(model: ModelName, target: Target, wanted: DraftOptions, revision: str | None = None) -> LoadedDrafter:

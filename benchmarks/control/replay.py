@@ -41,8 +41,7 @@ from client.decode.state import GenerationState
 from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter
-from client.drafting.search.stopping import StopRule
-from client.drafting.search.tree import DraftTree
+from client.drafting.search.tree import DraftTree, StopRule
 from client.library.jobs import MAX_NODES, PREFILL_CHUNK
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole

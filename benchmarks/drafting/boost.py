@@ -32,8 +32,7 @@ from client.drafting.search.calibration import Calibration
 from client.drafting.search.ranking import Ranker
 from client.drafting.sources.model import ModelSource
 from client.target import load_target
-from client.train.boost import BoostTraining
-from client.train.draft_model import DraftTraining
+from client.train.draft_model import BoostTraining, DraftTraining
 from client.train.labels import ModelLabels
 from client.train.samples import LocalSampler, SampleAmount, load_for_training, sampled_lines
 from client.train.steps import Schedule

@@ -29,7 +29,7 @@ from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import LEVELS, answer, demo_prompts
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter
-from client.drafting.search.local_session import LocalSession
+from client.drafting.sources.model import LocalSession
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows, load_whole

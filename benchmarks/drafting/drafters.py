@@ -38,16 +38,12 @@ from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.drafting.drafter import MAX_LEVELS, NO_PICKS, NoDrafter, TreeDrafter
 from client.drafting.heads.files import load_head, read_head_config
 from client.drafting.search.calibration import Calibration
-from client.drafting.search.local_session import LocalSession
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks
-from client.drafting.sources.dgf import DgfSource
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.drafting.sources.lookup import Lookup, LookupSource
-from client.drafting.sources.model import ModelSource
-from client.drafting.sources.recycling import RecycleSource, Recycling
-from client.drafting.sources.redrafter import ReDrafterSource
+from client.drafting.sources.model import LocalSession, ModelSource
+from client.drafting.sources.recurrent import DgfSource, ReDrafterSource
 from client.library.jobs import MAX_NODES
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.ids import TreeNodeId
@@ -61,7 +57,6 @@ SIZES = (16, 64)
 FIRST_SEED = 11
 WAYS = {
     "look-up": ("look-up",),
-    "recycling": ("recycling",),
     "2-layer draft": ("draft",),
     "ReDrafter": ("redrafter",),
     "DGF": ("dgf",),
@@ -70,7 +65,7 @@ WAYS = {
     "DGF + look-up": ("look-up", "dgf"),
     "DGF + ReDrafter": ("dgf", "redrafter"),
     "draft + ReDrafter": ("draft", "redrafter"),
-    "all": ("look-up", "recycling", "draft", "redrafter", "dgf"),
+    "all": ("look-up", "draft", "redrafter", "dgf"),
 }
 DEVICES = {
     "a target for which a node costs little (60 ms + 0.1 ms per node)": Costs(1, 1_000, 20, 0.03),
@@ -171,7 +166,6 @@ class DrafterFactory:
 
         made: dict[str, Callable[[], Source]] = {
             "look-up": lambda: LookupSource(Lookup()),
-            "recycling": lambda: RecycleSource(Recycling()),
             "draft": lambda: ModelSource(self._draft, vocab, window, ranker=ranker()),
             "draft by probability": lambda: ModelSource(self._draft, vocab, window, ranker=ranker(coupled=False)),
             "redrafter": lambda: ReDrafterSource(self._heads["redrafter"], ranker()),

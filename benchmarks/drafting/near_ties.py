@@ -23,7 +23,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from benchmarks.sheet import Sheet
-from client.drafting.search.local_session import LocalSession
+from client.drafting.sources.model import LocalSession
 from swarm.demo import PASSAGES, TARGET
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole

@@ -40,8 +40,7 @@ from client.control.policy import SWEEPS_IN_FLIGHT
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
 from client.decode.state import GenerationState
 from client.decode.walk import Walk
-from client.drafting.drafter import NoDrafter
-from client.drafting.pool import Drafters
+from client.drafting.drafter import Drafters, NoDrafter
 from client.library.jobs import PREFILL_CHUNK, GenerationFactory
 from client.library.session import SessionOpener
 from client.options import Options as TextOptions
@@ -49,6 +48,7 @@ from client.target import load_target
 from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from swarm.discovery.signed_faults import is_signed
 from swarm.errors import RouteError, SwarmError
 from swarm.ids import TreeNodeId
 from swarm.inference.row_codec import lossless_codec
@@ -112,7 +112,7 @@ class Run:
         return len(self.tokens) / self.seconds
 
 
-async def no_detour(avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
+async def no_detour(avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float = 0.0) -> Route:
     """Nobody repairs this chain."""
     raise RouteError("the chain is broken", [])
 
@@ -173,7 +173,7 @@ class RecoveryMethods:
         codec = lossless_codec(torch.float32)
         nodes = (PREFILLS_IN_FLIGHT + 1) * min(PREFILL_CHUNK, window_tokens)
         want = Open(self._opener.identity.fingerprint, window_tokens, SWEEPS_IN_FLIGHT, nodes, codec)
-        owner = ChainOwner(no_detour, lambda error: None, lambda rows: None)
+        owner = ChainOwner(no_detour, lambda error: None, lambda rows: None, is_signed)
         async with open_chain(Chain(self._opener.dialer, route, want, owner, wait_s=0.0)) as chain:
             yield chain
 

@@ -25,11 +25,10 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from benchmarks.sheet import Sheet
-from client.decode.hidden_rows import WANT_ROWS, hand_over_rows
-from client.decode.walk import Walk
+from client.decode.walk import WANT_ROWS, Walk, hand_over_rows
 from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter, TreeDrafter
-from client.drafting.search.local_session import LocalSession
 from client.drafting.search.tree import DraftTree
+from client.drafting.sources.model import LocalSession
 from node.session.accepted_path import AcceptedPath, requested_rows
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.ids import TreeNodeId

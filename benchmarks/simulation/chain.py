@@ -22,9 +22,8 @@ from benchmarks.simulation.counted import CountedDrafter
 from benchmarks.simulation.recorded import RecordedSearch, RecordedText
 from client.chain.answers import Answer
 from client.drafting.drafter import NO_PICKS, TreeDrafter
-from client.drafting.search.local_session import LocalSession
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
+from client.drafting.sources.model import LocalSession
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Credits, HopTime, Reply, Sampling, Sweep

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from client.drafting.drafter import TreeDrafter
 from client.drafting.search.source import Search
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree
+from client.drafting.search.tree import NO_LIMIT, DraftTree, StopRule
 from client.drafting.sources.model import ModelSource
 from swarm.protocol.messages import Sampling
 

@@ -18,10 +18,8 @@ from tokenizers import Tokenizer
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import MAX_LEVELS, ModelDrafter, NoDrafter, expansions
 from client.drafting.search.calibration import Calibration
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree
-from client.drafting.sources.lesson import ProposalLesson
-from client.drafting.sources.lookup import Lookup
+from client.drafting.search.tree import NO_LIMIT, DraftTree, StopRule
+from client.drafting.sources.lookup import Lookup, ProposalLesson
 from swarm.demo import PASSAGES, TARGET
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling

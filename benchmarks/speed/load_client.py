@@ -24,10 +24,8 @@ from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.chain import InlineExecutor
 from benchmarks.simulation.recorded import RecordedText
 from client.control.goodput import Goodput
-from client.drafting.drafter import NO_PICKS
-from client.drafting.pool import Drafters
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks
+from client.drafting.drafter import NO_PICKS, Drafters
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.library.aio import EXPECTED_NODES
 from client.library.jobs import MAX_NODES, GenerationFactory
 from client.library.session import SessionOpener

@@ -33,8 +33,8 @@ import tyro
 
 from benchmarks.speed.star_server import SESSION, WINDOW_TOKENS, StarService, serve_star
 from client.decode.walk import Walk
-from client.drafting.search.local_session import LocalSession
 from client.drafting.search.tree import DraftTree
+from client.drafting.sources.model import LocalSession
 from node.model.checkpoint import open_checkpoint
 from node.model.loading import count_tokens
 from node.model.span import load_span

@@ -1,23 +1,285 @@
-"""The replies of one chain as answers to its sweeps, from whichever of its tails is first. Owns no routes."""
+"""The replies of one chain as answers to its sweeps, from whichever of its tails is first. Owns no routes.
+
+May the picks of a reply follow one another under the session's grammar? A wrong one is its tail's fault alone.
+
+The client follows the grammar itself, in a worker, while a sweep is away: what a tail ignores, or forges, is no text.
+Penalties and biases move logits, which only the tail knows, so no pick contradicts them.
+
+Is a reply one that an honest tail could have sent to this sweep? Pure; a wrong one is its tail's fault alone.
+
+The stream on which one tail sends its replies. Read by a task of its own, so no tail waits for a client (F1).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
+import grpc
 import grpc.aio
 
-from client.chain.reply_stream import ReplyStream
-from swarm.errors import HopMisbehaved, HopTimeout, RemoteProtocolError, ReplicasDiffer, SwarmError
+from swarm.errors import (
+    HopClosed,
+    HopError,
+    HopMisbehaved,
+    HopTimeout,
+    RemoteProtocolError,
+    ReplicasDiffer,
+    SwarmError,
+    Unreachable,
+)
 from swarm.ids import TreeNodeId
+from swarm.inference.grammars import GrammarPlace
+from swarm.inference.path_rules import NodeMasks
+from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.messages import RepliesRequest, Reply, RouteHop, Sweep
+from swarm.protocol.frames import FrameAssembler, FrameLimits
+from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop, Sweep
+from swarm.protocol.session import SessionState
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Connection
+from swarm.transport.dial import Connection, plain_reason
+from swarm.transport.introduction import introduce
+from swarm.transport.link import Stream
+from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, pause
+
+
+class PickCheck:
+    """What the tail may pick after the nodes of sweeps that are away."""
+
+    def __init__(self) -> None:
+        self._place: GrammarPlace | None = None
+        self._masks: dict[int, asyncio.Task[None]] = {}
+        self._found: dict[int, NodeMasks] = {}
+
+    def follow(self, place: GrammarPlace | None) -> None:
+        """Sweeps that leave from now on follow this grammar; None: any token may be picked."""
+        self._place = place
+
+    def expect(self, sweep: Sweep, state: SessionState, scope: TaskScope) -> None:
+        """A sweep leaves now.
+
+        Args:
+            sweep: as it was made.
+            state: of the session, with it.
+            scope: owns the work.
+        """
+        if self._place is None:
+            return
+        nodes = [TreeNodeId(node) for node in range(sweep.picks_from, sweep.first_id + len(sweep.tokens))]
+        if nodes:
+            masks = self._place.masks(nodes, state)
+            self._masks[sweep.sequence] = scope.spawn(self._find(sweep.sequence, masks))
+
+    async def _find(self, sequence: int, masks: Awaitable[NodeMasks]) -> None:
+        with suppress(RemoteProtocolError):  # it takes too much here, as it will at the tail
+            self._found[sequence] = await masks
+
+    def awaited(self, sequence: int) -> asyncio.Task[None] | None:
+        """What must be done before a reply to this sweep is checked; None: nothing."""
+        task = self._masks.get(sequence)
+        return None if task is None or task.done() else task
+
+    def check(self, reply: Reply) -> None:
+        """Raise unless the grammar takes every pick.
+
+        Raises:
+            RemoteProtocolError: no honest tail picked that.
+        """
+        masks = self._found.get(reply.sequence)
+        if masks is None:
+            return
+        for node, token in reply.picks:
+            if not masks.allows(node, token):
+                raise RemoteProtocolError("picks", f"token {token} after node {node}, which the grammar does not take")
+
+    def answered(self, sequence: int) -> None:
+        """A sweep has its answer."""
+        self._masks.pop(sequence, None)
+        self._found.pop(sequence, None)
+
+
+MAX_ROWS = 64
+"""Hidden rows of a reply beside those of a prompt (P10)."""
+
+
+def check_reply(reply: Reply, sweep: Sweep, state: SessionState) -> None:
+    """Raise unless a reply answers its sweep.
+
+    Args:
+        reply: what came.
+        sweep: what was asked.
+        state: of the session now: nodes that died since may lack a pick (P7).
+
+    Raises:
+        RemoteProtocolError: a pick is for a node that the sweep did not ask for, lies outside the vocabulary, comes
+            twice, or is missing for a node that lives; or rows were not asked for, or are of nodes that nobody sent; or
+            log-probabilities are not those that were asked for.
+    """
+    asked = range(sweep.picks_from, sweep.first_id + len(sweep.tokens))
+    for node, token in reply.picks:
+        if node not in asked:
+            raise RemoteProtocolError("picks", f"one after node {node}, for which nobody asked")
+        if not 0 <= token < state.limits.vocab_size:
+            raise RemoteProtocolError("picks", f"token {token} is outside the vocabulary")
+    if any(first >= second for (first, _), (second, _) in pairwise(reply.picks)):
+        raise RemoteProtocolError("picks", "are not in the order of their nodes")
+    picked = {node for node, _ in reply.picks}
+    for node in map(TreeNodeId, asked):
+        if node not in picked and state.is_alive(node):
+            raise RemoteProtocolError("picks", f"none for node {node}, which cannot be dead")
+    _check_log_probs(reply, sweep, state.limits.vocab_size)
+    if reply.rows is None:
+        return
+    _check_rows(reply, sweep, state)
+
+
+def _check_rows(reply: Reply, sweep: Sweep, state: SessionState) -> None:
+    prompt = [node for node in reply.row_ids if node in sweep.prompt_nodes]
+    others = [node for node in reply.row_ids if node not in sweep.prompt_nodes]
+    if sweep.want is None or (not sweep.want.hidden_rows and (others or not prompt)):
+        raise RemoteProtocolError("rows", "were not asked for")
+    if any(first >= second for first, second in pairwise(prompt)):
+        raise RemoteProtocolError("rows", "are not in the order of their nodes")
+    if len(others) > MAX_ROWS or any(node >= state.next_id for node in others):
+        raise RemoteProtocolError("rows", "are of nodes that were never sent")
+
+
+def _check_log_probs(reply: Reply, sweep: Sweep, vocab_size: int) -> None:
+    asked = sweep.want is not None and sweep.want.log_probs
+    if asked != (reply.log_probs is not None):
+        raise RemoteProtocolError("log_probs", "are missing" if asked else "were not asked for")
+    top = sweep.want.top_log_probs if sweep.want is not None and asked else 0
+    found = reply.top_log_probs or ((),) * len(reply.picks)
+    if any(len(best) != min(top, vocab_size) for best in found):
+        raise RemoteProtocolError("top_log_probs", f"are not the {top} that were asked for")
+    if any(token >= vocab_size for best in found for token, _ in best):
+        raise RemoteProtocolError("top_log_probs", "has a token outside the vocabulary")
+
+
+OPEN_S = 8.0
+"""How long a tail may take to be dialled and to begin, its session's attach included."""
+FAULT_GRACE_S = 0.5
+"""When the tail ends the stream itself, its reason comes up the chain a little later."""
+PINGS_S = 0.5
+"""Between the tail's pings."""
+CHECK_S = 0.1
+"""Between looks at the clock."""
+MAX_RTT_S = 4.0
+"""A tail's claim of a longer round trip is taken as this one: it would only be waited for in silence for longer."""
+
+
+class ReplyStream:
+    """The replies of one session from one tail, from `run` until it is cancelled or broken.
+
+    Attributes:
+        tail: the machine, and its layers.
+        is_broken: nothing comes any more.
+        stuck: the connection, if nothing came on it any more.
+        opened: set when the tail's first message came.
+        heard_s: when a part of a reply last came, by `time.monotonic`; 0 before.
+    """
+
+    def __init__(
+        self,
+        tail: RouteHop,
+        key: SessionKey,
+        listener: Callable[[ReplyStream, Reply | SwarmError], None],
+        rows_bytes: int = 0,
+    ) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            tail: whose replies they are.
+            key: of the session.
+            listener: called with this stream and every reply, and once with the error that ended it.
+            rows_bytes: of the hidden rows that one reply may bring.
+        """
+        self.tail = tail
+        self.is_broken = False
+        self.stuck: grpc.aio.Channel | None = None
+        self.opened = asyncio.Event()
+        self.heard_s = 0.0
+        self._key = key
+        self._listener = listener
+        self._rows_bytes = rows_bytes
+        self._rtt_s = 0.5
+        self._patient_until = 0.0
+
+    async def run(self, dial: Callable[[], Connection], request: RepliesRequest) -> None:
+        """Ask for the replies and give each to the listener, and at the end the error that ended them.
+
+        Args:
+            dial: gives the connection to the tail; raises SwarmError where it cannot be dialled.
+            request: whose replies.
+        """
+        span = str(self.tail.span)
+        try:
+            connection = dial()
+        except SwarmError as reason:
+            self._end(Unreachable(self.tail.peer, span, str(reason)))
+            return
+        first = wire.encode_replies_up(request)
+        metadata = introduce(self._key, connection.endpoint, wire.REPLIES, first)
+        call: Stream = connection.channel.stream_stream(wire.REPLIES)(metadata=metadata)
+        error: SwarmError
+        try:
+            await self._read(call, first)
+            await asyncio.sleep(FAULT_GRACE_S)
+            error = HopClosed(self.tail.peer, span, "ended the reply stream")
+        except TimeoutError:
+            error = HopTimeout(self.tail.peer, span, "is silent: nothing came on the reply stream")
+            self.stuck = connection.channel
+        except grpc.aio.AioRpcError as failure:
+            why = plain_reason(failure, is_member=connection.is_member)
+            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({why})")
+            if failure.code() is grpc.StatusCode.NOT_FOUND:
+                error = HopClosed(self.tail.peer, span, "no longer holds this session")
+        except RemoteProtocolError as failure:
+            error = HopMisbehaved(self.tail.peer, span, f"sent what breaks the protocol ({failure})")
+        except HopError as failure:
+            error = failure
+        finally:
+            call.cancel()
+        self._end(error)
+
+    def _end(self, error: SwarmError) -> None:
+        self.is_broken = True
+        self._listener(self, error)
+
+    async def _read(self, call: Stream, request: bytes) -> None:
+        assembler = FrameAssembler(FrameLimits(rows_bytes=self._rows_bytes))
+        async with TaskScope() as scope:
+            self._patient_until = time.monotonic() + OPEN_S
+            scope.spawn(self._watch())
+            await call.write(request)
+            while isinstance(part := await call.read(), bytes):
+                self._patient_until = time.monotonic() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s
+                self.opened.set()
+                message = assembler.feed(part)
+                if not isinstance(message, Ping):
+                    self.heard_s = time.monotonic()
+                match message:
+                    case Reply() as reply:
+                        if reply.times:
+                            self._rtt_s = min(2e-3 * reply.times[-1].link_ms, MAX_RTT_S)
+                        self._listener(self, reply)
+                    case Ping(nonce=nonce):
+                        await call.write(wire.encode_replies_up(Pong(nonce)))
+                    case _:
+                        pass
+
+    async def _watch(self) -> None:
+        """Raise TimeoutError when nothing came for too long; time in which this program did not run is excused."""
+        while (left_s := self._patient_until - time.monotonic()) > 0:
+            late_s = await pause(min(left_s, CHECK_S))  # replies move the limit meanwhile
+            self._patient_until += late_s
+        raise TimeoutError
+
 
 INBOX_ITEMS = 256
 MAX_COMPARED = 64

@@ -17,11 +17,11 @@ from typing import assert_never
 
 import grpc.aio
 
-from client.chain.answers import Answer, Answers
-from client.chain.blame import advised, blamed
-from client.chain.pick_check import PickCheck
+from client.chain.answers import Answer, Answers, PickCheck, ReplyStream, check_reply
+from client.chain.blame import SignatureCheck, advised, blamed
 from client.chain.progress import DueProgress, ProgressWatch, merged
 from client.chain.repair_plan import (
+    FindRoute,
     Finish,
     GiveUp,
     HoldSurvivors,
@@ -31,6 +31,7 @@ from client.chain.repair_plan import (
     Pause,
     RepairPlan,
     RepairStep,
+    Rerouter,
     RouteAttached,
     RouteFound,
     RouteSearch,
@@ -38,9 +39,6 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
-from client.chain.reply_check import check_reply
-from client.chain.reply_stream import ReplyStream
-from client.chain.reroutes import FindRoute, Rerouter
 from client.stats import Repair
 from swarm.errors import (
     HopClosed,
@@ -112,11 +110,13 @@ class ChainOwner:
         find_route: finds routes around machines.
         blame: called with every trouble that counts against machines.
         check_rows: raises RemoteProtocolError where a reply's hidden rows are none of this model's.
+        is_signed: whether a fault is what its reporter said.
     """
 
     find_route: FindRoute
     blame: Callable[[HopError], None]
     check_rows: Callable[[Rows], None]
+    is_signed: SignatureCheck
 
 
 class Chain:
@@ -268,7 +268,7 @@ class Chain:
     def on_fault(self, fault: Fault, via: RouteHop) -> None:
         """A hop reports trouble; reports of older generations are stale (R1)."""
         if fault.generation == self.generation:
-            self.on_trouble(blamed(fault, via, self._key.session, self.route))
+            self.on_trouble(blamed(fault, via, self._key.session, self.route, self._owner.is_signed))
 
     def on_trouble(self, error: SwarmError) -> None:
         """Something is wrong: a lost machine is replaced, anything else ends the session."""

@@ -3,21 +3,40 @@
 A machine may take a session and never be ready for it. Whoever knows nobody yet would wait for it in each session. So
 at most two routes are opened at once, each in a task of its own; the first that stands is used, and the other one is
 left. Chooses no routes.
-"""
+
+What a machine claims is a prior: it fades with what this client measured, and comes back as measurements grow old. A
+text counts once for every machine of its chain, as the ratio of what its sweeps took there to what was to be expected.
+
+    slowness = (PRIOR + weight · mean ratio) / (PRIOR + weight)      weight: texts, halved every HALF_LIFE_S
+
+A machine cannot shorten what was measured by reporting less: a sweep that was away for far longer than its hops account
+for counts against all of them alike, and who is honest is soon measured in other company.
+
+`PeerLatency` keeps delays and speeds that this client measured and failures that it saw, and makes route queries of
+them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import random
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Final
 
 from client.chain.chain import Chain
+from client.stats import Stats, SweepMeasurement
+from swarm.discovery.node_record import NodeRecord
 from swarm.errors import HopError, SwarmError
-from swarm.routing.costs import RouteForecast
+from swarm.ids import PeerId
+from swarm.routing.costs import FAILURE_HALF_LIFE_S, HOP_OVERHEAD_MS, RouteForecast, sweep_ms, wait_ms
+from swarm.routing.latency import TIMEOUT_S, measure_delays, worth_measuring
+from swarm.routing.route import Route, RouteQuery
 from swarm.runtime.tasks import TaskScope
 
 LATE_S, LATEST_S = 0.2, 2.0
@@ -168,3 +187,184 @@ async def open_chain(chain: Chain, failed: Callable[[HopError], None] = lambda e
             yield chain
         finally:
             await chain.close()  # also when the generation is left or breaks: KV elsewhere is not ours to keep
+
+
+PRIOR: Final = 0.25
+"""Weight of what a machine claims; a text has 1."""
+HALF_LIFE_S: Final = 600.0
+"""After it, a measurement has half of its weight."""
+MAX_RATIO: Final = 1e3
+MIN_RATIO: Final = 1 / 4
+"""A machine is believed to be faster than it claims up to this part of its time."""
+FAILED_RATIO: Final = 8.0
+"""A failure counts as a text that took so many times as long as expected."""
+MAX_USUAL: Final = 2.0
+"""Claims of machines that were never measured are taken to be wrong by this factor at most: one liar shows nothing."""
+NEWCOMER_PRICE: Final = 1.1
+"""A machine that was never measured is taken to be slower by this factor while others were measured …"""
+EXPLORED: Final = 1 / 16
+"""… but in this part of all sessions, so that honest newcomers are found out."""
+UNEXPLAINED: Final = 2.0
+"""A sweep may be away for so many times what its hops and links account for; the rest counts against the hops."""
+MACHINES_KEPT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """What was measured of one machine.
+
+    Attributes:
+        ratio: mean of measured to expected times.
+        weight: how many texts that is; old ones count less.
+        at_s: when the last one ended.
+    """
+
+    ratio: float
+    weight: float
+    at_s: float
+
+    def weight_at(self, now_s: float) -> float:
+        """The weight that is left."""
+        return self.weight * math.exp2(-max(now_s - self.at_s, 0.0) / HALF_LIFE_S)
+
+    def slowness_at(self, now_s: float) -> float:
+        """By what claimed times are multiplied."""
+        weight = self.weight_at(now_s)
+        return (PRIOR + weight * self.ratio) / (PRIOR + weight)
+
+
+class PeerSpeeds:
+    """The measured speeds of the machines that were measured last, at most `MACHINES_KEPT`."""
+
+    def __init__(self) -> None:
+        self._measured: OrderedDict[PeerId, MeasuredSpeed] = OrderedDict()
+
+    def learn(self, route: Route, sweeps: Sequence[SweepMeasurement], now_s: float) -> None:
+        """Learn from the decode sweeps of one text, all of which went over this route."""
+        fitting = [sweep for sweep in sweeps if len(sweep.hops) == len(route.hops)]
+        usual = [sweep for sweep in fitting if sweep.is_alone and not sweep.is_part] or fitting
+        for place, hop in enumerate(route.hops):
+            if usual:
+                self._note(hop.peer, median(_ratio(route, place, sweep) for sweep in usual), now_s)
+
+    def failed(self, peer: PeerId, now_s: float) -> None:
+        """A machine failed."""
+        self._note(peer, FAILED_RATIO, now_s)
+
+    def slowness(self, now_s: float) -> dict[PeerId, float]:
+        """By machine, by what its claimed times are multiplied; machines that were never measured are not in it."""
+        return {peer: speed.slowness_at(now_s) for peer, speed in self._measured.items()}
+
+    def newcomer(self, now_s: float, *, explore: bool = False) -> float:
+        """The same for machines that were never measured: as wrong as the others' claims usually are, and a little.
+
+        Args:
+            now_s: the present.
+            explore: whether to do without the price of being new.
+        """
+        usual = min(median(self.slowness(now_s).values()), MAX_USUAL) if self._measured else 1.0
+        return usual * (1.0 if explore or not self._measured else NEWCOMER_PRICE)
+
+    def _note(self, peer: PeerId, ratio: float, now_s: float) -> None:
+        ratio = min(max(ratio, MIN_RATIO), MAX_RATIO)
+        known = self._measured.pop(peer, MeasuredSpeed(1.0, 0.0, now_s))
+        weight = known.weight_at(now_s)
+        self._measured[peer] = MeasuredSpeed((weight * known.ratio + ratio) / (weight + 1), weight + 1, now_s)
+        while len(self._measured) > MACHINES_KEPT:
+            self._measured.popitem(last=False)
+
+
+def _ratio(route: Route, place: int, sweep: SweepMeasurement) -> float:
+    """What a sweep took at a hop, to what its machine's claims let expect."""
+    record, hop, time = route.records[place], route.hops[place], sweep.hops[place]
+    whole_ms = sweep_ms(record, sweep.rows)
+    expected_ms = wait_ms(record, whole_ms) + whole_ms * len(hop.span) / len(record.span) + HOP_OVERHEAD_MS
+    known_ms = max(sweep.total_ms - sweep.other_ms, route.sweep_ms)
+    hidden_ms = max(sweep.total_ms - UNEXPLAINED * known_ms, 0.0) / len(route.hops)
+    return (time.queue_ms + time.compute_ms + time.other_ms + hidden_ms) / expected_ms
+
+
+KEPT_S = 60.0
+"""How long measured delays are used before they are measured again."""
+FAILURES_KEPT = 64
+
+
+@dataclass(slots=True)
+class PeerLatency:
+    """One client's knowledge of one model's machines.
+
+    Attributes:
+        rng: chooses whom to measure where there are many, and this client's place among equal chains.
+        probe: measures the delays to some machines, in milliseconds; those that do not answer are left out.
+        clock: monotonic, in seconds.
+        delays_ms: one-way delays that were measured last.
+        failures: machines that failed and when, the newest `FAILURES_KEPT`.
+        speeds: how fast machines were.
+        openings: how long routes took to stand.
+    """
+
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    probe: Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]] = measure_delays
+    clock: Callable[[], float] = time.monotonic
+    delays_ms: dict[PeerId, float] = field(default_factory=dict)
+    failures: tuple[tuple[str, float], ...] = ()
+    speeds: PeerSpeeds = field(default_factory=PeerSpeeds)
+    openings: OpeningTimes = field(default_factory=OpeningTimes)
+    _seed: int = field(init=False)
+    _measured_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._seed = self.rng.getrandbits(32)
+
+    async def measure(self, records: Sequence[NodeRecord], num_layers: int) -> None:
+        """Measure machines, those first that a chain may begin or end with, at most once in `KEPT_S`.
+
+        It takes at most a second, or what `measure_delays` gives to relayed machines. A machine that does not answer
+        counts as that second away, and as one that failed, as another machine says: it is passed over while others
+        answer, also where the hop before has measured it while it lived.
+        """
+        now = self.clock()
+        if self._measured_at is not None and now - self._measured_at < KEPT_S:
+            return
+        self._measured_at = now
+        asked = worth_measuring(records, num_layers, self.rng)
+        answered = await self.probe(asked)
+        self.delays_ms = dict.fromkeys([record.peer for record in asked], TIMEOUT_S * 1e3) | answered
+        for record in asked:
+            if record.peer not in answered:
+                self.failed(record.peer, is_hearsay=True)
+
+    def failed(self, peer: str, *, is_hearsay: bool = False) -> None:
+        """A machine failed: others are preferred for a while; half as much where another machine says so."""
+        since_s = self.clock() - FAILURE_HALF_LIFE_S * is_hearsay
+        self.failures = (*self.failures, (peer, since_s))[-FAILURES_KEPT:]
+        if not is_hearsay:
+            self.speeds.failed(PeerId(peer), self.clock())
+
+    def blame(self, error: HopError) -> None:
+        """A machine was in trouble, or a link: both of its ends carry it."""
+        self.failed(error.peer, is_hearsay=error.other is not None)
+        if error.other is not None:
+            self.failed(error.other, is_hearsay=True)
+
+    def served(self, route: Route, stats: Stats) -> None:
+        """A text ended, well or not: learn how fast the machines of its chain were, and which had to be replaced."""
+        for repair in stats.repairs:
+            if not repair.is_move:
+                for peer in repair.replaced:
+                    self.failed(peer)
+        if not stats.repairs:  # else some sweeps went over other machines
+            self.speeds.learn(route, stats.sweeps, self.clock())
+
+    def query(self, query: RouteQuery, *, may_explore: bool = False) -> RouteQuery:
+        """The query with all that this client knows.
+
+        Args:
+            query: what is needed.
+            may_explore: whether, now and then, machines that were never measured may be taken like others.
+        """
+        now, explore = self.clock(), may_explore and self.rng.random() < EXPLORED
+        seed = self.rng.getrandbits(32) if explore else self._seed
+        known = replace(query, delays_ms=self.delays_ms, failures=self.failures, now=now, seed=seed)
+        newcomer = self.speeds.newcomer(now, explore=explore)
+        return replace(known, slowness=self.speeds.slowness(now), newcomer=newcomer)

@@ -5,7 +5,7 @@ events and carries out the steps; it decides nothing. In short:
 
 - A lost machine is replaced once an answer is due (R1). One that leaves, one that is too slow, or a lost replica, is
   replaced when somebody can take its place; until then the chain goes on as it is.
-- A machine that was lost is avoided while others can take its place (`client.chain.suspicion`). Where nobody can, those
+- A machine that was lost is avoided while others can take its place (`client.chain.blame`). Where nobody can, those
   that were not lost just now are asked again; one that was silent is asked again at once.
 - Trouble may be of a link: the accused is gone around; where that cannot be, its accuser; where nothing tells which end
   is at fault, both, if others can take their places.
@@ -14,18 +14,22 @@ events and carries out the steps; it decides nothing. In short:
 - All other machines stay where they are (R2). The survivors are told to hold the session (R9).
 - A route that is not attached in time is tried again under the next generation (R7). A move is a repair from then on.
 - The session ends when no route stood for as long as the user waits.
+
+Routes around machines are made from what the directory said before: it may be slow just when one is needed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import count
-from typing import assert_never
+from typing import Protocol, assert_never
 
-from client.chain.suspicion import Suspicion, Verdicts, plain_error
+from client.chain.blame import Suspicion, Verdicts, plain_error
 from client.stats import Repair
 from swarm.errors import (
     HopError,
@@ -34,12 +38,14 @@ from swarm.errors import (
     HopRefused,
     HopSlow,
     HopTimeout,
+    RegistryError,
     RouteError,
     SwarmError,
     Unreachable,
 )
 from swarm.protocol.messages import RouteHop
 from swarm.routing.route import Route
+from swarm.runtime.tasks import TaskScope
 
 READY_S = 4.0
 """How long a new route may take to be attached before the next one is tried (R7)."""
@@ -427,3 +433,63 @@ def _peers(hops: Collection[RouteHop]) -> set[str]:
 def _nothing_stood(route: Route) -> HopTimeout:
     first = route.hops[0]
     return HopTimeout(first.peer, str(first.span), "no route stood in time")
+
+
+FRESH_S = 1.0
+"""How long a repair waits for the directory: a DHT that has lost peers as well may take ten seconds."""
+
+
+class FindRoute(Protocol):
+    """Finds routes around machines."""
+
+    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float = ...) -> Route:
+        """Find the best route that there is.
+
+        Args:
+            avoid: peers that must not be in it.
+            keep: hops that stay where they are if that is possible.
+            within_s: how old its records may be; by default what the directory said before will do.
+
+        Raises:
+            RouteError: nobody serves some layers.
+            RegistryError: the directory does not answer.
+        """
+
+
+class Rerouter:
+    """Searches for one chain; at most one question to the directory is open."""
+
+    def __init__(self, find_route: FindRoute) -> None:
+        self._find_route = find_route
+        self._question: asyncio.Task[None] | None = None
+
+    async def find(self, scope: TaskScope, search: RouteSearch) -> Route:
+        """Carry out a search; what the directory says too late is known to the next one.
+
+        Args:
+            scope: owns the question to the directory.
+            search: the search.
+
+        Raises:
+            RouteError: nobody that is known serves some layers.
+        """
+        match search.freshness:
+            case Freshness.KNOWN_AND_ASK:
+                self._ask(scope, search)
+            case Freshness.ASKED:
+                await asyncio.wait({self._ask(scope, search)}, timeout=FRESH_S)
+            case Freshness.KNOWN:
+                pass
+        try:
+            return await self._find_route(search.avoid, search.keep)
+        except RegistryError as error:
+            raise RouteError(str(error), ()) from error
+
+    def _ask(self, scope: TaskScope, search: RouteSearch) -> asyncio.Task[None]:
+        if self._question is None or self._question.done():
+            self._question = scope.spawn(self._ask_directory(search))
+        return self._question
+
+    async def _ask_directory(self, search: RouteSearch) -> None:
+        with suppress(RouteError, RegistryError):  # what it says is remembered by whoever is asked
+            await self._find_route(search.avoid, search.keep, within_s=0.0)

@@ -20,13 +20,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from client.control.latency_model import LatencyModel
+from client.control.latency_model import MIN_PROBABILITY, LatencyModel, Regression, best_fill, sizes_within
 from client.control.policy import Occupancy, PipelineState, SpeculationPlan
-from client.control.regression import Regression
-from client.control.staircase import MIN_PROBABILITY, best_fill, sizes_within
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.temperatures import TEMPERATURES
-from client.drafting.search.tree import DraftTree
+from client.drafting.search.calibration import TEMPERATURES
+from client.drafting.search.tree import NO_LIMIT, DraftTree, StopRule
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
 
@@ -280,11 +277,12 @@ class Goodput:
         model, nodes = self.latency_model(route), 0
         if model.edges:
             return self._further(model, probabilities, pipeline)
-        price_ms, marginal_latency_ms = model.price_ms(0, self._others), probabilities[0] * model.marginal_latency_ms
+        prices_ms = model.prices_ms(range(len(probabilities) + 1), self._others)
+        price_ms, marginal_latency_ms = next(prices_ms), probabilities[0] * model.marginal_latency_ms
         gain = -self._running * price_ms
-        while nodes < len(probabilities):  # which fall, while what one more costs does not
-            step_ms = model.price_ms(nodes + 1, self._others) - price_ms
-            step = probabilities[nodes] * self._correction.ratio - self._running * (step_ms + marginal_latency_ms)
+        for probability, next_ms in zip(probabilities, prices_ms, strict=True):  # costs of one more do not fall
+            step_ms = next_ms - price_ms
+            step = probability * self._correction.ratio - self._running * (step_ms + marginal_latency_ms)
             if step <= 0:
                 break
             nodes, price_ms, gain = nodes + 1, price_ms + step_ms, gain + step
@@ -398,10 +396,10 @@ class Goodput:
         Returns:
             A list per gain, with one rate per size.
         """
-        draft = self.draft if self.draft.is_known else None
+        draft_ms = self.draft.table(sizes) if self.draft.is_known else [0.0] * len(sizes)
         times = [
-            max(ms + (draft.at(size) if draft and size else 0.0), 1e-9)
-            for size, ms in zip(sizes, model.sweeps_ms(sizes), strict=True)
+            max(ms + (more_ms if size else 0.0), 1e-9)
+            for size, ms, more_ms in zip(sizes, model.sweeps_ms(sizes), draft_ms, strict=True)
         ]
         # Accepting more than expected makes time more valuable only where others share it.
         part = min(self._correction.ratio, model.load) if corrected is None else corrected

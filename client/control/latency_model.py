@@ -5,22 +5,287 @@ compute    the time that all hops compute, messages included: another regression
 load       how many sweeps share that compute; the prices of shared time follow from it
 
 Design: docs/design/controller.md.
+
+`Regression` is a line fitted online: old measurements fade, outliers are kept out. `StaircaseRegression` is a staircase
+of claimed times, corrected online by what sweeps took.
+
+A hop that pads rows to buckets computes all sizes of one bucket in the same time. So the next node is free until the
+bucket is full, and the one after that costs a whole step.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import add
+from itertools import accumulate
+from operator import add, mul
 from statistics import fmean
 
 from client.control.policy import SWEEPS_IN_FLIGHT
-from client.control.regression import OUTLIER_FACTOR, SLOPE_ERROR, Regression
-from client.control.staircase import StaircaseRegression
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
+from swarm.routing.staircase import BucketSteps, padded_ms, rising
+
+FADE = 0.97
+"""Weight of a measurement against that of the next one."""
+FIRST_MS = 1.0
+FIRST_SLOPE = 1 / 256
+"""The first slope where none is claimed, as a part of the level: 256 nodes cost as much as the first one."""
+SLOPE_ERROR = 10.0
+"""Factor by which the first slope may be wrong; with the noise it says how far x must spread to outweigh that slope."""
+OUTLIER_FACTOR = 4.0
+"""A residual of more than so many times the usual one is an outlier."""
+OUTLIERS_IN_A_ROW = 3
+"""So many outliers in a row count as measurements: the line has changed."""
+FAR_FACTOR, YOUNG_WEIGHT = 5.0, 8.0
+"""While the line has less weight than `YOUNG_WEIGHT`, its usual residual is not known: a measurement of more than
+`FAR_FACTOR` times what was expected, as of kernels that load on first use, is an outlier until it comes again."""
+MIN_SCALE = 0.03
+"""The usual residual is at least this part of the value."""
+
+
+class Regression:
+    """`y = a + b · x`, fitted with fading weights; outliers are kept out until they come several times in a row.
+
+    In a row means that no measurement at a similar x confirmed the line in between: the line may be right for small x
+    and wrong for large ones. Until x has varied, the slope is the claimed one, or a small part of the level.
+
+    Attributes:
+        a: the level.
+        b: the slope.
+    """
+
+    def __init__(
+        self, slope: float | None = None, slope_error: float = SLOPE_ERROR, level: float | None = None
+    ) -> None:
+        """Start with a claim.
+
+        Args:
+            slope: as claimed; None without a claim.
+            slope_error: factor by which that slope may be wrong.
+            level: claimed together with the slope: if one is wrong by some factor, so is the other.
+        """
+        self.a = FIRST_MS if level is None else level
+        self.b = FIRST_MS * FIRST_SLOPE if slope is None else slope
+        self._slope, self._slope_error, self._level = slope, slope_error, level
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._scale = math.inf
+        self._outliers, self._outlier_x = 0, 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return self._weight > 0
+
+    @property
+    def _is_young(self) -> bool:
+        """Whether little was measured, but something was measured or claimed to compare with."""
+        return self._weight < YOUNG_WEIGHT and (self.is_known or self._level is not None)
+
+    def at(self, x: float) -> float:
+        """The line's value, never below 0."""
+        return max(self.a + self.b * x, 0.0)
+
+    def table(self, xs: Iterable[float]) -> list[float]:
+        """The line's values at all of `xs`."""
+        a, b = self.a, self.b
+        return [max(a + b * x, 0.0) for x in xs]
+
+    def with_new_level(self) -> Regression:
+        """The same line; the next measurement sets its level anew, the slope stays until x has varied."""
+        line = Regression(self.b, self._slope_error)
+        line.a = self.a
+        return line
+
+    def assume(self, x: float, y: float) -> None:
+        """Take a measurement as the line's value until something better is measured."""
+        line = Regression(self._slope, self._slope_error, self._level)
+        line.learn(x, y)
+        self.a, self.b = line.a, line.b
+
+    def cap_slope(self, slope: float) -> None:
+        """Limit the slope to what other measurements allow; the line still passes through the mean of its own."""
+        if self.b > slope:
+            self.b = slope
+            if self.is_known:
+                self.a = (self._y - slope * self._x) / self._weight
+
+    def learn(self, x: float, y: float, *, is_shared: bool = False) -> None:
+        """Learn from a measurement.
+
+        Args:
+            x: rows.
+            y: milliseconds.
+            is_shared: whether others may have paid a part of y, so that it does not show how wrong the claim is.
+        """
+        assert math.isfinite(x) and math.isfinite(y), "one number that is none would stay in all sums"  # noqa: PT018
+        if self._is_young and self.is_known and FAR_FACTOR * y < self.at(x) and x >= self._x / self._weight / 2:
+            # Much faster than all before: those were stalls.
+            self.__dict__.update(Regression(self._slope, self._slope_error, self._level).__dict__)
+        residual, is_far = abs(y - self.at(x)), self._is_young and y > FAR_FACTOR * self.at(x)
+        if is_far or residual > OUTLIER_FACTOR * max(self._scale, MIN_SCALE * self.at(x)):
+            is_same = self._outliers > 0 and abs(x - self._outlier_x) <= x / 2
+            self._outliers, self._outlier_x = self._outliers + 1, x
+            if self._outliers < OUTLIERS_IN_A_ROW and not (is_far and is_same):
+                return
+            if self.is_known:
+                self.__dict__.update(self.with_new_level().__dict__)
+        elif self.is_known:
+            self._scale = residual if self._scale == math.inf else FADE * self._scale + (1 - FADE) * residual
+        if abs(x - self._outlier_x) <= x / 2:
+            self._outliers = 0
+        self._weight, self._x, self._y = FADE * self._weight + 1, FADE * self._x + x, FADE * self._y + y
+        self._xx, self._xy = FADE * self._xx + x * x, FADE * self._xy + x * y
+        x, y = self._x / self._weight, self._y / self._weight
+        usual = max(y, 0.0) * FIRST_SLOPE
+        first = usual if self._slope is None else self._slope
+        if self._level is not None and not is_shared:
+            first *= max(y, 0.0) / max(self._level + first * x, 1e-9)
+        spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
+        pull = max((self._scale / (self._slope_error * max(first, usual, 1e-9))) ** 2, 1.0)
+        self.b = first if pull == math.inf else max((both + pull * first) / (spread + pull), 0.0)
+        self.a = y - self.b * x
+
+
+STALE_PART = 0.25
+"""What measurements of other buckets are worth once one of them has changed."""
+CLAIM_WEIGHT = 1.0
+"""Of what the other buckets say of one, in measurements of its own."""
+BETWEEN = 8
+"""Every so many nodes a size is compared that fills no bucket."""
+MIN_PROBABILITY = 1 / 256
+"""A free node of a lower acceptance probability is not sent: it takes bytes and KV room all the same."""
+
+
+class StaircaseRegression:
+    """Milliseconds against rows, where rows are padded to buckets.
+
+    Each bucket has a mean of its own, with fading weights. One factor corrects the claims of all, as machines that are
+    slower than they claim are so at every size; it stands for what a bucket has not seen itself. No larger bucket takes
+    less than a smaller one. Outliers are kept out as in `Regression`, by bucket.
+
+    Attributes:
+        steps: (rows, milliseconds) of each bucket, as learned.
+    """
+
+    def __init__(self, claims: BucketSteps) -> None:
+        """Start with claims: (rows, milliseconds), at least one; rows rise, milliseconds do not fall."""
+        self._claims = self.steps = claims
+        self._means, self._weights = [0.0] * len(claims), [0.0] * len(claims)
+        self._outliers, self._scale = [0] * len(claims), math.inf
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Rows of each bucket."""
+        return tuple(rows for rows, _ in self.steps)
+
+    @property
+    def b(self) -> float:
+        """What one more row costs on the mean, from the smallest bucket to the largest."""
+        (first_rows, first_ms), (last_rows, last_ms) = self.steps[0], self.steps[-1]
+        return (last_ms - first_ms) / (last_rows - first_rows) if last_rows > first_rows else last_ms / last_rows
+
+    def at(self, rows: int) -> float:
+        """Milliseconds of so many rows."""
+        return padded_ms(self.steps, rows)
+
+    def table(self, sizes: Iterable[int]) -> list[float]:
+        """Milliseconds of each of these numbers of rows."""
+        return [padded_ms(self.steps, rows) for rows in sizes]
+
+    def with_new_level(self) -> StaircaseRegression:
+        """The same steps; the next measurement scales all of them."""
+        return StaircaseRegression(self.steps)
+
+    def learn(self, rows: int, y: float, *, is_shared: bool = False) -> None:
+        """Learn from a measurement.
+
+        Args:
+            rows: of the sweep; more than the largest bucket holds teach nothing, since they ran in several forwards.
+            y: milliseconds.
+            is_shared: whether others may have paid a part of y. They pay by rows, so all steps shrink alike.
+        """
+        if rows > self._claims[-1][0]:
+            return
+        place, weight = bisect_left(self.edges, rows), sum(self._weights)
+        is_young, expected = weight < YOUNG_WEIGHT, self.at(rows)
+        if is_young and weight and FAR_FACTOR * y < expected:
+            self._weights = [0.0] * len(self._weights)  # much faster than all before: those were stalls
+        elif self._is_outlier(place, y, expected, is_young=is_young):
+            return
+        self._outliers[place] = 0
+        self._weights = [FADE * one for one in self._weights]
+        self._weights[place] += 1
+        self._means[place] += (y - self._means[place]) / self._weights[place]
+        self._settle()
+
+    def _is_outlier(self, place: int, y: float, expected: float, *, is_young: bool) -> bool:
+        """Whether a measurement is to be left out. What comes again and again is a bucket's new level."""
+        residual, is_far = abs(y - expected), is_young and y > FAR_FACTOR * expected
+        if is_far or (any(self._weights) and residual > OUTLIER_FACTOR * max(self._scale, MIN_SCALE * expected)):
+            self._outliers[place] += 1
+            if self._outliers[place] < (2 if is_far else OUTLIERS_IN_A_ROW):
+                return True
+            # The machine may have changed, and with it the buckets that were not seen since.
+            self._weights = [STALE_PART * weight for weight in self._weights]
+            self._weights[place] = 0.0
+        elif any(self._weights):
+            self._scale = residual if self._scale == math.inf else FADE * self._scale + (1 - FADE) * residual
+        return False
+
+    def _settle(self) -> None:
+        """The steps by what was measured and claimed."""
+        claims_ms = [ms for _, ms in self._claims]
+        total = sum(map(mul, self._weights, self._means))
+        factor = total / max(sum(map(mul, self._weights, claims_ms)), 1e-9)
+        weights = [weight + CLAIM_WEIGHT for weight in self._weights]
+        means = [
+            (own * mean + CLAIM_WEIGHT * factor * claimed_ms) / weight
+            for own, mean, claimed_ms, weight in zip(self._weights, self._means, claims_ms, weights, strict=True)
+        ]
+        self.steps = tuple(zip(self.edges, rising(means, weights), strict=True))
+
+
+def sizes_within(edges: Sequence[int], sizes: Sequence[int], max_size: int) -> list[int]:
+    """Tree sizes that fill a bucket together with the pending token, and small ones, for drafts that are dear.
+
+    Args:
+        edges: rows of each bucket, rising.
+        sizes: of trees, rising, the first of them 0.
+        max_size: of a tree, at least 1.
+    """
+    small = [size for size in sizes[1:] if size < edges[0] - 1]
+    last = edges[-1]
+    full = [edge - 1 for edge in edges] + list(range(2 * last - 1, max_size + last, last))
+    return sorted({min(size, max_size) for size in (*small, *full) if size > 0})
+
+
+def best_fill(
+    edges: Sequence[int], probabilities: Sequence[float], price: Callable[[int], float], pending: int
+) -> tuple[int, float]:
+    """How many nodes, best first, bring most beside what a sweep of them costs.
+
+    Compared are sizes that fill a bucket, all smaller ones than the first of these, and some between them, since links
+    may bind before hops do.
+
+    Args:
+        edges: rows of each bucket, rising.
+        probabilities: of the nodes, falling.
+        price: what a sweep of so many nodes costs, in tokens.
+        pending: rows beside the nodes: 1 with the pending token.
+
+    Returns:
+        The number of nodes, and tokens less their price.
+    """
+    sums, count = [0.0, *accumulate(probabilities)], len(probabilities)
+    full = {edge - pending for edge in edges} | set(range(2 * edges[-1] - pending, count, edges[-1]))
+    sizes = {*range(min(edges[0], count)), *range(0, count, BETWEEN), *full, count}
+    best = max(sorted(size for size in sizes if 0 <= size <= count), key=lambda nodes: sums[nodes] - price(nodes))
+    return best, sums[best] - price(best)
+
 
 CLAIM_ERROR = 3.0
 """Factor by which machines' claims may be wrong."""
@@ -251,17 +516,20 @@ class LatencyModel:
 
     def sweeps_ms(self, sizes: Sequence[int]) -> list[float]:
         """What sweeps of a pending token and so many nodes each take."""
-        links, compute, load = self.links, self.compute, self.load
-        return [links.at(nodes + 1) + load * compute.at(nodes + 1) for nodes in sizes]
+        rows, load = [nodes + 1 for nodes in sizes], self.load
+        both = zip(self.links.table(rows), self.compute.table(rows), strict=True)
+        return [links_ms + load * compute_ms for links_ms, compute_ms in both]
 
     def service_interval_ms(self, nodes: int) -> float:
         """How long a further sweep keeps the busiest hop or link busy, with the load that queues there.
 
         At least its share of a round trip, since only `SWEEPS_IN_FLIGHT` sweeps may be unanswered.
         """
-        share_ms = self.sweep_ms(0) / SWEEPS_IN_FLIGHT
-        hop_ms = self.load * self.compute.at(nodes) * self.bottleneck_share
-        return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), share_ms)
+        return self._interval_ms(nodes, self.compute.at(nodes), self.sweep_ms(0) / SWEEPS_IN_FLIGHT)
+
+    def _interval_ms(self, nodes: int, compute_ms: float, least_ms: float) -> float:
+        hop_ms = self.load * compute_ms * self.bottleneck_share
+        return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), least_ms)
 
     def price_ms(self, nodes: int, others: float = 1.0) -> float:
         """What a further sweep costs: its service interval, and the time of those who wait behind it at every hop.
@@ -270,9 +538,15 @@ class LatencyModel:
             nodes: that it carries.
             others: value of a millisecond of theirs, where one of its own is worth 1.
         """
-        shadow_price, compute_ms = self.shadow_price, self.compute.at(nodes)
-        waiting_ms = (shadow_price - 1) * compute_ms * (others - self.bottleneck_share)
-        return max(shadow_price * compute_ms * self.bottleneck_share, self.service_interval_ms(nodes)) + waiting_ms
+        return next(self.prices_ms((nodes,), others))
+
+    def prices_ms(self, sizes: Iterable[int], others: float = 1.0) -> Iterator[float]:
+        """What further sweeps of these numbers of nodes cost, each as in `price_ms`."""
+        price, share, least_ms = self.shadow_price, self.bottleneck_share, self.sweep_ms(0) / SWEEPS_IN_FLIGHT
+        for nodes in sizes:
+            compute_ms = self.compute.at(nodes)
+            interval_ms = self._interval_ms(nodes, compute_ms, least_ms)
+            yield max(price * compute_ms * share, interval_ms) + (price - 1) * compute_ms * (others - share)
 
     def node_price_ms(self, others: float = 1.0) -> float:
         """What one more node of a further sweep costs, the service interval not counted."""

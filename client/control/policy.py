@@ -7,8 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree
+from client.drafting.search.tree import NO_LIMIT, DraftTree, StopRule
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
 

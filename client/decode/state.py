@@ -1,24 +1,87 @@
-"""One generation's state: what to continue, how, and what came of it. Owns no network and no task."""
+"""One generation's state: what to continue, how, and what came of it. Owns no network and no task.
+
+`ForcedText` is what the grammar forces after the certain text: keys, quotes and braces of JSON, the frame of a tool
+call. The grammar's worker is asked while the loop has other work, and awaited for a moment only: no sweep waits for a
+slow worker. As with any draft the target decides, which may write the same text in other tokens than its tokenizer
+would.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.decode.forced_text import ForcedText
-from client.decode.hidden_rows import Observe
-from client.decode.sweep_trace import SweepTracer
+from client.decode.pipeline import SweepTracer
 from client.decode.text_stream import GrowingText
+from client.decode.walk import Observe
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
 from client.stats import SweepMeasurement, TokenLogProbs
-from swarm.errors import Unfinished
-from swarm.inference.grammars import CompiledGrammar
+from swarm.errors import SwarmError, Unfinished
+from swarm.inference.grammars import CompiledGrammar, ForcedTokens
 from swarm.protocol.messages import Sampling, Want
+
+PATIENCE_S = 0.005
+"""How long a sweep waits for the answer, which takes less than a millisecond as a rule."""
+MAX_LATE = 3
+"""Answers in a row that may come late; then no sweep of the text waits for one any more."""
+MAX_LEFT = 3
+"""Answers in a row that the text may leave, since its target writes other tokens; then nothing more is asked."""
+
+Tokens = tuple[int, ...]
+Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
+"""Starts work that somebody else owns."""
+
+
+class ForcedText:
+    """What a grammar forces next in one text."""
+
+    def __init__(self, place: ForcedTokens, spawn: Spawn) -> None:
+        """Ask nothing yet.
+
+        Args:
+            place: follows the text.
+            spawn: starts a question.
+        """
+        self._place: ForcedTokens | None = place
+        self._spawn = spawn
+        self._task: asyncio.Task[None] | None = None
+        self._found: tuple[Tokens, Tokens] = (), ()
+        self._late = self._left = 0
+
+    def ask(self, sequence: Tokens) -> None:
+        """Ask what must follow, unless another question is open."""
+        before, forced = self._found
+        came = sequence[len(before) :]
+        if forced and came:
+            shared = min(len(came), len(forced))
+            self._left = 0 if came[:shared] == forced[:shared] else self._left + 1
+        if self._left == MAX_LEFT:
+            self._place = None
+        if self._place is not None and (self._task is None or self._task.done()):
+            self._task = self._spawn(self._ask(self._place, sequence))
+
+    async def awaited(self, sequence: Tokens) -> Tokens:
+        """The same as `known`, after a moment's wait where an answer is not there yet."""
+        if self._task is not None and self._late < MAX_LATE:
+            done, _ = await asyncio.wait((self._task,), timeout=PATIENCE_S)
+            self._late = 0 if done else self._late + 1
+        return self.known(sequence)
+
+    def known(self, sequence: Tokens) -> Tokens:
+        """What must follow, if that was asked and the answer is there."""
+        return self._found[1] if self._found[0] == sequence else ()
+
+    async def _ask(self, place: ForcedTokens, sequence: Tokens) -> None:
+        try:
+            self._found = sequence, await place.after(sequence)
+        except (SwarmError, MemoryError, OSError):  # a guess less; the tail will tell what matters
+            self._place = None
 
 
 @dataclass(slots=True)

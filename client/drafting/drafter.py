@@ -3,11 +3,14 @@
 Sources propose the nodes (`client.drafting.search.source`): models, heads, look-up. They are asked about the same
 frontier and their candidates merge: one child per token per parent. A model weighs what earlier sources propose; among
 sources that do not weigh, the highest probability counts.
+
+Lends drafters: one per running generation, since a drafter's KV, look-up and cache are those of one text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
@@ -15,13 +18,11 @@ from typing import Protocol
 import torch
 
 from client.drafting.search.calibration import AcceptanceModel, SoftmaxPrior
-from client.drafting.search.local_session import LocalSession
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Search, Source
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks, TokenTree
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule, TokenTree
 from client.drafting.sources.lookup import Lookup, LookupSource
-from client.drafting.sources.model import ModelSource
+from client.drafting.sources.model import LocalSession, ModelSource
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling
 
@@ -250,3 +251,41 @@ class ModelDrafter(TreeDrafter):
     def session(self) -> LocalSession:
         """The model's KV."""
         return self._model.session
+
+
+MAX_DRAFTERS = 4
+"""Each has KV of its own; further generations decode plainly meanwhile."""
+
+
+class Drafters:
+    """A client's drafters, which share models and calibrations; made as they are needed.
+
+    Attributes:
+        first: the one that was loaded.
+        all: those that were made so far.
+    """
+
+    def __init__(self, first: Drafter, make_another: Callable[[], Drafter] | None = None) -> None:
+        """Start with one drafter; `make_another` makes more like it, without it all generations share the first."""
+        self.first = first
+        self.all = [first]
+        self._make_another = make_another
+        self._lent: set[int] = set()
+
+    @contextmanager
+    def lend(self) -> Iterator[Drafter]:
+        """Lend one while a generation runs: the oldest that is free, or none when all are lent."""
+        if self._make_another is None:
+            yield self.first
+            return
+        place = next(number for number in range(MAX_DRAFTERS + 1) if number not in self._lent)
+        if place == MAX_DRAFTERS:
+            yield NoDrafter()
+            return
+        self._lent.add(place)
+        try:
+            if place == len(self.all):
+                self.all.append(self._make_another())
+            yield self.all[place]
+        finally:
+            self._lent.discard(place)

@@ -2,6 +2,18 @@
 
 A head's config.json has the field `canopy_head`, an EAGLE head is known by its tensors, and `mtp` is the layer
 that comes with the target's checkpoint; any other folder or hub id is a model.
+
+Warms a drafter up before the first text: runs a model's slow first passes, and measures how many CPU threads pay.
+
+More threads do not speed up a small draft. Where other programs compute on this machine they slow it down, since
+threads that wait for each other also wait for whatever holds their core.
+
+Keeps calibrations between runs: one small file per pair of draft and target in the user's cache.
+
+    {"version": 3, "temperatures": […], "fits": [{"weights": [7], "information": [7][7]}, …]}
+
+Nothing here can fail a generation: what cannot be read is learned again, what cannot be written is lost, and a warning
+says so. Files appear whole or not at all; of two programs that write, the last one's stays.
 """
 
 from __future__ import annotations
@@ -9,29 +21,32 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, product
 from pathlib import Path
+from threading import Thread
+from typing import Protocol
 
+import numpy as np
 import torch
 
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
 from client.drafting.heads.eagle import is_eagle, load_eagle
-from client.drafting.heads.files import load_head, read_head_config
-from client.drafting.heads.modules import HeadConfig
+from client.drafting.heads.files import HeadConfig, load_head, read_head_config
 from client.drafting.heads.mtp import MTP, has_mtp, load_mtp
-from client.drafting.search.calibration import Calibration
-from client.drafting.search.calibration_store import Identified, calibration_path, load_calibration, save_calibration
+from client.drafting.search.calibration import TEMPERATURES, Calibration, Fit
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
-from client.drafting.sources.dgf import DgfSource
 from client.drafting.sources.layer_head import LayerHeadSource
 from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.redrafter import ReDrafterSource
-from client.drafting.sources.sibling_index import CrossBranchCache
-from client.drafting.sources.siblings import SiblingSource
+from client.drafting.sources.recurrent import DgfSource, ReDrafterSource
+from client.drafting.sources.siblings import CrossBranchCache, SiblingSource
 from client.drafting.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
 from client.options import DraftOptions
 from client.target import Target, load_target
@@ -40,8 +55,98 @@ from swarm.inference.devices import default_device, has_float64, open_device, re
 from swarm.inference.fast_path import use_static
 from swarm.inference.ragged_batch import load_whole
 from swarm.models.hub import find_model
+from swarm.protocol.messages import Sampling
+from swarm.runtime.files import replace_file
 
 logger = logging.getLogger(__name__)
+
+VERSION = 3
+"""Of the file and of what its numbers mean: raise it when features, prior or ranges change."""
+
+MAX_FILE_BYTES = 65_536
+MAX_FILES = 64
+_PREFIX = "pair-"
+
+
+class Identified(Protocol):
+    """What tells one model or head from another."""
+
+    @property
+    def name(self) -> str:
+        """Hub id, or the folder's name."""
+
+    @property
+    def config_digest(self) -> str:
+        """Of its config."""
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """Of the tokenizer that it was made for."""
+
+
+def calibration_path(folder: Path, target: Target, draft: Identified) -> Path:
+    """The file of one pair; its name depends on the models' short names, configs and tokenizers."""
+    both: tuple[Identified, ...] = (target, draft)
+    pair = [[model.name.rpartition("/")[2], model.config_digest, model.tokenizer_digest] for model in both]
+    return folder / f"{_PREFIX}{hashlib.sha256(json.dumps(pair).encode()).hexdigest()[:32]}.json"
+
+
+def load_calibration(path: Path) -> Calibration:
+    """The calibration of an earlier run; a fresh one where there is no file, or none that can be used."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        return Calibration(_parse(data))
+    except FileNotFoundError:
+        return Calibration()
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+        reason = "it holds no calibration that this version knows"
+    logger.warning("calibration %s is not used (%s); learning afresh", path, reason)
+    return Calibration()
+
+
+def save_calibration(path: Path, calibration: Calibration) -> None:
+    """Replace the file, and remove the oldest where there are too many."""
+    fits = [{"weights": fit.weights.tolist(), "information": fit.information.tolist()} for fit in calibration.fits]
+    text = json.dumps({"version": VERSION, "temperatures": TEMPERATURES, "fits": fits})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        replace_file(path, text.encode())
+        _remove_oldest(path)
+    except OSError as error:
+        logger.warning("calibration %s is not kept (%s)", path, error.strerror or error)
+
+
+def _parse(data: bytes) -> tuple[Fit, ...]:
+    """The fits of a file; raises whatever unexpected contents make it raise."""
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError("too large")
+    content = json.loads(data)
+    if content["version"] != VERSION or content["temperatures"] != list(TEMPERATURES):
+        raise ValueError("of another version")
+    fits = tuple(
+        Fit(np.array(fit["weights"], np.float64), np.array(fit["information"], np.float64)) for fit in content["fits"]
+    )
+    if len(fits) != len(TEMPERATURES) + 1 or not all(fit.is_sound for fit in fits):
+        raise ValueError("not what lessons lead to")
+    return fits
+
+
+def _remove_oldest(path: Path) -> None:
+    """Keep a file and the newest beside it, `MAX_FILES` in all; those that a killed program left half-written count."""
+    others = sorted((file for file in path.parent.glob(f"*{_PREFIX}*") if file != path), key=_written, reverse=True)
+    for file in others[MAX_FILES - 1 :]:
+        file.unlink(missing_ok=True)
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
 
 DRAFT_WINDOW = 32_768
 """Tokens of the longest sequence, for drafts that know no limit."""
@@ -254,3 +359,78 @@ def _head(
     identity = DraftIdentity(folder.name if hub is None else hub.name, digest, config.tokenizer)
     kind = ReDrafterSource if config.canopy_head == "redrafter" else DgfSource
     return DraftComponent(lambda ranker: kind(head, ranker), identity, len(target.tokenizer))
+
+
+NODES, LEVELS = 16, 2
+"""Of a small tree."""
+CARD_TREES = ((NODES, LEVELS), (4 * NODES, 2 * LEVELS), (16 * NODES, 4 * LEVELS))
+"""Nodes and levels of trees that make a CUDA card load its kernels, which differ with the size."""
+MIN_SPEEDUP = 1.3
+"""Twice as many threads are kept where a tree then grows at least so many times as fast."""
+MEASURED_S = 0.015
+"""How long trees grow with each number of threads; the fastest tree counts."""
+
+
+def drafting_thread(drafter: Drafter, hidden_size: int, threads: int | None) -> Executor:
+    """The one thread that drafts, which warms up first. Computations on other threads keep their CPU threads.
+
+    Args:
+        drafter: to warm up.
+        hidden_size: values of the target's hidden rows.
+        threads: CPU threads that it computes with; None for as many as pay, at most as many as torch uses here.
+    """
+    usual = torch.get_num_threads()
+    drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
+    drafting.submit(use_threads, threads or 1, usual)
+    if isinstance(drafter, TreeDrafter):
+        drafting.submit(_warm_up, drafter, hidden_size, usual, is_free=threads is None)
+    return drafting
+
+
+def _warm_up(drafter: TreeDrafter, hidden_size: int, usual: int, *, is_free: bool) -> None:
+    """Grow trees of a made-up text; where the number of threads is free, leave as many as pay, up to `usual`."""
+    sequences, row = cycle(((0, 1), (0, 2))), torch.zeros(1, hidden_size * (1 + len(drafter.aux_layers)))
+
+    def grow(nodes: int = NODES, levels: int = LEVELS, temperature: float = 0.0) -> None:
+        drafter.observe((0,), row)
+        drafter.grow(next(sequences), nodes, levels, Sampling(temperature=temperature))
+
+    try:
+        grow()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            for (nodes, levels), temperature in product(CARD_TREES, (0.0, 1.0)):
+                grow(nodes, levels, temperature)
+        if is_free:
+            keep_fewest(partial(_fastest_s, grow), usual)
+    finally:
+        drafter.forget()
+
+
+def use_threads(threads: int, usual: int) -> None:
+    """Compute with `threads` CPU threads in this thread, and with `usual` in threads that start later."""
+    torch.get_num_threads()  # else a thread's first computation takes the number that any thread set last
+    torch.set_num_threads(threads)
+    other = Thread(target=torch.set_num_threads, args=(usual,))
+    other.start()
+    other.join()
+
+
+def keep_fewest(seconds: Callable[[], float], usual: int) -> None:
+    """Use as many CPU threads as pay, from 1 to `usual`; `seconds` measures a tree with those in use."""
+    threads, took_s = 1, seconds()
+    while threads < usual:
+        doubled = min(2 * threads, usual)
+        use_threads(doubled, usual)
+        doubled_s = seconds()
+        if took_s < MIN_SPEEDUP * doubled_s:
+            use_threads(threads, usual)
+            break
+        threads, took_s = doubled, doubled_s
+
+
+def _fastest_s(grow: Callable[[], None]) -> float:
+    best_s, ends_s = math.inf, time.perf_counter() + MEASURED_S
+    while (started_s := time.perf_counter()) < ends_s:
+        grow()
+        best_s = min(best_s, time.perf_counter() - started_s)
+    return best_s

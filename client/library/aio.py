@@ -16,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from client.chain.peer_latency import PeerLatency
+from client.chain.opening import PeerLatency
 from client.decode.state import GenerationState
-from client.drafting.drafter import aux_layers_of
-from client.drafting.loading import load_drafter
-from client.drafting.pool import Drafters
-from client.drafting.warm_up import drafting_thread
-from client.library.chat import AsyncChat, Conversation
+from client.drafting.drafter import Drafters, aux_layers_of
+from client.drafting.loading import drafting_thread, load_drafter
+from client.library.chat import AsyncChat
+from client.library.conversation import Conversation
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
 from client.options import (

@@ -9,12 +9,11 @@ from operator import index
 
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
+from client.decode.pipeline import SweepTracer
 from client.decode.state import GenerationState
-from client.decode.sweep_trace import SweepTracer
 from client.decode.text_stream import TextStream
 from client.dialogue.encoding import encode_text
-from client.drafting.drafter import NoDrafter, TreeDrafter
-from client.drafting.pool import Drafters
+from client.drafting.drafter import Drafters, NoDrafter, TreeDrafter
 from client.options import GenerateOptions, Options, check_text
 from client.target import Target
 from swarm.errors import ConfigError, ContextFull

@@ -15,14 +15,12 @@ from functools import partial
 
 import torch
 
+from client.chain.blame import BUSY_S, RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
-from client.chain.opening import ChainOpening, first_open, open_chain
-from client.chain.peer_latency import PeerLatency
-from client.chain.refusals import BUSY_S, RETRY_S, Refusals
+from client.chain.opening import ChainOpening, PeerLatency, first_open, open_chain
 from client.control.policy import SWEEPS_IN_FLIGHT
-from client.decode.forced_text import ForcedText
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
-from client.decode.state import GenerationState
+from client.decode.state import ForcedText, GenerationState
 from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
 from client.options import CodecChoice
@@ -30,6 +28,7 @@ from client.stats import Result, Stats, TokenLogProbs
 from client.target import Target
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
+from swarm.discovery.signed_faults import is_signed
 from swarm.errors import (
     Busy,
     GenerationInterrupted,
@@ -368,7 +367,9 @@ class SessionOpener:
             aux_layers=self.aux_layers,
         )
         width = self.target.hidden_size * want.row_parts(self.target.num_layers)
-        owner = ChainOwner(partial(self._detour, route.numeric_class), self.nearby.blame, partial(_check_rows, width))
+        owner = ChainOwner(
+            partial(self._detour, route.numeric_class), self.nearby.blame, partial(_check_rows, width), is_signed
+        )
         chain = Chain(self.dialer, route, want, owner, self.wait_s)
         chain.accept_rows(_reply_rows_bytes(width, route))
         return chain
@@ -428,7 +429,7 @@ class SessionOpener:
                 await self.registry.records(self.identity.fingerprint, self.identity.num_layers)
 
     async def _detour(
-        self, numeric_class: str, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float
+        self, numeric_class: str, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float = KNOWN_S
     ) -> Route:
         """A route of the same numeric class without some machines; the others stay where they are."""
         identity = self.identity

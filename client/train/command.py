@@ -16,21 +16,17 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from client.drafting.heads.files import load_tensors, save_head
-from client.drafting.heads.modules import EMBEDDING, OUTPUT, HeadConfig, HeadKind, make_head
-from client.drafting.heads.target_names import TargetNames, target_names
+from client.drafting.heads.files import EMBEDDING, OUTPUT, HeadConfig, HeadKind, load_tensors, make_head, save_head
+from client.drafting.heads.layer_head import TargetNames, target_names
 from client.drafting.loading import find_device
 from client.options import ConnectOptions
 from client.target import Target, load_target
-from client.train.boost import BoostTraining
-from client.train.draft_model import DraftTraining
+from client.train.draft_model import BoostTraining, DraftTraining
 from client.train.head import HELD_OUT_LINES, HeadTraining
-from client.train.labels import LabelSource, ModelLabels
+from client.train.labels import LabelFolder, LabelSource, ModelLabels, label_bytes
 from client.train.options import TrainDraft
-from client.train.samples import LocalSampler, SampleAmount, load_for_training, sampled_lines
+from client.train.samples import LocalSampler, SampleAmount, load_for_training, open_sampler, sampled_lines
 from client.train.steps import Schedule
-from client.train.swarm_labels import LabelFolder, label_bytes
-from client.train.swarm_samples import open_sampler
 from swarm.errors import ConfigError, HubError, UnknownModel, UnsupportedModel
 from swarm.runtime.cpu_threads import check_threads
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from client.drafting.heads.modules import Head
+from client.drafting.heads.files import Head
 from client.train.labels import LabelSource, TargetLabels, TargetLogs
 from client.train.steps import Schedule, TrainingPlan, run_steps
 

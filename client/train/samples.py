@@ -2,33 +2,46 @@
 
 Every line begins with one random token (after the beginning-of-text token, where the tokenizer has one), and each pick
 is the one that any client of the target gets for the line's own seed (docs/design/session-protocol.md). So the same
-seed gives the same lines, here or through a swarm (`client.train.swarm_samples`), also after an interruption. Lines go
+seed gives the same lines, here or through a swarm (`client.train.samples`), also after an interruption. Lines go
 on after an end of text.
+
+Lines and labels through a swarm: the lines of a local copy, and what the tail says of each token on the way.
+
+Every line is a seeded generation without drafts. Each of its sweeps brings the tail's pick, its likeliest tokens and,
+where a head is to be trained, the hidden row: so labels cost no sweep of their own, and they are of this very text.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Unpack, cast
 
 import numpy as np
 import torch
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from swarm.errors import ConfigError
+from client.library.aio import AsyncSwarm
+from client.options import ConnectOptions, Options
+from client.stats import TokenLogProbs
+from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.picks.device_picks import PickRequest, picks_on
 from swarm.inference.picks.host_copy import to_device
 from swarm.inference.sampling import pick_together
 from swarm.models.whole_model import load_causal_lm
 from swarm.protocol.messages import Sampling
+from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS
 from swarm.runtime.files import replace_file
+from swarm.runtime.tasks import TaskScope
 
 LINES = 128
 """Lines that a local copy makes at a time."""
@@ -168,3 +181,157 @@ def _write(file: Path, lines: torch.Tensor, amount: SampleAmount) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     content = {"lines": lines.contiguous(), "lines_seed": torch.tensor(amount.seed)}
     replace_file(file, partial(save_file, content), mode=0o644)
+
+
+SWARM_LINES = 8
+"""Lines that are generated side by side, each in a session of its own, without drafts."""
+MAX_INTERRUPTIONS = 3
+"""Chains that may break under one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledLines:
+    """Lines, and what the tail said of them.
+
+    Attributes:
+        tokens: int32 [n, t].
+        known: bool [n, t], places after which the tail's distribution came, and the row of which came if rows do.
+        top: int32 [n, t, k], the likeliest tokens after each place, best first; 0 where they are not known.
+        logs: float32 [n, t, k], their log-probabilities.
+        rows: bfloat16 [n, t, width], hidden rows before the final norm; width 0 where nobody asked for them.
+    """
+
+    tokens: torch.Tensor
+    known: torch.Tensor
+    top: torch.Tensor
+    logs: torch.Tensor
+    rows: torch.Tensor
+
+    @classmethod
+    def empty(cls, lines: int, tokens: int, top: int, width: int) -> LabelledLines:
+        """Lines of which nothing is known."""
+        return cls(
+            torch.zeros(lines, tokens, dtype=torch.int32),
+            torch.zeros(lines, tokens, dtype=torch.bool),
+            torch.zeros(lines, tokens, top, dtype=torch.int32),
+            torch.zeros(lines, tokens, top),
+            torch.zeros(lines, tokens, width, dtype=torch.bfloat16),
+        )
+
+    def line(self, index: int) -> LabelledLines:
+        """One of the lines, as a view."""
+        tensors = self.tokens, self.known, self.top, self.logs, self.rows
+        return LabelledLines(*(tensor[index : index + 1] for tensor in tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSampler:
+    """Samples through an open connection, `SWARM_LINES` at a time.
+
+    Attributes:
+        swarm: the connection.
+        portal: to its event loop.
+        with_rows: whether hidden rows are wanted too.
+    """
+
+    swarm: AsyncSwarm
+    portal: BlockingPortal
+    with_rows: bool
+
+    @property
+    def at_once(self) -> int:
+        """Sessions side by side."""
+        return SWARM_LINES
+
+    @property
+    def width(self) -> int:
+        """Values of a hidden row; 0 where none are wanted."""
+        return self.swarm.target.hidden_size if self.with_rows else 0
+
+    @property
+    def top(self) -> int:
+        """Tokens of a distribution that are told."""
+        return min(MAX_TOP_LOG_PROBS, self.swarm.target.vocab_size)
+
+    def make(self, amount: SampleAmount, first: int, count: int) -> LabelledLines:
+        """The lines `[first, first + count)`.
+
+        Raises:
+            SwarmError: a line cannot be made, or was interrupted too often.
+        """
+        return self.portal.call(self._make, amount, range(first, first + count))
+
+    async def _make(self, amount: SampleAmount, numbers: Sequence[int]) -> LabelledLines:
+        made = LabelledLines.empty(len(numbers), amount.tokens, self.top, self.width)
+        async with TaskScope() as scope:
+            work = [self._line(amount, number, made.line(index)) for index, number in enumerate(numbers)]
+            await asyncio.wait([scope.spawn(one) for one in work])
+        return made
+
+    async def _line(self, amount: SampleAmount, number: int, made: LabelledLines) -> None:
+        """Generate until a line is long enough; it goes on after an end of text, as in a local copy.
+
+        It also goes on where a chain broke for good, in another session.
+        """
+        line, notes = start_of(amount, number, self.swarm.target.tokenizer), _LineNotes(made)
+        sampling, interruptions = sampling_of(amount, number), 0
+        while (missing := amount.tokens - len(line)) > 0:
+            options = Options(
+                missing, temperature=sampling.temperature, seed=sampling.seed, nodes=0, log_probs=MAX_TOP_LOG_PROBS
+            )
+            state = self.swarm.factory.make(line, options)
+            if self.with_rows:
+                state.observe = notes.observe
+            try:
+                async with self.swarm.opener.open(len(line) + state.max_new_tokens, state.nodes) as session:
+                    async for _ in session.run(state):
+                        pass
+            except GenerationInterrupted:
+                interruptions += 1
+                if interruptions > MAX_INTERRUPTIONS:
+                    raise
+            notes.note_distributions(len(line) - 1, state.log_probs, len(state.text.tokens))
+            line += state.text.tokens
+        notes.finish(line, with_rows=self.with_rows)
+
+
+class _LineNotes:
+    """Writes down what comes of one line. What a repair lost on the way stays unknown."""
+
+    def __init__(self, made: LabelledLines) -> None:
+        """Begin with nothing; `made` is written to, [1, t, …]."""
+        self._made = made
+        self._has_row, self._has_logs = (torch.zeros_like(made.known[0]) for _ in range(2))
+
+    def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
+        """Take the hidden rows [n, width] of the last n tokens of a sequence."""
+        own = self._made.rows[0]
+        if rows.shape[1] != own.shape[1]:
+            return
+        places = slice(len(sequence) - len(rows), len(sequence))
+        own[places], self._has_row[places] = rows.to(own.dtype), True
+
+    def note_distributions(self, first: int, found: Sequence[TokenLogProbs], tokens: int) -> None:
+        """Take the distributions after places `first`, `first + 1` …; where one is lost, all of them are left out."""
+        if len(found) != tokens:
+            return
+        for place, one in enumerate(found, first):
+            if len(one.top) == self._made.top.shape[2]:
+                self._made.top[0, place] = torch.tensor([token for token, _ in one.top], dtype=torch.int32)
+                self._made.logs[0, place] = torch.tensor([value for _, value in one.top])
+                self._has_logs[place] = True
+
+    def finish(self, line: Sequence[int], *, with_rows: bool) -> None:
+        """The line is whole."""
+        self._made.tokens[0] = torch.tensor(line, dtype=torch.int32)
+        self._made.known[0] = self._has_logs & self._has_row if with_rows else self._has_logs
+
+
+@contextmanager
+def open_sampler(model: str, *, with_rows: bool, **options: Unpack[ConnectOptions]) -> Iterator[SwarmSampler]:
+    """Join a swarm as a client of one model, to sample from it; arguments and errors as in `AsyncSwarm.connect`."""
+    plain: ConnectOptions = {**options, "lookup": False, "calibration": None, "generation_config": False}
+    with start_blocking_portal("asyncio") as portal:
+        connecting = AsyncSwarm.connect(model, **plain)
+        with portal.wrap_async_context_manager(connecting) as swarm:
+            yield SwarmSampler(swarm, portal, with_rows)

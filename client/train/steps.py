@@ -1,17 +1,88 @@
-"""The steps of a training, one after the other, from where an interrupted run left off. Knows no loss and no model."""
+"""The steps of a training, one after the other, from where an interrupted run left off. Knows no loss and no model.
+
+Where a training computes: batches on their way to a card, and in which precision. Owns no step.
+
+On a CPU everything is float32, as the seed alone decides. On a card that computes in bfloat16, matrix products do; the
+weights, their gradients, softmax and loss stay float32.
+
+A training's checkpoint on disk: weights, optimizer and step. Files appear whole or not at all.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import nn
 
-from client.train.checkpoint import load_checkpoint, save_checkpoint
-from client.train.compute import batches, precision
+from swarm.errors import ConfigError
+from swarm.runtime.files import replace_file
+
+
+def precision(device: torch.device) -> AbstractContextManager[object]:
+    """Within it forwards and losses run in the device's precision; backward passes run outside."""
+    if device.type != "cuda" or not torch.cuda.is_bf16_supported(including_emulation=False):
+        return nullcontext()
+    return mixed_precision(device)
+
+
+def mixed_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Matrix products in bfloat16."""
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def batches(lines_of: Callable[[int], torch.Tensor], steps: range, device: torch.device) -> Iterator[torch.Tensor]:
+    """The lines of some steps, on the device: int64 [lines, tokens]. To a card the next ones travel meanwhile.
+
+    Args:
+        lines_of: the lines of a step.
+        steps: in order.
+        device: where they are wanted.
+    """
+    ahead: torch.Tensor | None = None
+    for step in steps:
+        batch = _sent(lines_of(step), device) if ahead is None else ahead
+        ahead = _sent(lines_of(step + 1), device) if step + 1 in steps else None
+        yield batch
+
+
+def _sent(batch: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return batch.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else batch.to(device)
+
+
+def save_checkpoint(
+    file: Path, schedule: object, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Write down the state of a training after `step` steps; `schedule` names the training."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    state = {"schedule": str(schedule), "step": step, "model": model.state_dict()}
+    replace_file(file, partial(torch.save, {**state, "optimizer": optimizer.state_dict()}), mode=0o644)
+
+
+def load_checkpoint(file: Path, schedule: object, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load weights and optimizer into place. Returns the steps that were done, 0 where there is no checkpoint.
+
+    Raises:
+        ConfigError: the file belongs to another training, or is no checkpoint.
+    """
+    if not file.exists():
+        return 0
+    try:
+        state = torch.load(file, weights_only=True, map_location="cpu")
+        if state["schedule"] != str(schedule):
+            raise ConfigError(f"{file}: of another training ({state['schedule']}); delete it to begin afresh")
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["step"])
+    except (OSError, EOFError, KeyError, RuntimeError, TypeError, UnpicklingError) as error:
+        raise ConfigError(f"{file}: no training that could go on ({error}); delete it to begin afresh") from error
+
 
 SAVED_STEPS = 50
 """Steps between checkpoints."""

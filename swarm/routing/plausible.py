@@ -2,7 +2,7 @@
 
 Nobody can verify what a machine claims before a session has run over it. So a claim is compared with what the other
 machines of its numeric class claim. The median is theirs to shift only if they are half of the class; a machine that
-truly is faster loses nothing for long, since what clients measure of it counts then (`client.chain.peer_latency`).
+truly is faster loses nothing for long, since what clients measure of it counts then (`client.chain.opening`).
 """
 
 from __future__ import annotations

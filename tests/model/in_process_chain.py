@@ -18,7 +18,7 @@ from client.decode.state import GenerationState
 from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter
-from client.drafting.search.local_session import LocalSession
+from client.drafting.sources.model import LocalSession
 from swarm.demo import TARGET
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Credits, Sampling, Sweep

@@ -16,11 +16,11 @@ from typing import Unpack
 
 import pytest
 
-import client.chain.reply_stream
+import client.chain.answers
 import swarm.transport.liveness
 from client import AsyncSwarm
 from client.chain.chain import Chain
-from client.chain.peer_latency import PeerLatency
+from client.chain.opening import PeerLatency
 from client.options import GenerateOptions
 from node.engine.sweep_run import SweepRun
 from node.lifecycle.span_host import bind
@@ -246,7 +246,7 @@ async def equally_fast_nodes() -> AsyncIterator[KillableNodes]:
     """Nodes of equal speed, so that tests choose the routes; kills show as broken streams, never as silence."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("node.lifecycle.span_host.measure_sweeps", lambda _: SPEED)
-        for module in (swarm.transport.liveness, client.chain.reply_stream):
+        for module in (swarm.transport.liveness, client.chain.answers):
             patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is
         async with killable_nodes() as pool:
             yield pool

@@ -21,8 +21,6 @@ PURE = (
     "client/decode/text_stream",
     "client/decode/walk",
     "client/demo/link_shape",
-    "client/drafting/search/stopping",
-    "client/drafting/search/temperatures",
     "client/drafting/search/tree",
     "node/nodejs",
     "swarm/discovery/coverage",

@@ -1,13 +1,12 @@
-"""EAGLE heads as they are published: one decoder layer on hidden rows of the target.
+"""EAGLE-3 heads as they are published: one decoder layer on hidden rows of the target. EAGLE-1 and 2 are refused.
 
-    EAGLE-1, 2   entering = fc([embedding; row before]); row = layer without its first norm(entering); the target's head
-    EAGLE-3      the layer attends with [norm(embedding); norm(row before)], twice as wide; norm and a head of its own,
-                 over a vocabulary of its own (`d2t`: what is added to its ids to get the target's)
+The layer attends with [norm(embedding); norm(row before)], twice as wide. It has a norm and an output matrix of its
+own, over a vocabulary of its own (`d2t`: what is added to its ids to get the target's).
 
-Most EAGLE-3 heads read rows of three layers, side by side: fc makes one row of them, and a session asks for them (P14).
+Most heads read rows of three layers, side by side: fc makes one row of them, and a session asks for them (P14).
 Those that say `use_aux_hidden_state: false` have no fc, and read the last row alone.
 
-Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840), and their published checkpoints.
+Source: EAGLE-3 (arXiv 2503.01840) and its published checkpoints.
 """
 
 from __future__ import annotations
@@ -24,8 +23,15 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedConfig
 
 from client.drafting.heads.files import read_tensors, stored_names
-from client.drafting.heads.layer_head import PLACE, LayerHead, as_ragged, fill_layer, load_final_norm
-from client.drafting.heads.target_names import empty_model, target_names
+from client.drafting.heads.layer_head import (
+    PLACE,
+    LayerHead,
+    as_ragged,
+    empty_model,
+    fill_layer,
+    load_final_norm,
+    target_names,
+)
 from swarm.errors import IncompatibleDraft, SwarmError, UnsupportedModel
 from swarm.inference.layers.pass_through import find_layers
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel  # its module takes 2 s to import: a client without a head needs none
 
 FIRST, THIRD = "layers.0.", "midlayer."
-"""Prefixes of the layer's tensors: EAGLE-1 and 2, and EAGLE-3."""
+"""Prefixes of the layer's tensors: EAGLE-1 and 2, which are refused, and EAGLE-3."""
 INPUT_NORM = "input_layernorm"
 FUSION = "fc.weight"
 FUSION_BIAS = "fc.bias"
@@ -78,9 +84,14 @@ def load_eagle(
 
     Raises:
         IncompatibleDraft: it is for another target.
-        UnsupportedModel: it reads rows that no swarm sends, or its tensors do not fit.
+        UnsupportedModel: it is of EAGLE-1 or 2, reads rows that no swarm sends, or its tensors do not fit.
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
+    stored = _own_names(model)
+    if not any(name.startswith(THIRD) for name in stored):
+        raise UnsupportedModel(
+            f"{model}: this is an EAGLE-1 or EAGLE-2 head, which this version does not run; name an EAGLE-3 head"
+        )
     folder, _ = find_model(model)
     config = text_config(read_config(folder, str(model)))
     theirs = text_config(read_config(find_model(target, revision)[0], str(target)))
@@ -89,50 +100,24 @@ def load_eagle(
             f"{model}: this EAGLE head is for rows of {config.hidden_size} values and {config.vocab_size} tokens, and "
             f"{target} has {theirs.hidden_size} and {theirs.vocab_size}; name one that was trained for it"
         )
-    stored = _own_names(model)
-    is_third = any(name.startswith(THIRD) for name in stored)
-    aux_layers = _aux_layers(str(model), config, theirs) if is_third and FUSION in stored else ()
+    aux_layers = _aux_layers(str(model), config, theirs) if FUSION in stored else ()
     found = read_tensors(model, stored.values())
     tensors = {own: found[name] for own, name in stored.items()}
-    shared = _shared(tensors, target, revision, wants_output=HEAD not in stored or not is_third)
+    shared = _shared(tensors, target, revision, wants_output=HEAD not in stored)
     final = load_final_norm(target, revision)
     own = copy.deepcopy(config)
     own.num_hidden_layers = PLACE + 1
-    prefix = THIRD if is_third else FIRST
-    layer = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    _check_rest(str(model), [name for name in stored if not name.startswith(prefix)])
-    where = final, device, dtype
-    if is_third:
-        return _load_third(own, layer, {**tensors, **shared}, where, aux_layers)
-    return _load_first(own, layer, {**tensors, **shared}, where)
+    layer = {name.removeprefix(THIRD): value for name, value in tensors.items() if name.startswith(THIRD)}
+    _check_rest(str(model), [name for name in stored if not name.startswith(THIRD)])
+    return _load(own, layer, {**tensors, **shared}, (final, device, dtype), aux_layers)
 
 
 Where = tuple[nn.Module, torch.device, torch.dtype]
 """The target's final norm, and where and in which type a head runs."""
 
 
-class EagleHead(LayerHead):
-    """EAGLE-1 and 2: rows are predicted as the target's are behind its final norm, and go to the target's own head."""
-
-    def __init__(
-        self, model: RaggedModel, final_norm: nn.Module, fusion: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
-        """Take a loaded layer and its fusion [width, 2 · width]."""
-        super().__init__(model, final_norm, model.vocab_size)
-        self._fusion = fusion.to(model.device, model.dtype)
-        self._bias = None if bias is None else bias.to(model.device, model.dtype)
-
-    def run(
-        self, work: SessionRows, tokens: torch.Tensor, rows: torch.Tensor, last: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As in `LayerHead`."""
-        entering = F.linear(torch.cat([self.embed(tokens), rows], dim=1), self._fusion, self._bias)
-        hidden = self.model.forward([replace(work, rows=entering)])
-        return self.model.logits(hidden[-last:]), hidden
-
-
 @dataclass(frozen=True, slots=True)
-class ThirdEnds:
+class TargetEnds:
     """What an EAGLE-3 head has of its target.
 
     Attributes:
@@ -182,10 +167,10 @@ class AuxFusion:
     bias: torch.Tensor | None
 
 
-class ThirdEagleHead(LayerHead):
-    """EAGLE-3: its own rows go on as they leave the layer, before its norm."""
+class EagleHead(LayerHead):
+    """A head whose own rows go on as they leave the layer, before its norm."""
 
-    def __init__(self, model: RaggedModel, ends: ThirdEnds, joined: JoinedNorm, fusion: AuxFusion | None) -> None:
+    def __init__(self, model: RaggedModel, ends: TargetEnds, joined: JoinedNorm, fusion: AuxFusion | None) -> None:
         """Take a loaded layer.
 
         Args:
@@ -221,23 +206,7 @@ class ThirdEagleHead(LayerHead):
         return logits.index_copy(1, self._to_target, own[:, : len(self._to_target)]), hidden
 
 
-def _load_first(
-    config: PreTrainedConfig, layer: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], where: Where
-) -> LayerHead:
-    final, device, dtype = where
-
-    def change(model: PreTrainedModel, own: nn.Module) -> None:
-        if f"{INPUT_NORM}.weight" not in layer:
-            setattr(own, INPUT_NORM, nn.Identity())
-        cast("Any", model).get_decoder().norm = nn.Identity()
-
-    names = _ends(config)
-    ends = {names[0]: tensors[EMBEDDING], names[1]: tensors[HEAD]}
-    model = as_ragged(fill_layer(config, layer, ends, dtype, change), device)
-    return EagleHead(model, final, tensors[FUSION], tensors.get(FUSION_BIAS))
-
-
-def _load_third(
+def _load(
     config: PreTrainedConfig,
     layer: dict[str, torch.Tensor],
     tensors: dict[str, torch.Tensor],
@@ -270,8 +239,8 @@ def _load_third(
         raise UnsupportedModel(
             f"EAGLE-3 head: {TO_TARGET} does not lead from its {draft_tokens} tokens to the target's"
         )
-    shared = ThirdEnds(final, to_target, vocab_size)
-    return ThirdEagleHead(model, shared, made[-1], _fusion(tensors, aux_layers, width))
+    shared = TargetEnds(final, to_target, vocab_size)
+    return EagleHead(model, shared, made[-1], _fusion(tensors, aux_layers, width))
 
 
 def _fusion(tensors: dict[str, torch.Tensor], layers: tuple[int, ...], width: int) -> AuxFusion | None:

@@ -25,8 +25,15 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedConfig
 
 from client.drafting.heads.files import read_tensors, stored_names
-from client.drafting.heads.layer_head import PLACE, LayerHead, as_ragged, fill_layer, norm_with
-from client.drafting.heads.target_names import TargetNames, target_names
+from client.drafting.heads.layer_head import (
+    PLACE,
+    LayerHead,
+    TargetNames,
+    as_ragged,
+    fill_layer,
+    norm_with,
+    target_names,
+)
 from swarm.errors import SwarmError, UnsupportedModel
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.models.families import text_config

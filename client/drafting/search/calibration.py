@@ -11,7 +11,7 @@ learns how far to believe other sources that proposed candidates at the same nod
     gap          its score − the best one's, never above 0
     is proposed  1 where other sources propose the candidate, else 0
     other_prob   the other sources' probability of it; its log odds count as 0 where they propose none
-    logit delta  what an adapter would add to its log-probability (`client.drafting.search.adapter`), 0 without one
+    logit delta  what an adapter would add to its log-probability (`client.drafting.search.ranking`), 0 without one
     best         the prior of the best candidate
 
 A probability is a mass over the sum of its row's masses, so a row never exceeds 1. Weights of 0 give the prior where no
@@ -22,17 +22,16 @@ each other not both can be right, which the higher of both probabilities would i
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from client.drafting.search.temperatures import TEMPERATURES
+TEMPERATURES = (0.0, 0.45, 0.8, 1.25)
+"""Upper ends of the ranges that are learned apart; the last range has none."""
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 START = (0.0, 0.0, 0.0, 0.0, 1.4, 0.75, 0.0)
 """Weights before the first lesson: gap, log rank; no candidate, log best; is proposed, log odds; logit delta."""

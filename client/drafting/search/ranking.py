@@ -6,7 +6,23 @@ Other sources' candidates at a node join the draft's own. The ranker sets the pr
 Coupled, candidates rank by the target's own score, `logit / T + g`: the client knows the noise. Ranking by
 probability alone is SpecExec's rule (arXiv 2406.02532, algorithm 2); it is kept as the baseline of
 `python -m benchmarks drafters`. Design: docs/design/drafting.md.
-"""
+
+`Adapter`, between a draft's last hidden row and its scores, is a matrix that learns where the target picks otherwise.
+
+    score(token | row)  =  output[token] · row  +  output[token] · (rowᵀ · weights)
+                           the draft's logit       the logit delta
+
+The weights begin at 0 and follow the gradient of the picks' log-likelihood among the draft's best candidates. Each
+row's step is divided by the squared norms involved, so that a rate means the same for any model. Every verified node is
+a label, also behind dead branches, where most are: a pick there is evidence for similar rows elsewhere. The weight of
+the deltas is learned apart, on the text's own path (`client.drafting.search.calibration`), so a wrong one costs little.
+
+Sources: Liu et al., Online Speculative Decoding (arXiv 2310.07177), for a draft that learns from its target's
+corrections; Widrow and Hoff (1960) for the rule, in its normalized form.
+
+`SampledChildren` are drawn from a draft's own probabilities, for `swarm.inference.multistep_sampling` at the tail. How
+many are drawn after a node is fixed before the first draw. A distribution travels whenever its node does, whatever was
+drawn from it: a choice by the outcome would bias what the tail picks."""
 
 from __future__ import annotations
 
@@ -18,18 +34,212 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import embedding
 
-from client.drafting.search.adapter import Hidden
 from client.drafting.search.calibration import AcceptanceModel, Candidates
-from client.drafting.search.sampled_children import SampledChildren
 from client.drafting.search.source import Places, Search
 from client.drafting.search.tree import Lesson, Picks
 from swarm.inference.devices import with_float64
 from swarm.inference.gumbel import gumbel_row
+from swarm.inference.multistep_sampling import draw_children
 from swarm.inference.picks.device_picks import noise_rows, picks_on
 from swarm.inference.picks.host_copy import to_device
-from swarm.inference.sampling import ranking_scores
+from swarm.inference.sampling import ranking_scores, target_probs
 from swarm.protocol.messages import Sampling
+from swarm.protocol.pick_rules import DraftDistribution
+
+RATE = 3.0
+"""Learning rate: each of a lesson's n rows moves by RATE / √n, at most by MAX_RATE."""
+MAX_RATE = 1.0
+FADE = 0.003
+"""Part of the weights that every lesson takes away."""
+MIN_SQUARED_NORM = 1e-12
+
+
+class Adapter:
+    """The adapter of one draft, for all texts that it drafts, one after another. Not for several threads at once.
+
+    Attributes:
+        lessons: from how many it learned.
+    """
+
+    def __init__(self, output: torch.Tensor, rows_of: NDArray[np.int64] | None = None) -> None:
+        """Make one.
+
+        Args:
+            output: [vocab_size, width], the matrix that turns hidden rows into logits.
+            rows_of: [tokens], the row of the matrix of each token, −1 for none; None where they have the same numbers.
+        """
+        width = output.shape[1]
+        self.lessons = 0
+        self._output = output
+        self._numbers = np.arange(len(output)) if rows_of is None else rows_of
+        self._weights = torch.zeros(width, width, device=output.device)
+
+    def forget(self) -> None:
+        """Start over with weights of 0."""
+        self._weights.zero_()
+        self.lessons = 0
+
+    @torch.inference_mode()
+    def logit_delta(self, rows: torch.Tensor, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What to add to logits of `tokens` [n, candidates] after hidden rows [n, width]; 0 for unknown tokens."""
+        if self.lessons == 0:
+            return np.zeros(tokens.shape)
+        deltas = torch.einsum("nw,ncw->nc", rows @ self._weights, self._rows_of(tokens)).cpu().double().numpy()
+        is_known = self._is_known(tokens)
+        return np.asarray(deltas if is_known.all() else np.where(is_known, deltas, 0.0))
+
+    @torch.inference_mode()
+    def learn(
+        self,
+        rows: torch.Tensor,
+        tokens: NDArray[np.int64],
+        scores: NDArray[np.float64],
+        picks: NDArray[np.int64],
+        temperature: float,
+    ) -> None:
+        """Learn from what the target picked. A row whose pick the draft rules out teaches nothing.
+
+        Args:
+            rows: [n, width], the draft's hidden rows.
+            tokens: [n, candidates], the draft's best.
+            scores: [n, candidates], theirs, as in `client.drafting.search.calibration.Candidates`.
+            picks: [n]; one that is no candidate counts as if it had the score of the last, which is an upper bound.
+            temperature: of the picks.
+        """
+        hits = tokens == picks[:, None]
+        is_missed = ~hits.any(axis=1)
+        last = np.where(np.isfinite(scores), scores, np.inf).min(axis=1)
+        tokens, hits = np.column_stack((picks, tokens)), np.column_stack((is_missed, hits))
+        scores = np.column_stack((np.where(is_missed, last, -np.inf), scores))
+        is_able = (hits & np.isfinite(scores) & self._is_known(tokens)).any(axis=1)
+        known = np.flatnonzero(is_able & ~np.isnan(scores).any(axis=1))
+        if len(known) == 0:
+            return
+        rows, output, slope = rows[torch.from_numpy(known)], self._rows_of(tokens[known]), 1 / (temperature or 1.0)
+        deltas = torch.einsum("nw,ncw->nc", rows @ self._weights, output)
+        own, picked = (torch.from_numpy(part[known]).to(deltas) for part in (scores, hits))
+        # [n, width]: the gradient of each pick's log-likelihood with respect to rowᵀ · weights
+        pulls = torch.einsum("nc,ncw->nw", picked - torch.softmax(own + slope * deltas, dim=1), output)
+        rate = min(RATE / len(known) ** 0.5, MAX_RATE) / slope
+        steps = rows.T @ pulls * (rate / (_square(rows) * _square(output)).clamp_min(MIN_SQUARED_NORM))
+        if not torch.isfinite(steps).all():
+            return
+        self._weights.mul_(1 - FADE).add_(steps)
+        self.lessons += 1
+
+    def _is_known(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the matrix has a row for each: −1 is no token, and the target may know more tokens than the draft."""
+        return self._rows_at(tokens) >= 0
+
+    def _rows_of(self, tokens: NDArray[np.int64]) -> torch.Tensor:
+        """[n, candidates, width]; the row of some other token where one has none."""
+        able = torch.from_numpy(self._rows_at(tokens).clip(0)).to(self._output.device)
+        return embedding(able, self._output).float()
+
+    def _rows_at(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of each token's row; −1 where it has none."""
+        numbers = self._numbers
+        found = numbers[tokens.clip(0, len(numbers) - 1)]
+        return np.asarray(np.where((tokens >= 0) & (tokens < len(numbers)), found, -1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hidden:
+    """A draft's hidden rows [n, width], as its output matrix got them, and the adapter that learns from them."""
+
+    adapter: Adapter
+    rows: torch.Tensor
+
+    def at(self, places: Sequence[int]) -> Hidden:
+        """Some of them."""
+        return Hidden(self.adapter, self.rows[list(places)])
+
+    @staticmethod
+    def together(parts: Sequence[Hidden | None]) -> Hidden | None:
+        """All of one draft's rows; None where some are not known."""
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts):
+            return None
+        return Hidden(known[0].adapter, torch.cat([part.rows for part in known]))
+
+
+def _square(rows: torch.Tensor) -> torch.Tensor:
+    """Mean squared norm."""
+    return rows.square().sum(dim=-1).mean()
+
+
+DRAWS = 4
+"""Draws with replacement after one node."""
+PRIOR = (0.6, 0.15, 0.07, 0.04)
+"""Probabilities that the target picks the first, second … different token that was drawn, until picks are known."""
+PRIOR_WEIGHT = 10.0
+"""Labels that the prior counts for."""
+
+Drawn = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawLesson:
+    """What to learn from a settled tree: which draw the target picked.
+
+    Attributes:
+        children: learns it.
+        places: as in `client.drafting.search.source`.
+        drawn: by node of the search, the different tokens that were drawn, in order.
+    """
+
+    children: SampledChildren
+    places: Places
+    drawn: Mapping[int | None, Drawn]
+
+    def learn(self, picks: Picks, others: Picks) -> None:
+        """Which draw the target picked, if any; picks elsewhere than on the text's path do not count."""
+        for node, pick in picks.items():
+            if (drawn := self.drawn.get(self.places[node])) is not None:
+                self.children.learn(drawn, pick)
+
+
+class SampledChildren:
+    """Draws children for one source, and learns how often the first, second … is picked."""
+
+    def __init__(self) -> None:
+        self._tried = np.full(DRAWS, PRIOR_WEIGHT)
+        self._right = np.array(PRIOR) * PRIOR_WEIGHT
+        self._seed: int | None = None
+        self._rng = np.random.default_rng(0)
+        self._drawn: dict[int | None, Drawn] = {}
+
+    def begin(self) -> None:
+        """Begin another search, in which nothing was drawn yet."""
+        self._drawn = {}
+
+    def add(self, search: Search, nodes: Sequence[int], draft_logits: torch.Tensor) -> None:
+        """Draw children below nodes where no other source drew any, from `draft_logits` [nodes, vocab_size]."""
+        tree, sampling = search.tree, search.sampling
+        if self._seed != sampling.seed:
+            self._seed, self._rng = sampling.seed, np.random.default_rng([DRAWS, sampling.seed])
+        probs = np.minimum(self._right / self._tried, 1.0)
+        probs *= min(1.0, 1.0 / probs.sum())
+        for node, draft_probs in zip(nodes, target_probs(draft_logits, sampling), strict=True):
+            if node in tree.guesses:
+                continue
+            drawn: DraftDistribution = draw_children(0, draft_probs, DRAWS, self._rng)
+            tree.guesses[node] = drawn
+            self._drawn[node] = tokens = tuple(dict.fromkeys(drawn.tokens[draw] for draw in drawn.draws))
+            tree.add_children(node, zip(tokens, probs.tolist(), strict=False))
+
+    def learn(self, drawn: Drawn, pick: int) -> None:
+        """Count each token that was drawn as tried, and the pick as right."""
+        self._tried[: len(drawn)] += 1
+        if pick in drawn:
+            self._right[drawn.index(pick)] += 1
+
+    def lesson(self, places: Places) -> DrawLesson:
+        """What there is to learn from a settled tree."""
+        return DrawLesson(self, places, self._drawn)
+
 
 MAX_CHILDREN = 8
 """Candidates of one source below one node, at most."""

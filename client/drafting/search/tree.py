@@ -10,17 +10,46 @@
                               and neither can anything below that node
 
 Source: SpecExec (arXiv 2406.02532), section 4.1 and algorithm 2: best-first search, here with batched expansion.
+
+`StopRule` says when another round of drafting does not pay.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from swarm.protocol.pick_rules import DraftDistribution
+
+
+def _always(_rounds: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When another round of drafting does not pay; costs are in tokens, as the running goodput values time.
+
+    Attributes:
+        min_probability: no sweep carries a node of a lower acceptance probability.
+        per_round: tokens that another round of drafting costs.
+        per_sweep: tokens that another sweep costs. A round that should bring more than that can wait until this tree
+            is in flight.
+        go_on: whether there is time for a round; called before each, with the number of rounds since drafting began.
+    """
+
+    min_probability: float = 0.0
+    per_round: float = 0.0
+    per_sweep: float = math.inf
+    go_on: Callable[[int], bool] = _always
+
+
+NO_LIMIT = StopRule()
+"""Drafts until the tree is settled."""
+
 
 Picks = Mapping[int | None, int]
 """What the target picked after nodes of a tree; None is its root."""

@@ -2,30 +2,244 @@
 
 The longest endings of the text so far that stood in it before vote on what follows, one vote per place. How often such
 a vote is right depends on the length of the ending and on how often it stood: that is learned online from the target's
-picks (`client.drafting.sources.vote_calibration`).
+picks.
 
 The source fills the tree at once, then adds what followed before below nodes of other sources.
 
 Source: prompt look-up decoding (https://github.com/apoorvumang/prompt-lookup-decoding), here over a suffix automaton
 (as SAM decoding, arXiv 2411.10666) and with learned probabilities, so that it merges with a draft model's candidates.
+
+Places of a text that share an ending vote for what followed them. One cell per length of the ending, number of places,
+share of the votes and range of temperatures counts how often such a candidate is picked; it begins with a prior.
+
+`SuffixAutomaton` says what followed the longest endings of a text where they stood before:
+
+    state     all substrings that end at the same places; `length` is that of the longest of them
+    link      the state of the longest ending that stands in more places
+    count     at how many places the state's strings end
+
+Appending a token takes constant time on average, so that a text is indexed while it is written. Counts are kept up to
+date along the links, at most `COUNTED` of them per token: in "a a a a …" a token has as many endings as the text has
+tokens. Source: Blumer et al., "The smallest automaton recognizing the subwords of a text" (1985).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from client.drafting.search.calibration import TEMPERATURES
 from client.drafting.search.source import Places, Search, Source
-from client.drafting.search.temperatures import TEMPERATURES
 from client.drafting.search.tree import Lesson, Picks, TokenTree
-from client.drafting.sources.lesson import ProposalLesson
-from client.drafting.sources.suffix_automaton import SuffixAutomaton
-from client.drafting.sources.vote_calibration import MEAN_SHARES, PLACES, CountCalibrator, CountCell
 from swarm.protocol.messages import Sampling
+
+T = TypeVar("T")
+
+
+class Learner(Protocol[T]):
+    """Learns from what it proposed."""
+
+    def learn(self, proposals: dict[int | None, T], picks: Picks, others: Picks) -> None:
+        """Learn from the picks after the nodes of one tree, of which None is the root.
+
+        Args:
+            proposals: what it proposed below nodes.
+            picks: after nodes that the text went through.
+            others: after nodes on branches that the text left.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalLesson(Generic[T]):
+    """What one source proposed below the nodes of a settled tree.
+
+    Attributes:
+        learner: learns from it.
+        places: as in `client.drafting.search.source`.
+        proposed: by node of the search; None where the source was not asked.
+    """
+
+    learner: Learner[T]
+    places: Places
+    proposed: Callable[[int], T | None]
+
+    def learn(self, picks: Picks, others: Picks) -> None:
+        """Pass on what was proposed and what was picked."""
+        self.learner.learn(self.proposals((*picks, *others)), picks, others)
+
+    def proposals(self, nodes: Iterable[int | None]) -> dict[int | None, T]:
+        """What was proposed below some of the settled tree's nodes."""
+        found = ((node, self.proposed(self.places[node])) for node in nodes)
+        return {node: proposal for node, proposal in found if proposal is not None}
+
+
+PLACES = (1, 2, 4)
+"""Lower ends of the ranges of places that vote."""
+SHARES = (0.3, 0.6, 0.99)
+"""Upper ends of the ranges of shares; the last range has none."""
+MEAN_SHARES = (0.15, 0.45, 0.8, 1.0)
+"""A typical share of each range, for priors."""
+PRIOR_WEIGHT = 3.0
+"""Labels that the prior counts for."""
+MEMORY = 100.0
+"""Labels that a cell remembers: beyond, old ones fade."""
+CARRIED = 16.0
+"""Of these, labels that count in another text: what repeats itself in one need not in the next."""
+
+CountCell = tuple[int, int, int, int]
+"""A cell's indices: temperature range, length, places, share."""
+
+
+class CountCalibrator:
+    """The probability that the target picks a candidate, by the candidate's cell.
+
+    Attributes:
+        tried: [temperature range, length, places, share], labels per cell, fading.
+        right: of the same shape, those whose candidate was picked.
+    """
+
+    def __init__(self, lengths: Sequence[int], prior: NDArray[np.float64]) -> None:
+        """Make one.
+
+        Args:
+            lengths: lower ends of the ranges of an ending's length, rising.
+            prior: the first probabilities, of a shape that broadcasts to that of `tried`.
+        """
+        shape = (len(TEMPERATURES) + 1, len(lengths), len(PLACES), len(SHARES) + 1)
+        self._lengths = tuple(lengths)
+        self._prior = np.broadcast_to(prior, shape)
+        self.tried = np.zeros(shape)
+        self.right = np.zeros(shape)
+        self._cached: dict[CountCell, float] = {}  # until a label changes them: every node of a tree asks
+
+    def cell(self, temperature: float, length: int, places: int, share: float) -> CountCell:
+        """The cell of a candidate.
+
+        Args:
+            temperature: of the target's picks.
+            length: tokens of the shared ending.
+            places: how many vote.
+            share: of the votes that the candidate has.
+        """
+        return (
+            bisect_left(TEMPERATURES, temperature),
+            bisect_right(self._lengths, length) - 1,
+            bisect_right(PLACES, places) - 1,
+            bisect_left(SHARES, share),
+        )
+
+    def probability(self, cell: CountCell) -> float:
+        """How often the target picks such a candidate."""
+        known = self._cached.get(cell)
+        if known is None:
+            right, tried = self.right[cell] + PRIOR_WEIGHT * self._prior[cell], self.tried[cell] + PRIOR_WEIGHT
+            known = self._cached[cell] = float(right / tried)
+        return known
+
+    def learn(self, cell: CountCell, *, hit: bool) -> None:
+        """Count a label: whether the target picked such a candidate."""
+        if self.tried[cell] >= MEMORY:
+            self.tried[cell] *= 1 - 1 / MEMORY
+            self.right[cell] *= 1 - 1 / MEMORY
+        self.tried[cell] += 1
+        self.right[cell] += hit
+        self._cached.pop(cell, None)
+
+    def fade(self) -> None:
+        """Another text begins: reduce every cell to at most `CARRIED` labels."""
+        kept = CARRIED / np.maximum(self.tried, CARRIED)
+        self.tried *= kept
+        self.right *= kept
+        self._cached.clear()
+
+
+COUNTED = 64
+"""Links along which one token updates counts, at most."""
+
+
+class SuffixAutomaton:
+    """All substrings of a growing text of token ids.
+
+    Attributes:
+        next: per state, the state that each token leads to.
+        link: per state, see the module; −1 for the root.
+        length: per state, in tokens.
+        count: per state, places.
+    """
+
+    ROOT = 0
+
+    def __init__(self) -> None:
+        self.next: list[dict[int, int]] = [{}]
+        self.link = [-1]
+        self.length = [0]
+        self.count = [0]
+        self._last = self.ROOT
+
+    def append(self, token: int) -> None:
+        """Add the text's next token."""
+        last, added = self._last, self._state({}, self.length[self._last] + 1)
+        while last >= 0 and token not in self.next[last]:
+            self.next[last][token] = added
+            last = self.link[last]
+        if last < 0:
+            self.link[added] = self.ROOT
+        else:
+            after = self.next[last][token]
+            self.link[added] = after if self.length[after] == self.length[last] + 1 else self._split(last, token)
+        self._last = added
+        self._count(added)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add the text's next tokens."""
+        for token in tokens:
+            self.append(token)
+
+    @property
+    def ending(self) -> int:
+        """The state of the longest ending that stood somewhere before; the root where the last token is new."""
+        return max(self.link[self._last], self.ROOT)
+
+    def step(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """Where an ending of `length` tokens in `state` leads when `token` follows: a state and the new length."""
+        while state != self.ROOT and token not in self.next[state]:
+            state = self.link[state]
+            length = self.length[state]
+        following = self.next[state].get(token)
+        return (self.ROOT, 0) if following is None else (following, length + 1)
+
+    def _state(self, following: dict[int, int], length: int) -> int:
+        self.next.append(following)
+        self.link.append(-1)
+        self.length.append(length)
+        self.count.append(0)
+        return len(self.length) - 1
+
+    def _split(self, last: int, token: int) -> int:
+        """Split the state that `token` leads to: its shorter strings now end in one place more than the longer ones."""
+        after = self.next[last][token]
+        part = self._state(dict(self.next[after]), self.length[last] + 1)
+        self.link[part], self.count[part] = self.link[after], self.count[after]
+        self.link[after] = part
+        while last >= 0 and self.next[last].get(token) == after:
+            self.next[last][token] = part
+            last = self.link[last]
+        return part
+
+    def _count(self, state: int) -> None:
+        for _ in range(COUNTED):
+            if state <= self.ROOT:
+                return
+            self.count[state] += 1
+            state = self.link[state]
+
 
 MAX_TOKENS = 65_536
 """Of a longer text the automaton holds the last half of that, and what comes after."""

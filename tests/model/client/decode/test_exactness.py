@@ -26,7 +26,7 @@ from client import AsyncSwarm, Result
 from client.chain.chain import Chain
 from client.control.goodput import Goodput
 from client.control.policy import Occupancy, SpeculationPlan
-from client.drafting.search.stopping import NO_LIMIT
+from client.drafting.search.tree import NO_LIMIT
 from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Sampling

@@ -22,7 +22,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import client.decode.forced_text as client_forced_text
+import client.decode.state as client_forced_text
 import node.session.admission
 from client import AsyncSwarm
 from client.options import Grammar

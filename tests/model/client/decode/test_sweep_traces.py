@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from client import AsyncSwarm, Result
-from client.decode.sweep_trace import MAX_TRACED_NODES
+from client.decode.pipeline import MAX_TRACED_NODES
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from tests.in_process_swarm import in_process_swarm
 

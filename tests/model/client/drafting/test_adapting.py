@@ -9,11 +9,9 @@ from benchmarks.simulation.acceptance import Size, demo_prompts, generate
 from benchmarks.simulation.recorded import generate_texts
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.loading import load_drafter
-from client.drafting.search.adapter import Adapter
 from client.drafting.search.calibration import Calibration
-from client.drafting.search.local_session import LocalSession
-from client.drafting.search.ranking import Ranker
-from client.drafting.sources.model import ModelSource
+from client.drafting.search.ranking import Adapter, Ranker
+from client.drafting.sources.model import LocalSession, ModelSource
 from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET

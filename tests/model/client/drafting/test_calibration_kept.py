@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from client import Result
-from client.drafting.search import calibration_store
+from client.drafting import loading
+from client.drafting.loading import load_calibration
 from client.drafting.search.calibration import START
-from client.drafting.search.calibration_store import load_calibration
 from swarm.demo import DRAFT, TARGET
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 
@@ -46,7 +46,7 @@ async def test_a_cache_that_cannot_be_written_does_not_break_a_generation(
 ) -> None:
     (tmp_path / "file").write_text("")
     heard = BufferingHandler(100)
-    monkeypatch.setattr(calibration_store.logger, "handlers", [heard])
+    monkeypatch.setattr(loading.logger, "handlers", [heard])
     async with in_process_swarm(TARGET, ["0-12"]) as here:
         result = await generate(here, tmp_path / "file" / "cache", 16)
     assert len(result.tokens) == 32

@@ -17,8 +17,7 @@ from client.drafting.drafter import ModelDrafter, NoDrafter
 from client.drafting.search.calibration import Calibration, Candidates
 from client.drafting.search.ranking import Ranker, RankLesson, Row, gather
 from client.drafting.search.source import Search
-from client.drafting.search.stopping import StopRule
-from client.drafting.search.tree import PRUNE_RATIO, DraftTree, Picks
+from client.drafting.search.tree import PRUNE_RATIO, DraftTree, Picks, StopRule
 from client.drafting.sources.lookup import Lookup
 from client.drafting.sources.model import PREFILL_ROWS
 from swarm.demo import DRAFT, TARGET

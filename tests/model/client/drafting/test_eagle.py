@@ -71,12 +71,8 @@ def layer_tensors(prefix: str, entering: int, scale: float) -> Tensors:
     return made | {f"{prefix}post_attention_layernorm.weight": 1 + torch.randn(WIDTH) * 0.1}
 
 
-def first_tensors(*, is_able: bool = False) -> Tensors:
-    torch.manual_seed(1)
-    fusion = torch.randn(WIDTH, 2 * WIDTH) * 0.2
-    if is_able:  # predicts what the target makes of the token itself, almost
-        fusion = torch.cat([torch.eye(WIDTH), torch.zeros(WIDTH, WIDTH)], dim=1) * 8
-    return layer_tensors("layers.0.", WIDTH, 0.01 if is_able else 0.2) | {"fc.weight": fusion}
+def first_tensors() -> Tensors:
+    return layer_tensors("layers.0.", WIDTH, 0.2) | {"fc.weight": torch.randn(WIDTH, 2 * WIDTH) * 0.2}
 
 
 def third_tensors() -> Tensors:
@@ -136,23 +132,9 @@ def run(folder: Path, target: Path) -> tuple[torch.Tensor, torch.Tensor]:
         return head.run(work, TOKENS, head.normed(ROWS), 6)
 
 
-@torch.no_grad()
-def test_the_first_kind_computes_what_is_published(target: Path, tmp_path: Path) -> None:
-    tensors = first_tensors()
-    logits, rows = run(publish(tmp_path / "eagle", tensors), target)
-    model: Any = LlamaForCausalLM.from_pretrained(target)
-    embedded, normed = model.model.embed_tokens(TOKENS), model.model.norm(ROWS)
-    entering = torch.cat([embedded, normed], dim=1) @ tensors["fc.weight"].T
-    wanted = layer(tensors, "layers.0.", entering, entering)
-    assert (rows - wanted).abs().max() < 1e-4
-    assert (logits - model.lm_head(wanted)).abs().max() < 1e-4
-    again, _ = run(publish(tmp_path / "prefixed", {f"model.{name}": value for name, value in tensors.items()}), target)
-    assert torch.equal(again, logits)
-
-
 @pytest.mark.parametrize("is_before", [False, True])
 @torch.no_grad()
-def test_the_third_kind_computes_what_is_published(is_before: bool, target: Path, tmp_path: Path) -> None:
+def test_a_head_computes_what_is_published(is_before: bool, target: Path, tmp_path: Path) -> None:
     tensors = third_tensors()
     changes = {"draft_vocab_size": len(KNOWN), "norm_before_residual": is_before}
     logits, rows = run(publish(tmp_path / "eagle", tensors, **changes), target)
@@ -220,9 +202,8 @@ def test_sources_get_the_rows_that_they_read() -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(seed=5, temperature=1.0)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", ["first", "third"])
-def test_texts_stay_the_plain_ones(kind: str, sampling: Sampling, target: Path, tmp_path: Path) -> None:
-    folder = publish(tmp_path, first_tensors(is_able=True) if kind == "first" else third_tensors())
+def test_texts_stay_the_plain_ones(sampling: Sampling, target: Path, tmp_path: Path) -> None:
+    folder = publish(tmp_path, third_tensors())
     whole, prompt = load_whole(target, torch.float32), TOKENS.repeat(6).tolist()
     plain = generate(whole, NoDrafter(), prompt, sampling, Size(20, 0))
     options = DraftOptions((folder,), "cpu", lookup=False, siblings=False)
@@ -230,7 +211,6 @@ def test_texts_stay_the_plain_ones(kind: str, sampling: Sampling, target: Path, 
     assert isinstance(drafter, TreeDrafter)
     drafted = generate(whole, drafter, prompt, sampling, Size(20, 16))
     assert drafted.tokens == plain.tokens
-    assert drafted.emitted / drafted.sweeps > (1.5 if kind == "first" else 0)
 
 
 def test_what_a_swarm_cannot_feed_or_does_not_fit_is_refused(target: Path, tmp_path: Path) -> None:
@@ -247,9 +227,13 @@ def test_what_a_swarm_cannot_feed_or_does_not_fit_is_refused(target: Path, tmp_p
         load(publish(tmp_path / "more", third_tensors() | {"input_norm.weight": torch.ones(WIDTH)}))
     with pytest.raises(UnsupportedModel, match="d2t does not lead"):
         load(publish(tmp_path / "astray", third_tensors() | {"d2t": torch.full((len(KNOWN),), VOCAB)}))
-    wrong = first_tensors()
-    del wrong["layers.0.mlp.up_proj.weight"]
+    wrong = third_tensors()
+    del wrong["midlayer.mlp.up_proj.weight"]
     with pytest.raises(UnsupportedModel, match="does not fit its class: 1 missing keys"):
         load(publish(tmp_path / "part", wrong))
     with pytest.raises(IncompatibleDraft, match="for rows of 32 values and 96 tokens"):
-        load(publish(tmp_path / "small", first_tensors(), vocab_size=96))
+        load(publish(tmp_path / "small", third_tensors(), vocab_size=96))
+    for prefix in ("", "model."):
+        named = {f"{prefix}{name}": value for name, value in first_tensors().items()}
+        with pytest.raises(UnsupportedModel, match="an EAGLE-1 or EAGLE-2 head, which this version does not run"):
+            load(publish(tmp_path / f"first{prefix}", named))

@@ -18,17 +18,14 @@ from safetensors.torch import load_file, save_file
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
 from client.control.goodput import FIRST_TREES, Goodput
 from client.drafting.drafter import NoDrafter, TreeDrafter
-from client.drafting.heads.files import load_head, read_head_config, save_head
-from client.drafting.heads.modules import HeadConfig, make_head
+from client.drafting.heads.files import HeadConfig, load_head, make_head, read_head_config, save_head
 from client.drafting.loading import MAX_DRAFTS, load_drafter
 from client.drafting.search.calibration import START
 from client.drafting.search.ranking import MAX_CHILDREN, RankLesson, gather
 from client.drafting.search.tree import DraftTree
-from client.drafting.sources.dgf import DgfSource
-from client.drafting.sources.head_state import MAX_TOKENS_BEHIND
 from client.drafting.sources.lookup import LookupSource
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.redrafter import ReDrafterSource
+from client.drafting.sources.recurrent import MAX_TOKENS_BEHIND, DgfSource, ReDrafterSource
 from client.drafting.sources.siblings import SiblingSource
 from client.options import DraftOptions
 from client.target import load_target

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-import client.drafting.sources.layer_entries
+import client.drafting.sources.layer_head
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.layer_head import LayerHead
@@ -106,7 +106,7 @@ def test_every_level_is_drafted_by_its_own_layer(
     catch_up: int, folder: Path, theirs: MtpModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of texts that go on, are ahead of their rows, change, have few rows, or are caught up with in parts."""
-    monkeypatch.setattr(client.drafting.sources.layer_entries, "CATCH_UP_ROWS", catch_up)
+    monkeypatch.setattr(client.drafting.sources.layer_head, "CATCH_UP_ROWS", catch_up)
     head: LayerHead = load_mtp(folder, None, CPU, torch.float32)
     assert len(head.layers) == MTP_LAYERS
     embeddings = {id(cast("Any", layer.model.model).get_input_embeddings().weight) for layer in head.layers}

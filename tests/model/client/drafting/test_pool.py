@@ -10,9 +10,8 @@ import pytest
 from benchmarks.simulation.acceptance import demo_prompts
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
-from client.drafting.drafter import NoDrafter, TreeDrafter
+from client.drafting.drafter import MAX_DRAFTERS, Drafters, NoDrafter, TreeDrafter
 from client.drafting.loading import load_drafter
-from client.drafting.pool import MAX_DRAFTERS, Drafters
 from client.drafting.sources.model import ModelSource
 from client.library.jobs import GenerationFactory
 from client.options import DraftOptions, Options

@@ -19,8 +19,7 @@ from client.drafting.search.calibration import Calibration
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.sibling_index import CrossBranchCache, Proposal, context_at
-from client.drafting.sources.siblings import SiblingSource
+from client.drafting.sources.siblings import CrossBranchCache, Proposal, SiblingSource, context_at
 from swarm.demo import TARGET
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from benchmarks.simulation.acceptance import demo_prompts
-from client.drafting import warm_up
+from client.drafting import loading
 from client.drafting.drafter import NoDrafter, TreeDrafter
-from client.drafting.loading import load_drafter
-from client.drafting.warm_up import drafting_thread, keep_fewest, use_threads
+from client.drafting.loading import drafting_thread, keep_fewest, load_drafter, use_threads
 from client.library.aio import AsyncSwarm
 from client.options import DraftOptions
 from client.target import load_target
@@ -79,10 +78,10 @@ def test_nothing_is_left_of_the_warm_up_but_warmth(has_card: bool, monkeypatch: 
         drafting_thread(drafter, HIDDEN, None).submit(str).result()
     assert len(passes) > 2
     assert all(rounds > 0 for _, rounds in passes), "of a model, each time"
-    shown = {(*size, temperature) for size in warm_up.CARD_TREES for temperature in (0.0, 1.0)}
-    assert sizes == (shown if has_card else {(warm_up.NODES, warm_up.LEVELS, 0.0)})
+    shown = {(*size, temperature) for size in loading.CARD_TREES for temperature in (0.0, 1.0)}
+    assert sizes == (shown if has_card else {(loading.NODES, loading.LEVELS, 0.0)})
     for text in (*demo_prompts(1), [0, 1], [0, 2]):
-        fresh, after = (one.grow(text, 16, warm_up.LEVELS, Sampling()) for one in (made(), drafter))
+        fresh, after = (one.grow(text, 16, loading.LEVELS, Sampling()) for one in (made(), drafter))
         assert (after.tokens, after.parents) == (fresh.tokens, fresh.parents)
         assert (after.has_read, after.is_early) == (True, True), "the row of the warm-up is no text's"
 

@@ -12,9 +12,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from client.train.boost import FOUND_WEIGHT, BoostTraining
 from client.train.command import check
-from client.train.draft_model import DraftTraining, is_agreed, log_probs
+from client.train.draft_model import FOUND_WEIGHT, BoostTraining, DraftTraining, is_agreed, log_probs
 from client.train.labels import ModelLabels
 from client.train.options import TrainDraft
 from client.train.steps import Schedule

@@ -11,13 +11,12 @@ import torch
 
 import client.train.samples
 import client.train.steps
-from client.drafting.heads.modules import HeadConfig, make_head
+from client.drafting.heads.files import HeadConfig, make_head
 from client.target import load_target
-from client.train.compute import batches, mixed_precision, precision
 from client.train.head import HeadTraining
 from client.train.labels import ModelLabels
 from client.train.samples import LocalSampler, SampleAmount, load_for_training
-from client.train.steps import Schedule
+from client.train.steps import Schedule, batches, mixed_precision, precision
 from swarm.demo import TARGET
 
 CPU = torch.device("cpu")

@@ -19,21 +19,17 @@ from safetensors.torch import load_file
 import client.train.command
 import client.train.samples
 import client.train.steps
-from client.drafting.heads.files import load_head, read_head_config
-from client.drafting.heads.modules import HeadKind
+from client.drafting.heads.files import HeadKind, load_head, read_head_config
 from client.drafting.loading import load_drafter
-from client.drafting.sources.redrafter import ReDrafterSource
+from client.drafting.sources.recurrent import ReDrafterSource
 from client.options import DraftOptions
 from client.target import load_target
-from client.train.checkpoint import save_checkpoint
 from client.train.command import check, train_draft
 from client.train.head import HELD_OUT_LINES
-from client.train.labels import TargetLogs
+from client.train.labels import LabelFolder, TargetLogs
 from client.train.options import TrainDraft
-from client.train.samples import SampleAmount, load_for_training
-from client.train.steps import Schedule
-from client.train.swarm_labels import LabelFolder
-from client.train.swarm_samples import LabelledLines
+from client.train.samples import LabelledLines, SampleAmount, load_for_training
+from client.train.steps import Schedule, save_checkpoint
 from swarm.demo import DRAFT, TARGET
 from swarm.discovery.dht.addresses import OPEN_SWARM
 from swarm.errors import ConfigError, NotEnoughSpace
@@ -227,7 +223,7 @@ def test_a_swarm_without_labels_or_a_full_disk_is_said(
     (tmp_path / "lines").touch()
     with pytest.raises(ConfigError, match="names a folder of text and labels"):
         collect(elsewhere, tmp_path / "lines")
-    monkeypatch.setattr("client.train.swarm_labels.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr("client.train.labels.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(NotEnoughSpace, match="fewer --lines"):
         collect(elsewhere, tmp_path / "labels")
     assert not (tmp_path / "labels").exists()

@@ -13,7 +13,7 @@ import torch
 
 import node.engine.sweep_run
 from client import AsyncSwarm
-from client.chain import reply_stream as replies
+from client.chain import answers as replies
 from client.chain.chain import Chain
 from client.control.goodput import Goodput
 from client.terminal.report import summary

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+import client.chain.answers
 import client.chain.chain
 import client.chain.repair_plan
-import client.chain.reply_stream
 import client.library.jobs
 from client import Result
 from client.control.policy import SpeculationPlan

@@ -10,8 +10,8 @@ from typing import cast
 import grpc.aio
 import pytest
 
+import client.chain.blame
 import client.chain.chain
-import client.chain.refusals
 import client.chain.repair_plan
 import client.library.session
 import node.session.lease
@@ -131,7 +131,7 @@ async def test_whoever_is_gone_before_a_text_begins_is_missed_once_and_in_plain_
 ) -> None:
     """Its record is still listed, so it is asked again and again meanwhile."""
     reset_client(nodes.client, 0.6)
-    for module in (client.chain.refusals, client.library.session):
+    for module in (client.chain.blame, client.library.session):
         monkeypatch.setattr(module, "RETRY_S", 0.05)
     await nodes.kill("a2")
     says = "this fills the gap: node serve demo-target --layers 8-12"

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import client.chain.chain
-import client.chain.pace
 import client.chain.progress
 import swarm.transport.link
 import swarm.transport.successor
@@ -278,8 +277,8 @@ async def test_who_swallows_sweeps_is_found(
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is found not to move: whoever is left is left because it is slow."""
     monkeypatch.setattr(client.chain.progress, "LATE_S", 600.0)
-    monkeypatch.setattr(client.chain.pace, "EARLY_S", 0.1)
-    monkeypatch.setattr(client.chain.pace, "AGAIN_S", 0.1)
+    monkeypatch.setattr(client.chain.progress, "EARLY_S", 0.1)
+    monkeypatch.setattr(client.chain.progress, "AGAIN_S", 0.1)
     monkeypatch.setattr(client.chain.progress, "AGAIN_S", 0.1)
 
 

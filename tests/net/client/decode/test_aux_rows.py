@@ -18,8 +18,7 @@ import torch
 
 from client import AsyncSwarm
 from client.drafting.search.source import Search
-from client.drafting.sources.layer_entries import EntryState, LayerEntries
-from client.drafting.sources.layer_head import LayerHeadSource
+from client.drafting.sources.layer_head import EntryState, LayerEntries, LayerHeadSource
 from node.lifecycle.announcer import Announcer
 from node.session.service import NodeService
 from swarm.demo import TARGET

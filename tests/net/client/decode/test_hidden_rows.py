@@ -13,18 +13,17 @@ import pytest
 import pytest_asyncio
 import torch
 
+import client.chain.answers
 import client.chain.chain
-import client.chain.reply_stream
-import client.decode.hidden_rows
 import client.decode.loop
+import client.decode.walk
 import swarm.transport.liveness
 from client import AsyncSwarm
 from client.control.goodput import Goodput
 from client.control.policy import Occupancy, SpeculationPlan
-from client.decode.hidden_rows import Observe
 from client.decode.state import GenerationState
-from client.decode.walk import Walk
-from client.drafting.search.local_session import LocalSession
+from client.decode.walk import Observe, Walk
+from client.drafting.sources.model import LocalSession
 from client.options import Options
 from node.serve import Node
 from node.session.accepted_path import AcceptedPath
@@ -59,7 +58,7 @@ class TwoTails:
 async def running() -> AsyncIterator[TwoTails]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
-        for module in (swarm.transport.liveness, client.chain.reply_stream):
+        for module in (swarm.transport.liveness, client.chain.answers):
             patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
         async with in_process_swarm(TARGET, ["0-6", "6-12", "6-12"]) as here, here.client(draft=DRAFT) as opened:
             for node in here.nodes:
@@ -83,7 +82,7 @@ class Listener:
 
         def hand_over_rows(reply: Reply, walk: Walk, sequence: Sequence[int], observe: Observe) -> None:
             self.travelled += reply.row_ids
-            client.decode.hidden_rows.hand_over_rows(reply, walk, sequence, observe)
+            client.decode.walk.hand_over_rows(reply, walk, sequence, observe)
 
         monkeypatch.setattr(client.decode.loop, "hand_over_rows", hand_over_rows)
 

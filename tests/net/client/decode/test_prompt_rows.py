@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 import torch
 
-import client.chain.reply_stream
+import client.chain.answers
 import node.session.prompt_rows
 import swarm.transport.liveness
 from client import AsyncSwarm
 from client.decode.state import GenerationState
-from client.drafting.search.local_session import LocalSession
 from client.drafting.search.source import Search
 from client.drafting.sources.layer_head import LayerHeadSource
+from client.drafting.sources.model import LocalSession
 from client.options import Options
 from node.engine.sweep_run import SweepRun
 from node.session.tail import Tail
@@ -54,7 +54,7 @@ class TwoTails:
 async def running() -> AsyncIterator[TwoTails]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
-        for module in (swarm.transport.liveness, client.chain.reply_stream):
+        for module in (swarm.transport.liveness, client.chain.answers):
             patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
         async with in_process_swarm(TARGET, ["0-6", "6-12", "6-12"]) as here, here.client() as opened:
             for one in here.nodes:

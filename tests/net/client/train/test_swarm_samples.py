@@ -19,17 +19,14 @@ from rich.console import Console
 
 import client.train.command
 import client.train.samples
-import client.train.swarm_samples
 from client import AsyncSwarm
 from client.decode.state import GenerationState
 from client.library.session import Piece, Session
 from client.target import load_target
 from client.train.command import train_draft
-from client.train.labels import ModelLabels
+from client.train.labels import LabelFolder, ModelLabels
 from client.train.options import TrainDraft
-from client.train.samples import LocalSampler, SampleAmount, load_for_training
-from client.train.swarm_labels import LabelFolder
-from client.train.swarm_samples import SwarmSampler
+from client.train.samples import LocalSampler, SampleAmount, SwarmSampler, load_for_training
 from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.errors import ContextFull, GenerationInterrupted
@@ -63,7 +60,7 @@ def here(portal: BlockingPortal) -> Iterator[InProcessSwarm]:
 @pytest.fixture(scope="module")
 def sampler(portal: BlockingPortal, here: InProcessSwarm, weightless: Path) -> Iterator[SwarmSampler]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client.train.swarm_samples, "LINES", 4)
+        patch.setattr(client.train.samples, "SWARM_LINES", 4)
         options = {"registry": MemoryRegistry(here.network), "calibration": None, "lookup": False}
         connecting = AsyncSwarm.connect(weightless, **options)  # type: ignore[arg-type]
         with portal.wrap_async_context_manager(connecting) as swarm:

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 import node.session.lease
-from client.chain import refusals
+from client.chain import blame
 from client.options import GenerateOptions
 from node.engine.batch import Batch
 from node.engine.scheduler import Schedulable
@@ -230,7 +230,7 @@ async def test_leaving_a_stream_frees_the_session_at_once(running: ThreeNodes, m
 
 
 async def test_a_full_node_is_busy_until_a_session_ends_or_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "BUSY_S", 0.2)
+    monkeypatch.setattr(blame, "BUSY_S", 0.2)
     async with in_process_swarm(TARGET, SPANS, kv_tokens=120) as here, here.client() as swarm:
         opened = attach(route_of(here.nodes, SPANS), opening(here.nodes[0], window=40, nodes=40), b"full")
         async with raw_link(here.nodes[0], opened) as link:

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from client.chain.blame import SUSPECT_S
 from client.chain.repair_plan import (
     READY_S,
     RETRY_S,
@@ -28,7 +29,6 @@ from client.chain.repair_plan import (
     TakeRoute,
     Wait,
 )
-from client.chain.suspicion import SUSPECT_S
 from swarm.errors import (
     Busy,
     HopError,

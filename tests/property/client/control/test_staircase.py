@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.profiles import CARD_STEPS, CARDS
 from client.control.goodput import SIZES
-from client.control.staircase import StaircaseRegression, best_fill, sizes_within
+from client.control.latency_model import StaircaseRegression, best_fill, sizes_within
 
 EDGES = st.sets(st.integers(1, 4_096), min_size=1, max_size=12).map(lambda found: tuple(sorted(found)))
 LESSONS = st.lists(st.tuples(st.integers(1, 700), st.floats(0.0, 1e5), st.booleans()), max_size=40)

@@ -29,9 +29,8 @@ from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer
 from client.drafting.drafter import NO_PICKS, ModelDrafter, expansions
-from client.drafting.search.local_session import LocalSession
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
+from client.drafting.sources.model import LocalSession
 from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import HeadOutput, load_whole

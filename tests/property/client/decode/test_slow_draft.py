@@ -24,8 +24,7 @@ from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer, TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import NO_PICKS
-from client.drafting.search.stopping import NO_LIMIT, StopRule
-from client.drafting.search.tree import DraftTree, Picks
+from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from swarm.demo import TARGET
 from swarm.protocol.messages import Credits, Sampling
 from swarm.protocol.session import Limits

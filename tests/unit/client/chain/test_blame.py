@@ -9,10 +9,10 @@ import pytest
 
 from client.chain.blame import advised, blamed
 from client.chain.chain import Chain, ChainOwner
-from client.chain.reroutes import FindRoute
+from client.chain.repair_plan import FindRoute
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, seal
-from swarm.discovery.signed_faults import sign_fault
+from swarm.discovery.signed_faults import is_signed, sign_fault
 from swarm.errors import (
     Busy,
     ContextFull,
@@ -102,7 +102,7 @@ class Said:
     ids=lambda said: f"{said.reporter} says {said.kind.value} of {said.accused}",
 )
 def test_who_says_what_of_whom(said: Said) -> None:
-    error = blamed(says(MACHINES[said.reporter], said.accused, said.kind), HOPS[0], SESSION, said.route)
+    error = blamed(says(MACHINES[said.reporter], said.accused, said.kind), HOPS[0], SESSION, said.route, is_signed)
     other = None if error.other is None else NAMES[error.other]  # type: ignore[index]
     assert (NAMES[error.peer], other, type(error)) == (said.peer, said.other, said.error)  # type: ignore[index]
     assert error.is_even == (said.kind is FaultKind.PROTOCOL and other is not None)
@@ -120,12 +120,12 @@ def test_who_says_what_of_whom(said: Said) -> None:
     ids=["nobody signed", "altered on the way", "a stranger signed"],
 )
 def test_what_nobody_of_the_route_signed_counts_against_who_passed_it_on(fault: Fault) -> None:
-    error = blamed(fault, HOPS[0], SESSION, PLAIN)
+    error = blamed(fault, HOPS[0], SESSION, PLAIN, is_signed)
     assert (NAMES[error.peer], error.other, type(error)) == ("A", None, HopMisbehaved)  # type: ignore[index]
 
 
 def test_what_the_first_hop_says_of_itself_needs_no_signature() -> None:
-    error = blamed(Fault(0, HOPS[0].peer, FaultKind.BUSY, "", "full"), HOPS[0], SESSION, PLAIN)
+    error = blamed(Fault(0, HOPS[0].peer, FaultKind.BUSY, "", "full"), HOPS[0], SESSION, PLAIN, is_signed)
     assert (error.peer, type(error)) == (HOPS[0].peer, Busy)
 
 
@@ -161,7 +161,7 @@ def test_other_trouble_and_unknown_machines_get_no_such_advice() -> None:
 async def test_a_chain_adds_the_advice_to_whatever_troubles_it() -> None:
     heard: list[HopError] = []
     route = replace(PLAIN, records=(replace(RECORDS[0], version="9.0.0"), *RECORDS[1:3]))
-    owner = ChainOwner(cast("FindRoute", None), heard.append, lambda _: None)
+    owner = ChainOwner(cast("FindRoute", None), heard.append, lambda _: None, is_signed)
     chain = Chain(cast("Dialer", None), route, Open("f", 64, 4, 64, Codec.FP32), owner)
     chain.on_trouble(HopMisbehaved(RECORDS[0].peer, "0-4", "a message of no kind"))
     assert "update this machine" in str(heard[0])

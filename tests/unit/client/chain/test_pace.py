@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from client.chain.pace import (
+from client.chain.progress import (
     AGAIN_S,
     IDLE_SWEEPS,
     MAX_PAUSE_S,

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from client.chain.peer_latency import PeerLatency
-from client.chain.peer_speed import (
+from client.chain.opening import (
     EXPLORED,
     HALF_LIFE_S,
     MACHINES_KEPT,
@@ -19,6 +18,7 @@ from client.chain.peer_speed import (
     MIN_RATIO,
     NEWCOMER_PRICE,
     PRIOR,
+    PeerLatency,
     PeerSpeeds,
 )
 from client.stats import Repair, Stats, SweepMeasurement, within_total

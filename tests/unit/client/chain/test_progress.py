@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from client.chain.pace import AGAIN_S, early_s
 from client.chain.progress import (
+    AGAIN_S,
     CONFIRM_S,
     FIRST_WORK_S,
     HASTE_S,
@@ -18,6 +18,7 @@ from client.chain.progress import (
     WORK_TIMES,
     DueProgress,
     ProgressWatch,
+    early_s,
     merged,
 )
 from swarm.errors import HopError, HopMisbehaved, HopSlow, HopTimeout

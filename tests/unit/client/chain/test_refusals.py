@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.chain.refusals import ATTEMPTS, BUSY_S, MAX_RETRY_S, MAX_TRIES, RETRY_S, TRIES_S, Refusals
+from client.chain.blame import ATTEMPTS, BUSY_S, MAX_RETRY_S, MAX_TRIES, RETRY_S, TRIES_S, Refusals
 from swarm.errors import Busy, ContextFull, HopRefused, HopTimeout, Unreachable
 
 

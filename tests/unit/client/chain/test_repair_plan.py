@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from client.chain.blame import SUSPECT_S
 from client.chain.repair_plan import (
     MOVE_S,
     READY_S,
@@ -28,7 +29,6 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
-from client.chain.suspicion import SUSPECT_S
 from client.stats import Repair
 from swarm.discovery.node_record import Reach
 from swarm.errors import (

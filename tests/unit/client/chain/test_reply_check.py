@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from client.chain.reply_check import check_reply
+from client.chain.answers import check_reply
 from swarm.errors import RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Codec, Reply, Rows, Sweep, Want

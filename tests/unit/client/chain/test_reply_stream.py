@@ -8,8 +8,8 @@ from typing import cast
 import grpc.aio
 import pytest
 
-import client.chain.reply_stream
-from client.chain.reply_stream import ReplyStream
+import client.chain.answers
+from client.chain.answers import ReplyStream
 from swarm.errors import HopTimeout, SwarmError
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
@@ -51,10 +51,10 @@ class Call:
 
 @pytest.mark.parametrize("pings", [0, 40])
 async def test_it_lives_while_pings_come_and_not_much_longer(pings: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.chain.reply_stream, "OPEN_S", 0.3)
-    monkeypatch.setattr(client.chain.reply_stream, "SILENCE_S", 0.2)
-    monkeypatch.setattr(client.chain.reply_stream, "PINGS_S", 0.02)
-    monkeypatch.setattr(client.chain.reply_stream, "ROUND_TRIPS", 0)
+    monkeypatch.setattr(client.chain.answers, "OPEN_S", 0.3)
+    monkeypatch.setattr(client.chain.answers, "SILENCE_S", 0.2)
+    monkeypatch.setattr(client.chain.answers, "PINGS_S", 0.02)
+    monkeypatch.setattr(client.chain.answers, "ROUND_TRIPS", 0)
     said: list[Reply | SwarmError] = []
     call = Call(pings)
     stream = ReplyStream(TAIL, SessionKey.fresh(), lambda _, what: said.append(what))

@@ -8,9 +8,8 @@ from typing import cast
 
 import pytest
 
-import client.chain.reroutes
-from client.chain.repair_plan import Freshness, RouteSearch
-from client.chain.reroutes import Rerouter
+import client.chain.repair_plan
+from client.chain.repair_plan import Freshness, Rerouter, RouteSearch
 from swarm.errors import RegistryError, RouteError
 from swarm.protocol.messages import RouteHop
 from swarm.routing.route import Route
@@ -28,7 +27,7 @@ class Directory:
         self.asked = 0
         self.is_down = False
 
-    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
+    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float = 30.0) -> Route:
         if within_s == 0.0:
             self.asked += 1
             await self.answer.wait()
@@ -40,7 +39,7 @@ class Directory:
 
 
 async def test_a_slow_directory_is_waited_for_briefly_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.chain.reroutes, "FRESH_S", 0.02)
+    monkeypatch.setattr(client.chain.repair_plan, "FRESH_S", 0.02)
     directory = Directory()
     async with TaskScope() as scope:
         rerouter = Rerouter(directory)

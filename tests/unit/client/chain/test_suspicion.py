@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.chain.suspicion import (
+from client.chain.blame import (
     MAX_MARKS,
     MAX_RELAYS,
     SUSPECT_S,

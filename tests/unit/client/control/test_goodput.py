@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from client.control.goodput import SIZES, Goodput
+from client.control.latency_model import Regression
 from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
-from client.control.regression import Regression
-from client.drafting.search.stopping import StopRule
-from client.drafting.search.tree import DraftTree
+from client.drafting.search.tree import DraftTree, StopRule
 from client.stats import SweepMeasurement, within_total
 from swarm.errors import RemoteProtocolError
 from swarm.protocol import wire

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-import client.decode.forced_text as module
-from client.decode.forced_text import MAX_LATE, MAX_LEFT, ForcedText
+import client.decode.state as module
+from client.decode.state import MAX_LATE, MAX_LEFT, ForcedText
 from swarm.errors import ConfigError
 from swarm.runtime.tasks import TaskScope
 

@@ -8,8 +8,7 @@ import math
 from tokenizers import Tokenizer
 
 from client.control.policy import Occupancy, SpeculationPlan
-from client.decode.pipeline import InFlightSweep
-from client.decode.sweep_trace import MAX_TRACED_NODES, AnsweredSweep, SweepTracer
+from client.decode.pipeline import MAX_TRACED_NODES, AnsweredSweep, InFlightSweep, SweepTracer
 from client.drafting.search.tree import DraftTree
 from client.stats import SweepMeasurement
 from swarm.demo import TARGET

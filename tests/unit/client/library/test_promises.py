@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from client.chain.peer_latency import PeerLatency
+from client.chain.opening import PeerLatency
 from client.library.session import SessionOpener
 from client.target import Target
 from swarm.discovery.identity import Identity

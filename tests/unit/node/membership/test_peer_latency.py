@@ -10,7 +10,7 @@ from itertools import chain
 import pytest
 import torch
 
-from client.chain.peer_latency import KEPT_S, PeerLatency
+from client.chain.opening import KEPT_S, PeerLatency
 from node.membership.peer_latency import DELAY_KEPT_S, RATE_KEPT_S, PeerDelays, Probes
 from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import PeerId

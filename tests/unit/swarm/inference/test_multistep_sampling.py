@@ -20,7 +20,7 @@ import torch
 
 from client.decode.walk import Walk
 from client.drafting.drafter import TreeDrafter
-from client.drafting.search.sampled_children import DRAWS, PRIOR, SampledChildren
+from client.drafting.search.ranking import DRAWS, PRIOR, SampledChildren
 from client.drafting.search.source import Search, Source
 from client.drafting.search.tree import DraftTree
 from node.engine.sweep_run import HopRole

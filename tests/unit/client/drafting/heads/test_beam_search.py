@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from client.drafting.heads.beam_search import EMPTY, shared_prefixes
+from client.drafting.sources.recurrent import EMPTY, shared_prefixes
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from client.drafting.search.adapter import Adapter, Hidden
+from client.drafting.search.ranking import Adapter, Hidden
 
 WIDTH, VOCAB, BEST = 16, 64, 8
 ROWS = 12

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client.drafting.search.calibration import MAX_WEIGHT, MEMORY_LABELS, MIN_GAP, Calibration, Candidates, SoftmaxPrior
-from client.drafting.search.temperatures import TEMPERATURES
+from client.drafting.search.calibration import (
+    MAX_WEIGHT,
+    MEMORY_LABELS,
+    MIN_GAP,
+    TEMPERATURES,
+    Calibration,
+    Candidates,
+    SoftmaxPrior,
+)
 
 CANDIDATES = 8
 LESSON_PARENTS = 16

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from client.drafting.search.calibration import Calibration, Candidates
-from client.drafting.search.calibration_store import (
+from client.drafting.loading import (
     MAX_FILE_BYTES,
     MAX_FILES,
     calibration_path,
     load_calibration,
     save_calibration,
 )
+from client.drafting.search.calibration import Calibration, Candidates
 from client.options import default_calibration_folder
 from client.target import Target
 

@@ -8,12 +8,17 @@ from collections.abc import Sequence
 import pytest
 
 import client.drafting.sources.lookup
-import client.drafting.sources.vote_calibration
 from client.drafting.drafter import LookupDrafter, TreeDrafter
 from client.drafting.search.source import Search, Source
 from client.drafting.search.tree import DraftTree, TokenTree
-from client.drafting.sources.lookup import MAX_CHILDREN, MIN_PATH_PROBABILITY, Lookup, LookupSource
-from client.drafting.sources.suffix_automaton import COUNTED, SuffixAutomaton
+from client.drafting.sources.lookup import (
+    COUNTED,
+    MAX_CHILDREN,
+    MIN_PATH_PROBABILITY,
+    Lookup,
+    LookupSource,
+    SuffixAutomaton,
+)
 from swarm.protocol.messages import Sampling
 
 GREEDY = Sampling()
@@ -161,11 +166,11 @@ def test_another_text_carries_some_of_the_labels() -> None:
     drafter.grow([*text, 3], 1, 1, GREEDY)
     assert (lookup.calibrator.tried.max(), lookup.calibrator.right.max()) == (60, 60)
     drafter.grow([5, 6, 7, 5], 1, 1, GREEDY)
-    assert lookup.calibrator.tried.max() == pytest.approx(client.drafting.sources.vote_calibration.CARRIED)
-    assert lookup.calibrator.right.max() == pytest.approx(client.drafting.sources.vote_calibration.CARRIED)
+    assert lookup.calibrator.tried.max() == pytest.approx(client.drafting.sources.lookup.CARRIED)
+    assert lookup.calibrator.right.max() == pytest.approx(client.drafting.sources.lookup.CARRIED)
     assert sorted(lookup.calibrator.tried[lookup.calibrator.tried > 0]) == [
         3,
-        pytest.approx(client.drafting.sources.vote_calibration.CARRIED),
+        pytest.approx(client.drafting.sources.lookup.CARRIED),
     ]
 
 

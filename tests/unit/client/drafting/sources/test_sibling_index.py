@@ -6,21 +6,23 @@ import random
 
 import pytest
 
-import client.drafting.sources.sibling_index
+import client.drafting.sources.siblings
 from client.drafting.drafter import TreeDrafter
 from client.drafting.search.source import Search
 from client.drafting.search.tree import DraftTree, TokenTree
-from client.drafting.sources.sibling_index import (
+from client.drafting.sources.siblings import (
     MAX_CHILDREN,
     MAX_CONTEXT_TOKENS,
     MAX_PICKS_PER_ENDING,
+    MIN_SURE_PATH_PROBABILITY,
     PRIOR,
+    SURE_PROBABILITY,
     Context,
     CrossBranchCache,
     Proposal,
+    SiblingSource,
     context_at,
 )
-from client.drafting.sources.siblings import MIN_SURE_PATH_PROBABILITY, SURE_PROBABILITY, SiblingSource
 from swarm.protocol.messages import Sampling
 
 GREEDY, COUPLED = Sampling(), Sampling(seed=7, temperature=1.0)
@@ -102,7 +104,7 @@ def test_it_learns_how_far_it_is_to_be_believed() -> None:
 
 
 def test_however_many_picks_come_a_bounded_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.drafting.sources.sibling_index, "MAX_PICKS", 100)
+    monkeypatch.setattr(client.drafting.sources.siblings, "MAX_PICKS", 100)
     rng = random.Random(3)
     siblings = taught()
     for _ in range(50):
@@ -157,7 +159,7 @@ def test_the_same_context_again_is_no_news_and_has_one_vote() -> None:
 
 
 def test_of_greedy_contexts_those_that_came_longest_ago_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.drafting.sources.sibling_index, "MAX_ENDINGS", 12)
+    monkeypatch.setattr(client.drafting.sources.siblings, "MAX_ENDINGS", 12)
     siblings = told_greedily(*[([1, 2, 3, 100 + number], 200 + number) for number in range(20)])
     assert len(siblings._greedy) == 12
     assert greedily(siblings, [2, 3, 100]) == {}

@@ -11,16 +11,16 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.drafting.other_tokenizers import byte_level, demo_tokenizer, metaspace, passages
-from client.drafting.vocabulary import contexts
-from client.drafting.vocabulary.contexts import (
+from client.drafting.vocabulary import matching
+from client.drafting.vocabulary.matching import (
     MAX_PIECE_TOKENS,
     PIECE_TOKENS,
     AlignedContext,
     DraftEncoder,
     RetokenisedContext,
+    TokenMap,
     spell_by,
 )
-from client.drafting.vocabulary.token_map import TokenMap
 from client.drafting.vocabulary.token_strings import read_strings
 
 
@@ -183,4 +183,4 @@ def test_what_somebody_typed_is_text(usual: PreTrainedTokenizerFast, other: PreT
     _, encoder = made(usual, other)
     for name in other.all_special_tokens:
         assert encoder.control_id(name.encode()) not in encoder.ids(name.encode())
-    assert contexts.common_prefix((1, 2, 3), (1, 2, 4)) == 2
+    assert matching.common_prefix((1, 2, 3), (1, 2, 4)) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from client.drafting.vocabulary.token_map import TokenMap
+from client.drafting.vocabulary.matching import TokenMap
 from swarm.inference.sampling import target_probs
 from swarm.protocol.messages import Sampling
 
