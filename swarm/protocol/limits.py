@@ -94,9 +94,9 @@ MAX_HEAD_BYTES = 4 << 20
 
 Natural = Annotated[int, below(ID_END)]
 Granted = Annotated[int, Within(1, WORD_END - 1)]
-Milliseconds = Annotated[float, Within(0.0, MAX_HOP_MS)]
-TokenId = Annotated[int, below(TOKEN_END)]
-Count = Annotated[int, Within(0, MAX_COUNT)]
+HopMs = Annotated[float, Within(0.0, MAX_HOP_MS)]
+TokenNumber = Annotated[int, below(TOKEN_END)]
+Counted = Annotated[int, Within(0, MAX_COUNT)]
 
 
 @dataclass(frozen=True, slots=True)

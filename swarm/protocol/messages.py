@@ -33,9 +33,9 @@ from swarm.protocol.limits import (
     TOKEN_DIGEST_BYTES,
     TOKEN_END,
     WORD_END,
-    Count,
+    Counted,
     Granted,
-    Milliseconds,
+    HopMs,
     Natural,
 )
 from swarm.protocol.pick_rules import DraftDistribution
@@ -45,12 +45,12 @@ from swarm.protocol.pick_rules import Want as Want
 SessionName = Annotated[SessionId, exactly(SESSION_BYTES)]
 Signature = Annotated[bytes, exactly(SESSION_SIGNATURE_BYTES)]
 Nonce = Annotated[int, below(1 << 64)]
-Machine = Annotated[PeerId, Printable(PEER_CHARACTERS, 1)]
+PeerName = Annotated[PeerId, Printable(PEER_CHARACTERS, 1)]
 """A peer id where it is only compared."""
 SignedMachine = Annotated[PeerId, Printable(PEER_CHARACTERS, 1, PEER_ID)]
 ShortText = Annotated[str, Printable(TEXT_CHARACTERS)]
-Reason = Annotated[str, Printable(REASON_CHARACTERS, cut=True)]
-Layers = Annotated[Span, Rule(f"within {MAX_LAYERS} layers", lambda span: span.end <= MAX_LAYERS)]
+ReasonText = Annotated[str, Printable(REASON_CHARACTERS, cut=True)]
+HopSpan = Annotated[Span, Rule(f"within {MAX_LAYERS} layers", lambda span: span.end <= MAX_LAYERS)]
 
 INT8_BLOCK = 32
 """Values of a row that share a scale in `Codec.INT8`."""
@@ -110,10 +110,10 @@ class HopTime:
         link_ms: half the shortest recent round trip to the successor; at the tail, to the client.
     """
 
-    queue_ms: Milliseconds
-    compute_ms: Milliseconds
-    other_ms: Milliseconds
-    link_ms: Milliseconds
+    queue_ms: HopMs
+    compute_ms: HopMs
+    other_ms: HopMs
+    link_ms: HopMs
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,8 @@ class RouteHop:
         span: which of its layers this session uses (R12).
     """
 
-    peer: Machine
-    span: Layers
+    peer: PeerName
+    span: HopSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +269,10 @@ class Hedge:
     """
 
     index: Natural
-    replica: Machine
+    replica: PeerName
 
 
-Route = Annotated[tuple[RouteHop, ...], Size(MAX_HOPS, 1)]
+RouteHops = Annotated[tuple[RouteHop, ...], Size(MAX_HOPS, 1)]
 Records = Annotated[tuple[Annotated[bytes, Size(MAX_RECORD_BYTES)], ...], Size(MAX_HOPS + 1)]
 
 
@@ -293,7 +293,7 @@ class Attach:
 
     session: SessionName
     generation: Natural
-    route: Route
+    route: RouteHops
     index: Natural
     open: Open
     hedge: Hedge | None = None
@@ -321,7 +321,7 @@ class Reroute:
     """
 
     generation: Natural
-    route: Route
+    route: RouteHops
     open: Open
     hedge: Hedge | None = None
     records: Records = ()
@@ -387,7 +387,7 @@ class Close:
             new upstream.
     """
 
-    reason: Reason
+    reason: ReasonText
     dismissed: bool = False
 
 
@@ -530,7 +530,7 @@ class Fault:
     peer: SignedMachine
     kind: FaultKind
     field: ShortText
-    reason: Reason
+    reason: ReasonText
     reporter: SignedMachine | None = None
     signature: Annotated[bytes, Size(MAX_SIGNATURE_BYTES)] = b""
 
@@ -626,21 +626,21 @@ class Counters:
         differences: those of them whose rows were not the replica's.
     """
 
-    sweeps: Count = 0
-    frames_in: Count = 0
-    frames_out: Count = 0
-    forwards: Count = 0
-    tree_nodes: Count = 0
-    rows_in_forwards: Count = 0
-    pruned_nodes: Count = 0
-    errors: Count = 0
-    replays: Count = 0
-    catch_ups: Count = 0
-    restores: Count = 0
-    restored_nodes: Count = 0
-    replay_us: Count = 0
-    doubles: Count = 0
-    differences: Count = 0
+    sweeps: Counted = 0
+    frames_in: Counted = 0
+    frames_out: Counted = 0
+    forwards: Counted = 0
+    tree_nodes: Counted = 0
+    rows_in_forwards: Counted = 0
+    pruned_nodes: Counted = 0
+    errors: Counted = 0
+    replays: Counted = 0
+    catch_ups: Counted = 0
+    restores: Counted = 0
+    restored_nodes: Counted = 0
+    replay_us: Counted = 0
+    doubles: Counted = 0
+    differences: Counted = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -676,8 +676,8 @@ class NodeInfo:
     hidden_size: Annotated[int, Within(1, MAX_WIDTH)]
     numeric_class: ShortText
     version: ShortText
-    kv_tokens_total: Count
-    kv_tokens_free: Count
+    kv_tokens_total: Counted
+    kv_tokens_free: Counted
     sessions: Annotated[int, below(WORD_END)]
     counters: Counters
 

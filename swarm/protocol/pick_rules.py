@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 from swarm.declared import RISING, RISING_PAIRS, Broken, ListForm, Rule, Size, Within, Written, below
 from swarm.errors import LocalProtocolError
-from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_TEMPERATURE, WORD_END, Natural, TokenId
+from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_TEMPERATURE, WORD_END, Natural, TokenNumber
 
 GrammarKind = Literal["json_schema", "json", "regex", "lark"]
 """What a grammar's text is."""
@@ -36,7 +36,7 @@ MAX_CANDIDATES = 32
 MAX_DRAWS = 16
 """Children drawn after one node, repeats counted."""
 
-Penalty = Annotated[float, Within(-MAX_PENALTY, MAX_PENALTY)]
+PenaltyNumber = Annotated[float, Within(-MAX_PENALTY, MAX_PENALTY)]
 Fraction = Annotated[float, Within(0.0, 1.0)]
 ABOVE_0 = Rule("above 0", lambda value: value > 0)
 MIN_TEMPERATURE = 1e-6
@@ -44,12 +44,12 @@ MIN_TEMPERATURE = 1e-6
 WARM = Rule("0 or 1e-6 and more", lambda value: value == 0 or value >= MIN_TEMPERATURE)
 Temperature = Annotated[float, Within(0.0, MAX_TEMPERATURE), WARM]
 Biases = Annotated[
-    tuple[tuple[TokenId, Annotated[float, Within(-MAX_BIAS, MAX_BIAS)]], ...],
+    tuple[tuple[TokenNumber, Annotated[float, Within(-MAX_BIAS, MAX_BIAS)]], ...],
     Size(MAX_BIASES),
     RISING_PAIRS,
     Written(columns=("bias_tokens", "biases")),
 ]
-EndTokens = Annotated[tuple[TokenId, ...], Size(MAX_END_TOKENS), RISING]
+EndTokens = Annotated[tuple[TokenNumber, ...], Size(MAX_END_TOKENS), RISING]
 GrammarText = Annotated[
     str,
     Rule(f"at most {MAX_GRAMMAR_BYTES} bytes", lambda text: len(text.encode("utf-8", "replace")) <= MAX_GRAMMAR_BYTES),
@@ -89,8 +89,8 @@ class PickRules:
     """
 
     start: Natural = 0
-    frequency_penalty: Penalty = 0.0
-    presence_penalty: Penalty = 0.0
+    frequency_penalty: PenaltyNumber = 0.0
+    presence_penalty: PenaltyNumber = 0.0
     repetition_penalty: Annotated[float, Within(*REPETITION)] = 1.0
     logit_bias: Biases = ()
     grammar: Annotated[Grammar | None, Written(as_one=True)] = None
