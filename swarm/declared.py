@@ -73,7 +73,7 @@ def below(end: int) -> Within:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Printable:
     """Printable text, no line ends.
 
     Attributes:
@@ -139,7 +139,7 @@ class Rule:
 
 RISING = Rule("rising", lambda values: all(one < other for one, other in pairwise(values)))
 RISING_PAIRS = Rule("rising", lambda pairs: all(one[0] < other[0] for one, other in pairwise(pairs)))
-Bound = Within | Text | Size | Rule
+Bound = Within | Printable | Size | Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,7 @@ class Form(Generic[T]):
 
     def _codec(self, fact: Fact) -> tuple[Put, Get]:
         put, get = self._value(fact.hint, fact.bounds, fact)
-        cut = next((bound.most for bound in fact.bounds if isinstance(bound, Text) and bound.cut), None)
+        cut = next((bound.most for bound in fact.bounds if isinstance(bound, Printable) and bound.cut), None)
         return (put if cut is None else partial(one_line, limit=cut)), get
 
     def _value(self, hint: Any, bounds: Sequence[Bound], fact: Fact) -> tuple[Put, Get]:

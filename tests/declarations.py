@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from swarm.declared import Bound, Broken, Rule, Size, Text, Within, bare, facts
+from swarm.declared import Bound, Broken, Printable, Rule, Size, Within, bare, facts
 
 MANY = 4
 """Items of a list, at most."""
@@ -73,7 +73,7 @@ def _of_type(hint: Any, bounds: tuple[Bound, ...]) -> st.SearchStrategy[Any]:  #
 
 
 def _text(bounds: tuple[Bound, ...]) -> st.SearchStrategy[str]:
-    text = next((bound for bound in bounds if isinstance(bound, Text)), Text(20))
+    text = next((bound for bound in bounds if isinstance(bound, Printable)), Printable(20))
     if text.form is not None:
         return st.from_regex(text.form, fullmatch=True).filter(lambda found: text.problem(found) is None)
     letters = st.characters(exclude_categories=["Cs"]).filter(str.isprintable)
@@ -92,7 +92,7 @@ def beyond(bound: Bound) -> Iterator[Any]:
             yield from (high + 1, low - 1)
             if isinstance(high, float):
                 yield from (float("inf"), float("-inf"), float("nan"))
-        case Text(most, least, form):
+        case Printable(most, least, form):
             yield from ("x" * (most + 1), "two\nlines", "\x1b]0;owned\x07", "\u202e")
             yield from ([""] if least else [])
             yield from (["\u2713"] if form else [])

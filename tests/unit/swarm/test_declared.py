@@ -11,7 +11,7 @@ import msgpack
 import pytest
 from hypothesis import given
 
-from swarm.declared import RISING, Broken, JsonForm, ListForm, Size, Text, Within, Written, below, exactly, table
+from swarm.declared import RISING, Broken, JsonForm, ListForm, Printable, Size, Within, Written, below, exactly, table
 from swarm.errors import RemoteProtocolError
 from swarm.layers import Span
 from tests.declarations import values_of
@@ -32,7 +32,7 @@ class Place:
         rank: less is better.
     """
 
-    name: Annotated[str, Text(8, 1, re.compile("[a-z]+"))]
+    name: Annotated[str, Printable(8, 1, re.compile("[a-z]+"))]
     rank: Annotated[int, below(5)] = 0
 
 
@@ -51,7 +51,7 @@ class Whole:
     span: Span
     share: Annotated[float, Within(0.0, 1.0)]
     local: Annotated[str, Written(not_sent=True)] = "here"
-    note: Annotated[str, Text(20)] | None = None
+    note: Annotated[str, Printable(20)] | None = None
     sizes: Annotated[tuple[int, ...], RISING] = ()
     kind: Literal["one", "two"] = "one"
     is_late: bool = False
