@@ -14,6 +14,7 @@ import dataclasses
 import enum
 import math
 import re
+import sys
 import types
 import typing
 from base64 import b64decode, b64encode
@@ -152,6 +153,7 @@ class Written:
         hex: a text of hex digits here, bytes in a protobuf message.
         inline: in a JSON object, the fields of this field's value stand among the others.
         as_list: in a JSON object, this field's value is a list of its fields.
+        as_one: errors name this field, whatever part of its value is at fault.
         not_sent: a reader gets its value from elsewhere: an argument of `Form.decode`, or its default.
     """
 
@@ -160,6 +162,7 @@ class Written:
     hex: bool = False
     inline: bool = False
     as_list: bool = False
+    as_one: bool = False
     not_sent: bool = False
 
 
@@ -507,7 +510,9 @@ class JsonForm(Form[T]):
 
     def _scalar(self, hint: Any, bounds: Sequence[Bound], fact: Fact) -> tuple[Put, Get]:
         if hint is float:
-            check = _typed(fact, lambda raw: type(raw) in (int, float) and math.isfinite(raw), "a finite number")
+            check = _typed(
+                fact, lambda raw: type(raw) in (int, float) and abs(raw) <= sys.float_info.max, "a finite number"
+            )
             return float, lambda raw: float(check(raw))
         if hint is bytes:
             return lambda data: b64encode(data).decode(), _typed(fact, _is_base64, "base64", b64decode)
@@ -538,7 +543,7 @@ def _chosen(written: dict[Any, Any], kinds: dict[Any, tuple[str, Any]], fact: Fa
             raise Broken(fact.name, f"{unknown_here(f'{fact.name} {shown}')}; it has {names}")
         return read[raw]
 
-    return written.__getitem__, get
+    return (lambda kind: written.get(kind, kind)), get
 
 
 def _read_by(form: Form[Any], fact: Fact) -> Get:
@@ -547,6 +552,10 @@ def _read_by(form: Form[Any], fact: Fact) -> Get:
             return form.read(raw, {})
         except LayersError as error:
             raise Broken(fact.name, str(error)) from None
+        except Broken as broken:
+            if fact.written.as_one:
+                raise Broken(fact.name, str(broken)) from None
+            raise
 
     return get
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import ModelPointer, open_pointer, seal_pointer
-from swarm.discovery.node_record import NodeRecord, NodeState, Reach, Sealed, open_sealed, seal, unseal
+from swarm.discovery.node_record import NodeRecord, NodeState, Reach, open_sealed, seal, unseal
 from swarm.ids import ModelIdentity, PeerId, SwarmId
 from swarm.layers import Span
 from swarm.telemetry.messages import (
@@ -57,8 +57,8 @@ def signer() -> Identity:
         return Identity.load_or_create(path)
 
 
-def records() -> Iterator[tuple[str, NodeRecord, bool]]:
-    """Records, and whether each is its node's last one."""
+def records() -> Iterator[tuple[str, NodeRecord]]:
+    """Records."""
     me = signer().peer_id
     bare = NodeRecord(
         me, MODEL, Span(0, 20), "192.0.2.7:5000", NodeState.SERVING, "cpu-float32", "0.2.0", None, (), 0, 0, 0, NOW + 60
@@ -86,10 +86,10 @@ def records() -> Iterator[tuple[str, NodeRecord, bool]]:
         aux_rows=True,
         swarm=SWARM,
     )
-    yield "bare", bare, False
-    yield "full", full, False
-    yield "last", full, True
-    yield "mapped", replace(bare, state=NodeState.DRAINING, reach=Reach.MAPPED, sweep_ms=((2, 5.0), (4, 3.0))), False
+    yield "bare", bare
+    yield "full", full
+    yield "last", replace(full, left=True)
+    yield "mapped", replace(bare, state=NodeState.DRAINING, reach=Reach.MAPPED, sweep_ms=((2, 5.0), (4, 3.0)))
 
 
 def bodies() -> Iterator[tuple[str, Body]]:
@@ -129,12 +129,12 @@ def bodies() -> Iterator[tuple[str, Body]]:
 def samples() -> Iterator[tuple[str, Sample]]:
     """Every sample by its name."""
     me = signer()
-    for name, record, left in records():
-        sealed = seal(record, me, left=left)
-        yield f"record {name}", (sealed, lambda data: open_sealed(data, NOW), Sealed(record, left))
+    for name, record in records():
+        sealed = seal(record, me)
+        yield f"record {name}", (sealed, lambda data: open_sealed(data, NOW), record)
     for name, pointer in (
         ("bare", ModelPointer(me.peer_id, MODEL, NOW + 60)),
-        ("full", ModelPointer(me.peer_id, MODEL, NOW + 0.5, True, SWARM)),
+        ("full", ModelPointer(me.peer_id, MODEL, NOW + 0.5, SWARM, left=True)),
     ):
         yield f"pointer {name}", (seal_pointer(pointer, me), lambda data: open_pointer(data, NOW), pointer)
     for name, body in bodies():
