@@ -18,10 +18,11 @@ import sys
 import types
 import typing
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
+from operator import index
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message_factory import GetMessageClass
@@ -62,7 +63,8 @@ class Within:
 
     @property
     def says(self) -> str:
-        return f"{self.low} … {self.high}"
+        is_limit = isinstance(self.high, int) and self.high >= 1 << 31 and (self.high & (self.high + 1)) == 0
+        return f"{self.low} … {f'2^{int(self.high).bit_length()} - 1' if is_limit else self.high}"
 
     def problem(self, value: Any) -> str | None:
         return None if self.low <= value <= self.high else f"{value} is not in {self.says}"
@@ -258,18 +260,21 @@ def _each(put: Put, items: Iterable[Any]) -> list[Any]:
 
 def _guarded(get: Get, bounds: Iterable[Bound], name: str) -> Get:
     """What reads a value and holds it to its bounds."""
-    problems = [bound.problem for bound in bounds]
-    if not problems:
-        return get
+    for bound in bounds:
+        get = _held(get, bound, name)
+    return get
 
-    def guarded(raw: Any) -> Any:
-        value = get(raw)
-        for problem in problems:
-            if (why := problem(value)) is not None:
-                raise Broken(name, why)
+
+def _held(get: Get, bound: Bound, name: str) -> Get:
+    problem = bound.problem
+
+    def held(raw: Any) -> Any:
+        value = raw if get is _same else get(raw)
+        if (why := problem(value)) is not None:
+            raise Broken(name, why)
         return value
 
-    return guarded
+    return held
 
 
 class Form(Generic[T]):
@@ -374,7 +379,8 @@ class Form(Generic[T]):
         return _typed(fact, lambda raw: isinstance(raw, list), "a list")
 
     def _scalar(self, hint: Any, bounds: Sequence[Bound], fact: Fact) -> tuple[Put, Get]:
-        return (float if hint is float else _same), _typed(fact, *_SCALARS[hint])
+        puts: dict[Any, Put] = {float: float, int: index}
+        return puts.get(hint, _same), _typed(fact, *_SCALARS[hint])
 
     def _choice(self, kinds: dict[Any, tuple[str, Any]], fact: Fact) -> tuple[Put, Get]:
         """One of some kinds, each with its name and its value."""
@@ -397,39 +403,40 @@ class ProtoForm(Form[T]):
     def __init__(self, kind: type[T], message: Any, error: type[ProtocolError] = RemoteProtocolError) -> None:
         self.message = message
         super().__init__(kind, error, message.DESCRIPTOR.name)
+        self._writes = [
+            (fact.name, fact.written.name or fact.name, None if put is _same else put, fact.written.columns)
+            for fact, put, _ in self._codecs
+        ]
         self._reads = [
-            (fact, fact.written.name or fact.name, get, self._field(fact).has_presence)
+            (fact, fact.name, fact.written.name or fact.name, None if get is _same else get, fact.written.columns)
+            + ((False, False) if fact.written.columns else (bool(self._field(fact).has_presence), fact.optional))
             for fact, _, get in self._codecs
-            if fact.written.columns is None
         ]
 
     def encode(self, value: T) -> Any:
         """The message."""
         written: dict[str, Any] = {}
-        for fact, put, _ in self._codecs:
-            item = getattr(value, fact.name)
+        for name, place, put, columns in self._writes:
+            item = getattr(value, name)
             if item is None:
                 continue
-            if fact.written.columns is None:
-                written[fact.written.name or fact.name] = put(item)
+            if columns is None:
+                written[place] = item if put is None else put(item)
             else:
-                written.update(zip(fact.written.columns, zip(*item, strict=True), strict=False))
+                written.update(zip(columns, zip(*item, strict=True), strict=False))
         return self.message(**written)
 
     def _values(self, raw: Any) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for fact, name, get, has_presence in self._reads:
-            if has_presence and not raw.HasField(name):
-                values[fact.name] = self._absent(fact)
+        for fact, name, place, get, columns, has_presence, optional in self._reads:
+            if has_presence and not raw.HasField(place):
+                values[name] = self._absent(fact)
                 continue
-            item = getattr(raw, name)
-            values[fact.name] = get(item) if item or has_presence or not fact.optional else None
-        for fact, _, get in self._codecs:
-            if fact.written.columns is not None:
-                one, other = (getattr(raw, name) for name in fact.written.columns)
-                if len(one) != len(other):
-                    raise Broken(fact.name, f"{len(other)} {fact.written.columns[1]} of {len(one)}")
-                values[fact.name] = get(_Pairs(one, other))
+            item = getattr(raw, place) if columns is None else _pairs(raw, fact)
+            if optional and not has_presence and not item:
+                values[name] = None
+            else:
+                values[name] = item if get is None else get(item)
         return values
 
     def _field(self, fact: Fact) -> Any:
@@ -455,17 +462,16 @@ class ProtoForm(Form[T]):
         return form.encode, _read_by(form, fact)
 
 
-class _Pairs:
-    """Two columns as the pairs that they hold."""
-
-    def __init__(self, one: Sequence[Any], other: Sequence[Any]) -> None:
-        self._columns = one, other
-
-    def __len__(self) -> int:
-        return len(self._columns[0])
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return zip(*self._columns, strict=True)
+def _pairs(message: Any, fact: Fact) -> list[tuple[Any, Any]]:
+    """What two lists of a message hold together."""
+    names = fact.written.columns or ("", "")
+    one, other = (getattr(message, name) for name in names)
+    for bound in fact.bounds:
+        if isinstance(bound, Size) and (why := bound.problem(one)) is not None:
+            raise Broken(fact.name, why)
+    if len(one) != len(other):
+        raise Broken(fact.name, f"{len(other)} {names[1]} of {len(one)}")
+    return list(zip(one, other, strict=True))
 
 
 class ListForm(Form[T]):
@@ -510,9 +516,8 @@ class JsonForm(Form[T]):
 
     def _scalar(self, hint: Any, bounds: Sequence[Bound], fact: Fact) -> tuple[Put, Get]:
         if hint is float:
-            check = _typed(
-                fact, lambda raw: type(raw) in (int, float) and abs(raw) <= sys.float_info.max, "a finite number"
-            )
+            most = sys.float_info.max  # a whole number may be larger
+            check = _typed(fact, lambda raw: type(raw) in (int, float) and abs(raw) <= most, "a finite number")
             return float, lambda raw: float(check(raw))
         if hint is bytes:
             return lambda data: b64encode(data).decode(), _typed(fact, _is_base64, "base64", b64decode)

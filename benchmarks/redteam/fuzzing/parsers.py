@@ -55,13 +55,13 @@ from swarm.protocol.messages import (
     SweepFrame,
     Want,
 )
-from swarm.telemetry.fields import TelemetryError
 from swarm.telemetry.messages import (
     Metrics,
     Presence,
     ServedModel,
     Stamp,
     Status,
+    TelemetryError,
     open_payload,
     part_of,
     seal_body,
