@@ -33,7 +33,7 @@ class EvidenceSource(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node of one model as it is now: what its record and telemetry say, under their names, and what is known of it.
+    """One node of one model as it is now: what its record and telemetry say, by their names, and what is known of it.
 
     Attributes:
         peer: its id.

@@ -19,8 +19,7 @@ from swarm.health.state.contributions import ContributionBook
 from swarm.health.state.node import SwarmEvent
 from swarm.health.state.overview import Overview
 from swarm.health.state.verdict import Verdict, judge
-from swarm.health.tasks.clock_doubt import DOUBT_S, JUMP_S, LONGEST_S, ClockDoubt
-from swarm.health.tasks.history import History
+from swarm.health.tasks.history import DOUBT_S, JUMP_S, LONGEST_S, ClockDoubt, History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
 from swarm.ids import PeerId
