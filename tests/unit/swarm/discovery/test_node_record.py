@@ -143,6 +143,22 @@ def test_what_a_field_means_is_checked(field: str, values: list[object]) -> None
         assert field_at_fault(forged(**{field: value})) == field, value
 
 
+BEYOND: dict[str, list[object]] = {
+    "address": ["h" * 341], "numeric_class": [f"cpu-{'x' * 93}"], "version": ["v" * 33], "name": ["x" * 65, "\x1b[31m"],
+    "sweep_ms": [[[0, 1.0]], [[4_097, 1.0]], [[1, 0.009]], [[1, 1.1e6]], [[size + 1, 1.0] for size in range(9)]],
+    "kv_tokens_total": [-1, 2**40 + 1], "sequence": [-1, 2**53 + 1], "expires_at": [-1.0, 1.1e11],
+    "delays_ms": [[[ME.peer_id, -1.0]], [[ME.peer_id, 60_001.0]], [["Qm", 1.0]], [[ME.peer_id, 1.0]] * 17],
+    "busy": [-0.1, 1.1], "uplink_mbit_per_s": [0.0, 1.1e6], "row_bytes": [0, 2**20 + 1], "certificate": [bytes(513)],
+    "swarm": [bytes(15), bytes(17)],
+}  # fmt: skip
+
+
+def test_bounds_are_those_that_other_releases_keep() -> None:
+    for field, values in BEYOND.items():
+        for value in values:
+            assert field_at_fault(forged(**{field: value})) == field, value
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
