@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 import re
 import sys
 import types
@@ -147,47 +146,27 @@ Bound = Within | Printable | Size | Rule
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a field is written where that is not under its own name.
+    """How a field is written where that is not under its own name, as what it is here."""
 
-    Attributes:
-        name: the field's name in messages and objects.
-        columns: names of two lists in which a protobuf message has the halves of a tuple of pairs.
-        hex: a text of hex digits here, bytes in a protobuf message.
-        inline: in a JSON object, the fields of this field's value stand among the others.
-        as_list: in a JSON object, this field's value is a list of its fields.
-        as_one: errors name this field, whatever part of its value is at fault.
-        not_sent: a reader gets its value from elsewhere: an argument of `Form.decode`, or its default.
-    """
-
-    name: str = ""
-    columns: tuple[str, str] | None = None
-    hex: bool = False
-    inline: bool = False
-    as_list: bool = False
-    as_one: bool = False
-    not_sent: bool = False
+    name: str = ""  # in messages and objects
+    columns: tuple[str, str] | None = None  # a tuple of pairs is two lists of a protobuf message
+    hex: bool = False  # a text of hex digits is bytes in a protobuf message
+    inline: bool = False  # in a JSON object, the value's fields stand among the others
+    as_list: bool = False  # in a JSON object, the value is a list of its fields
+    as_one: bool = False  # errors name this field, whatever part of its value is at fault
+    not_sent: bool = False  # its value is an argument of `Form.decode`, or the default
 
 
 class Fact(NamedTuple):
-    """One field of a declaration.
-
-    Attributes:
-        name: of the field.
-        hint: its type, without bounds and without None.
-        bounds: what its value must hold to.
-        written: how it is written.
-        optional: whether it may be None.
-        default: `MISSING` for a field that must be there.
-        doc: its line of the class's docstring.
-    """
+    """One field of a declaration."""
 
     name: str
-    hint: Any
+    hint: Any  # its type, without bounds and without None
     bounds: tuple[Bound, ...]
     written: Written
-    optional: bool
-    default: Any
-    doc: str
+    optional: bool  # whether it may be None
+    default: Any  # `MISSING` where it must be there
+    doc: str  # its line of the class's docstring
 
 
 def bare(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
@@ -252,10 +231,6 @@ def one_line(text: str, limit: int) -> str:
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _each(put: Put, items: Iterable[Any]) -> list[Any]:
-    return [put(item) for item in items]
 
 
 def _guarded(get: Get, bounds: Iterable[Bound], name: str) -> Get:
@@ -369,7 +344,10 @@ class Form(Generic[T]):
         listed = _guarded(self._listed(fact), sizes, fact.name)
         if is_any:
             put_one, get_one = puts[0], gets[0]
-            return partial(_each, put_one), lambda raw: tuple([get_one(item) for item in listed(raw)])
+            return (
+                lambda items: [put_one(item) for item in items],
+                lambda raw: tuple([get_one(item) for item in listed(raw)]),
+            )
         return (
             lambda items: [put(item) for put, item in zip(puts, items, strict=True)],
             lambda raw: tuple([get(item) for get, item in zip(gets, listed(raw), strict=True)]),
@@ -516,8 +494,7 @@ class JsonForm(Form[T]):
 
     def _scalar(self, hint: Any, bounds: Sequence[Bound], fact: Fact) -> tuple[Put, Get]:
         if hint is float:
-            most = sys.float_info.max  # a whole number may be larger
-            check = _typed(fact, lambda raw: type(raw) in (int, float) and abs(raw) <= most, "a finite number")
+            check = _typed(fact, lambda raw: type(raw) in (int, float) and abs(raw) <= _LARGEST, "a finite number")
             return float, lambda raw: float(check(raw))
         if hint is bytes:
             return lambda data: b64encode(data).decode(), _typed(fact, _is_base64, "base64", b64decode)
@@ -569,9 +546,10 @@ def _is_base64(raw: Any) -> bool:
     return isinstance(raw, str) and len(raw) % 4 == 0 and re.fullmatch(r"[A-Za-z0-9+/]*={0,2}", raw) is not None
 
 
+_LARGEST: Final = sys.float_info.max
 _SCALARS: Final[dict[Any, tuple[Callable[[Any], bool], str]]] = {
     int: (lambda raw: type(raw) is int, "a whole number"),
-    float: (lambda raw: type(raw) is float and math.isfinite(raw), "a finite number"),
+    float: (lambda raw: type(raw) is float and abs(raw) <= _LARGEST, "a finite number"),
     bool: (lambda raw: type(raw) is bool, "true or false"),
     str: (lambda raw: isinstance(raw, str), "text"),
     bytes: (lambda raw: isinstance(raw, bytes), "bytes"),

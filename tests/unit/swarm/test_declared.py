@@ -79,6 +79,9 @@ def test_an_object_has_them_by_name() -> None:
     assert written["key"] == "Zm91cg=="
     assert JSON.decode(written) == WHOLE
     assert JSON.decode({**written, "share": 1, "later": 7}).share == 1.0
+    for share in (10**400, True, float("inf")):
+        with pytest.raises(FactError, match="share: must be a finite number"):
+            JSON.decode({**written, "share": share})
 
 
 @pytest.mark.parametrize(
