@@ -46,7 +46,7 @@ ListedModel = Annotated[
 ]
 
 
-class _Signed(Protocol):
+class _Sealable(Protocol):
     """What is sealed: its declaration begins with `left` and `peer`."""
 
     @property
@@ -55,7 +55,7 @@ class _Signed(Protocol):
     def expires_at(self) -> float: ...
 
 
-T = TypeVar("T", bound=_Signed)
+T = TypeVar("T", bound=_Sealable)
 
 
 class Seal(Generic[T]):

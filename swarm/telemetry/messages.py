@@ -34,9 +34,9 @@ STATUS_S: Final = 60.0
 METRICS_S: Final = 5.0
 """Interval between two metrics of a node."""
 DEFAULT_PREFIX: Final = "canopy"
-Count = Annotated[int, Within(0, MAX_COUNT)]
-Seconds = Annotated[float, Within(0.0, 1e11)]
-Milliseconds = Annotated[float, Within(0.0, 1e7)]
+WholeCount = Annotated[int, Within(0, MAX_COUNT)]
+TimeS = Annotated[float, Within(0.0, 1e11)]
+TimeMs = Annotated[float, Within(0.0, 1e7)]
 """A wait or a computation: at most nearly three hours."""
 
 _VERSION: Final = 1
@@ -105,8 +105,8 @@ class Stamp:
     """
 
     nonce: Annotated[str, Printable(64, 16, _NONCE)]
-    seq: Count
-    at: Seconds
+    seq: WholeCount
+    at: TimeS
 
 
 Stamped = Annotated[Stamp, Written(inline=True)]
@@ -141,8 +141,8 @@ class Status:
     numeric_class: Annotated[str, Printable(96)]
     version: Annotated[str, Printable(32)]
     name: Annotated[str, Printable(64)] | None
-    started_at: Seconds
-    kv_tokens_total: Count
+    started_at: TimeS
+    kv_tokens_total: WholeCount
     ttl_s: Annotated[float, Within(0.0, MAX_TTL_S)] = STATUS_TTL_S
     path: Annotated[str, Printable(32)] | None = None
 
@@ -200,24 +200,24 @@ class Metrics:
     """
 
     stamp: Stamped
-    uptime_s: Seconds
-    sweeps: Count
-    tree_nodes: Count
-    tokens: Count
-    layer_tokens: Count
-    bytes_in: Count
-    bytes_out: Count
-    errors: Count
+    uptime_s: TimeS
+    sweeps: WholeCount
+    tree_nodes: WholeCount
+    tokens: WholeCount
+    layer_tokens: WholeCount
+    bytes_in: WholeCount
+    bytes_out: WholeCount
+    errors: WholeCount
     busy: Annotated[float, Within(0.0, 1.0)]
-    queue_ms: Milliseconds
-    compute_ms: Milliseconds
-    kv_tokens_free: Count
-    kv_tokens_total: Count
-    sessions: Count
+    queue_ms: TimeMs
+    compute_ms: TimeMs
+    kv_tokens_free: WholeCount
+    kv_tokens_total: WholeCount
+    sessions: WholeCount
     sweep_ms: Annotated[
-        tuple[tuple[Annotated[int, Within(1, MAX_SWEEP_ROWS)], Milliseconds], ...], Size(MAX_SPEEDS), RISING_PAIRS
+        tuple[tuple[Annotated[int, Within(1, MAX_SWEEP_ROWS)], TimeMs], ...], Size(MAX_SPEEDS), RISING_PAIRS
     ]
-    device_memory_bytes: Count | None = None
+    device_memory_bytes: WholeCount | None = None
     device_temperature_c: Annotated[float, Within(-273.15, 1_000.0)] | None = None
 
     def check(self) -> None:
