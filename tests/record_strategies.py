@@ -96,4 +96,5 @@ def records(
         "delays_ms": tuple(draw(st.lists(delays, max_size=MAX_DELAYS))) if others else (),
         "certificate": certificate,
     }
-    return replace(draw(_OTHERWISE), **here)
+    made: NodeRecord = draw(_OTHERWISE)
+    return replace(made, **here)

@@ -45,7 +45,8 @@ def refused(seal: Seal[Any], values: list[Any]) -> str:
 @given(st.data())
 def test_every_illegal_value_is_refused_by_the_name_of_its_field(data: st.DataObject) -> None:
     record = data.draw(records(data.draw(models()), ME.peer_id, (ME.peer_id,)))
-    for seal, fact in ((RECORDS, record), (POINTERS, POINTER)):
+    pairs: list[tuple[Seal[Any], Any]] = [(RECORDS, record), (POINTERS, POINTER)]
+    for seal, fact in pairs:
         values = seal.form.encode(fact)
         broken = list(broken_facts(type(fact), values))
         assert len({name for name, _ in broken}) == len(values)
