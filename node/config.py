@@ -11,7 +11,7 @@ import tyro
 from swarm.discovery.dht.addresses import OPEN_SWARM, DhtConfig, Membership, listen_addresses
 from swarm.discovery.identity import default_identity_path
 from swarm.discovery.node_record import MAX_NAME_CHARACTERS, split_address
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.layers import Span

@@ -1,41 +1,21 @@
-"""Records of all legal values, and the values of each field that are not legal."""
+"""Records of all legal values, as their declaration bounds them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from swarm.discovery.node_record import (
-    MAX_DELAYS,
-    MAX_KV_TOKENS,
-    MAX_ROW_BYTES,
-    MAX_SPEEDS,
-    NodeRecord,
-    NodeState,
-    Reach,
-)
-from swarm.ids import ModelIdentity, PeerId, SwarmId
+from swarm.discovery.node_record import MAX_DELAYS, MAX_KV_TOKENS, MAX_SPEEDS, NodeRecord, NodeState, Reach
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_SWEEP_ROWS, SWEEP_MS
+from swarm.protocol.limits import MAX_LAYERS, MAX_SWEEP_ROWS, SWEEP_MS
 from swarm.transport.relayed import RelayedAddress
+from tests.declarations import values_of
 
 NOW = 1_800_000_000.0
 DIGEST = st.text("0123456789abcdef", min_size=64, max_size=64)
-NO_NUMBERS: tuple[Any, ...] = (
-    float("nan"),
-    float("inf"),
-    float("-inf"),
-    None,
-    "1",
-    b"1",
-    [],
-    True,
-    -1.0,
-    1e308,
-    -1e308,
-)
-"""What is none of the numbers that a record may hold, wherever it stands in for one (but None may mean unknown)."""
 
 
 def speeds(*, bucketed: bool = False) -> st.SearchStrategy[tuple[tuple[int, float], ...]]:
@@ -63,6 +43,28 @@ def models(draw: st.DrawFn, max_layers: int = MAX_LAYERS) -> ModelIdentity:
     return ModelIdentity.of(name, draw(DIGEST), draw(DIGEST), draw(DIGEST), draw(st.integers(1, max_layers)))
 
 
+_OTHERWISE = values_of(
+    NodeRecord,
+    **{
+        name: st.just(value)
+        for name, value in {
+            "left": False,
+            "peer": PeerId("a"),
+            "model": ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 1),
+            "span": Span(0, 1),
+            "address": "192.0.2.7:1",
+            "reach": Reach.DIRECT,
+            "kv_tokens_free": 0,
+            "kv_tokens_total": 0,
+            "sweep_ms": (),
+            "delays_ms": (),
+            "certificate": b"",
+        }.items()
+    },
+)
+"""Records of which other fields may have any value that they are declared to have."""
+
+
 @st.composite
 def records(
     draw: st.DrawFn,
@@ -71,37 +73,28 @@ def records(
     others: tuple[PeerId, ...] = (),
     certificate: bytes = b"",
 ) -> NodeRecord:
-    """A legal record of a machine with some layers of a model."""
-    start = draw(st.integers(0, model.num_layers - 1))
-    total = draw(st.integers(0, MAX_KV_TOKENS))
+    """A legal record of a machine with some layers of a model; fields that nothing else bounds are as declared."""
+    start, total = draw(st.integers(0, model.num_layers - 1)), draw(st.integers(0, MAX_KV_TOKENS))
     own = ["192.0.2.7:1", "[2001:db8::1]:65535", "a-b.example:80", f"{'h' * 253}:5000"]
     address, reach = draw(st.sampled_from(own)), draw(st.sampled_from(Reach))
-    if reach is Reach.RELAYED:
-        address = str(RelayedAddress(peer, address))
-    delays = st.tuples(st.sampled_from(others), st.floats(0.0, 60_000.0)) if others else st.nothing()
     bucketed = draw(st.booleans())
-    return NodeRecord(
-        peer=peer,
-        model=model,
-        span=Span(start, draw(st.integers(start + 1, model.num_layers))),
-        address=address,
-        reach=reach,
-        state=draw(st.sampled_from([NodeState.SERVING] * 3 + [NodeState.JOINING, NodeState.DRAINING])),
-        numeric_class=draw(st.sampled_from(["cpu-float32", "cpu-float32", "cuda-bfloat16", "cuda-float16-w8"])),
-        version="0.2.0",
-        name=draw(st.none() | st.just("Größe")),
-        sweep_ms=draw(speeds(bucketed=bucketed)),
-        bucketed=bucketed,
-        aux_rows=draw(st.booleans()),
-        swarm=draw(st.none() | st.binary(min_size=16, max_size=16).map(SwarmId)),
-        kv_tokens_free=draw(st.integers(0, total)),
-        kv_tokens_total=total,
-        sequence=draw(st.integers(0, MAX_COUNT)),
-        expires_at=NOW + draw(st.floats(1.0, 90.0)),
-        delays_ms=tuple(draw(st.lists(delays, max_size=MAX_DELAYS))) if others else (),
-        busy=draw(st.floats(0.0, 1.0)),
-        uplink_mbit_per_s=draw(st.none() | st.floats(0.001, 1e6)),
-        row_bytes=draw(st.none() | st.integers(1, MAX_ROW_BYTES)),
-        movable=draw(st.booleans()),
-        certificate=certificate,
-    )
+    delays = st.tuples(st.sampled_from(others), st.floats(0.0, 60_000.0)) if others else st.nothing()
+    here: dict[str, Any] = {
+        "left": False,
+        "peer": peer,
+        "model": model,
+        "span": Span(start, draw(st.integers(start + 1, model.num_layers))),
+        "address": str(RelayedAddress(peer, address)) if reach is Reach.RELAYED else address,
+        "reach": reach,
+        "state": draw(st.sampled_from([NodeState.SERVING] * 3 + [NodeState.JOINING, NodeState.DRAINING])),
+        "numeric_class": draw(st.sampled_from(["cpu-float32", "cpu-float32", "cuda-bfloat16", "cuda-float16-w8"])),
+        "sweep_ms": draw(speeds(bucketed=bucketed)),
+        "bucketed": bucketed,
+        "kv_tokens_free": draw(st.integers(0, total)),
+        "kv_tokens_total": total,
+        "expires_at": NOW + draw(st.floats(1.0, 90.0)),
+        "delays_ms": tuple(draw(st.lists(delays, max_size=MAX_DELAYS))) if others else (),
+        "certificate": certificate,
+    }
+    made: NodeRecord = draw(_OTHERWISE)
+    return replace(made, **here)

@@ -15,7 +15,6 @@ from node.telemetry.report import NodeDescription, NodeSnapshot
 from swarm.discovery.node_record import NodeState
 from swarm.health.metrics.exporter import HealthView, take_view
 from swarm.health.state.assessment import LinkState
-from swarm.health.state.node import ReportedModel
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import HopProbe, Probe, ReplicaComparison
 from swarm.health.tasks.history import History
@@ -28,7 +27,7 @@ from swarm.telemetry.messages import ServedModel, seal_body
 from tests.telemetry_messages import NOW, identity, metrics, status, topic
 
 WHOLE, SHAKY, TORN = (
-    ReportedModel(name, digit * 64, 12) for name, digit in (("whole", "a"), ("shaky", "b"), ("torn", "c"))
+    ServedModel(name, digit * 64, 12) for name, digit in (("whole", "a"), ("shaky", "b"), ("torn", "c"))
 )
 NODES = (
     (WHOLE, "QmFirst", Span(0, 6)),

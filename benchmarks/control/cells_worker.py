@@ -103,7 +103,7 @@ class TimedDrafter(CountedDrafter):
         }
 
 
-def load_timed(drafters: list[TimedDrafter]) -> Callable[[ModelName, Target, str | None], LoadedDrafter]:
+def load_timed(drafters: list[TimedDrafter]) -> Callable[[ModelName, Target, DraftOptions, str | None], LoadedDrafter]:
     """Loads what is to draft, and keeps it where its notes can be read."""
 
     def load(model: ModelName, target: Target, wanted: DraftOptions, revision: str | None = None) -> LoadedDrafter:

@@ -17,7 +17,7 @@ import grpc.aio
 from benchmarks.redteam.kit import RECORD_S, Kit
 from swarm.discovery.address_proof import hello_response
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.node_record import NodeRecord, tombstone
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol import wire
@@ -98,8 +98,7 @@ class HostileHop:
 
     async def withdraw(self) -> None:
         """Take it off the list."""
-        gone = replace(self.record, sequence=self.record.sequence + 1, expires_at=self.record.expires_at + 0.001)
-        await self.kit.announce(gone, self.who, left=True)
+        await self.kit.announce(tombstone(self.record), self.who)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         async def hello(request: bytes, context: object) -> bytes:

@@ -464,9 +464,9 @@ class Kit:
         """Let these identities join the directory, so that each may file what it signs."""
         await asyncio.gather(*(self.file(who, (), 0.0) for who in everybody))
 
-    async def announce(self, record: NodeRecord, who: Identity, *, left: bool = False) -> bool:
+    async def announce(self, record: NodeRecord, who: Identity) -> bool:
         """List a machine; whether the directory took all of it. What this program does not sign is signed by hand."""
-        filings, is_usual = filings_of(record, who, left=left)
+        filings, is_usual = filings_of(record, who)
         if not is_usual and "our own program does not sign it; it was signed by hand" not in self.tally.notes:
             self.tally.notes.append("our own program does not sign it; it was signed by hand")
         return all(await self.file(who, filings, record.expires_at))

@@ -7,15 +7,13 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-import msgpack
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from swarm.discovery import model_pointer, node_record
 from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import Filing, ModelPointer, seal_announcement
-from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.model_pointer import POINTERS, Filing, ModelPointer, seal_announcement
+from swarm.discovery.node_record import RECORDS, NodeRecord
 from swarm.discovery.registry import models_key, record_keys
+from swarm.discovery.sealing import RecordError
 from swarm.ids import ModelIdentity
 
 HONEST_RSA_BITS = 2_048
@@ -49,30 +47,13 @@ def other_model(model: ModelIdentity, **changes: Any) -> ModelIdentity:  # noqa:
     return ModelIdentity.of(new.name, *parts, new.num_layers)
 
 
-def filings_of(record: NodeRecord, who: Identity, *, left: bool = False) -> tuple[list[Filing], bool]:
+def filings_of(record: NodeRecord, who: Identity) -> tuple[list[Filing], bool]:
     """What lists a machine, and whether this program signs it; what it does not is signed by hand."""
     try:
-        return seal_announcement(record, who, left=left), True
+        return seal_announcement(record, who), True
     except RecordError:
-        sealed = sealed_by_hand(record, who, left=left)
-        pointer = ModelPointer(record.peer, record.model, record.expires_at, left)
+        sealed = RECORDS.sign(RECORDS.body(record), who)
+        pointer = ModelPointer(record.peer, record.model, record.expires_at, left=record.left)
         filings = [Filing(key, record.peer, sealed) for key in record_keys(record)]
         place = models_key(record.model.fingerprint)
-        return [*filings, Filing(place, pointer.subkey, pointer_by_hand(pointer, who))], False
-
-
-def sealed_by_hand(record: NodeRecord, who: Identity, *, left: bool = False) -> bytes:
-    """A record with a valid signature over whatever it claims."""
-    return _signed(msgpack.packb(node_record._encode(record, left)), node_record._DOMAIN, who)
-
-
-def pointer_by_hand(pointer: ModelPointer, who: Identity) -> bytes:
-    """A pointer with a valid signature over whatever it claims."""
-    model = node_record.write_model(pointer.model)
-    body = [model_pointer._FORMAT, pointer.left, pointer.peer, model, float(pointer.expires_at)]
-    return _signed(msgpack.packb(body), model_pointer._DOMAIN, who)
-
-
-def _signed(body: bytes, domain: bytes, who: Identity) -> bytes:
-    packed: bytes = msgpack.packb([who.public_key, body, who.sign(domain + body)])
-    return packed
+        return [*filings, Filing(place, pointer.subkey, POINTERS.sign(POINTERS.body(pointer), who))], False

@@ -13,8 +13,9 @@ import grpc.aio
 
 from swarm.discovery.address_proof import NONCE_BYTES, check_hello
 from swarm.discovery.dht.dialback import call_hello
-from swarm.discovery.node_record import MAX_TTL_S, NodeRecord
+from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import RECORD_TTL_S, Registry
+from swarm.discovery.sealing import MAX_TTL_S
 from swarm.errors import IdentityError, SwarmError
 from swarm.transport.network_key import NetworkKey
 

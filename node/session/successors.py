@@ -19,8 +19,8 @@ import grpc.aio
 from node.session.admission import DIALLED, SUCCESSORS
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, claimed_peer, unseal
-from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
+from swarm.discovery.sealing import RecordError
 from swarm.errors import RegistryError, Unreachable
 from swarm.ids import ModelIdentity, PeerId
 from swarm.protocol.messages import RouteHop

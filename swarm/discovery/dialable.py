@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 from swarm.discovery.node_record import bracketed, split_address
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.transport.relayed import first_stop, parse_relayed
 
 RESOLVE_S = 2.0

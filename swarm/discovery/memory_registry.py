@@ -100,15 +100,15 @@ class MemoryRegistry:
 
     async def announce(self, record: NodeRecord) -> None:
         """Publish this machine's record."""
-        self._file(record, left=False)
+        self._file(record)
 
     async def withdraw(self, record: NodeRecord) -> None:
         """Take back what was last announced."""
-        self._file(tombstone(record), left=True)
+        self._file(tombstone(record))
 
-    def _file(self, record: NodeRecord, *, left: bool) -> None:
+    def _file(self, record: NodeRecord) -> None:
         self._check_open()
-        filed = seal_announcement(record, self.identity, left=left)
+        filed = seal_announcement(record, self.identity)
         taken = [self._network.store(one.key, one.subkey, one.data, record.expires_at) for one in filed]
         if not all(taken):
             raise RegistryError(f"the record of {record.peer} was refused: it does not expire later than the last")

@@ -17,8 +17,8 @@ from typing import Final, TypeVar
 from swarm.discovery.identity import is_peer_id
 from swarm.discovery.model_pointer import open_pointer
 from swarm.discovery.node_record import open_sealed
-from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import StorageKey, item_key, models_key, record_keys, storage_key
+from swarm.discovery.sealing import RecordError
 from swarm.ids import PeerId, SwarmId
 
 _Party = TypeVar("_Party")
@@ -102,9 +102,8 @@ def open_item(key: StorageKey, subkey: object, data: bytes, expires_at: float, n
     if not isinstance(subkey, str) or len(subkey) > 256:
         raise RecordError("subkey", "must be a short text")
     if is_peer_id(subkey):
-        sealed = open_sealed(data, now)
-        record = sealed.record
-        item = FiledItem(key, record.peer, record.peer, record.expires_at, data, sealed.left, swarm=record.swarm)
+        record = open_sealed(data, now)
+        item = FiledItem(key, record.peer, record.peer, record.expires_at, data, record.left, swarm=record.swarm)
         belongs = any(storage_key(name) == key for name in record_keys(record))
     else:
         pointer = open_pointer(data, now)

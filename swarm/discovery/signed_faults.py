@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from swarm.discovery.identity import verify
 from swarm.discovery.node_record import signer_key
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol.faults import statement
 from swarm.protocol.messages import Fault

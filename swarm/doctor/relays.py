@@ -12,7 +12,7 @@ from typing import Final
 
 from swarm.discovery.dht.addresses import free_port
 from swarm.discovery.node_record import split_address
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.doctor.probes import Resolve
 from swarm.egress.lines import MAX_LINE_BYTES, words
 from swarm.errors import RemoteProtocolError

@@ -13,7 +13,7 @@ from swarm.discovery.dht.addresses import free_port
 from swarm.discovery.dialable import is_public
 from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import split_address
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.doctor.ladder import Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.relays import RelayWord
 from swarm.doctor.swarm_view import SwarmView

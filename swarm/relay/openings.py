@@ -46,7 +46,7 @@ from typing import Final
 
 from swarm.discovery.identity import is_peer_id
 from swarm.discovery.node_record import split_address
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.egress.lines import words
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId

@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Final
 
 from swarm.ids import PeerId
-from swarm.telemetry.fields import TelemetryError
 from swarm.telemetry.messages import (
     DEFAULT_PREFIX,
     MAX_TTL_S,
@@ -27,6 +26,7 @@ from swarm.telemetry.messages import (
     Metrics,
     Signed,
     Status,
+    TelemetryError,
     Will,
     check_prefix,
     open_payload,

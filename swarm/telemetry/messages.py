@@ -8,21 +8,20 @@ Whether a message is new, `swarm.telemetry.guard` decides. Owns no broker and no
 
 from __future__ import annotations
 
-import base64
 import enum
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
+from swarm.declared import RISING_PAIRS, Broken, JsonForm, Printable, Rule, Size, Within, Written
 from swarm.discovery.identity import Identity, is_peer_id, verify
-from swarm.errors import ConfigError, LayersError
-from swarm.ids import MAX_MODEL_NAME, PeerId, is_model_name
+from swarm.discovery.node_record import MAX_SPEEDS
+from swarm.errors import ConfigError, LayersError, RemoteProtocolError
+from swarm.ids import PeerId, is_model_name
 from swarm.layers import Span
-from swarm.protocol.limits import MAX_LAYERS
-from swarm.telemetry import fields as read
-from swarm.telemetry.fields import TelemetryError
+from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_SWEEP_ROWS
 
 MAX_PAYLOAD_BYTES: Final = 8_192
 MAX_TOPIC_CHARACTERS: Final = 512
@@ -35,15 +34,20 @@ STATUS_S: Final = 60.0
 METRICS_S: Final = 5.0
 """Interval between two metrics of a node."""
 DEFAULT_PREFIX: Final = "canopy"
-
-T = TypeVar("T")
+WholeCount = Annotated[int, Within(0, MAX_COUNT)]
+TimeS = Annotated[float, Within(0.0, 1e11)]
+TimeMs = Annotated[float, Within(0.0, 1e7)]
+"""A wait or a computation: at most nearly three hours."""
 
 _VERSION: Final = 1
 _DOMAIN: Final = b"canopy-telemetry\n"
-_MAX_TIME_S: Final = 1e11
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,32}(/[A-Za-z0-9_.-]{1,32}){0,3}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,128}")
 _NONCE = re.compile(r"[0-9a-f]{16,64}")
+
+
+class TelemetryError(RemoteProtocolError):
+    """A message that is rejected; `field` is topic, size, v, payload, signature, or a field of its body."""
 
 
 class MessageKind(enum.StrEnum):
@@ -80,14 +84,14 @@ class ServedModel:
     """The model of which a node serves some layers.
 
     Attributes:
-        name: the hub id, or a folder's name; at most 96 characters.
-        fingerprint: 8 to 128 hex digits.
+        name: the hub id, or a folder's name.
+        fingerprint: hex digits.
         num_layers: layers of the whole model.
     """
 
-    name: str
-    fingerprint: str
-    num_layers: int
+    name: Annotated[str, Rule("a name of a model", is_model_name)]
+    fingerprint: Annotated[str, Printable(128, 8, _FINGERPRINT)]
+    num_layers: Annotated[int, Within(0, MAX_LAYERS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +99,17 @@ class Stamp:
     """Where a message stands among a node's messages.
 
     Attributes:
-        nonce: of the connection, 16 to 64 hex digits.
+        nonce: of the connection, hex digits.
         seq: rises within the connection.
         at: Unix seconds when it was signed.
     """
 
-    nonce: str
-    seq: int
-    at: float
+    nonce: Annotated[str, Printable(64, 16, _NONCE)]
+    seq: WholeCount
+    at: TimeS
+
+
+Stamped = Annotated[Stamp, Written(inline=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,40 +118,60 @@ class Status:
 
     Attributes:
         stamp: its place among the node's messages.
-        is_birth: whether it is the first one of a connection.
+        is_birth: whether it is the first one of a connection, which its kind says.
         model: what the node serves.
         span: which layers of it.
         state: whether it takes sessions.
-        device: kind or product name, never a host's; at most 96 characters.
-        numeric_class: what decides the last bits of its results; at most 96 characters.
-        version: of the program; at most 32 characters.
-        name: at most 64 characters; None unless the owner chose one.
+        device: kind or product name, never a host's.
+        numeric_class: what decides the last bits of its results.
+        version: of the program.
+        name: None unless the owner chose one.
         started_at: Unix seconds.
         kv_tokens_total: KV tokens for all sessions together.
-        ttl_s: how long the status is valid, at most `MAX_TTL_S`.
-        path: how its layers run, such as `plain`; at most 32 characters; None where it runs one way, or does not say.
+        ttl_s: how long the status is valid.
+        path: how its layers run, such as `plain`; None where it runs one way, or does not say.
     """
 
-    stamp: Stamp
-    is_birth: bool
+    stamp: Stamped
+    is_birth: Annotated[bool, Written(not_sent=True)]
     model: ServedModel
-    span: Span
+    span: Annotated[Span, Written(as_list=True, as_one=True)]
     state: Presence
-    device: str
-    numeric_class: str
-    version: str
-    name: str | None
-    started_at: float
-    kv_tokens_total: int
-    ttl_s: float = STATUS_TTL_S
-    path: str | None = None
+    device: Annotated[str, Printable(96)]
+    numeric_class: Annotated[str, Printable(96)]
+    version: Annotated[str, Printable(32)]
+    name: Annotated[str, Printable(64)] | None
+    started_at: TimeS
+    kv_tokens_total: WholeCount
+    ttl_s: Annotated[float, Within(0.0, MAX_TTL_S)] = STATUS_TTL_S
+    path: Annotated[str, Printable(32)] | None = None
+
+    def check(self) -> None:
+        """Refuse layers that the model has not.
+
+        Raises:
+            Broken: with the field.
+        """
+        try:
+            self.span.within(self.model.num_layers)
+        except LayersError:
+            raise Broken("span", f"no span of {self.model.num_layers} layers") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Will:
     """The connection broke: the broker publishes it, the node signed it when it connected, with `seq` 0."""
 
-    stamp: Stamp
+    stamp: Stamped
+
+    def check(self) -> None:
+        """Refuse another `seq`.
+
+        Raises:
+            Broken: with the field.
+        """
+        if self.stamp.seq != 0:
+            raise Broken("seq", "a will has 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,29 +194,40 @@ class Metrics:
         kv_tokens_free: KV tokens that no session has reserved.
         kv_tokens_total: KV tokens for all sessions together.
         sessions: open now.
-        sweep_ms: at most 8 pairs (tree nodes, ms per sweep), measured when the span was loaded.
+        sweep_ms: (tree nodes, ms per sweep), measured when the span was loaded.
         device_memory_bytes: in use on the device; None where it is unknown.
         device_temperature_c: None where it is unknown.
     """
 
-    stamp: Stamp
-    uptime_s: float
-    sweeps: int
-    tree_nodes: int
-    tokens: int
-    layer_tokens: int
-    bytes_in: int
-    bytes_out: int
-    errors: int
-    busy: float
-    queue_ms: float
-    compute_ms: float
-    kv_tokens_free: int
-    kv_tokens_total: int
-    sessions: int
-    sweep_ms: tuple[tuple[int, float], ...]
-    device_memory_bytes: int | None = None
-    device_temperature_c: float | None = None
+    stamp: Stamped
+    uptime_s: TimeS
+    sweeps: WholeCount
+    tree_nodes: WholeCount
+    tokens: WholeCount
+    layer_tokens: WholeCount
+    bytes_in: WholeCount
+    bytes_out: WholeCount
+    errors: WholeCount
+    busy: Annotated[float, Within(0.0, 1.0)]
+    queue_ms: TimeMs
+    compute_ms: TimeMs
+    kv_tokens_free: WholeCount
+    kv_tokens_total: WholeCount
+    sessions: WholeCount
+    sweep_ms: Annotated[
+        tuple[tuple[Annotated[int, Within(1, MAX_SWEEP_ROWS)], TimeMs], ...], Size(MAX_SPEEDS), RISING_PAIRS
+    ]
+    device_memory_bytes: WholeCount | None = None
+    device_temperature_c: Annotated[float, Within(-273.15, 1_000.0)] | None = None
+
+    def check(self) -> None:
+        """Refuse more room than there is.
+
+        Raises:
+            Broken: with the field.
+        """
+        if self.kv_tokens_free > self.kv_tokens_total:
+            raise Broken("kv_tokens_free", f"{self.kv_tokens_free} of {self.kv_tokens_total}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +237,40 @@ class Event:
     Attributes:
         stamp: its place among the node's messages.
         event: what happened.
-        text: plain text without addresses, at most `MAX_EVENT_CHARACTERS`.
+        text: plain text without addresses.
     """
 
-    stamp: Stamp
+    stamp: Stamped
     event: EventKind
-    text: str
+    text: Annotated[str, Printable(MAX_EVENT_CHARACTERS)]
 
 
 Body = Status | Will | Metrics | Event
+KINDS: Final[Mapping[str, tuple[MessageKind, type[Body]]]] = {
+    "birth": (MessageKind.STATUS, Status),
+    "status": (MessageKind.STATUS, Status),
+    "will": (MessageKind.STATUS, Will),
+    "metrics": (MessageKind.METRICS, Metrics),
+    "event": (MessageKind.EVENTS, Event),
+}
+"""Each kind of message: the last level of its topic, and its declaration."""
+_FORMS: Final = {body: JsonForm(body, TelemetryError, "body") for _, body in KINDS.values()}
+
+
+_OBJECT: Final = Rule("the text of a JSON object", lambda text: text.startswith("{"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Envelope:
+    """A payload: the text of a JSON object, the node's public key, and its signature over domain, topic and text."""
+
+    v: Annotated[int, Within(_VERSION, _VERSION)]
+    body: Annotated[str, _OBJECT]
+    key: bytes
+    sig: bytes
+
+
+_ENVELOPES: Final = JsonForm(_Envelope, TelemetryError, "payload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +306,13 @@ def topic_of(prefix: str, fingerprint: str, peer: str, part: str) -> str:
 
 def part_of(body: Body) -> MessageKind:
     """The last level of a body's topic."""
-    match body:
-        case Status() | Will():
-            return MessageKind.STATUS
-        case Metrics():
-            return MessageKind.METRICS
-        case Event():
-            return MessageKind.EVENTS
+    return KINDS[_kind(body)][0]
+
+
+def _kind(body: Body) -> str:
+    if isinstance(body, Status):
+        return "birth" if body.is_birth else "status"
+    return type(body).__name__.lower()
 
 
 def seal_body(body: Body, topic: str, identity: Identity) -> bytes:
@@ -259,15 +322,14 @@ def seal_body(body: Body, topic: str, identity: Identity) -> bytes:
         TelemetryError: the body breaks its own bounds, or the topic is not this identity's.
     """
     below = topic.split("/")[-4:]
-    _check_own(body, below, identity)
-    text = json.dumps(_encode(body), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    _, (fingerprint, peer, part) = _split("own", "/".join(["own", *below]))
+    if peer != identity.peer_id or part is not part_of(body):
+        raise TelemetryError("topic", "is not this node's for such a message")
+    written = {"kind": _kind(body), **_FORMS[type(body)].encode(body)}
+    _decode(written, part, fingerprint)  # as receivers will
+    text = json.dumps(written, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     signature = identity.sign(_signed_bytes("/".join(below), text))
-    envelope = {
-        "v": _VERSION,
-        "body": text,
-        "key": base64.b64encode(identity.public_key).decode(),
-        "sig": base64.b64encode(signature).decode(),
-    }
+    envelope = _ENVELOPES.encode(_Envelope(_VERSION, text, identity.public_key, signature))
     payload = json.dumps(envelope, separators=(",", ":"), ensure_ascii=False).encode()
     _check_size(payload)
     return payload
@@ -286,16 +348,26 @@ def open_payload(prefix: str, topic: str, payload: bytes) -> Signed:
     """
     below, (fingerprint, peer, part) = _split(prefix, topic)
     _check_size(payload)
-    envelope = read.json_object("payload", read.parse("payload", payload))
-    if envelope.get("v") != _VERSION or type(envelope["v"]) is not int:
-        raise TelemetryError("v", "another version of the format")
-    text = envelope.get("body")
-    if not isinstance(text, str) or not text.startswith("{"):
-        raise TelemetryError("body", "must be the text of a JSON object")
-    key, signature = read.base64_bytes(envelope, "key"), read.base64_bytes(envelope, "sig")
-    if not verify(peer, key, _signed_bytes(below, text), signature):
+    envelope = _ENVELOPES.decode(_parse("payload", payload))
+    if not verify(peer, envelope.key, _signed_bytes(below, envelope.body), envelope.sig):
         raise TelemetryError("signature", f"not made by {peer}")
-    return Signed(peer, fingerprint, _decode(read.json_object("body", read.parse("body", text)), part, fingerprint))
+    return Signed(peer, fingerprint, _decode(_parse("body", envelope.body), part, fingerprint))
+
+
+def _parse(field: str, data: bytes | str) -> dict[str, Any]:
+    """A JSON object; numbers that JSON does not have are refused."""
+    try:
+        text = data.decode() if isinstance(data, bytes) else data
+        found = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise TelemetryError(field, "is not JSON") from error
+    if not isinstance(found, dict):
+        raise TelemetryError(field, "must be a JSON object")
+    return found
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
 
 
 def _signed_bytes(below: str, text: str) -> bytes:
@@ -323,117 +395,13 @@ def _check_size(payload: bytes) -> None:
         raise TelemetryError("size", f"{len(payload)} bytes; a message has at most {MAX_PAYLOAD_BYTES}")
 
 
-def _check_own(body: Body, below: list[str], identity: Identity) -> None:
-    """Check a message of this node as receivers will."""
-    _, (fingerprint, peer, part) = _split("own", "/".join(["own", *below]))
-    if peer != identity.peer_id or part is not part_of(body):
-        raise TelemetryError("topic", "is not this node's for such a message")
-    _decode(_encode(body), part, fingerprint)
-
-
-def _encode(body: Body) -> dict[str, Any]:
-    stamp = {"nonce": body.stamp.nonce, "seq": body.stamp.seq, "at": body.stamp.at}
-    values = {field.name: getattr(body, field.name) for field in fields(body) if field.name != "stamp"}
-    match body:
-        case Status():
-            model, span = body.model, body.span
-            values["model"] = {"name": model.name, "fingerprint": model.fingerprint, "num_layers": model.num_layers}
-            values["span"] = [span.start, span.end]
-            kind = "birth" if values.pop("is_birth") else "status"
-        case Metrics():
-            values["sweep_ms"] = [list(pair) for pair in body.sweep_ms]
-            kind = "metrics"
-        case Event():
-            kind = "event"
-        case Will():
-            kind = "will"
-    return {"kind": kind, **stamp, **values}
-
-
-def _decode(raw: Mapping[str, Any], part: MessageKind, fingerprint: str) -> Body:
+def _decode(raw: dict[str, Any], part: MessageKind, fingerprint: str) -> Body:
     """The checked body; unknown fields are ignored, because a later version may add some."""
-    stamp = Stamp(_nonce(raw), read.integer(raw, "seq"), read.number(raw, "at", _MAX_TIME_S))
-    match part, raw.get("kind"):
-        case MessageKind.STATUS, ("birth" | "status") as kind:
-            return _status(raw, stamp, kind == "birth", fingerprint)
-        case MessageKind.STATUS, "will":
-            if stamp.seq != 0:
-                raise TelemetryError("seq", "a will has 0")
-            return Will(stamp)
-        case MessageKind.METRICS, "metrics":
-            return _metrics(raw, stamp)
-        case MessageKind.EVENTS, "event":
-            event = EventKind(read.choice(raw, "event", EventKind))
-            return Event(stamp, event, read.text(raw, "text", MAX_EVENT_CHARACTERS))
-        case _:
-            raise TelemetryError("kind", f"is not one of …/{part}")
-
-
-def _status(raw: Mapping[str, Any], stamp: Stamp, is_birth: bool, fingerprint: str) -> Status:
-    raw_model = read.json_object("model", raw.get("model"))
-    if raw_model.get("fingerprint") != fingerprint:
+    kind = raw.get("kind")
+    belongs, declared = KINDS.get(kind, (None, None)) if isinstance(kind, str) else (None, None)
+    if declared is None or belongs is not part:
+        raise TelemetryError("kind", f"is not one of …/{part}")
+    body = _FORMS[declared].decode(raw, is_birth=kind == "birth")
+    if isinstance(body, Status) and body.model.fingerprint != fingerprint:
         raise TelemetryError("model", "is another one than the topic's")
-    num_layers = read.integer(raw_model, "num_layers", MAX_LAYERS)
-    name = read.text(raw_model, "name", MAX_MODEL_NAME)
-    if not is_model_name(name):
-        raise TelemetryError("name", "is no name of a model")
-    model = ServedModel(name, fingerprint, num_layers)
-    return Status(
-        stamp=stamp,
-        is_birth=is_birth,
-        model=model,
-        span=_span(raw.get("span"), model.num_layers),
-        state=Presence(read.choice(raw, "state", Presence)),
-        device=read.text(raw, "device", 96),
-        numeric_class=read.text(raw, "numeric_class", 96),
-        version=read.text(raw, "version", 32),
-        name=None if raw.get("name") is None else read.text(raw, "name", 64),
-        started_at=read.number(raw, "started_at", _MAX_TIME_S),
-        kv_tokens_total=read.integer(raw, "kv_tokens_total"),
-        ttl_s=read.number(raw, "ttl_s", MAX_TTL_S),
-        path=None if raw.get("path") is None else read.text(raw, "path", 32),
-    )
-
-
-def _metrics(raw: Mapping[str, Any], stamp: Stamp) -> Metrics:
-    total = read.integer(raw, "kv_tokens_total")
-    return Metrics(
-        stamp=stamp,
-        uptime_s=read.number(raw, "uptime_s", _MAX_TIME_S),
-        sweeps=read.integer(raw, "sweeps"),
-        tree_nodes=read.integer(raw, "tree_nodes"),
-        tokens=read.integer(raw, "tokens"),
-        layer_tokens=read.integer(raw, "layer_tokens"),
-        bytes_in=read.integer(raw, "bytes_in"),
-        bytes_out=read.integer(raw, "bytes_out"),
-        errors=read.integer(raw, "errors"),
-        busy=read.number(raw, "busy", 1.0),
-        queue_ms=read.number(raw, "queue_ms", read.MAX_MS),
-        compute_ms=read.number(raw, "compute_ms", read.MAX_MS),
-        kv_tokens_free=read.integer(raw, "kv_tokens_free", total),
-        kv_tokens_total=total,
-        sessions=read.integer(raw, "sessions"),
-        sweep_ms=read.pairs(raw, "sweep_ms"),
-        device_memory_bytes=_optional(raw, "device_memory_bytes", read.integer),
-        device_temperature_c=_optional(raw, "device_temperature_c", read.temperature),
-    )
-
-
-def _optional(raw: Mapping[str, Any], field: str, reader: Callable[[Mapping[str, Any], str], T]) -> T | None:
-    return None if raw.get(field) is None else reader(raw, field)
-
-
-def _nonce(raw: Mapping[str, Any]) -> str:
-    value = raw.get("nonce")
-    if not isinstance(value, str) or _NONCE.fullmatch(value) is None:
-        raise TelemetryError("nonce", "must be 16 to 64 hex digits")
-    return value
-
-
-def _span(value: object, num_layers: int) -> Span:
-    if not isinstance(value, list) or [type(end) for end in value] != [int, int]:
-        raise TelemetryError("span", "must be two whole numbers")
-    try:
-        return Span(*value).within(num_layers)
-    except LayersError as error:
-        raise TelemetryError("span", f"no span of {num_layers} layers") from error
+    return body

@@ -9,7 +9,7 @@ from typing import Final
 
 from swarm.discovery.dialable import IpAddress, is_dialable, is_public
 from swarm.discovery.node_record import split_address
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.relay.openings import MAX_ADDRESSES
 from swarm.runtime.quota import IPV6_LINK
 from swarm.ways.own_addresses import OwnAddresses

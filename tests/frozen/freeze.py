@@ -117,7 +117,7 @@ def _directory(identity: Identity, other: Identity) -> dict[str, Any]:
     made = {
         "record": seal(record, identity),
         "direct record": seal(direct, identity),
-        "last record": seal(tombstone(record), identity, left=True),
+        "last record": seal(tombstone(record), identity),
         "pointer": seal_pointer(ModelPointer(record.peer, MODEL, NOW + 60), identity),
         "hello": hello_response(identity, NONCE, digest),
         "dial-back": pack_request(record.address, NONCE, record.certificate),

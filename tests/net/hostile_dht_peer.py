@@ -84,7 +84,7 @@ async def store(protocol: DirectoryProtocol, target: PeerID, attempts: list[Atte
 
 
 async def attack(join: str, stolen: bytes) -> None:
-    victim = open_sealed(stolen, time.time()).record
+    victim = open_sealed(stolen, time.time())
     me = Identity.ephemeral()
     with tempfile.TemporaryDirectory() as folder:
         Daemon.keep_sockets_in(folder)

@@ -50,7 +50,6 @@ PURE = (
     "swarm/routing/placement",
     "swarm/routing/route",
     "swarm/runtime/quota",
-    "swarm/telemetry/fields",
     "swarm/telemetry/guard",
     "swarm/telemetry/messages",
 )

@@ -16,7 +16,7 @@ from benchmarks.redteam.kit import RECORD_S
 from benchmarks.redteam.sealing import filings_of, other_model
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import Filing
-from swarm.discovery.node_record import NodeRecord, NodeState, open_sealed, seal
+from swarm.discovery.node_record import NodeRecord, NodeState, open_sealed, seal, tombstone
 from swarm.discovery.registry import RECORD_TTL_S, record_keys
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_LAYERS
@@ -49,8 +49,7 @@ async def publish(fight: Fight, span: str, address: str = NOWHERE, count: int = 
         with suppress(Exception):
             async with asyncio.timeout(8.0):
                 for record, who in records[:64]:
-                    gone = replace(record, sequence=record.sequence + 1, expires_at=record.expires_at + 0.001)
-                    await fight.kit.announce(gone, who, left=True)
+                    await fight.kit.announce(tombstone(record), who)
 
 
 async def prepared(fight: Fight, count: int) -> list[Identity]:
@@ -263,7 +262,7 @@ async def replayed_records(fight: Fight) -> None:
     await fight.go()
     async for _ in fight.pace(4.0):
         for sealed in fight.sealed:
-            record = open_sealed(sealed, time.time()).record
+            record = open_sealed(sealed, time.time())
             keys = record_keys(record)
             own, others = ([Filing(key, name, sealed) for key in keys] for name in (record.peer, who.peer_id))
             taken = [
@@ -380,4 +379,4 @@ async def joining_flood(fight: Fight) -> None:
         state = NodeState.JOINING if number % 2 else NodeState.SERVING
         keep = time.time() + RECORD_S
         record = fight.kit.record(who, Span(0, 12), NOWHERE, state=state, sequence=number + 1, expires_at=keep)
-        await fight.kit.announce(record, who, left=number % 3 == 0)
+        await fight.kit.announce(replace(record, left=number % 3 == 0), who)

@@ -16,12 +16,12 @@ from typing import Any
 import msgpack
 
 from benchmarks.redteam.fuzzing.mutations import mutate_bytes, mutate_packed, mutate_wire
-from swarm.discovery import node_record
+from swarm.protocol import wire
 from swarm.discovery.address_proof import check_hello, hello_response
 from swarm.discovery.dht.dialback import pack_request, parse_request
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import open_pointer, seal_announcement
-from swarm.discovery.node_record import NodeRecord, NodeState, open_sealed, seal
+from swarm.discovery.node_record import RECORDS, NodeRecord, NodeState, open_sealed, seal
 from swarm.errors import RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
@@ -64,6 +64,7 @@ from swarm.telemetry.messages import (
     ServedModel,
     Stamp,
     Status,
+    TelemetryError,
     open_payload,
     part_of,
     seal_body,
@@ -280,5 +281,5 @@ def _body(record: bytes) -> bytes:
 
 def _open_signed(who: Identity, body: bytes) -> object:
     """What a stranger can sign: any body under its own key."""
-    packed: bytes = msgpack.packb([who.public_key, body, who.sign(node_record._DOMAIN + body)])
+    packed: bytes = msgpack.packb([who.public_key, body, who.sign(RECORDS.domain + body)])
     return open_sealed(packed, NOW_S)

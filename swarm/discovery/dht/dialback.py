@@ -31,7 +31,7 @@ from swarm.discovery.dht.relay_offers import parse_offer
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import split_address
 from swarm.discovery.peer_proof import prove_peer
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.transport.certificate import check_certificate

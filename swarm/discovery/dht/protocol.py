@@ -23,9 +23,9 @@ import msgpack
 from swarm.discovery.dht.admission import DirectoryAdmission, StrangerRefused, open_place
 from swarm.discovery.dht.child import REFUSED
 from swarm.discovery.dht.hivemind_node import DHTID, DHTProtocol, P2PContext, PeerID, dht_pb2, node_module
-from swarm.discovery.record_fields import RecordError
 from swarm.discovery.record_store import FiledItem, RecordStore, open_item
 from swarm.discovery.registry import StorageKey
+from swarm.discovery.sealing import RecordError
 from swarm.ids import PeerId
 from swarm.runtime.counted_log import CountedLog
 from swarm.runtime.quota import UNKNOWN, Quota, QuotaLimits, RateLimit, address_key, link_of, site_key

@@ -35,10 +35,10 @@ from swarm.discovery.dht.child import NO_ANSWER, DhtPipe, start_pipe
 from swarm.discovery.dht.way_out import read_egress
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
-from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
+from swarm.discovery.node_record import NodeRecord, live_records, tombstone
 from swarm.discovery.peer_proof import is_provable
-from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key
+from swarm.discovery.sealing import MAX_TTL_S, RecordError
 from swarm.discovery.swarm_file import fresh_swarm_id, keep_swarm, kept_swarm
 from swarm.egress.ports import Egress
 from swarm.errors import IdentityError, RegistryError
@@ -311,16 +311,16 @@ class DhtRegistry:
             RecordError: the record breaks its bounds.
             RegistryError: the DHT did not take it.
         """
-        await self._store(record, left=False)
+        await self._store(record)
 
     async def withdraw(self, record: NodeRecord) -> None:
         """Take back what was last announced."""
-        await self._store(tombstone(record), left=True)
+        await self._store(tombstone(record))
 
-    async def _store(self, record: NodeRecord, *, left: bool) -> None:
+    async def _store(self, record: NodeRecord) -> None:
         if record.expires_at > time.time() + MAX_TTL_S:
             raise RecordError("expires_at", f"more than {MAX_TTL_S:.0f} s ahead")
-        filings = seal_announcement(replace(record, swarm=self.swarm_id), self.identity, left=left)
+        filings = seal_announcement(replace(record, swarm=self.swarm_id), self.identity)
         # What is cached lacks this record, so it no longer counts as recent.
         self._cache = {name: (at - RECENT_S, blobs) for name, (at, blobs) in self._cache.items()}
         arguments = {"filings": [(one.key, one.subkey, one.data) for one in filings], "expires_at": record.expires_at}
@@ -333,7 +333,7 @@ class DhtRegistry:
                 "is the clock right, and is no copy of this identity in use elsewhere?"
             )
         self._check_kept(kept["asked"], kept["copies"][:-1])
-        if kept["copies"][-1] < min(1, kept["asked"]) and not left:
+        if kept["copies"][-1] < min(1, kept["asked"]) and not record.left:
             _log.warning("this machine serves, but the DHT's list of models is full: clients may not see its model")
 
     def _check_kept(self, asked: int, copies: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from swarm.discovery.node_record import split_address
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.ids import PeerId
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit
 from swarm.transport.relayed import parse_relayed

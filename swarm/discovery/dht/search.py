@@ -23,9 +23,9 @@ from swarm.discovery.dht.addresses import ListenAddresses
 from swarm.discovery.dht.admission import DirectoryAdmission
 from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode, Multiaddr, PeerID, traverse_dht
 from swarm.discovery.dht.protocol import DirectoryProtocol, KeyAnswer, ReportedItem, kademlia_id
-from swarm.discovery.record_fields import RecordError
 from swarm.discovery.record_store import FiledItem, open_item
 from swarm.discovery.registry import StorageKey, item_key, storage_key
+from swarm.discovery.sealing import RecordError
 
 MAX_KEYS = 32
 """Keys of one look-up: all blocks of the deepest model."""

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.health.alerts.rules import AlertKind, Finding, Severity
-from swarm.health.state.node import Condition, NodeView, ReportedModel
+from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.probe_results import ProbeLog
 from swarm.health.state.verdict import Verdict
 from swarm.layers import name_layers
+from swarm.telemetry.messages import ServedModel
 
 MAX_NAMED = 3
 """Nodes, versions or gaps that one text names."""
@@ -61,7 +62,7 @@ class Assessment:
         log: its probes.
     """
 
-    model: ReportedModel
+    model: ServedModel
     nodes: Sequence[NodeView]
     verdict: Verdict
     since: float

@@ -23,11 +23,11 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import RECORD_TTL_S
 from swarm.health.state.contributions import ContributionBook
 from swarm.health.state.model_slots import ModelSlots
-from swarm.health.state.node import Condition, EvidenceSource, NodeView, ReportedModel, SwarmEvent
+from swarm.health.state.node import Condition, EvidenceSource, NodeView, SwarmEvent
 from swarm.health.state.totals import TotalsBook
 from swarm.ids import PeerId
 from swarm.telemetry.guard import MAX_SKEW_S
-from swarm.telemetry.messages import Body, Event, Metrics, Presence, Status, Will
+from swarm.telemetry.messages import Body, Event, Metrics, Presence, ServedModel, Status, Will
 
 FRESH_S = 16.0
 """How long telemetry counts after it came: three metrics messages may be lost."""
@@ -119,14 +119,13 @@ class _NodeEvidence:
         """Telemetry came: the node is not silent."""
         self.silent_s, self.silent_since = 0.0, None
 
-    def reported_model(self) -> ReportedModel | None:
+    def reported_model(self) -> ServedModel | None:
         """The model that it reports to serve."""
         if self.status is not None:
-            model = self.status.model
-            return ReportedModel(model.name, model.fingerprint, model.num_layers)
+            return self.status.model
         if self.record is not None:
-            identity = self.record.model
-            return ReportedModel(identity.name, identity.fingerprint, identity.num_layers)
+            model = self.record.model
+            return ServedModel(model.name, model.fingerprint, model.num_layers)
         return None
 
 
@@ -255,9 +254,9 @@ class Knowledge:
             self.version += bool(gone)
         self.totals.keep(self._evidence)
 
-    def nodes(self, now: float) -> dict[str, tuple[ReportedModel, list[NodeView]]]:
+    def nodes(self, now: float) -> dict[str, tuple[ServedModel, list[NodeView]]]:
         """Every model and its nodes, by fingerprint; nodes that describe the model otherwise are left out."""
-        found: dict[str, tuple[ReportedModel, list[NodeView]]] = {}
+        found: dict[str, tuple[ServedModel, list[NodeView]]] = {}
         for fingerprint, peers in self._evidence.items():
             listed = [evidence.reported_model() for evidence in peers.values() if evidence.record is not None]
             model = _most_common(listed or [evidence.reported_model() for evidence in peers.values()])
@@ -342,7 +341,7 @@ def _agree(evidence: _NodeEvidence) -> bool:
     return record.span == status.span and record.state.value == status.state.value
 
 
-def _most_common(claims: Iterable[ReportedModel | None]) -> ReportedModel | None:
+def _most_common(claims: Iterable[ServedModel | None]) -> ServedModel | None:
     """What most nodes report; only a machine that has the model could check the fingerprint against the rest."""
     counts = Counter(reported_model for reported_model in claims if reported_model is not None)
     return max(counts, key=lambda model: (counts[model], model.name), default=None)
@@ -362,13 +361,13 @@ def _source(evidence: _NodeEvidence, now: float) -> EvidenceSource:
     return EvidenceSource.MQTT if evidence.status is not None else EvidenceSource.DHT
 
 
-def _node(peer: PeerId, model: ReportedModel, evidence: _NodeEvidence, now: float) -> NodeView:
+def _node(peer: PeerId, model: ServedModel, evidence: _NodeEvidence, now: float) -> NodeView:
     status, record, metrics = evidence.status, evidence.record, evidence.metrics
     fresh = status if status is not None and (evidence.has_telemetry(now) or record is None) else None
     newest = fresh or record or status
     assert newest is not None, "a node that reports no model is not shown"
     disagrees = evidence.disagrees_since is not None and now - evidence.disagrees_since > DISAGREE_S
-    numbers = _numbers(evidence, now)
+    load = _load(evidence, now)
     return NodeView(
         peer=peer,
         model=model,
@@ -381,12 +380,12 @@ def _node(peer: PeerId, model: ReportedModel, evidence: _NodeEvidence, now: floa
         name=newest.name,
         started_at=None if status is None else status.started_at,
         seen_at=evidence.seen_at,
-        busy=numbers.busy,
-        kv_free=numbers.kv_free,
-        kv_total=numbers.kv_total,
+        busy=0.0 if load is None else load.busy,
+        kv_tokens_free=0 if load is None else load.kv_tokens_free,
+        kv_tokens_total=(load or newest).kv_tokens_total,
         sweeps_per_s=evidence.sweeps_per_s if evidence.has_telemetry(now) else None,
         layer_tokens=None if metrics is None else metrics.layer_tokens,
-        claimed_ms=numbers.sweep_ms,
+        sweep_ms=() if load is None else load.sweep_ms,
         disagrees=disagrees and evidence.has_telemetry(now),
         probed_ms=evidence.probed_ms,
         agrees=evidence.agrees,
@@ -396,22 +395,7 @@ def _node(peer: PeerId, model: ReportedModel, evidence: _NodeEvidence, now: floa
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Load and speed of a node as it reports them; `sweep_ms` by tree nodes of a sweep."""
-
-    busy: float
-    kv_free: int
-    kv_total: int
-    sweep_ms: tuple[tuple[int, float], ...]
-
-
-def _numbers(evidence: _NodeEvidence, now: float) -> _Numbers:
-    """From metrics while they come, else from the record."""
+def _load(evidence: _NodeEvidence, now: float) -> Metrics | NodeRecord | None:
+    """What tells how fast and how full it is: metrics while they come, else the record."""
     metrics, record = evidence.metrics, evidence.record
-    if metrics is not None and (evidence.has_telemetry(now) or record is None):
-        return _Numbers(metrics.busy, metrics.kv_tokens_free, metrics.kv_tokens_total, metrics.sweep_ms)
-    if record is not None:
-        return _Numbers(record.busy, record.kv_tokens_free, record.kv_tokens_total, record.sweep_ms)
-    total = 0 if evidence.status is None else evidence.status.kv_tokens_total
-    return _Numbers(0.0, 0, total, ())
+    return metrics if metrics is not None and (evidence.has_telemetry(now) or record is None) else record

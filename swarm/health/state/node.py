@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from swarm.discovery.node_record import Reach
 from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.telemetry.messages import ServedModel
 
 
 class Condition(enum.StrEnum):
@@ -31,17 +32,8 @@ class EvidenceSource(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedModel:
-    """A model as its nodes report it."""
-
-    name: str
-    fingerprint: str
-    num_layers: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node of one model as it is now.
+    """One node of one model as it is now: what its record and telemetry say, by their names, and what is known of it.
 
     Attributes:
         peer: its id.
@@ -56,11 +48,11 @@ class NodeView:
         started_at: when its run began, in Unix seconds.
         seen_at: when anything last came of it, in Unix seconds.
         busy: part of the time in which it computes, 0 to 1.
-        kv_free: KV tokens that a new session could take.
-        kv_total: KV tokens that it has.
+        kv_tokens_free: KV tokens that no session has reserved.
+        kv_tokens_total: KV tokens for all sessions together.
         sweeps_per_s: between its last two metrics messages.
         layer_tokens: committed tokens times layers, in this run.
-        claimed_ms: milliseconds per sweep that it reports, by tree nodes of the sweep.
+        sweep_ms: (tree nodes, ms per sweep), as it reports them.
         disagrees: broker and DHT differ about it.
         probed_ms: compute per sweep for the whole span, as a probe measured it.
         agrees: whether its answers were those of another holder of its layers; None if never compared.
@@ -70,7 +62,7 @@ class NodeView:
     """
 
     peer: PeerId
-    model: ReportedModel
+    model: ServedModel
     span: Span
     condition: Condition
     source: EvidenceSource
@@ -81,11 +73,11 @@ class NodeView:
     started_at: float | None
     seen_at: float
     busy: float
-    kv_free: int
-    kv_total: int
+    kv_tokens_free: int
+    kv_tokens_total: int
     sweeps_per_s: float | None
     layer_tokens: int | None
-    claimed_ms: tuple[tuple[int, float], ...]
+    sweep_ms: tuple[tuple[int, float], ...]
     disagrees: bool
     probed_ms: float | None
     agrees: bool | None

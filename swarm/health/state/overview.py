@@ -15,10 +15,11 @@ from swarm.health.state.assessment import Assessment, LinkState, SourceStatus, a
 from swarm.health.state.contributions import shares
 from swarm.health.state.model import Knowledge
 from swarm.health.state.model_slots import SlotStanding
-from swarm.health.state.node import NodeView, ReportedModel, SwarmEvent
+from swarm.health.state.node import NodeView, SwarmEvent
 from swarm.health.state.probe_results import Probe, ProbeLog, ReplicaComparison
 from swarm.health.state.verdict import Grade, judge
 from swarm.telemetry.guard import Reason
+from swarm.telemetry.messages import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Overview:
         """The DHT answers, or does not any more."""
         self.version += self.dht.change_to(state, now)
 
-    def record_probe(self, model: ReportedModel, probe: Probe, now: float) -> None:
+    def record_probe(self, model: ServedModel, probe: Probe, now: float) -> None:
         """Take in a canary generation."""
         log = self.probes.setdefault(model.fingerprint, ProbeLog())
         log.add(probe, now)
@@ -86,7 +87,7 @@ class Overview:
             if hop.peer in spans and layers > 0:
                 self.knowledge.record_probe(model.fingerprint, hop.peer, hop.compute_ms * len(spans[hop.peer]) / layers)
 
-    def record_comparison(self, model: ReportedModel, comparison: ReplicaComparison) -> None:
+    def record_comparison(self, model: ServedModel, comparison: ReplicaComparison) -> None:
         """Take in a comparison; where two differ, either may be wrong, so both are marked."""
         if comparison.agrees is not None:
             for peer in (comparison.peer, *comparison.others):
@@ -130,7 +131,7 @@ class Overview:
             source.since = min(source.since, now)
         self._skewed_at = None if self._skewed_at is None else min(self._skewed_at, now)
 
-    def _assess_alone(self, model: ReportedModel, nodes: list[NodeView], now: float) -> Assessment | None:
+    def _assess_alone(self, model: ServedModel, nodes: list[NodeView], now: float) -> Assessment | None:
         """Judge one model; one that cannot be judged hides no other."""
         try:
             found = self._assess(model, nodes, now)
@@ -142,7 +143,7 @@ class Overview:
             return None
         return found
 
-    def _assess(self, model: ReportedModel, nodes: list[NodeView], now: float) -> Assessment:
+    def _assess(self, model: ServedModel, nodes: list[NodeView], now: float) -> Assessment:
         log = self.probes.get(model.fingerprint, ProbeLog())
         verdict = judge(model, nodes, log.failures, self.join)
         grade, since = self._grades.get(model.fingerprint, (None, now))
@@ -215,11 +216,11 @@ def _node(node: NodeView) -> dict[str, Any]:
         "seen_at": round(node.seen_at, 1),
         "source": node.source.value,
         "busy": round(node.busy, 3),
-        "kv_free": node.kv_free,
-        "kv_total": node.kv_total,
+        "kv_free": node.kv_tokens_free,
+        "kv_total": node.kv_tokens_total,
         "sweeps_per_s": None if node.sweeps_per_s is None else round(node.sweeps_per_s, 2),
         "layer_tokens": node.layer_tokens,
-        "claimed_ms": [[nodes, round(ms, 2)] for nodes, ms in node.claimed_ms],
+        "claimed_ms": [[nodes, round(ms, 2)] for nodes, ms in node.sweep_ms],
         "probed_ms": None if node.probed_ms is None else round(node.probed_ms, 2),
         "agrees": node.agrees,
         "reach": None if node.reach is None else node.reach.value,

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.discovery.coverage import serve_line
-from swarm.health.state.node import Condition, NodeView, ReportedModel
+from swarm.health.state.node import Condition, NodeView
 from swarm.layers import Span, missing_layers, name_layers
+from swarm.telemetry.messages import ServedModel
 
 MAX_FIXES = 8
 
@@ -53,7 +54,7 @@ class Verdict:
     fixes: tuple[str, ...]
 
 
-def judge(model: ReportedModel, nodes: Sequence[NodeView], failures: int, join: Sequence[str]) -> Verdict:
+def judge(model: ServedModel, nodes: Sequence[NodeView], failures: int, join: Sequence[str]) -> Verdict:
     """Judge a model.
 
     Args:

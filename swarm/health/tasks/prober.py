@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from swarm.errors import RemoteProtocolError
 from swarm.health.options import Health
 from swarm.health.state.model_slots import SlotStanding
-from swarm.health.state.node import Condition, NodeView, ReportedModel
+from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import Probe, ProbeBudget, ReplicaComparison, read_comparison, read_probe
 from swarm.health.state.verdict import count_replicas
 from swarm.ids import PeerId
 from swarm.protocol.numeric_class import promises_texts
+from swarm.telemetry.messages import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Prober:
             if due is not None:
                 await self.probe(*due)
 
-    def due(self) -> tuple[ReportedModel, list[NodeView]] | None:
+    def due(self) -> tuple[ServedModel, list[NodeView]] | None:
         """The model to probe now, with its serving nodes; None if none is due or the budget is spent."""
         now, complete = self._timer(), {}
         for fingerprint, (model, nodes) in self._overview.knowledge.nodes(self._clock()).items():
@@ -97,7 +98,7 @@ class Prober:
             return None
         return complete[min(ready, key=lambda name: self._schedules[name].due_at)]
 
-    async def probe(self, model: ReportedModel, nodes: Sequence[NodeView]) -> None:
+    async def probe(self, model: ServedModel, nodes: Sequence[NodeView]) -> None:
         """Make a generation; after a good one, compare one node's answers with another's where that can be done."""
         self._budget.spend(PROBE_TOKENS, self._timer())
         probe = await self._generation(model)
@@ -113,7 +114,7 @@ class Prober:
             schedule.compared[peer] = now
             self._overview.record_comparison(model, await self._comparison(model, peer))
 
-    def next_compared(self, model: ReportedModel, nodes: Sequence[NodeView]) -> PeerId | None:
+    def next_compared(self, model: ServedModel, nodes: Sequence[NodeView]) -> PeerId | None:
         """The node compared longest ago, of those that can be: their class promises texts, and has stand-ins."""
         schedule = self._schedules.setdefault(model.fingerprint, _ProbeSchedule(0.0))
         exact = [node for node in nodes if promises_texts(node.numeric_class)]
@@ -121,7 +122,7 @@ class Prober:
         schedule.compared = {peer: at for peer, at in schedule.compared.items() if peer in comparable}
         return min(comparable, key=lambda peer: (schedule.compared.get(peer, 0.0), peer), default=None)
 
-    def _arguments(self, model: ReportedModel) -> list[str]:
+    def _arguments(self, model: ServedModel) -> list[str]:
         options = ["--fingerprint", model.fingerprint, "--tokens", str(NEW_TOKENS)]
         for address in self._overview.join:
             options += ["--join", address]
@@ -129,7 +130,7 @@ class Prober:
             options += ["--network-key", "-"]
         return [*options, "--insecure"] if self._insecure else options
 
-    async def _generation(self, model: ReportedModel) -> Probe:
+    async def _generation(self, model: ServedModel) -> Probe:
         try:
             return read_probe(await self._run(self._arguments(model)))
         except TimeoutError:
@@ -138,7 +139,7 @@ class Prober:
             logger.warning("the probe of %s gave no result: %s", model.name, error)
             return Probe(ok=None, error=str(error))
 
-    async def _comparison(self, model: ReportedModel, peer: PeerId) -> ReplicaComparison:
+    async def _comparison(self, model: ServedModel, peer: PeerId) -> ReplicaComparison:
         try:
             return read_comparison(await self._run([*self._arguments(model), "--compare", peer]))
         except (TimeoutError, OSError, RemoteProtocolError) as error:

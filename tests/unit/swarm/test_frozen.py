@@ -17,7 +17,7 @@ from swarm.discovery.dht.dialback import parse_request
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import ModelPointer, open_pointer, seal_pointer
 from swarm.discovery.node_record import open_sealed, seal, unseal
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from swarm.errors import RemoteProtocolError
 from swarm.protocol import wire
 from swarm.protocol.frames import FrameAssembler

@@ -29,7 +29,7 @@ from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.model_pointer import Filing
-from swarm.discovery.record_fields import RecordError
+from swarm.discovery.sealing import RecordError
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import until
 

@@ -16,8 +16,8 @@ from swarm.discovery.coverage import cover
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import KNOWN_S
+from swarm.discovery.sealing import RecordError
 from swarm.errors import RouteError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span

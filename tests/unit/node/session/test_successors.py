@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 import node.session.successors
-import swarm.discovery.node_record
+import swarm.discovery.sealing
 from node.session.admission import DIALLED, LIMITS, SUCCESSORS, Admission
 from node.session.successors import Successors, Tried
 from swarm.discovery import identity
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, seal, unseal
+from swarm.discovery.node_record import RECORDS, NodeRecord, seal, unseal
 from swarm.errors import RegistryError, Unreachable
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
@@ -186,10 +186,10 @@ async def test_of_many_records_only_the_successors_is_verified_and_that_once(mon
         verified.append(peer)
         return identity.verify(peer, *arguments)
 
-    monkeypatch.setattr(swarm.discovery.node_record, "verify", counted)
+    monkeypatch.setattr(swarm.discovery.sealing, "verify", counted)
     records = [sealed(PEERS[1]), sealed(PEERS[2]), sealed(PEERS[0], "10.0.0.3:5", 3), b"garbage"]
     verified.clear()
-    swarm.discovery.node_record._opened.cache_clear()
+    RECORDS._opened.cache_clear()
     for _ in range(5):
         await successors.dial(hop(PEERS[0]), records, Tried("s"))
     assert dialer.dialled == ["10.0.0.3:5"] * 5

@@ -21,9 +21,9 @@ from swarm.discovery.model_pointer import (
     seal_pointer,
 )
 from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.record_fields import RecordError
 from swarm.discovery.record_store import OVERHEAD_BYTES, FiledItem, RecordStore, StoreLimits, open_item
 from swarm.discovery.registry import StorageKey, storage_key
+from swarm.discovery.sealing import RecordError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from tests.sample_records import sample_record
@@ -241,7 +241,7 @@ def test_a_list_has_each_model_once_by_its_commonest_name_in_the_order_of_the_an
         (identity, second, False),
         (others[1], MODEL, False),
     ]
-    blobs = [seal_pointer(ModelPointer(who.peer_id, what, NOW + 60, left), who) for who, what, left in pointers]
+    blobs = [seal_pointer(ModelPointer(who.peer_id, what, NOW + 60, left=left), who) for who, what, left in pointers]
     assert listed_models([b"rubbish", *blobs], NOW) == [MODEL, second]
     assert listed_models(blobs[:1], NOW) == [replace(MODEL, name="nickname")]
     gone = seal_pointer(ModelPointer(identity.peer_id, second, NOW + 60.001, left=True), identity)

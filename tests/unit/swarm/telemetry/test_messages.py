@@ -12,9 +12,17 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.layers import Span
-from swarm.telemetry.fields import TelemetryError
 from swarm.telemetry.guard import AcceptedMessage, Reason, RejectedMessage, TelemetryGuard
-from swarm.telemetry.messages import Body, Presence, ServedModel, Signed, Stamp, check_prefix, open_payload, seal_body
+from swarm.telemetry.messages import (
+    Body,
+    Presence,
+    ServedModel,
+    Stamp,
+    TelemetryError,
+    check_prefix,
+    open_payload,
+    seal_body,
+)
 from tests.telemetry_messages import (
     FINGERPRINT,
     FIRST_NONCE,
@@ -56,41 +64,26 @@ def hear(guard: TelemetryGuard) -> Hear:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        status(),
-        status(seq=2, name="Grüße aus <b>Berlin</b>", state=Presence.LEFT, device="NVIDIA H100 80GB HBM3"),
-        metrics(),
-        metrics(device_memory_bytes=2**34, device_temperature_c=61.5, sweep_ms=()),
-        event(),
-        will(),
-    ],
-    ids=lambda body: type(body).__name__,
-)
-def test_a_body_arrives_as_it_left(body: Body) -> None:
-    payload = seal_body(body, topic(body), identity(0))
-    assert open_payload("canopy", topic(body), payload) == Signed(identity(0).peer_id, FINGERPRINT, body)
-    assert len(payload) < 2_048
-    # a bridge may hang the topics elsewhere: the prefix is not signed
-    assert open_payload("a/b", topic(body, prefix="a/b"), payload).body == body
-
-
-@pytest.mark.parametrize(
     ("body", "field"),
     [
-        (status(device="two\nlines"), "device"),
+        (status(device="x" * 97), "device"),
         (status(name="x" * 65), "name"),
-        (status(name="\u202eevil"), "name"),
-        (status(span=Span(8, 16)), "span"),
+        (status(version="x" * 33), "version"),
+        (status(path="x" * 33), "path"),
         (status(nonce="abc"), "nonce"),
         (status(ttl_s=601.0), "ttl_s"),
-        (status(at=float("nan")), "at"),
+        (status(span=Span(8, 16)), "span"),
         (metrics(busy=1.01), "busy"),
-        (metrics(queue_ms=float("inf")), "queue_ms"),
-        (metrics(sweeps=-1), "sweeps"),
-        (metrics(kv_tokens_free=4_097), "kv_tokens_free"),
-        (metrics(sweep_ms=((1, 1.0),) * 9), "sweep_ms"),
+        (metrics(queue_ms=1.1e7), "queue_ms"),
+        (metrics(sweeps=2**53 + 1), "sweeps"),
+        (metrics(device_temperature_c=1_000.1), "device_temperature_c"),
+        (metrics(sweep_ms=tuple((size + 1, 1.0) for size in range(9))), "sweep_ms"),
+        (metrics(sweep_ms=((4_097, 1.0),)), "sweep_ms"),
         (event(text="x" * 201), "text"),
+        (status(at=float("nan")), "at"),
+        (status(name="\u202eevil"), "name"),
+        (metrics(kv_tokens_free=4_097), "kv_tokens_free"),
+        (metrics(sweep_ms=((2, 1.0), (2, 1.0))), "sweep_ms"),
         (replace(will(), stamp=Stamp(FIRST_NONCE, 1, NOW)), "seq"),
     ],
 )
@@ -98,6 +91,11 @@ def test_a_node_cannot_say_what_nobody_would_believe(body: Body, field: str) -> 
     with pytest.raises(TelemetryError) as caught:
         seal_body(body, topic(body), identity(0))
     assert caught.value.field == field
+
+
+def test_a_bridge_may_hang_the_topics_elsewhere() -> None:
+    payload = seal_body(status(), topic(status()), identity(0))
+    assert open_payload("a/b", topic(status(), prefix="a/b"), payload).body == status()
 
 
 def test_a_node_speaks_for_itself_only_and_in_its_place() -> None:
@@ -262,15 +260,7 @@ BAD: Mapping[str, tuple[Reason, Callable[[], bytes]]] = {
         Reason.MALFORMED,
         lambda: odd(model={"name": "x", "fingerprint": "ff" * 32}),
     ),
-    "signed, span turned": (Reason.MALFORMED, lambda: odd(span=[4, 0])),
-    "signed, span of text": (Reason.MALFORMED, lambda: odd(span=["0", "4"])),
     "signed, huge time": (Reason.MALFORMED, lambda: odd(at=10**400)),
-    "signed, time true": (Reason.MALFORMED, lambda: odd(at=True)),
-    "signed, seq .5": (Reason.MALFORMED, lambda: odd(seq=0.5)),
-    "signed, name a list": (Reason.MALFORMED, lambda: odd(name=["x"])),
-    "signed, name of control codes": (Reason.MALFORMED, lambda: odd(name="a\u0007b")),
-    "signed, state unknown": (Reason.MALFORMED, lambda: odd(state="offline")),
-    "signed, no device": (Reason.MALFORMED, lambda: odd(device=None)),
 }
 
 

@@ -27,8 +27,8 @@ from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState, seal, split_address
-from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import RECORD_TTL_S, Registry, RelayOffer
+from swarm.discovery.sealing import RecordError
 from swarm.errors import ConfigError, IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span

@@ -54,7 +54,7 @@ def expires_of(filing: Filing) -> float:
 
     now = time.time()
     is_pointer = "/models/" in filing.key
-    return open_pointer(filing.data, now).expires_at if is_pointer else open_sealed(filing.data, now).record.expires_at
+    return open_pointer(filing.data, now).expires_at if is_pointer else open_sealed(filing.data, now).expires_at
 
 
 async def honest_peers(network: KademliaNetwork, count: int, rng: random.Random) -> list[DirectoryPeer]:

@@ -26,7 +26,6 @@ from swarm.health.alerts.rules import (
 )
 from swarm.health.state.assessment import LinkState
 from swarm.health.state.model import FRESH_S, KEPT_S
-from swarm.health.state.node import ReportedModel
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import Probe, ReplicaComparison
 from swarm.ids import ModelIdentity, PeerId
@@ -37,7 +36,7 @@ from tests.telemetry_messages import FINGERPRINT, NOW, metrics, status, will
 
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
 WHOLE = Span(0, 12)
-MODEL = ReportedModel("demo-target", FINGERPRINT, 12)
+MODEL = ServedModel("demo-target", FINGERPRINT, 12)
 IDENTITY = ModelIdentity("demo-target", FINGERPRINT, "b2" * 32, "c3" * 32, "d4" * 32, 12)
 
 

@@ -122,7 +122,7 @@ def test_a_dht_record_alone_is_believed_until_it_expires() -> None:
     knowledge = Knowledge()
     knowledge.apply_records(FINGERPRINT, [record(A)], NOW)
     seen = node(knowledge, NOW)
-    assert (seen.condition, seen.source, seen.device, seen.kv_free) == (
+    assert (seen.condition, seen.source, seen.device, seen.kv_tokens_free) == (
         Condition.SERVING,
         EvidenceSource.DHT,
         None,
@@ -146,7 +146,7 @@ def test_both_sources_are_merged_and_telemetry_knows_more() -> None:
     told(knowledge, name="attic")
     knowledge.apply_telemetry(A, FINGERPRINT, metrics(kv_tokens_free=7), NOW)
     seen = node(knowledge, NOW)
-    assert (seen.source, seen.name, seen.kv_free, seen.busy) == (EvidenceSource.BOTH, "attic", 7, 0.25)
+    assert (seen.source, seen.name, seen.kv_tokens_free, seen.busy) == (EvidenceSource.BOTH, "attic", 7, 0.25)
 
 
 def test_a_will_counts_at_once_although_the_dht_still_lists_the_node() -> None:

@@ -7,16 +7,17 @@ import pytest
 from swarm.health.alerts.rules import AlertBook, AlertKind, Finding, Severity
 from swarm.health.state.assessment import LinkState, SourceStatus
 from swarm.health.state.model import Knowledge
-from swarm.health.state.node import Condition, EvidenceSource, NodeView, ReportedModel
+from swarm.health.state.node import Condition, EvidenceSource, NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import HopProbe, Probe, ReplicaComparison
 from swarm.health.state.verdict import Grade, Verdict, judge
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason
+from swarm.telemetry.messages import ServedModel
 from tests.telemetry_messages import FINGERPRINT, NOW, status
 
-MODEL = ReportedModel("demo-target", FINGERPRINT, 12)
+MODEL = ServedModel("demo-target", FINGERPRINT, 12)
 JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer"]
 
 
@@ -34,11 +35,11 @@ def node(start: int, end: int, number: int = 0, **other: object) -> NodeView:
         "started_at": NOW,
         "seen_at": NOW,
         "busy": 0.0,
-        "kv_free": 10,
-        "kv_total": 10,
+        "kv_tokens_free": 10,
+        "kv_tokens_total": 10,
         "sweeps_per_s": None,
         "layer_tokens": None,
-        "claimed_ms": (),
+        "sweep_ms": (),
         "disagrees": False,
         "probed_ms": None,
         "agrees": None,

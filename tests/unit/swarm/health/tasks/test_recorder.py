@@ -16,11 +16,10 @@ from swarm.health.alerts.record import load_book
 from swarm.health.alerts.rules import AlertBook
 from swarm.health.state.assessment import Assessment
 from swarm.health.state.contributions import ContributionBook
-from swarm.health.state.node import ReportedModel, SwarmEvent
+from swarm.health.state.node import SwarmEvent
 from swarm.health.state.overview import Overview
 from swarm.health.state.verdict import Verdict, judge
-from swarm.health.tasks.clock_doubt import DOUBT_S, JUMP_S, LONGEST_S, ClockDoubt
-from swarm.health.tasks.history import History
+from swarm.health.tasks.history import DOUBT_S, JUMP_S, LONGEST_S, ClockDoubt, History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
 from swarm.ids import PeerId
@@ -80,7 +79,7 @@ def test_a_model_that_cannot_be_judged_hides_no_other(
         body = status(at=T, model=ServedModel(f"model-{number}", fingerprint, 12))
         found.knowledge.apply_telemetry(PeerId("Qm"), fingerprint, body, T)
 
-    def odd(model: ReportedModel, *other: Any) -> Verdict:  # noqa: ANN401
+    def odd(model: ServedModel, *other: Any) -> Verdict:  # noqa: ANN401
         if model.name == "model-0":
             raise ZeroDivisionError
         return judge(model, *other)
