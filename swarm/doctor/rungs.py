@@ -16,35 +16,41 @@ import psutil
 
 from swarm.discovery.identity import default_identity_path
 from swarm.doctor.broker import login, look_at_broker
-from swarm.doctor.device import (
-    Cards,
-    TorchBuild,
-    ask_cards,
-    look_at_device,
-    look_at_dtypes,
-    look_at_kernels,
-    read_torch,
-)
 from swarm.doctor.directory import (
     ClockService,
+    SwarmView,
     clock_service,
     look_at_clock,
     look_at_directory,
     look_at_peers,
     look_at_release,
+    look_at_swarm,
 )
-from swarm.doctor.hub import HubAnswer, ask_hub, hub_cache, is_here, look_at_hub, offline_by
+from swarm.doctor.hub import HubAnswer, ModelFacts, ask_hub, hub_cache, is_here, look_at_hub, offline_by
 from swarm.doctor.ladder import Diagnoses, Diagnosis, Once, Rung
 from swarm.doctor.machine import (
+    Cards,
+    TorchBuild,
+    ask_cards,
     file_system_of,
+    find_daemon,
     hard_file_limit,
+    installed_version,
+    look_at_daemon,
+    look_at_device,
     look_at_disk,
+    look_at_dtypes,
     look_at_file_limit,
     look_at_folders,
     look_at_identity,
+    look_at_kernels,
     look_at_memory,
+    look_at_packages,
+    package_requirements,
+    python_version,
+    read_torch,
+    run_daemon,
 )
-from swarm.doctor.model_facts import ModelFacts
 from swarm.doctor.network import (
     HTTPS,
     OWN_PROXY,
@@ -64,7 +70,6 @@ from swarm.doctor.network import (
     speaks_socks,
 )
 from swarm.doctor.options import Doctor
-from swarm.doctor.ports import Firewall, listening_program, look_at_ports, read_file, try_bind
 from swarm.doctor.probes import (
     HUB,
     Names,
@@ -74,22 +79,24 @@ from swarm.doctor.probes import (
     interface_to,
     interfaces,
     name_servers,
+    on_thread,
     own_addresses,
+    run_program,
     takes_large,
 )
-from swarm.doctor.processes import on_thread, run_program
-from swarm.doctor.relays import RelayWord, ask_relays
-from swarm.doctor.router import find_routers, look_at_mapping, look_at_relays, look_at_router
-from swarm.doctor.software import (
-    find_daemon,
-    installed_version,
-    look_at_daemon,
-    look_at_packages,
-    package_requirements,
-    python_version,
-    run_daemon,
+from swarm.doctor.way_in import (
+    Firewall,
+    RelayWord,
+    ask_relays,
+    find_routers,
+    listening_program,
+    look_at_mapping,
+    look_at_ports,
+    look_at_relays,
+    look_at_router,
+    read_file,
+    try_bind,
 )
-from swarm.doctor.swarm_view import SwarmView, look_at_swarm
 from swarm.gateway.ports import Router
 from swarm.kernels.toolchain import toolchain
 from swarm.runtime.cache_folder import cache_folder
