@@ -26,14 +26,7 @@ BrokerLogin = Callable[[BrokerAddress], Awaitable[None]]
 
 
 async def look_at_broker(url: str | None, ca: Path | None, find: Resolve, login: BrokerLogin) -> Diagnosis:
-    """Whether telemetry would arrive: name, port, TLS, password; the first that fails.
-
-    Args:
-        url: of the broker; None where none is named.
-        ca: certificates to trust instead of the system's.
-        find: looks a name up.
-        login: connects as a node does.
-    """
+    """Whether telemetry would arrive: name, port, TLS, password; the first that fails."""
     if url is None:
         return ok("no-broker", "none was named; a node works without telemetry")
     try:

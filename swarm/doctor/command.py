@@ -37,17 +37,7 @@ from swarm.runtime.version import VERSION
 async def doctor(
     options: Doctor, console: Console, environment: Mapping[str, str] = os.environ, probes: DoctorProbes | None = None
 ) -> int:
-    """Look at everything and print it.
-
-    Args:
-        options: of the command line.
-        console: where to.
-        environment: the process's variables.
-        probes: how files, programs and machines are asked.
-
-    Returns:
-        The exit status: 1 where something is in the way, else 0.
-    """
+    """Look at everything and print it; 1 where something is in the way, else 0."""
     began = time.monotonic()
     memory = SwarmMemory.of_user()
     found_options, refusal = meant(options, environment, memory)
@@ -70,10 +60,9 @@ async def doctor(
 
 
 def meant(options: Doctor, environment: Mapping[str, str], memory: SwarmMemory) -> tuple[Doctor, str]:
-    """The options with the swarm that is meant by them, by variables or by memory; nothing is remembered here.
+    """The options with the swarm that is meant by them, by variables or by memory, which nothing changes here.
 
-    Returns:
-        The options, and why the swarm is not clear; then they name none.
+    Where that is not clear they name none, and the reason is returned with them.
     """
     own = own_peer(default_identity_path())
     finder = SwarmFinder(memory, environment, () if own is None else (own,), is_look=True)
@@ -139,13 +128,7 @@ def redacted(found: Sequence[Diagnosis], private: PrivateWords) -> list[Diagnosi
 
 
 def show(found: Sequence[Diagnosis], console: Console, *, verbose: bool) -> None:
-    """Print lines: on a terminal each with its mend below, elsewhere each on one line with its mend behind an arrow.
-
-    Args:
-        found: redacted.
-        console: where to.
-        verbose: whether what is well, and what was not asked, has lines of its own too.
-    """
+    """Print lines: on a terminal each with its mend below, elsewhere each on one line with its mend behind an arrow."""
     quiet = set() if verbose else {Level.OK, Level.NOT_ASKED}
     shown = [one for one in found if one.level not in quiet]
     if console.is_terminal:
@@ -192,12 +175,7 @@ def _summary(found: Sequence[Diagnosis]) -> str:
 
 
 def as_json(found: Sequence[Diagnosis], took_s: float) -> str:
-    """The same for programs, as docs/reference/doctor.md describes it.
-
-    Args:
-        found: redacted.
-        took_s: how long it took.
-    """
+    """The same for programs, as docs/reference/doctor.md describes it."""
     cause = first_cause(found)
     report: dict[str, Any] = {
         "v": SCHEMA,

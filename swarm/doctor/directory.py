@@ -47,13 +47,7 @@ class ClockService:
 
 
 def look_at_peers(peers: Sequence[NamedPeer], outside: Outside, refusal: str) -> Diagnoses:
-    """Whether any of the peers that are meant answers as one.
-
-    Args:
-        peers: those that are meant.
-        outside: what they answered, in the same order.
-        refusal: why it is not clear which swarm is meant, such as an invite that has run out; empty if it is.
-    """
+    """Whether any of the peers that are meant answers as one."""
     if refusal:
         return trouble("swarm-unclear", refusal, "get a new invite: whoever is in the swarm makes it by `swarm invite`")
     if not peers:
@@ -230,13 +224,7 @@ class SwarmView:
 
 
 async def look_at_swarm(join: Sequence[str], identity: Path, membership: Membership = OPEN_SWARM) -> SwarmView:
-    """Look at the swarm that these peers are of.
-
-    Args:
-        join: multiaddresses of peers that answer; none gives a view of nothing.
-        identity: file of this machine's key, for what is listed under it.
-        membership: of the swarm that is meant.
-    """
+    """Look at the swarm that these peers are of."""
     view = SwarmView()
     if not join:
         return view

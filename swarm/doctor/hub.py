@@ -39,14 +39,7 @@ class HubAnswer:
 async def look_at_hub(
     model: str | None, ask: AskHub, environment: Mapping[str, str], *, is_reached: bool = False
 ) -> Diagnosis:
-    """Whether the hub gives what this machine needs: offline variables, then the hub.
-
-    Args:
-        model: hub id or folder; None where none was named.
-        ask: what became of the question.
-        environment: the process's variables.
-        is_reached: whether connections to it come about.
-    """
+    """Whether the hub gives what this machine needs: offline variables, then the hub."""
     if is_here(model):
         return ok("folder", "not needed: the model is on this machine")
     answer = await ask()
@@ -189,13 +182,7 @@ class ModelFacts:
 
 
 def facts_of_folder(folder: Path, missing_bytes: int | None = 0, total_bytes: int | None = None) -> ModelFacts:
-    """What a folder with a `config.json` says.
-
-    Args:
-        folder: of the model, or of its snapshot in the cache.
-        missing_bytes: as `ModelFacts` has it.
-        total_bytes: of the weights, where not all of them lie there.
-    """
+    """What a folder with a `config.json` says."""
     if total_bytes is None:
         total_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
     try:

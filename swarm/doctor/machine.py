@@ -80,13 +80,7 @@ async def look_at_disk(cache: Path, found: FileSystem, model: AskModel) -> Diagn
 
 
 async def look_at_memory(memory: MainMemory, swap: tuple[int, int], model: AskModel) -> Diagnosis:
-    """Whether layers fit into memory; swap.
-
-    Args:
-        memory: main memory.
-        swap: bytes of swap in use, and of all.
-        model: the model that was named, if one was.
-    """
+    """Whether layers fit into memory; swap."""
     free, total = gib(memory.available), gib(memory.total)
     if memory.available < MIN_MEMORY:
         text = f"{free} of {total} is free; one layer and its runtime need more than {gib(MIN_MEMORY)}"
@@ -140,12 +134,7 @@ def _closed(text: str, path: Path) -> Diagnosis:
 
 
 def look_at_identity(path: Path, listed: NodeRecord | None) -> Diagnosis:
-    """The machine's key: readable, closed to others, sound, and used by nobody else.
-
-    Args:
-        path: of the key file.
-        listed: what the swarm lists under this identity.
-    """
+    """The machine's key: readable, closed to others, sound, and used by nobody else."""
     try:
         identity = Identity.load(path)
     except IdentityError as error:
@@ -378,11 +367,7 @@ def _number(release: str) -> float:
 
 
 def read_torch(paths: Sequence[str] | None = None) -> TorchBuild:
-    """What the files of the installed torch say.
-
-    Args:
-        paths: folders of packages (default: where this program finds its own).
-    """
+    """What the files of the installed torch say."""
     paths = list(sys.path if paths is None else paths)
     spec = PathFinder.find_spec("torch", paths)
     folders = [Path(one) for one in (spec.submodule_search_locations or ())] if spec is not None else []
@@ -424,12 +409,7 @@ def _assigned(source: str) -> dict[str, str]:
 
 
 async def ask_cards(root: Path = Path("/"), limit_s: float = 5.0) -> Cards:
-    """Look for cards.
-
-    Args:
-        root: where `sys`, `proc` and `dev` lie.
-        limit_s: seconds that the driver's own program may take.
-    """
+    """Look for cards."""
     is_pci = any(
         _text(vendor) == _NVIDIA and _text(vendor.with_name("class")).startswith(_DISPLAY)
         for vendor in (root / "sys/bus/pci/devices").glob("*/vendor")
@@ -476,14 +456,7 @@ _DAEMON_WORDS: Final = "usage of"
 def look_at_packages(
     requirements: Sequence[str], installed: Callable[[str], str | None], python: str, pythons: str
 ) -> Diagnoses:
-    """Whether what is installed is what this release needs: each package that is missing, too old or too new.
-
-    Args:
-        requirements: of the package, as its metadata lists them; those of extras are left alone.
-        installed: a package's version; None if it is not there.
-        python: this Python's version.
-        pythons: which Pythons the package runs on.
-    """
+    """Whether what is installed is what this release needs: each package that is missing, too old or too new."""
     found = []
     if python not in SpecifierSet(pythons):
         text = f"Python {python} is not one of those for which Canopy is made ({pythons})"
@@ -502,12 +475,7 @@ def look_at_packages(
 
 
 async def look_at_daemon(path: Path | None, run: Callable[[Path], Awaitable[Ran | None]]) -> Diagnosis:
-    """Whether hivemind's p2p daemon runs here: it is a program for one kind of processor.
-
-    Args:
-        path: of the program; None if hivemind brings none.
-        run: starts it with `-help`.
-    """
+    """Whether hivemind's p2p daemon runs here: it is a program for one kind of processor."""
     again = "pip install --force-reinstall --no-deps --no-cache-dir hivemind"
     if path is None:
         return trouble("no-daemon", "hivemind has no p2p daemon: without it there is no directory", again)

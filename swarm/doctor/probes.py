@@ -214,14 +214,7 @@ async def knock(ip: str, port: int) -> TcpAnswer:
 
 
 async def greet(host: str, port: int, *, is_tls: bool = False, proxy: ConnectProxy | None = None) -> TcpAnswer:
-    """Greet as libp2p does, and wait for the answer.
-
-    Args:
-        host: an address; also a name where a proxy looks it up.
-        port: where.
-        is_tls: whether it is a peer's TLS port.
-        proxy: through which the connection goes.
-    """
+    """Greet as libp2p does, and wait for the answer."""
     try:
         async with asyncio.timeout(CONNECT_S):
             place = (host, port) if proxy is None else (proxy.host, proxy.port)
@@ -277,13 +270,7 @@ async def exchange(ip: str, port: int, said: bytes, until: bytes) -> bytes:
 
 
 async def ask_page(ip: str, port: int, said: str) -> Page | None:
-    """The head of what an HTTP server or proxy answers; None where that is none.
-
-    Args:
-        ip: of the server.
-        port: of the server.
-        said: the request's first line and its headers.
-    """
+    """The head of what an HTTP server or proxy answers; None where that is none."""
     answer = await exchange(ip, port, f"{said}\r\nConnection: close\r\n\r\n".encode(), b"\r\n\r\n")
     head = answer.decode("latin-1")
     status = re.match(r"HTTP/\d\.\d (\d{3})", head)
@@ -294,13 +281,7 @@ async def ask_page(ip: str, port: int, said: str) -> Page | None:
 async def takes_large(ip: str, port: int, segment_bytes: int | None = None) -> bool | None:
     """Whether packets of full size arrive: whether the other machine's system says that it has all that was sent.
 
-    Args:
-        ip: of a machine that answers.
-        port: of a libp2p peer there.
-        segment_bytes: the most that is sent in a packet; None for whatever both systems agree on.
-
-    Returns:
-        None where no connection came about.
+    A packet takes `segment_bytes` at most, if given. None: no connection came about.
     """
     loop = asyncio.get_running_loop()
     with closing(_socket_for(ip, socket.SOCK_STREAM)) as sock:
@@ -429,16 +410,7 @@ async def on_thread(call: Callable[[], T]) -> T:
 async def run_program(
     command: Sequence[str], limit_s: float = PROGRAM_S, environment: Mapping[str, str] | None = None
 ) -> Ran | None:
-    """Run a program without input.
-
-    Args:
-        command: its name or path, and its arguments.
-        limit_s: seconds after which it is killed.
-        environment: None for this process's.
-
-    Returns:
-        How it ended; None if there is no such program, or it took too long.
-    """
+    """How a program without input ended; None if there is none such, or it took longer than `limit_s`."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,

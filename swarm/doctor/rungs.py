@@ -174,15 +174,6 @@ class Examination:
         refusal: str = "",
         probes: DoctorProbes | None = None,
     ) -> None:
-        """Ask nothing yet.
-
-        Args:
-            options: of the command.
-            environment: the process's variables.
-            peers: those of the swarm that is meant.
-            refusal: why it is not clear which swarm is meant; empty if it is.
-            probes: how files, programs and machines are asked.
-        """
         self.options = options
         self.environment = environment
         self.meant = peers

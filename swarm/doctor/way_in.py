@@ -64,12 +64,7 @@ def look_at_router(own: Collection[str], relays: Sequence[RelayWord], view: Swar
 
 
 async def look_at_mapping(routers: Sequence[Router], seen: Callable[[], Awaitable[Sequence[str]]]) -> Diagnosis:
-    """Whether the router maps ports for whoever asks.
-
-    Args:
-        routers: ways to ask the router; none where there is no router to ask.
-        seen: addresses under which others see this machine.
-    """
+    """Whether the router maps ports for whoever asks."""
     refused: list[str] = []
     silent: list[str] = []
     for router in routers:
@@ -106,13 +101,7 @@ def _mapped(protocol: str, external: str, all_seen: Sequence[str]) -> Diagnosis:
 
 
 def look_at_relays(relays: Sequence[RelayWord], view: SwarmView, way_in: Collection[str]) -> Diagnosis:
-    """Whether a relay could carry this machine's links; where none can and nobody can dial it, it has no way in.
-
-    Args:
-        relays: what relays said.
-        view: which relays the swarm has.
-        way_in: the kinds of what was found out about the router and its mappings.
-    """
+    """Whether a relay could carry this machine's links; where none can and nobody can dial it, it has no way in."""
     if not view.answering:
         return ok("relay-untried", "not tried: no swarm was joined")
     level = trouble if _BEHIND & set(way_in) and not _OPEN & set(way_in) else hint
@@ -187,12 +176,7 @@ class RelayWord:
 
 
 async def ask_relays(addresses: Sequence[str], find: Resolve) -> list[RelayWord]:
-    """Ask a few relays at once, all from one port of this machine, so that a router's mappings can be compared.
-
-    Args:
-        addresses: `host:port` each.
-        find: looks a name up.
-    """
+    """Ask a few relays at once, all from one port of this machine, so that a router's mappings can be compared."""
     targets = await asyncio.gather(*(_target(address, find) for address in addresses[:RELAYS_ASKED]))
     own_port = free_port(4)
     return list(await asyncio.gather(*(_ask_relay(*target, own_port) for target in targets if target is not None)))
@@ -260,13 +244,7 @@ RunProgram = Callable[[Sequence[str]], Awaitable[Ran | None]]
 def look_at_ports(
     ports: Sequence[int], bind: Callable[[int], OSError | None], owner: Callable[[int], str | None]
 ) -> Diagnoses:
-    """Whether a node could listen.
-
-    Args:
-        ports: those that are wanted; none for any free one.
-        bind: tries to listen on a port of every address; the error if it cannot, else None.
-        owner: the program that listens on a port; None if it cannot be seen.
-    """
+    """Whether a node could listen."""
 
     def one(port: int) -> Diagnosis:
         error = bind(port)

@@ -46,10 +46,11 @@ from swarm.top.screen import (
 TITLES: Final = ("layers", "nodes", "probe", "alerts and events", "signs")
 KEYS: Final = "q quit · tab 1-5 pane · ←→ model · ↑↓ PgUp PgDn scroll · ? signs"
 SIGNS: Final = """\
-✓ serving   ! degraded, a warning   ✗ broken, offline, no machine
-→ draining  + joining   ? stale: nothing heard of it for a while
-The row "machines" counts who holds each layer: + ten or more, ✗ none; ╎ no machine serves it.
-Colours and signs say the same. Names and texts come from the machines themselves."""
+✓ serving   ! degraded or a warning   ✗ broken or offline
+→ draining  + joining  ? stale: nothing heard for a while
+The row "machines" counts who holds each layer:
++ ten or more machines, ✗ and ╎ no machine
+Names and texts come from the machines themselves."""
 WIDE, TALL = 130, 34
 """A terminal of this size shows four panes at once."""
 KEY: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)

@@ -79,7 +79,7 @@ def test_keys_choose_panes_and_models() -> None:
     still.view.press("\x1b[Z3")
     assert "one sweep: " in still.said()
     still.view.press("?")
-    assert "╎ no machine serves it" in still.said()
+    assert "✗ and ╎ no machine" in still.said()
     still.view.press("x\x1b[1;5C")
     assert not still.view.is_over
     still.view.press("q")
