@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from node.autostart.given import Given
+from node.autostart.state_file import Given
 from node.autostart.recorder import NodeFacts
 from node.autostart.state_file import Stage
 from node.config import ServeConfig

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import psutil
 import torch
 
-from node.autostart.causes import (
+from node.autostart.pausing import (
     CpuShare,
     GpuShare,
     Wishes,
