@@ -145,7 +145,7 @@ def run_quietly(command: Sequence[str]) -> str | None:
 
 
 class GpuShare:
-    """Whether other programs use one NVIDIA GPU, by nvidia-smi, which names it `GPU-…`. Other makers' GPUs are not known."""
+    """Whether other programs use one NVIDIA GPU, by nvidia-smi, which names it `GPU-…`; other makers' are not known."""
 
     def __init__(self, uuid: str, own: Pids, worked_ms: Callable[[], float], ask: Ask = run_quietly) -> None:
         self._uuid = uuid
