@@ -100,7 +100,6 @@ class PageSnapshot:
         text = _between(live, "live", "")
         text = text.replace("<!-- snapshot: head -->", _HEAD.render(policy=POLICY, taken=taken))
         text = text.replace("<!-- snapshot: body -->", still).replace('<div id="loading"', '<div hidden id="loading"')
-        text = "".join(line for line in text.splitlines(keepends=True) if 'href="alerts.rss"' not in line)
         return text.replace('"api/v1/state"', '"state.json"')
 
     def _badges(self) -> dict[str, str]:
