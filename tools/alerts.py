@@ -34,10 +34,8 @@ def with_rules(rules: str) -> str:
 def _row(rule: AlertRule) -> str:
     name = " / ".join(f"`{part}`" for part in (rule.kind, rule.about) if part)
     severity = rule.severity.value if rule.worse_if is None else f"{rule.severity}; critical {rule.worse_if[0]}"
-    after, ends = (
-        f"{seconds:.0f} s" if seconds else "at once" for seconds in (rule.delays.raise_s, rule.delays.clear_s)
-    )
-    return f"| {name} | {severity} | {rule.holds} | {after} | {ends} |"
+    after = f"{rule.delays.raise_s:.0f} s" if rule.delays.raise_s else "at once"
+    return f"| {name} | {severity} | {rule.holds} | {after} | {rule.delays.clear_s:.0f} s |"
 
 
 def _rule(rule: AlertRule) -> str:

@@ -15,7 +15,7 @@ from swarm.health.remote.client import TIMEOUT, service_url
 from swarm.health.remote.state import State
 from swarm.runtime.tasks import TaskScope
 from swarm.top.feed import LatestState, ask, follow, poll_dht
-from swarm.top.live import Source, watch
+from swarm.top.live import FollowStates, watch
 from swarm.top.options import DEFAULT_URL, Top
 from swarm.top.screen import choose, plural, screen
 
@@ -44,7 +44,7 @@ async def top(command: Top, console: Console) -> None:
         await _show(command, partial(follow, client, url), await ask(client, url), console)
 
 
-async def _show(command: Top, source: Source, state: State, console: Console) -> None:
+async def _show(command: Top, source: FollowStates, state: State, console: Console) -> None:
     if command.model is not None and choose(state, command.model) is None:
         names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in state.models[:8]) or "none"
         raise UnknownModel(f"nobody serves {command.model!r} there; it has: {names}")
@@ -56,7 +56,7 @@ async def _show(command: Top, source: Source, state: State, console: Console) ->
     await watch(source, state, command.model, console)
 
 
-async def _first(source: Source) -> State:
+async def _first(source: FollowStates) -> State:
     """The first state that a source brings."""
     came = asyncio.Event()
     watched = LatestState(came.set)

@@ -60,7 +60,7 @@ LINES: Final = {"\x1b[A": -1, "\x1b[B": 1, "k": -1, "j": 1, "\x1b[H": -(10**9), 
 PAGES: Final = {"\x1b[5~": -1, "\x1b[6~": 1}
 QUIT: Final = frozenset({"q", "\x03", "\x04"})
 
-Source = Callable[[LatestState], Coroutine[Any, Any, None]]
+FollowStates = Callable[[LatestState], Coroutine[Any, Any, None]]
 """Brings states for ever."""
 
 
@@ -211,7 +211,7 @@ def _typing(press: Callable[[str], None]) -> Iterator[None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-async def watch(source: Source, state: State, selected: str | None, console: Console) -> None:
+async def watch(source: FollowStates, state: State, selected: str | None, console: Console) -> None:
     """Show states until the user quits.
 
     Args:

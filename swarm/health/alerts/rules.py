@@ -203,16 +203,11 @@ class AlertBook:
                 watched.finding, watched.quiet_since, watched.unobservable_since = finding, None, None
             elif len(self._watched) < MAX_ALERTS:
                 self._watched[name] = _AlertState(finding, now, self._flap_factor(name, now))
-        changes = [
-            change
-            for name, watched in list(self._watched.items())
-            if (
-                change := self._raise_or_worsen(watched, now)
-                if name in found
-                else self._missed(name, now, is_unobservable)
-            )
-            is not None
-        ]
+        changes = []
+        for name, watched in list(self._watched.items()):
+            is_there = name in found
+            change = self._raise_or_worsen(watched, now) if is_there else self._missed(name, now, is_unobservable)
+            changes += [] if change is None else [change]
         self.changes.extend(changes)
         return changes
 

@@ -203,8 +203,9 @@ class _Failure:
 def message(change: Change, swarm: str) -> dict[str, Any]:
     """The message: a line that chat services show as it is, and everything as values."""
     is_over = change.step in (AlertTransition.ENDED, AlertTransition.FORGOTTEN)
-    line = f"{'🟢' if is_over else _SIGNS[change.alert.finding.severity]} {_BEFORE[change.step]}{change.alert.finding.text}"
-    fix = change.alert.finding.fix
+    finding = change.alert.finding
+    line = f"{'🟢' if is_over else _SIGNS[finding.severity]} {_BEFORE[change.step]}{finding.text}"
+    fix = finding.fix
     if fix is not None and not is_over:
         line += f"\nWhat helps: {fix}"
     return {"v": 1, "text": plain(line), "swarm": swarm, **change_shown(change)}

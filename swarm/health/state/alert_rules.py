@@ -1,7 +1,7 @@
-"""Every alert, declared once: what is found, when it is told, its row in docs/reference/alerts.md, its Prometheus rule.
+"""Every alert, declared once: what is found, when it is shown, its row in the reference, its rule for Prometheus.
 
-`python -m tools.alerts` writes the rows and deploy/prometheus/rules/canopy.yml. Pure: state in, findings out; how long a
-finding lasts before it is an alert is kept by `swarm.health.alerts.rules`.
+`python -m tools.alerts` writes docs/reference/alerts.md and deploy/prometheus/rules/canopy.yml. Pure: state in, findings
+out; how long a finding lasts before it is an alert is kept by `swarm.health.alerts.rules`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ class PrometheusRule:
     """None: the alert's own."""
 
 
+_AT_ONCE: Final = AlertDelays(0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class AlertRule:
     """One alert; what has no `find` is for Prometheus alone, what has no `prometheus` for the health service alone."""
@@ -53,7 +56,7 @@ class AlertRule:
     """Tells alerts of one kind apart."""
     holds: str = ""
     """While what holds, as the reference says it."""
-    delays: AlertDelays = AlertDelays(0.0, 0.0)
+    delays: AlertDelays = _AT_ONCE
     """The same for all of one kind."""
     find: Callable[[Assessment, SwarmSources], str | None] | None = None
     """What is told of a model now, behind its name; None: nothing."""
