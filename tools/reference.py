@@ -21,8 +21,7 @@ import node.cli
 import swarm.cli
 from swarm import errors
 from swarm.health.tasks.publisher import StatePublisher
-from swarm.health.web.alert_api import alert_routes
-from swarm.health.web.api import make_app
+from swarm.health.web.api import alert_routes, make_app
 
 COLUMNS = 88
 """As wide as a block of text on a desktop page."""

@@ -15,7 +15,6 @@ from typing import Final
 import psutil
 
 from swarm.discovery.identity import default_identity_path
-from swarm.doctor.broker import login, look_at_broker
 from swarm.doctor.directory import (
     ClockService,
     SwarmView,
@@ -26,7 +25,17 @@ from swarm.doctor.directory import (
     look_at_release,
     look_at_swarm,
 )
-from swarm.doctor.hub import HubAnswer, ModelFacts, ask_hub, hub_cache, is_here, look_at_hub, offline_by
+from swarm.doctor.hub import (
+    HubAnswer,
+    ModelFacts,
+    ask_hub,
+    hub_cache,
+    is_here,
+    login,
+    look_at_broker,
+    look_at_hub,
+    offline_by,
+)
 from swarm.doctor.ladder import Diagnoses, Diagnosis, Once, Rung
 from swarm.doctor.machine import (
     Cards,

@@ -212,14 +212,7 @@ def _typing(press: Callable[[str], None]) -> Iterator[None]:
 
 
 async def watch(source: FollowStates, state: State, selected: str | None, console: Console) -> None:
-    """Show states until the user quits.
-
-    Args:
-        source: brings them.
-        state: the first.
-        selected: name or fingerprint of the model to show first; None for the worst.
-        console: a terminal.
-    """
+    """Show states until the user quits."""
     changed = asyncio.Event()
     view = LiveView(LatestState(changed.set), selected)
     view.watched.take(state)

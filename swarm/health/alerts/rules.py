@@ -189,13 +189,7 @@ class AlertBook:
     def update(
         self, findings: Iterable[Finding], now: float, is_unobservable: Callable[[Finding], bool] = lambda _: False
     ) -> list[Change]:
-        """Take in everything that is found now.
-
-        Args:
-            findings: all that hold now.
-            now: Unix seconds.
-            is_unobservable: whether the subject of an earlier finding cannot be observed now.
-        """
+        """Take in everything that is found now."""
         found = {finding.id: finding for finding in findings}
         for name, finding in found.items():
             watched = self._watched.get(name)

@@ -1,7 +1,7 @@
 """Every alert, declared once: what is found, when it is shown, its row in the reference, its rule for Prometheus.
 
-`python -m tools.alerts` writes docs/reference/alerts.md and deploy/prometheus/rules/canopy.yml. Pure: state in, findings
-out; how long a finding lasts before it is an alert is kept by `swarm.health.alerts.rules`.
+`python -m tools.alerts` writes docs/reference/alerts.md and deploy/prometheus/rules/canopy.yml. Pure: state in,
+findings out; how long a finding lasts before it is an alert is kept by `swarm.health.alerts.rules`.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import serialization
 
 from swarm.commands.certificates import authority, broker_certificate, key_pem, new_key
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.doctor.broker import login, look_at_broker
 from swarm.doctor.directory import SwarmView, look_at_swarm
+from swarm.doctor.hub import login, look_at_broker
 from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.network import NamedPeer, Outside, Pages, look_outside
 from swarm.doctor.probes import (

@@ -14,8 +14,7 @@ from swarm.health.state.overview import Overview
 from swarm.health.tasks.history import History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
-from swarm.health.web.alert_api import alert_routes
-from swarm.health.web.api import make_app
+from swarm.health.web.api import alert_routes, make_app
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.metrics.http import HEADERS, make_server

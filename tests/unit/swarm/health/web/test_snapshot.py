@@ -17,8 +17,7 @@ from swarm.health.options import Health
 from swarm.health.remote.client import STATE
 from swarm.health.service import check
 from swarm.health.web import snapshot_job
-from swarm.health.web.snapshot import FOLDERS, PageSnapshot, check_folder, write
-from swarm.health.web.snapshot_job import keep_snapshot
+from swarm.health.web.snapshot import FOLDERS, PageSnapshot, check_folder, keep_snapshot, write
 from swarm.runtime.tasks import TaskScope
 
 
