@@ -1,4 +1,4 @@
-"""Access to the hub: whether a model can be found and fetched from here, and how large it is. Downloads no weights."""
+"""The services beside a swarm: the hub, which has models and their sizes, and the MQTT broker. Downloads no weights."""
 
 from __future__ import annotations
 
