@@ -302,12 +302,7 @@ class ServiceProgram:
 
 
 def service_program(config: ServeConfig, environment: Mapping[str, str]) -> ServiceProgram:
-    """The program that serves with these options, as it runs without this shell and folder.
-
-    Args:
-        config: the options, checked.
-        environment: of this shell.
-    """
+    """The program that serves with these options, as it runs without this shell and folder."""
     carried = {name: environment[name] for name in CARRIED if environment.get(name)}
     if config.mqtt is not None:  # others of the machine can read a command line, and it may hold a password
         carried["CANOPY_MQTT"] = config.mqtt
@@ -368,13 +363,7 @@ STOP_SLACK_S: Final = 30
 
 
 def unit_text(name: str, program: ServiceProgram, version: int) -> str:
-    """The unit's text.
-
-    Args:
-        name: of the unit, without `.service`.
-        program: what it runs.
-        version: of systemd; older ones know less.
-    """
+    """The unit's text."""
     longer = ", and waits longer each time" if version >= GROWING_RESTARTS else ""
     growing = "RestartSteps=8\nRestartMaxDelaySec=10min\n" if version >= GROWING_RESTARTS else ""
     start, *arguments = program.command  # no variable can stand in the path of the program
