@@ -14,6 +14,7 @@ import termios
 import textwrap
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -159,15 +160,15 @@ class LiveView:
         styles = ["bold reverse" if number == self.pane else "" for number in range(len(TITLES))]
         tabs = [(f" {number + 1} {TITLES[number]} ", styles[number]) for number in range(len(TITLES))]
         above = [line(*(tabs if has_tabs else [(f"{place + 1} {TITLES[place]}", styles[place] or "bold")]))]
-        make: Callable[[Any], Text] = lambda shown: shown.copy()  # noqa: E731
+        make: Callable[[Any], Text] = Text.copy
         rows: list[Any]
         match place:
             case 0:
                 above, rows = above + head(model, width), in_order(model.nodes)
-                make = lambda node: row(node, model, width)  # noqa: E731
+                make = partial(row, model=model, room=width)
             case 1:
                 above, rows = [*above, table_head(width)], by_layers(model)
-                make = lambda node: table_row(node, now, width)  # noqa: E731
+                make = partial(table_row, now=now, width=width)
             case 2:
                 rows = waterfall(model, now, width)
             case 3:
