@@ -16,8 +16,8 @@ from typing import Final
 from rich.console import Console
 
 from node import nodejs
-from node.autostart.install import InstallService, UninstallService, install, this_machine, uninstall
 from node.autostart.recorder import NodeRecorder
+from node.autostart.service import InstallService, UninstallService, install, this_machine, uninstall
 from node.autostart.show import ShowNodeStatus, show
 from node.autostart.state_file import running_pids
 from node.config import ServeConfig

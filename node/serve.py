@@ -11,9 +11,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from node.autostart.given import Given
 from node.autostart.recorder import NodeFacts
-from node.autostart.state_file import Stage
+from node.autostart.state_file import Given, Stage
 from node.config import ServeConfig
 from node.lifecycle.pauses import Pauser, judge_of
 from node.lifecycle.span_host import give_memory_back

@@ -292,7 +292,7 @@ async def _health(command: Health, console: Console) -> None:
 
 
 async def _top(command: Top, console: Console) -> None:
-    from swarm.top.command import top  # brings a terminal's toolkit and an HTTP client, which nothing else here needs
+    from swarm.top.command import top  # brings an HTTP client, which nothing else here needs
 
     await top(command, console)
 

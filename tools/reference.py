@@ -23,8 +23,7 @@ import swarm.cli
 from swarm import errors
 from swarm.declared import bare, facts, table
 from swarm.health.tasks.publisher import StatePublisher
-from swarm.health.web.alert_api import alert_routes
-from swarm.health.web.api import make_app
+from swarm.health.web.api import alert_routes, make_app
 from swarm.protocol import wire
 
 COLUMNS = 88

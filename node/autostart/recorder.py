@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
-from node.autostart.given import Given, GivenTotals
-from node.autostart.state_file import MAX_TEXT, LocalStatus, Stage, StateFile, forget_oldest
+from node.autostart.state_file import MAX_TEXT, Given, LocalStatus, Stage, StateFile, forget_oldest
 from swarm.errors import SwarmError
 from swarm.runtime.counted_log import CountedLog, describe
 from swarm.runtime.plain_text import plain_line
@@ -88,14 +87,6 @@ class NodeRecorder:
         max_mbit: float | None = None,
         clocks: RecorderClocks | None = None,
     ) -> None:
-        """Write nothing yet.
-
-        Args:
-            identity: the node's identity file, to which what it has given belongs.
-            look: how the node is now.
-            max_mbit: its owner's limit.
-            clocks: the times.
-        """
         self.trouble = LastTrouble()
         self._file = StateFile.of(identity)
         self._look = look
@@ -103,7 +94,6 @@ class NodeRecorder:
         self._troubles = CountedLog(logger)
         self._lock: IO[bytes] | None = None
         self._writing = threading.Lock()  # at the end a write of `keep` may still be under way
-        self._totals = GivenTotals()
         now, self._looked_s = self._clocks.wall(), self._clocks.steady()
         self._status = LocalStatus(
             str(identity), os.getpid(), VERSION, Stage.STARTING, started_at=now, seen_at=now, max_mbit=max_mbit
@@ -159,28 +149,17 @@ class NodeRecorder:
         begins = before.stage is not facts.stage
         self._pauses += begins and facts.stage is Stage.PAUSED
         given = replace(facts.given, serving_s=self._serving_s, paused_s=self._paused_s, pauses=self._pauses)
-        self._totals.note(given, self._clocks.today())
+        said = ((one.name, getattr(facts, one.name)) for one in fields(facts) if one.name != "given")
+        shared: dict[str, Any] = {name: value[:MAX_TEXT] if type(value) is str else value for name, value in said}
         self._status = replace(
-            before,
-            stage=facts.stage,
+            before.with_run(given, self._clocks.today()),
+            **shared,
             seen_at=now,
-            peer=facts.peer,
-            model=facts.model[:MAX_TEXT],
-            layers=facts.layers,
-            num_layers=facts.num_layers,
-            address=facts.address[:MAX_TEXT],
-            reach=facts.reach,
-            path=facts.path[:MAX_TEXT],
-            sessions=facts.sessions,
             serving_since=now if begins and facts.stage is Stage.SERVING else before.serving_since,
             uplink_mbit_per_s=self._rate(given.sent_bytes, steady),
-            paused_for=facts.paused_for[:MAX_TEXT],
             paused_since=now if begins and facts.stage is Stage.PAUSED else before.paused_since,
             trouble=self.trouble.text,
             trouble_at=self.trouble.at,
-            run=self._totals.run,
-            ever=self._totals.ever,
-            days=dict(self._totals.days),
         )
 
     def _rate(self, sent_bytes: float, steady: float) -> float:
@@ -210,12 +189,11 @@ class NodeRecorder:
                 return  # the identity is in use, and this node will not start
             before = self._last_run()
             if before is not None:
-                self._totals = GivenTotals(before.ever, before.days)
+                self._status = replace(self._status, ever=before.ever, days=before.days)
             forget_oldest(self._file)
         except OSError as error:
             self._unlock()  # nothing is written over what cannot be read
             self._troubles.say("state", f"what this node gives is not kept: {describe(error)}")
-        self._status = replace(self._status, ever=self._totals.ever, days=dict(self._totals.days))
         self._write(self._status)
 
     def _last_run(self) -> LocalStatus | None:

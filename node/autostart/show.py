@@ -10,8 +10,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Final
 
-from node.autostart.given import Given
-from node.autostart.state_file import MAX_FILES, LocalStatus, Stage, StateFile, state_files, status_folder
+from node.autostart.state_file import MAX_FILES, Given, LocalStatus, Stage, StateFile, state_files, status_folder
 from swarm.layers import Span
 from swarm.runtime.plain_text import plain_line
 
@@ -36,17 +35,7 @@ class SeenNode:
 
 
 def show(order: ShowNodeStatus, now: float, say: Callable[[str], None], folder: Path | None = None) -> int:
-    """Print it.
-
-    Args:
-        order: how.
-        now: Unix seconds.
-        say: takes lines.
-        folder: where the files are; the user's state folder if None.
-
-    Returns:
-        0 where a node runs, 1 where none does.
-    """
+    """Print it; 0 where a node runs, 1 where none does."""
     seen, damaged = read_all(folder)
     running = [node for node in seen if node.is_running]
     if order.json:

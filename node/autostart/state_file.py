@@ -14,14 +14,79 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import date
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from node.autostart.given import Given, read_days
 from swarm.runtime.files import replace_file
 from swarm.runtime.state_folder import state_folder
 from swarm.runtime.strict_json import strict_json
+
+DAYS_KEPT: Final = 7
+_MOST: Final = 1e18
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Amounts that only grow."""
+
+    tokens: float = 0
+    """Tokens of texts that went through this node's layers and stayed."""
+    layer_tokens: float = 0
+    """Those times the layers that computed them."""
+    sweeps: float = 0
+    """Sweeps that were run."""
+    received_bytes: float = 0
+    """Of sessions."""
+    sent_bytes: float = 0
+    """Of sessions."""
+    serving_s: float = 0
+    """Time in which it took sessions."""
+    paused_s: float = 0
+    """Time in which it paused."""
+    pauses: float = 0
+
+    def plus(self, other: Given) -> Given:
+        """Both together."""
+        return Given(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+    def since(self, before: Given) -> Given:
+        """What came after `before`; nothing of an amount that is smaller now."""
+        return Given(*(max(getattr(self, one.name) - getattr(before, one.name), 0) for one in fields(self)))
+
+    def as_json(self) -> dict[str, float]:
+        """Numbers by name."""
+        return {one.name: round(getattr(self, one.name), 3) for one in fields(self)}
+
+    @classmethod
+    def of_json(cls, raw: object) -> Self:
+        """Read what `as_json` wrote; what a later release adds is read past, what it lacks is 0.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(raw, dict):
+            raise ValueError("amounts are an object")
+        return cls(*(_amount(raw.get(one.name, 0)) for one in fields(cls)))
+
+
+def read_days(raw: object) -> dict[str, Given]:
+    """Amounts by day.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    if not isinstance(raw, dict) or len(raw) > 10 * DAYS_KEPT:
+        raise ValueError("days are an object of a few")
+    return {date.fromisoformat(day).isoformat(): Given.of_json(amounts) for day, amounts in raw.items()}
+
+
+def _amount(value: Any) -> float:  # noqa: ANN401 - whatever the file holds
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST:
+        raise ValueError("an amount is no number that can be")
+    return value
+
 
 MAX_STATE_BYTES: Final = 32_768
 MAX_TEXT: Final = 300
@@ -85,6 +150,12 @@ class LocalStatus:
         """Fields by name."""
         plain = {**asdict(self), "run": self.run.as_json(), "ever": self.ever.as_json()}
         return {**plain, "days": {day: given.as_json() for day, given in self.days.items()}}
+
+    def with_run(self, run: Given, today: date) -> Self:
+        """The run has given so much by now: what is new counts for today and for ever; the last days are kept."""
+        new, day = run.since(self.run), today.isoformat()
+        days = {**self.days, day: self.days.get(day, Given()).plus(new)}
+        return replace(self, run=run, ever=self.ever.plus(new), days=dict(sorted(days.items())[-DAYS_KEPT:]))
 
     @classmethod
     def of_json(cls, raw: object) -> Self:

@@ -15,16 +15,16 @@ from typing import Final, Protocol
 import psutil
 import torch
 
-from node.autostart.causes import (
+from node.autostart.pausing import (
     CpuShare,
     GpuShare,
+    PauseJudge,
     Wishes,
     causes,
     everybodys_time,
     family,
     time_of,
 )
-from node.autostart.pausing import PauseJudge
 from node.autostart.state_file import running_pids
 from node.config import ServeConfig
 from node.model.loading import Say, pick_device

@@ -4,46 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import json
 import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from swarm.discovery.dht.addresses import PeerSource, check_join_address
 from swarm.discovery.identity import default_identity_path
-from swarm.doctor.ladder import climb, first_cause
+from swarm.doctor.directory import own_peer
+from swarm.doctor.ladder import Diagnosis, Level, climb, first_cause
 from swarm.doctor.network import NamedPeer
 from swarm.doctor.options import Doctor
-from swarm.doctor.redaction import PrivateWords, private_words
-from swarm.doctor.report import as_json, redacted, show
+from swarm.doctor.redaction import PrivateWords, private_words, redact
 from swarm.doctor.rungs import RUNGS, DoctorProbes, Examination
-from swarm.doctor.swarm_view import own_peer
 from swarm.errors import ConfigError, SwarmError
 from swarm.joining.invite import is_invite
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
+from swarm.runtime.version import VERSION
 
 
 async def doctor(
     options: Doctor, console: Console, environment: Mapping[str, str] = os.environ, probes: DoctorProbes | None = None
 ) -> int:
-    """Look at everything and print it.
-
-    Args:
-        options: of the command line.
-        console: where to.
-        environment: the process's variables.
-        probes: how files, programs and machines are asked.
-
-    Returns:
-        The exit status: 1 where something is in the way, else 0.
-    """
+    """Look at everything and print it; 1 where something is in the way, else 0."""
     began = time.monotonic()
     memory = SwarmMemory.of_user()
     found_options, refusal = meant(options, environment, memory)
@@ -66,10 +60,9 @@ async def doctor(
 
 
 def meant(options: Doctor, environment: Mapping[str, str], memory: SwarmMemory) -> tuple[Doctor, str]:
-    """The options with the swarm that is meant by them, by variables or by memory; nothing is remembered here.
+    """The options with the swarm that is meant by them, by variables or by memory, which nothing changes here.
 
-    Returns:
-        The options, and why the swarm is not clear; then they name none.
+    Where that is not clear they name none, and the reason is returned with them.
     """
     own = own_peer(default_identity_path())
     finder = SwarmFinder(memory, environment, () if own is None else (own,), is_look=True)
@@ -117,3 +110,86 @@ def run_doctor(options: Doctor, console: Console) -> int:
     status = asyncio.run(doctor(options, console))
     sys.stdout.flush()
     return status
+
+
+SCHEMA: Final = 2
+_STYLES: Final[Mapping[Level, str]] = {
+    Level.OK: "green",
+    Level.HINT: "yellow",
+    Level.NOT_KNOWN: "dim",
+    Level.NOT_ASKED: "dim",
+    Level.TROUBLE: "bold red",
+}
+
+
+def redacted(found: Sequence[Diagnosis], private: PrivateWords) -> list[Diagnosis]:
+    """The findings without what is private."""
+    return [replace(one, text=redact(one.text, private), mend=redact(one.mend, private)) for one in found]
+
+
+def show(found: Sequence[Diagnosis], console: Console, *, verbose: bool) -> None:
+    """Print lines: on a terminal each with its mend below, elsewhere each on one line with its mend behind an arrow."""
+    quiet = set() if verbose else {Level.OK, Level.NOT_ASKED}
+    shown = [one for one in found if one.level not in quiet]
+    if console.is_terminal:
+        _show_table(shown, console)
+    else:
+        for one in shown:
+            console.print(Text(f"{one.level.value:<9} {one.rung:<10} {one.text}{one.mend and f' → {one.mend}'}"))
+    if not verbose:
+        idle: dict[str, list[str]] = {}
+        for one in found:
+            if one.level is Level.NOT_ASKED:
+                idle.setdefault(one.text, []).append(one.rung)
+        for why, rungs in idle.items():
+            console.print(Text(f"not asked, {why}: {', '.join(rungs)}"), soft_wrap=False)
+        if well := list(dict.fromkeys(one.rung for one in found if one.level is Level.OK)):
+            console.print(Text(f"well: {', '.join(well)}"), soft_wrap=False)
+    console.print(Text(_summary(found)), soft_wrap=False)
+
+
+def _show_table(shown: Sequence[Diagnosis], console: Console) -> None:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for one in shown:
+        said = Text.assemble(one.text, "\n→ ", (one.mend, "bold")) if one.mend else Text(one.text)
+        table.add_row(Text(one.level.value, _STYLES[one.level]), Text(one.rung), said)
+    if shown:
+        console.print(table, soft_wrap=False)
+
+
+def _summary(found: Sequence[Diagnosis]) -> str:
+    cause = first_cause(found)
+    said = [
+        f"{number} {level.value if number == 1 else f'{level.value}s'}"
+        for level in (Level.TROUBLE, Level.HINT)
+        if (number := sum(one.level is level for one in found))
+    ]
+    said += [f"{number} not known"] if (number := sum(one.level is Level.NOT_KNOWN for one in found)) else []
+    if cause is None:
+        return "; ".join(["nothing is in the way", *([", ".join(said)] if said else [])])
+    counts = f"{', '.join(said)}; this output can be pasted into an issue as it is"
+    return f"first cause: {cause.rung}: {cause.text}\n{counts}"
+
+
+def as_json(found: Sequence[Diagnosis], took_s: float) -> str:
+    """The same for programs, as docs/reference/doctor.md describes it."""
+    cause = first_cause(found)
+    report: dict[str, Any] = {
+        "v": SCHEMA,
+        "version": VERSION,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "took_s": round(took_s, 1),
+        "troubles": sum(one.level is Level.TROUBLE for one in found),
+        "hints": sum(one.level is Level.HINT for one in found),
+        "first_cause": None if cause is None else _said(cause),
+        "findings": list(map(_said, found)),
+    }
+    return json.dumps(report, indent=2)
+
+
+def _said(one: Diagnosis) -> dict[str, str]:
+    return {"check": one.rung, "level": one.level.value, "kind": one.kind, "text": one.text, "mend": one.mend}

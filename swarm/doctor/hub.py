@@ -1,16 +1,23 @@
-"""Access to the hub: whether a model can be found and fetched from here, and how large it is. Downloads no weights."""
+"""The services beside a swarm: the hub, which has models and their sizes, and the MQTT broker. Downloads no weights."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import secrets
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import aiomqtt
+
 from swarm.doctor.ladder import Diagnosis, hint, ok, trouble, unknown
-from swarm.doctor.model_facts import ModelFacts, facts_of_file, facts_of_folder
-from swarm.doctor.processes import on_thread
-from swarm.errors import HubError, SwarmError, UnknownModel
+from swarm.doctor.probes import Resolve, TcpAnswer, knock, on_thread
+from swarm.errors import ConfigError, HubError, SwarmError, UnknownModel
+from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 
 OFFLINE_VARIABLES: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE: Final = {"1", "ON", "YES", "TRUE"}
@@ -39,14 +46,7 @@ class HubAnswer:
 async def look_at_hub(
     model: str | None, ask: AskHub, environment: Mapping[str, str], *, is_reached: bool = False
 ) -> Diagnosis:
-    """Whether the hub gives what this machine needs: offline variables, then the hub.
-
-    Args:
-        model: hub id or folder; None where none was named.
-        ask: what became of the question.
-        environment: the process's variables.
-        is_reached: whether connections to it come about.
-    """
+    """Whether the hub gives what this machine needs: offline variables, then the hub."""
     if is_here(model):
         return ok("folder", "not needed: the model is on this machine")
     answer = await ask()
@@ -158,3 +158,142 @@ def hub_cache() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
+
+
+CPU_GROWTH: Final = 2
+"""A CPU computes in fp32: twice the bytes of a checkpoint of 16-bit weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The model that was named.
+
+    Attributes:
+        total_bytes: of its weights; None if unknown.
+        missing_bytes: of them, to be downloaded yet; None if unknown.
+        num_layers: None if unknown.
+        growth: how many times as much the weights take in a CPU's memory.
+    """
+
+    total_bytes: int | None = None
+    missing_bytes: int | None = None
+    num_layers: int | None = None
+    growth: int = CPU_GROWTH
+
+    @property
+    def layer_bytes(self) -> int | None:
+        """About what a layer takes in a CPU's memory, embeddings shared out among all; None if unknown."""
+        if not self.total_bytes or not self.num_layers:
+            return None
+        return self.growth * self.total_bytes // self.num_layers
+
+
+def facts_of_folder(folder: Path, missing_bytes: int | None = 0, total_bytes: int | None = None) -> ModelFacts:
+    """What a folder with a `config.json` says."""
+    if total_bytes is None:
+        total_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        layers = config.get("num_hidden_layers", (config.get("text_config") or {}).get("num_hidden_layers"))
+    except (OSError, ValueError, AttributeError):
+        layers = None
+    return ModelFacts(total_bytes, missing_bytes, layers if isinstance(layers, int) and layers > 0 else None)
+
+
+def facts_of_file(file: Path) -> ModelFacts:
+    """What a GGUF file on this machine says; nothing where it cannot be read."""
+    from swarm.models.gguf.container import read_header
+    from swarm.models.gguf.naming import local_files
+
+    try:
+        files = local_files(file) or [file]
+        header = read_header(files[0])
+        total = sum(one.stat().st_size for one in files)
+    except (SwarmError, OSError):
+        return ModelFacts()
+    layers = header.number(f"{header.text('general.architecture')}.block_count")
+    return ModelFacts(total, 0, layers, growth=1)  # packed weights stay packed
+
+
+CONNECT_S: Final = 5.0
+_REFUSED: Final = ("not authorized", "bad user name or password", "code:4]", "code:5]", "code:134]", "code:135]")
+"""What a broker's answer says where it knows no such user or password."""
+
+BrokerLogin = Callable[[BrokerAddress], Awaitable[None]]
+"""Connects and says who it is; raises what aiomqtt raises."""
+
+
+async def look_at_broker(url: str | None, ca: Path | None, find: Resolve, login: BrokerLogin) -> Diagnosis:
+    """Whether telemetry would arrive: name, port, TLS, password; the first that fails."""
+    if url is None:
+        return ok("no-broker", "none was named; a node works without telemetry")
+    try:
+        address = parse_broker(url, ca)
+    except ConfigError as error:
+        return trouble("broker-malformed", str(error), "--mqtt mqtt://HOST:PORT")
+    found = (await find(address.host)).ips
+    if not found:
+        return trouble("broker-unnamed", "the broker's name is not found", "check how its name is written in --mqtt")
+    if max([await knock(ip, address.port) for ip in found[:2]]) < TcpAnswer.OPEN:
+        mend = "check its host and port, whether it runs, and its firewall"
+        return trouble("broker-silent", f"nothing answers at the broker's port {address.port}", mend)
+    try:
+        if address.tls is not None:
+            await _shake_hands(address, address.tls)
+        await login(address)
+    except TimeoutError:
+        return unknown("the broker accepts connections and says nothing in time")
+    except (aiomqtt.MqttError, OSError) as error:
+        return _explained(error, address)
+    return ok("broker", "takes telemetry" + (", by TLS" if address.tls is not None else ", in plain text"))
+
+
+async def _shake_hands(address: BrokerAddress, tls: ssl.SSLContext) -> None:
+    """TLS alone, so that its errors are told from the broker's."""
+    async with asyncio.timeout(CONNECT_S):
+        _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls)
+    writer.transport.abort()
+
+
+def _explained(error: aiomqtt.MqttError | OSError, address: BrokerAddress) -> Diagnosis:
+    causes = [error, error.__cause__, error.__context__]
+    said = " ".join(str(one) for one in causes if one is not None)
+    if any(isinstance(one, ssl.SSLCertVerificationError) for one in causes) or "CERTIFICATE_VERIFY_FAILED" in said:
+        return trouble(
+            "broker-untrusted", "the broker's certificate is not trusted", "--mqtt-ca FILE, as its operator gave it"
+        )
+    if "WRONG_VERSION_NUMBER" in said or "record layer failure" in said.lower():
+        return trouble(
+            "broker-plain",
+            "the broker speaks no TLS at this port",
+            "--mqtt mqtt://… instead of mqtts://, or its TLS port (8883)",
+        )
+    if any(sign in said.lower() for sign in _REFUSED):
+        what = "this user and password" if address.user else "nobody without a password"
+        text = f"the broker does not accept {what}" if address.user else f"the broker accepts {what}"
+        return trouble(
+            "broker-refuses",
+            text,
+            "export CANOPY_MQTT=mqtts://USER:PASSWORD@HOST:PORT with those that its operator gave you",
+        )
+    if address.tls is None:
+        mend = "mqtts://… if it wants TLS; else check that it is an MQTT broker"
+    else:
+        mend = "mqtt://… if it speaks no TLS; else check that it is an MQTT broker"
+    return trouble("broker-odd", "what answers at the broker's port does not speak MQTT as expected", mend)
+
+
+async def login(address: BrokerAddress, limit_s: float = CONNECT_S) -> None:
+    """TryConnect as a node does within some seconds, and leave."""
+    client = aiomqtt.Client(
+        address.host,
+        address.port,
+        username=address.user,
+        password=address.password,
+        tls_context=address.tls,
+        identifier=f"canopy-doctor-{secrets.token_hex(6)}",
+        timeout=limit_s,
+        logger=logging.getLogger(f"{__name__}.mqtt"),
+    )
+    async with client:
+        pass

@@ -108,11 +108,6 @@ class Once(Generic[T]):
     """An answer that several rungs wait for: asked for when the first of them wants it."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
-        """Ask nothing yet.
-
-        Args:
-            ask: is awaited once; its error is for all who wait.
-        """
         self._ask = ask
         self._lock = asyncio.Lock()
         self._outcome: list[T | Exception] = []
@@ -137,17 +132,7 @@ async def climb(
     limit_s: float = LIMIT_S,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Diagnosis]:
-    """Ask all rungs, each as soon as those that it stands on were asked.
-
-    Args:
-        rungs: in causal order.
-        seen: what they look at.
-        limit_s: seconds, after which whatever is not answered yet is not known.
-        on_progress: called with the number of rungs that are done.
-
-    Returns:
-        What was found, in the order of the rungs.
-    """
+    """Ask all rungs, each as soon as those that it stands on were asked."""
     until = time.monotonic() + limit_s
     tasks: dict[str, asyncio.Task[list[Diagnosis]]] = {}
     done: list[str] = []

@@ -192,14 +192,7 @@ async def look_at_names(
     find: Resolve,
     ask: Callable[[], Awaitable[Sequence[float | None]]],
 ) -> Diagnoses:
-    """Whether names are found, and how soon.
-
-    Args:
-        needed: names without which nothing goes, by who gave them, such as `--mqtt`; addresses are left alone.
-        optional: those without which all goes on.
-        find: looks one up.
-        ask: seconds until each name server answers; None where it is silent.
-    """
+    """Whether names are found, and how soon: those without which nothing goes, and others, by who gave them."""
     named = {what: host for what, host in {**optional, **needed}.items() if not is_address(host)}
     if not named:
         return ok("no-names", "no name is needed")
@@ -303,13 +296,7 @@ async def look_at_packets(
     takes: Callable[[str, int, int | None], Awaitable[bool | None]],
     interface: Callable[[str], str],
 ) -> Diagnosis:
-    """Whether packets of full size arrive at a peer.
-
-    Args:
-        peers: address and port of those that answer.
-        takes: whether one takes packets of a size; None where it is not reached.
-        interface: by which an address is reached.
-    """
+    """Whether packets of full size arrive at a peer."""
     arrived = await takes(*peers[0], None) if peers else None
     if arrived is None:
         return ok("packets-untried", "nobody to try it with")

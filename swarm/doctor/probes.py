@@ -14,20 +14,21 @@ import secrets
 import socket
 import ssl
 import struct
+import subprocess
 import termios
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import psutil
 
 from swarm.doctor.ladder import Once
-from swarm.doctor.processes import on_thread
 
 HUB: Final = "huggingface.co"
 """A public host, which machines ask for models anyway: whether its name is found, and connections leave."""
@@ -213,14 +214,7 @@ async def knock(ip: str, port: int) -> TcpAnswer:
 
 
 async def greet(host: str, port: int, *, is_tls: bool = False, proxy: ConnectProxy | None = None) -> TcpAnswer:
-    """Greet as libp2p does, and wait for the answer.
-
-    Args:
-        host: an address; also a name where a proxy looks it up.
-        port: where.
-        is_tls: whether it is a peer's TLS port.
-        proxy: through which the connection goes.
-    """
+    """Greet as libp2p does, and wait for the answer."""
     try:
         async with asyncio.timeout(CONNECT_S):
             place = (host, port) if proxy is None else (proxy.host, proxy.port)
@@ -276,13 +270,7 @@ async def exchange(ip: str, port: int, said: bytes, until: bytes) -> bytes:
 
 
 async def ask_page(ip: str, port: int, said: str) -> Page | None:
-    """The head of what an HTTP server or proxy answers; None where that is none.
-
-    Args:
-        ip: of the server.
-        port: of the server.
-        said: the request's first line and its headers.
-    """
+    """The head of what an HTTP server or proxy answers; None where that is none."""
     answer = await exchange(ip, port, f"{said}\r\nConnection: close\r\n\r\n".encode(), b"\r\n\r\n")
     head = answer.decode("latin-1")
     status = re.match(r"HTTP/\d\.\d (\d{3})", head)
@@ -293,13 +281,7 @@ async def ask_page(ip: str, port: int, said: str) -> Page | None:
 async def takes_large(ip: str, port: int, segment_bytes: int | None = None) -> bool | None:
     """Whether packets of full size arrive: whether the other machine's system says that it has all that was sent.
 
-    Args:
-        ip: of a machine that answers.
-        port: of a libp2p peer there.
-        segment_bytes: the most that is sent in a packet; None for whatever both systems agree on.
-
-    Returns:
-        None where no connection came about.
+    A packet takes `segment_bytes` at most, if given. None: no connection came about.
     """
     loop = asyncio.get_running_loop()
     with closing(_socket_for(ip, socket.SOCK_STREAM)) as sock:
@@ -375,3 +357,79 @@ def _socket_for(ip: str, kind: socket.SocketKind) -> socket.socket:
 def _unconfirmed(sock: socket.socket) -> int:
     """Bytes that were sent, and that the other end has not confirmed yet."""
     return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
+
+
+T = TypeVar("T")
+
+PROGRAM_S: Final = 5.0
+MAX_OUTPUT: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A program that ended.
+
+    Attributes:
+        status: its exit status; negative where a signal ended it.
+        output: standard output, then standard error.
+    """
+
+    status: int
+    output: str
+
+
+async def on_thread(call: Callable[[], T]) -> T:
+    """The result of a call that may block, such as looking up a name, on a thread that the end never waits for.
+
+    Cancelling gives the result up; the call goes on by itself.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(act: Callable[[], None]) -> None:
+        def once() -> None:
+            if not outcome.done():
+                act()
+
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(once)
+
+    def run() -> None:
+        try:
+            value = call()
+        except Exception as error:  # noqa: BLE001 - raised again where the result is awaited
+            failure = error  # `error` is gone when the handler ends
+            settle(lambda: outcome.set_exception(failure))
+        else:
+            settle(lambda: outcome.set_result(value))
+
+    threading.Thread(target=run, daemon=True, name="doctor").start()
+    return await outcome
+
+
+async def run_program(
+    command: Sequence[str], limit_s: float = PROGRAM_S, environment: Mapping[str, str] | None = None
+) -> Ran | None:
+    """How a program without input ended; None if there is none such, or it took longer than `limit_s`."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if environment is None else dict(environment),
+        )
+    except FileNotFoundError:
+        return None
+    try:
+        async with asyncio.timeout(limit_s):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        return None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    text = (output[:MAX_OUTPUT] + b"\n" + errors[:MAX_OUTPUT]).decode(errors="replace").strip()
+    return Ran(process.returncode or 0, text)

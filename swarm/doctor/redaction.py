@@ -45,14 +45,7 @@ class PrivateWords:
 def private_words(
     environment: Mapping[str, str], home: str, names: Iterable[str], hosts: Iterable[str]
 ) -> PrivateWords:
-    """Gather what is private.
-
-    Args:
-        environment: the process's; values of its variables for tokens and passwords are secrets.
-        home: the home folder.
-        names: of the user and of this machine; of a full host name the first label counts too.
-        hosts: names or URLs of others, as options give them; the URLs' users, passwords and hosts are private.
-    """
+    """Gather what is private."""
     secrets = {value for name, value in environment.items() if SECRET_VARIABLES.search(name)}
     proxies = [value for name, value in environment.items() if name.lower().endswith("_proxy")]
     own = [name for name in names if not _is_address(name)]

@@ -15,56 +15,11 @@ from typing import Final
 import psutil
 
 from swarm.discovery.identity import default_identity_path
-from swarm.doctor.broker import login, look_at_broker
-from swarm.doctor.device import (
-    Cards,
-    TorchBuild,
-    ask_cards,
-    look_at_device,
-    look_at_dtypes,
-    look_at_kernels,
-    read_torch,
-)
-from swarm.doctor.directory import (
-    ClockService,
-    clock_service,
-    look_at_clock,
-    look_at_directory,
-    look_at_peers,
-    look_at_release,
-)
-from swarm.doctor.hub import HubAnswer, ask_hub, hub_cache, is_here, look_at_hub, offline_by
+from swarm.doctor import directory, hub, machine, network, way_in
+from swarm.doctor.directory import SwarmView
+from swarm.doctor.hub import ModelFacts
 from swarm.doctor.ladder import Diagnoses, Diagnosis, Once, Rung
-from swarm.doctor.machine import (
-    file_system_of,
-    hard_file_limit,
-    look_at_disk,
-    look_at_file_limit,
-    look_at_folders,
-    look_at_identity,
-    look_at_memory,
-)
-from swarm.doctor.model_facts import ModelFacts
-from swarm.doctor.network import (
-    HTTPS,
-    OWN_PROXY,
-    NamedPeer,
-    Pages,
-    look_at_addresses,
-    look_at_ipv6,
-    look_at_link,
-    look_at_names,
-    look_at_outgoing,
-    look_at_packets,
-    look_at_proxy,
-    look_at_route,
-    look_for_portal,
-    look_outside,
-    own_proxy,
-    speaks_socks,
-)
 from swarm.doctor.options import Doctor
-from swarm.doctor.ports import Firewall, listening_program, look_at_ports, read_file, try_bind
 from swarm.doctor.probes import (
     HUB,
     Names,
@@ -74,22 +29,11 @@ from swarm.doctor.probes import (
     interface_to,
     interfaces,
     name_servers,
+    on_thread,
     own_addresses,
+    run_program,
     takes_large,
 )
-from swarm.doctor.processes import on_thread, run_program
-from swarm.doctor.relays import RelayWord, ask_relays
-from swarm.doctor.router import find_routers, look_at_mapping, look_at_relays, look_at_router
-from swarm.doctor.software import (
-    find_daemon,
-    installed_version,
-    look_at_daemon,
-    look_at_packages,
-    package_requirements,
-    python_version,
-    run_daemon,
-)
-from swarm.doctor.swarm_view import SwarmView, look_at_swarm
 from swarm.gateway.ports import Router
 from swarm.kernels.toolchain import toolchain
 from swarm.runtime.cache_folder import cache_folder
@@ -113,33 +57,20 @@ def own_folders() -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DoctorProbes:
-    """What asks files, programs and machines, where tests plant other answers.
-
-    Attributes:
-        identity: file of this machine's key.
-        folders: Canopy's own.
-        ask_directory: joins the directory through peers that answer, and reads it; None for the real one.
-        ask_hub: asks for the model.
-        ask_cards: looks for graphics cards.
-        installed: the version of an installed package; None if it is not there.
-        torch: what torch's files say.
-        memory: main memory.
-        cache: the hub's.
-        routers: ways to ask the router for a port.
-        clock_service: what keeps the clock right.
-    """
+    """What asks files, programs and machines, where tests plant other answers."""
 
     identity: Path = field(default_factory=default_identity_path)
     folders: Sequence[Path] = field(default_factory=own_folders)
     ask_directory: AskDirectory | None = None
-    ask_hub: Callable[[str | None], Awaitable[HubAnswer]] = ask_hub
-    ask_cards: Callable[[], Awaitable[Cards]] = ask_cards
-    installed: Callable[[str], str | None] = installed_version
-    torch: Callable[[], TorchBuild] = read_torch
+    """Joins the directory through peers that answer, and reads it; None: the real one."""
+    ask_hub: Callable[[str | None], Awaitable[hub.HubAnswer]] = hub.ask_hub
+    ask_cards: Callable[[], Awaitable[machine.Cards]] = machine.ask_cards
+    installed: Callable[[str], str | None] = machine.installed_version
+    torch: Callable[[], machine.TorchBuild] = machine.read_torch
     memory: Callable[[], MainMemory] = main_memory
-    cache: Path = field(default_factory=hub_cache)
-    routers: Callable[[], Sequence[Router]] = find_routers
-    clock_service: Callable[[], Awaitable[ClockService]] = clock_service
+    cache: Path = field(default_factory=hub.hub_cache)
+    routers: Callable[[], Sequence[Router]] = way_in.find_routers
+    clock_service: Callable[[], Awaitable[directory.ClockService]] = directory.clock_service
 
 
 _rungs: list[Rung[Examination]] = []
@@ -163,26 +94,17 @@ class Examination:
         self,
         options: Doctor,
         environment: Mapping[str, str],
-        peers: Sequence[NamedPeer] = (),
+        peers: Sequence[network.NamedPeer] = (),
         refusal: str = "",
         probes: DoctorProbes | None = None,
     ) -> None:
-        """Ask nothing yet.
-
-        Args:
-            options: of the command.
-            environment: the process's variables.
-            peers: those of the swarm that is meant.
-            refusal: why it is not clear which swarm is meant; empty if it is.
-            probes: how files, programs and machines are asked.
-        """
         self.options = options
         self.environment = environment
         self.meant = peers
         self.refusal = refusal
         self.probes = probes or DoctorProbes()
         self.find = Names()
-        self.outside = Once(lambda: look_outside(peers, self.find, Pages(self.find, environment)))
+        self.outside = Once(lambda: network.look_outside(peers, self.find, network.Pages(self.find, environment)))
         self.view = Once(self._ask_directory)
         self.relay_words = Once(self._ask_relays)
         self.hub_answer = Once(lambda: self.probes.ask_hub(options.model))
@@ -194,41 +116,45 @@ class Examination:
     @_rung("own-files files-of-another")
     async def own_files(self) -> Diagnoses:
         """Whether Canopy's own folders can be read and written."""
-        return look_at_folders(self.probes.folders)
+        return machine.look_at_folders(self.probes.folders)
 
     @_rung("link link-not-needed no-link link-down")
     async def link(self) -> Diagnoses:
         """Network interfaces that are up, with their cables in."""
-        return look_at_link(interfaces(), self.meant)
+        return network.look_at_link(interfaces(), self.meant)
 
     @_rung("addresses addresses-not-needed no-address", after="link")
     async def addresses(self) -> Diagnoses:
         """An address of this machine."""
-        return look_at_addresses(own_addresses(), self.meant)
+        return network.look_at_addresses(own_addresses(), self.meant)
 
     @_rung("route route-near no-route", after="addresses")
     async def route(self) -> Diagnoses:
         """The system's way to the Internet, or to the peers."""
-        return look_at_route(has_way, self.meant)
+        return network.look_at_route(has_way, self.meant)
 
     @_rung("names no-names no-dns dns-slow name-unknown", after="route")
     async def dns(self) -> Diagnoses:
         """The names in options and the hub's, and the name servers themselves."""
-        own = own_proxy(self.environment)
+        own = network.own_proxy(self.environment)
         needed = {peer.origin: peer.host for peer in self.meant if peer.host and own is None}
         if own is not None:
-            needed[OWN_PROXY] = own.host  # which looks up all others
+            needed[network.OWN_PROXY] = own.host  # which looks up all others
         if broker := _broker_host(self.options):
             needed["--mqtt"] = broker
         optional = {"the hub": HUB}
-        if self.options.model is not None and not is_here(self.options.model) and not offline_by(self.environment):
+        if (
+            self.options.model is not None
+            and not hub.is_here(self.options.model)
+            and not hub.offline_by(self.environment)
+        ):
             needed, optional = needed | optional, {}
-        return await look_at_names(needed, optional, self.find, ask_name_servers)
+        return await network.look_at_names(needed, optional, self.find, ask_name_servers)
 
     @_rung("no-portal portal-untried page-replaced portal", after="dns")
     async def portal(self) -> Diagnoses:
         """Who answers at port 80 in the hub's name."""
-        return look_for_portal(await self.outside())
+        return network.look_for_portal(await self.outside())
 
     @_rung(
         "no-proxy proxy proxy-socks proxy-malformed proxy-only proxy-login own-proxy own-proxy-malformed "
@@ -237,19 +163,19 @@ class Examination:
     )
     async def proxy(self) -> Diagnoses:
         """`CANOPY_PROXY`; else `http_proxy`, `https_proxy`, `all_proxy`, and whether anything goes out without."""
-        return look_at_proxy(self.environment, await self.outside(), has_socks=speaks_socks())
+        return network.look_at_proxy(self.environment, await self.outside(), has_socks=network.speaks_socks())
 
     @_rung("outgoing outgoing-web ports-closed no-answer", after="portal proxy")
     async def outgoing(self) -> Diagnoses:
         """TCP to the peers' ports, against port 443 of the same machines and the hub's."""
-        return look_at_outgoing(self.meant, await self.outside())
+        return network.look_at_outgoing(self.meant, await self.outside())
 
     @_rung(
         "peers no-swarm swarm-unclear peer-silent peer-gone peer-other peer-unnamed peer-malformed", after="outgoing"
     )
     async def peers(self) -> Diagnoses:
         """Whether each peer that is meant greets as one."""
-        return look_at_peers(self.meant, await self.outside(), self.refusal)
+        return directory.look_at_peers(self.meant, await self.outside(), self.refusal)
 
     @_rung("packets packets-untried black-hole", after="peers")
     async def mtu(self) -> Diagnoses:
@@ -257,18 +183,18 @@ class Examination:
         outside = await self.outside()
         greeting = [one for one, answer in zip(self.meant, outside.peers, strict=True) if answer is TcpAnswer.PEER]
         targets = [(ip, peer.port) for peer in greeting[:1] for ip in (await self.find(peer.host)).ips]
-        return await look_at_packets(targets, takes_large, interface_to)
+        return await network.look_at_packets(targets, takes_large, interface_to)
 
     @_rung("clock clock-untried clock-wrong clock-off clock-untended clock-unset", after="mtu own-files p2pd")
     async def clock(self) -> Diagnoses:
         """The difference to the swarm's clocks, and the time service."""
         service = await self.probes.clock_service()
-        return look_at_clock(await self.view(), service)
+        return directory.look_at_clock(await self.view(), service)
 
     @_rung("directory directory-untried directory-reached private-swarm not-joined", after="clock")
     async def directory(self) -> Diagnoses:
         """Whether the directory lets this machine in."""
-        return look_at_directory(await self.view())
+        return directory.look_at_directory(await self.view())
 
     @_rung("direct cone symmetric public-address router-unknown router-untried", after="directory")
     async def router(self) -> Diagnoses:
@@ -284,33 +210,33 @@ class Examination:
     async def relay(self) -> Diagnoses:
         """The relays that the swarm's peers lend, where nobody can dial this machine."""
         kinds = [one.kind for one in (await self.router_finding(), await self.mapping_finding())]
-        return look_at_relays(await self.relay_words(), await self.view(), kinds)
+        return way_in.look_at_relays(await self.relay_words(), await self.view(), kinds)
 
     @_rung("port-free port-taken port-closed no-port")
     async def ports(self) -> Diagnoses:
         """Whether `--port` can be had, and who has it."""
-        return look_at_ports(self.options.port, try_bind, listening_program)
+        return way_in.look_at_ports(self.options.port, way_in.try_bind, way_in.listening_program)
 
     @_rung("no-firewall firewall-open firewall firewall-closed firewall-unread")
     async def firewall(self) -> Diagnoses:
         """Ufw, firewalld and nftables, where they can be read."""
-        return await Firewall(self.options.port, run_program, read_file).look()
+        return await way_in.Firewall(self.options.port, run_program, way_in.read_file).look()
 
     @_rung("release release-untried update-this-machine update-the-others old-peers", after="directory")
     async def release(self) -> Diagnoses:
         """Formats of records and messages, here and there."""
-        return look_at_release(await self.view())
+        return directory.look_at_release(await self.view())
 
     @_rung("packages python package-missing package-version", is_beside=True)
     async def packages(self) -> Diagnoses:
         """Python and the packages that this release needs."""
-        requirements, pythons = package_requirements()
-        return look_at_packages(requirements, self.probes.installed, python_version(), pythons)
+        requirements, pythons = machine.package_requirements()
+        return machine.look_at_packages(requirements, self.probes.installed, machine.python_version(), pythons)
 
     @_rung("daemon no-daemon daemon-closed daemon-foreign daemon-broken", is_beside=True)
     async def p2pd(self) -> Diagnoses:
         """Hivemind's p2p daemon on this processor."""
-        return await look_at_daemon(find_daemon(), run_daemon)
+        return await machine.look_at_daemon(machine.find_daemon(), machine.run_daemon)
 
     @_rung(
         "cuda cpu hip xpu torch-damaged torch-for-cpu no-driver driver-old driver-fails card-hidden "
@@ -319,33 +245,33 @@ class Examination:
     )
     async def device(self) -> Diagnoses:
         """Cards, their driver, and for which of them torch was built; torch is not started."""
-        return await look_at_device(await self.build(), self.cards, self.environment)
+        return await machine.look_at_device(await self.build(), self.cards, self.environment)
 
     @_rung("kernels plain card-old no-triton no-compiler no-headers", is_beside=True)
     async def kernels(self) -> Diagnoses:
         """What a card needs for the fast path: compute capability 8.0, Triton, a C compiler, Python's headers."""
-        return await look_at_kernels(self.cards, toolchain())
+        return await machine.look_at_kernels(self.cards, toolchain())
 
     @_rung("dtypes no-bfloat16 other-dtype", after="directory", is_beside=True)
     async def dtypes(self) -> Diagnoses:
         """Types in which the device computes, against those of the swarm's nodes."""
-        return await look_at_dtypes(await self.build(), self.cards, (await self.view()).numeric_classes)
+        return await machine.look_at_dtypes(await self.build(), self.cards, (await self.view()).numeric_classes)
 
     @_rung("memory little-memory layer-larger swapping", is_beside=True)
     async def memory(self) -> Diagnoses:
         """Free memory, one layer of the model, swap; a container's limit counts."""
         swap = psutil.swap_memory()
-        return await look_at_memory(self.probes.memory(), (swap.used, swap.total), self._model)
+        return await machine.look_at_memory(self.probes.memory(), (swap.used, swap.total), self._model)
 
     @_rung("room disk-full not-writable model-larger", is_beside=True)
     async def disk(self) -> Diagnoses:
         """The folder of the hub's cache."""
-        return await look_at_disk(self.probes.cache, file_system_of(self.probes.cache), self._model)
+        return await machine.look_at_disk(self.probes.cache, machine.file_system_of(self.probes.cache), self._model)
 
     @_rung("files some-files few-files", is_beside=True)
     async def files(self) -> Diagnoses:
         """How many files a program may open."""
-        return look_at_file_limit(hard_file_limit())
+        return machine.look_at_file_limit(machine.hard_file_limit())
 
     @_rung(
         "identity no-identity identity-in-use identity-damaged identity-open identity-unreadable identity-copied",
@@ -354,13 +280,13 @@ class Examination:
     )
     async def identity(self) -> Diagnoses:
         """The key file, and who serves under it."""
-        return look_at_identity(self.probes.identity, (await self.view()).own_record)
+        return machine.look_at_identity(self.probes.identity, (await self.view()).own_record)
 
     @_rung("ipv6 no-ipv6 ipv6-untried ipv6-no-route ipv6-black-hole", after="dns", is_beside=True)
     async def ipv6(self) -> Diagnoses:
         """An address, a way out, and whether anybody answers."""
-        hosts = [*((peer.host, peer.port) for peer in self.meant if peer.port), (HUB, HTTPS)]
-        return await look_at_ipv6(own_addresses(), has_way, hosts, self.find)
+        hosts = [*((peer.host, peer.port) for peer in self.meant if peer.port), (HUB, network.HTTPS)]
+        return await network.look_at_ipv6(own_addresses(), has_way, hosts, self.find)
 
     @_rung(
         "broker no-broker broker-malformed broker-unnamed broker-silent broker-untrusted broker-plain "
@@ -370,7 +296,7 @@ class Examination:
     )
     async def broker(self) -> Diagnoses:
         """Name, port, TLS, user and password of `--mqtt`."""
-        return await look_at_broker(self.options.mqtt, self.options.mqtt_ca, self.find, login)
+        return await hub.look_at_broker(self.options.mqtt, self.options.mqtt_ca, self.find, hub.login)
 
     @_rung(
         "hub folder hub-offline model-offline hub-silent hub-token no-model hub-refuses",
@@ -381,7 +307,7 @@ class Examination:
         """The model, or whether the hub answers."""
         answer = (await self.outside()).hub
         is_reached = answer is not None and answer >= TcpAnswer.REFUSED
-        return await look_at_hub(self.options.model, self.hub_answer, self.environment, is_reached=is_reached)
+        return await hub.look_at_hub(self.options.model, self.hub_answer, self.environment, is_reached=is_reached)
 
     async def _ask_directory(self) -> SwarmView:
         answers = (await self.outside()).peers
@@ -389,23 +315,23 @@ class Examination:
             one.address for one, answer in zip(self.meant, answers, strict=True) if answer and answer >= TcpAnswer.MUTE
         ]
         ask = self.probes.ask_directory or partial(
-            look_at_swarm, identity=self.probes.identity, membership=self.options.membership
+            directory.look_at_swarm, identity=self.probes.identity, membership=self.options.membership
         )
         return await ask(good)
 
-    async def _ask_relays(self) -> list[RelayWord]:
-        return await ask_relays((await self.view()).relays, self.find)
+    async def _ask_relays(self) -> list[way_in.RelayWord]:
+        return await way_in.ask_relays((await self.view()).relays, self.find)
 
     async def _look_at_router(self) -> Diagnosis:
-        return look_at_router(own_addresses(), await self.relay_words(), await self.view())
+        return way_in.look_at_router(own_addresses(), await self.relay_words(), await self.view())
 
     async def _look_at_mapping(self) -> Diagnosis:
         async def seen() -> list[str]:
             return [word.seen.rpartition(":")[0].strip("[]") for word in await self.relay_words() if word.seen]
 
-        return await look_at_mapping(self.probes.routers(), seen)
+        return await way_in.look_at_mapping(self.probes.routers(), seen)
 
-    async def _read_torch(self) -> TorchBuild:
+    async def _read_torch(self) -> machine.TorchBuild:
         return await on_thread(self.probes.torch)
 
     async def _model(self) -> ModelFacts | None:

@@ -38,10 +38,8 @@ from swarm.health.tasks.history import History, default_data_path
 from swarm.health.tasks.prober import Prober, run_probe
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
-from swarm.health.web.alert_api import alert_routes
-from swarm.health.web.api import make_app
-from swarm.health.web.snapshot import check_folder
-from swarm.health.web.snapshot_job import keep_snapshot, snapshot_of
+from swarm.health.web.api import alert_routes, make_app
+from swarm.health.web.snapshot import check_folder, keep_snapshot, snapshot_of
 from swarm.metrics.http import Server, make_server
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.telemetry.broker_address import parse_broker

@@ -16,7 +16,7 @@ Extra = Literal["health", "top", "metrics", "plot", "upnp", "api"]
 
 MODULES: Final[Mapping[Extra, tuple[str, ...]]] = {
     "health": ("amqtt", "fastapi", "httpx2", "pydantic", "starlette", "uvicorn"),
-    "top": ("httpx2", "pydantic", "textual"),
+    "top": ("httpx2", "pydantic"),
     "metrics": ("starlette", "uvicorn"),
     "plot": ("matplotlib",),
     "upnp": ("miniupnpc",),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
 
 import httpx2
 from rich.console import Console
@@ -17,9 +15,9 @@ from swarm.health.remote.client import TIMEOUT, service_url
 from swarm.health.remote.state import State
 from swarm.runtime.tasks import TaskScope
 from swarm.top.feed import LatestState, ask, follow, poll_dht
-from swarm.top.format import plural
+from swarm.top.live import FollowStates, watch
 from swarm.top.options import DEFAULT_URL, Top
-from swarm.top.view import choose, screen
+from swarm.top.screen import choose, plural, screen
 
 SCREEN_WIDTH = 100
 """Columns of the one screen that `--once` prints where no terminal looks."""
@@ -46,9 +44,7 @@ async def top(command: Top, console: Console) -> None:
         await _show(command, partial(follow, client, url), await ask(client, url), console)
 
 
-async def _show(
-    command: Top, source: Callable[[LatestState], Coroutine[Any, Any, None]], state: State, console: Console
-) -> None:
+async def _show(command: Top, source: FollowStates, state: State, console: Console) -> None:
     if command.model is not None and choose(state, command.model) is None:
         names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in state.models[:8]) or "none"
         raise UnknownModel(f"nobody serves {command.model!r} there; it has: {names}")
@@ -57,12 +53,10 @@ async def _show(
         return
     if not console.is_terminal:
         raise ConfigError("swarm top draws on a terminal; for a script or a file use --once")
-    from swarm.top.app import TopApp
-
-    await TopApp(source, state, command.model).run_async()
+    await watch(source, state, command.model, console)
 
 
-async def _first(source: Callable[[LatestState], Coroutine[Any, Any, None]]) -> State:
+async def _first(source: FollowStates) -> State:
     """The first state that a source brings."""
     came = asyncio.Event()
     watched = LatestState(came.set)

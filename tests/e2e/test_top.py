@@ -116,7 +116,7 @@ def test_without_colours_it_says_the_same(server: PageServer, tmp_path: Path) ->
         window.keys("Right", "3")
         window.shows("✓ SERVING  Qwen/Qwen3-32B", "one sweep: ")
         window.keys("?")
-        window.shows("copy the command that helps")
+        window.shows("✗ and ╎ no machine")
 
 
 def printed(url: str | None, **options: object) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 import msgpack
 
 from benchmarks.redteam.fuzzing.mutations import mutate_bytes, mutate_packed, mutate_wire
-from swarm.protocol import wire
 from swarm.discovery.address_proof import check_hello, hello_response
 from swarm.discovery.dht.dialback import pack_request, parse_request
 from swarm.discovery.identity import Identity
@@ -57,7 +56,6 @@ from swarm.protocol.messages import (
     Want,
 )
 from swarm.protocol.pick_rules import DraftDistribution
-from swarm.telemetry.fields import TelemetryError
 from swarm.telemetry.messages import (
     Metrics,
     Presence,

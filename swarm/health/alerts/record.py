@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from swarm.health.alerts.rules import Alert, AlertBook, AlertKind, AlertTransition, Change, Finding, Severity
+from swarm.health.alerts.rules import Alert, AlertBook, AlertTransition, Change, Finding, Severity
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ def alert_shown(alert: Alert) -> dict[str, Any]:
         "id": finding.id,
         "occurrence": alert.occurrence,
         "severity": finding.severity.value,
-        "kind": finding.kind.value,
+        "kind": finding.kind,
         "about": finding.about,
         "model": finding.fingerprint,
         "model_name": finding.model,
@@ -70,8 +70,12 @@ def load_book(book: AlertBook, kept: object) -> None:
     """Load what `dump_book` gave; entries of another form are left out."""
     if not isinstance(kept, dict) or kept.get("v") != _VERSION:
         return
-    changes = sorted(_read(kept.get("changes"), _change), key=lambda change: change.at)
-    book.resume(_read(kept.get("open"), lambda row: (_alert(row), Severity(row["worst"]))), changes)
+    alerts = _read(kept.get("open"), lambda row: (_alert(row), Severity(row["worst"])))
+    changes = (change for change in _read(kept.get("changes"), _change) if change.alert.finding.kind in book.delays)
+    book.resume(
+        ((alert, worst) for alert, worst in alerts if alert.finding.kind in book.delays),
+        sorted(changes, key=lambda change: change.at),
+    )
 
 
 def _read(rows: object, read: Callable[[Any], T]) -> Iterator[T]:
@@ -87,7 +91,7 @@ def _alert(row: dict[str, Any]) -> Alert:
         return None if row[name] is None else str(row[name])
 
     finding = Finding(
-        AlertKind(row["kind"]),
+        str(row["kind"]),
         Severity(row["severity"]),
         text("model"),
         str(row["text"]),

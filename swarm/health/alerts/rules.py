@@ -40,19 +40,6 @@ class Severity(enum.StrEnum):
         return list(Severity).index(self)
 
 
-class AlertKind(enum.StrEnum):
-    """What a finding is about."""
-
-    GAP = "gap"
-    LAST_HOLDER = "last-holder"
-    PROBE = "probe"
-    VERSION = "version"
-    CLOCK = "clock"
-    STALE = "stale"
-    BROKER = "broker"
-    DHT = "dht"
-
-
 @dataclass(frozen=True, slots=True)
 class AlertDelays:
     """The hysteresis of one kind.
@@ -64,18 +51,6 @@ class AlertDelays:
 
     raise_s: float
     clear_s: float
-
-
-ALERT_DELAYS: Mapping[AlertKind, AlertDelays] = {
-    AlertKind.GAP: AlertDelays(3.0, 20.0),
-    AlertKind.LAST_HOLDER: AlertDelays(30.0, 60.0),
-    AlertKind.PROBE: AlertDelays(0.0, 330.0),  # longer than between two probes: the next one must pass too
-    AlertKind.VERSION: AlertDelays(120.0, 120.0),
-    AlertKind.CLOCK: AlertDelays(0.0, 300.0),
-    AlertKind.STALE: AlertDelays(15.0, 30.0),
-    AlertKind.BROKER: AlertDelays(5.0, 10.0),
-    AlertKind.DHT: AlertDelays(15.0, 10.0),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +67,7 @@ class Finding:
         fix: the command that mends it, where there is one.
     """
 
-    kind: AlertKind
+    kind: str
     severity: Severity
     fingerprint: str | None
     text: str
@@ -103,7 +78,7 @@ class Finding:
     @property
     def id(self) -> str:
         """The same for the same trouble, whatever its text says of numbers."""
-        return "/".join(part for part in (self.kind.value, self.fingerprint, self.about) if part)
+        return "/".join(part for part in (self.kind, self.fingerprint, self.about) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +177,11 @@ class AlertBook:
     """All alerts that are open.
 
     Attributes:
+        delays: by kind of alert.
         changes: what began, became worse and ended lately, the oldest first.
     """
 
+    delays: Mapping[str, AlertDelays]
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MAX_CHANGES))
     _watched: dict[str, _AlertState] = field(default_factory=dict)
     _flaps: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -212,13 +189,7 @@ class AlertBook:
     def update(
         self, findings: Iterable[Finding], now: float, is_unobservable: Callable[[Finding], bool] = lambda _: False
     ) -> list[Change]:
-        """Take in everything that is found now.
-
-        Args:
-            findings: all that hold now.
-            now: Unix seconds.
-            is_unobservable: whether the subject of an earlier finding cannot be observed now.
-        """
+        """Take in everything that is found now."""
         found = {finding.id: finding for finding in findings}
         for name, finding in found.items():
             watched = self._watched.get(name)
@@ -226,12 +197,11 @@ class AlertBook:
                 watched.finding, watched.quiet_since, watched.unobservable_since = finding, None, None
             elif len(self._watched) < MAX_ALERTS:
                 self._watched[name] = _AlertState(finding, now, self._flap_factor(name, now))
-        changes = [
-            change
-            for name, watched in list(self._watched.items())
-            if (change := _raise_or_worsen(watched, now) if name in found else self._missed(name, now, is_unobservable))
-            is not None
-        ]
+        changes = []
+        for name, watched in list(self._watched.items()):
+            is_there = name in found
+            change = self._raise_or_worsen(watched, now) if is_there else self._missed(name, now, is_unobservable)
+            changes += [] if change is None else [change]
         self.changes.extend(changes)
         return changes
 
@@ -273,7 +243,7 @@ class AlertBook:
         else:
             watched.unobservable_since = None
             watched.quiet_since = now if watched.quiet_since is None else watched.quiet_since
-            clear_s = ALERT_DELAYS[watched.finding.kind].clear_s * watched.flap
+            clear_s = self.delays[watched.finding.kind].clear_s * watched.flap
             is_over, step = now - watched.quiet_since >= clear_s, AlertTransition.ENDED
         if not is_over:
             return None
@@ -282,15 +252,14 @@ class AlertBook:
         self._flaps[name] = now, watched.flap
         return Change(watched.alert(), step, now, watched.worst)
 
-
-def _raise_or_worsen(watched: _AlertState, now: float) -> Change | None:
-    severity = watched.finding.severity
-    if watched.worst is None:
-        if now - watched.since < ALERT_DELAYS[watched.finding.kind].raise_s:
-            return None
-        watched.worst = severity
-        return Change(watched.alert(), AlertTransition.BEGAN, now, severity)
-    if severity.rank > watched.worst.rank:
-        watched.worst = severity
-        return Change(watched.alert(), AlertTransition.WORSE, now, severity)
-    return None
+    def _raise_or_worsen(self, watched: _AlertState, now: float) -> Change | None:
+        severity = watched.finding.severity
+        if watched.worst is None:
+            if now - watched.since < self.delays[watched.finding.kind].raise_s:
+                return None
+            watched.worst = severity
+            return Change(watched.alert(), AlertTransition.BEGAN, now, severity)
+        if severity.rank > watched.worst.rank:
+            watched.worst = severity
+            return Change(watched.alert(), AlertTransition.WORSE, now, severity)
+        return None

@@ -24,7 +24,6 @@ from typing import Any, Final
 import httpx2
 
 from swarm.errors import ConfigError
-from swarm.health.alerts.feed import title_of
 from swarm.health.alerts.record import change_shown
 from swarm.health.alerts.rules import AlertTransition, Change, Severity
 
@@ -34,6 +33,12 @@ for _name in ("httpx2", "httpcore2"):
 
 MAX_WEBHOOKS: Final = 8
 MAX_WAITING: Final = 256
+_BEFORE: Final = {
+    AlertTransition.BEGAN: "",
+    AlertTransition.WORSE: "worse: ",
+    AlertTransition.ENDED: "over: ",
+    AlertTransition.FORGOTTEN: "not known any more: ",
+}
 _SIGNS: Final = {Severity.INFO: "🔵", Severity.WARNING: "🟠", Severity.CRITICAL: "🔴"}
 _ERROR: Final = 400
 _SERVER_ERROR: Final = 500
@@ -198,8 +203,9 @@ class _Failure:
 def message(change: Change, swarm: str) -> dict[str, Any]:
     """The message: a line that chat services show as it is, and everything as values."""
     is_over = change.step in (AlertTransition.ENDED, AlertTransition.FORGOTTEN)
-    line = f"{'🟢' if is_over else _SIGNS[change.alert.finding.severity]} {title_of(change)}"
-    fix = change.alert.finding.fix
+    finding = change.alert.finding
+    line = f"{'🟢' if is_over else _SIGNS[finding.severity]} {_BEFORE[change.step]}{finding.text}"
+    fix = finding.fix
     if fix is not None and not is_over:
         line += f"\nWhat helps: {fix}"
     return {"v": 1, "text": plain(line), "swarm": swarm, **change_shown(change)}

@@ -223,11 +223,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]  # amqtt has no types
             await super()._publish_retained_messages_for_subscription(subscription, session)
 
     async def expire_retained(self, first_seen: dict[str, tuple[int, float]]) -> None:
-        """Drop retained messages that are too old or too many; wills pass no topic check, so they are bounded here.
-
-        Args:
-            first_seen: by topic, the message's id and when it was first seen; kept between calls.
-        """
+        """Drop retained messages that are too old or too many; wills pass no topic check, so they are bounded here."""
         now = time.monotonic()
         for topic, message in self._retained_messages.items():
             seen = first_seen.get(topic)

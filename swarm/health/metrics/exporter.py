@@ -10,9 +10,10 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from swarm.health.alerts.rules import AlertKind, Severity
+from swarm.health.alerts.rules import Severity
 from swarm.health.metrics.models import FIGURES as MODEL_FIGURES
 from swarm.health.metrics.models import ModelView, write_models
+from swarm.health.state.alert_rules import DELAYS
 from swarm.health.state.assessment import LinkState, SourceStatus
 from swarm.health.state.totals import Totals
 from swarm.health.tasks.recorder import HealthLoop
@@ -66,7 +67,7 @@ class HealthView:
 
     swarm: str
     models: Sequence[ModelView]
-    alerts: Mapping[tuple[AlertKind, Severity], int]
+    alerts: Mapping[tuple[str, Severity], int]
     sources: Mapping[str, SourceStatus]
     believed: Mapping[MessageKind, int]
     refused: Mapping[Reason, int]
@@ -78,9 +79,9 @@ class HealthView:
         """For prometheus-client."""
         sheet = MetricSet(FIGURES)
         sheet.set_info(ABOUT, {"version": VERSION, "swarm": self.swarm})
-        for kind in AlertKind:
+        for kind in DELAYS:
             for severity in Severity:
-                sheet.set(ALERTS, self.alerts.get((kind, severity), 0), kind.value, severity.value)
+                sheet.set(ALERTS, self.alerts.get((kind, severity), 0), kind, severity.value)
         for name, link in self.sources.items():
             sheet.set_state(SOURCE, LinkState, link.state, name)
             sheet.set(SOURCE_AT, link.since, name)

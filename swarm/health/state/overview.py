@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.health.alerts.rules import Alert, AlertBook, Change
-from swarm.health.state.assessment import Assessment, LinkState, SourceStatus, all_findings, is_unobservable
+from swarm.health.state.alert_rules import DELAYS, SwarmSources, all_findings, is_unobservable
+from swarm.health.state.assessment import Assessment, LinkState, SourceStatus
 from swarm.health.state.contributions import shares
 from swarm.health.state.model import Knowledge
 from swarm.health.state.model_slots import SlotStanding
@@ -54,7 +55,7 @@ class Overview:
     started_at: float
     refused: Mapping[Reason, int] = field(default_factory=dict)
     knowledge: Knowledge = field(default_factory=Knowledge)
-    alerts: AlertBook = field(default_factory=AlertBook)
+    alerts: AlertBook = field(default_factory=lambda: AlertBook(DELAYS))
     probes: dict[str, ProbeLog] = field(default_factory=dict)
     broker: SourceStatus = field(default_factory=SourceStatus)
     dht: SourceStatus = field(default_factory=SourceStatus)
@@ -162,7 +163,7 @@ class Overview:
         is_skewed = self._skewed_at is not None and now - self._skewed_at < SKEW_SHOWN_S
         slots = self.knowledge.slots
         trusted = [one for one in assessments if slots.standing(one.model.fingerprint) > SlotStanding.REPORTED]
-        findings = all_findings(trusted, self.broker, self.dht, is_skewed)
+        findings = all_findings(trusted, SwarmSources(self.broker, self.dht, is_skewed))
         changes = self.alerts.update(findings, now, lambda finding: is_unobservable(finding, trusted))
         self.version += len(changes)
         self.newest_changes = changes
@@ -257,7 +258,7 @@ def _alert(alert: Alert) -> dict[str, Any]:
     return {
         "id": finding.id,
         "severity": finding.severity.value,
-        "kind": finding.kind.value,
+        "kind": finding.kind,
         "model": finding.fingerprint,
         "text": finding.text,
         "since": round(alert.since, 3),

@@ -12,11 +12,13 @@ from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
+from swarm.health.alerts.record import alerts_shown
 from swarm.health.tasks.publisher import StatePublisher
+from swarm.health.tasks.recorder import HealthLoop
 from swarm.health.web.badge import MAX_LABEL, badge
 from swarm.metrics.http import Guarded
 
@@ -33,13 +35,7 @@ _NO_STORE: Final = {"cache-control": "no-store"}
 
 
 def make_app(publisher: StatePublisher, points: Points, page: Path = PAGE) -> FastAPI:
-    """All routes but those of alerts and metrics, as an ASGI application.
-
-    Args:
-        publisher: holds the state.
-        points: history of a model for a window, as JSON values; raises KeyError where there is none.
-        page: folder of the page's files.
-    """
+    """All routes but those of alerts and metrics, as an ASGI application."""
     app = FastAPI(
         title="Canopy swarm health",
         version="1",
@@ -180,3 +176,33 @@ def _path_html(path: str, operation: dict[str, Any]) -> Iterator[str]:
             yield f"<dt><code>{escape(parameter['name'])}</code> ({escape(use)})</dt>"
             yield f"<dd>{escape(parameter.get('description', ''))} <code>{escape(shown)}</code></dd>"
         yield "</dl>"
+
+
+MAX_ASKED: Final = 200
+"""Characters of a name in a question about alerts."""
+
+
+def alert_routes(health_loop: HealthLoop) -> APIRouter:
+    """The routes; the health loop has the data."""
+    router = APIRouter()
+
+    async def alerts(
+        model: Annotated[str | None, Query(max_length=MAX_ASKED, description="a model's name or fingerprint")] = None,
+    ) -> Response:
+        """The alerts that hold now, the worst first, and those that ended lately, the newest first."""
+        book = health_loop.overview.alerts
+        shown = alerts_shown(book, health_loop.clock())
+        if model is not None:
+            known = {name for one in health_loop.assessments for name in (one.model.name, one.model.fingerprint)}
+            told = (change.alert.finding for change in book.changes)
+            if model not in known and not any(model in (one.fingerprint, one.model) for one in told):
+                raise HTTPException(404, "no model of that name or fingerprint is known")
+            for name in ("open", "ended"):
+                shown[name] = [one for one in shown[name] if model in (one["model"], one["model_name"])]
+        text = json.dumps(shown, separators=(",", ":"))
+        return Response(text, headers={"cache-control": "no-store"}, media_type="application/json")
+
+    path = "/api/v1/alerts"
+    router.add_api_route(path, alerts, methods=["GET"], summary="Alerts, open and ended", response_class=Response)
+    router.add_api_route(path, alerts, methods=["HEAD"], include_in_schema=False, response_class=Response)
+    return router

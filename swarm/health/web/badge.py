@@ -48,13 +48,7 @@ class Badge:
 
 
 def badge(state: Mapping[str, Any], model_key: str, label: str | None = None) -> Badge:
-    """Draw a model's badge.
-
-    Args:
-        state: as the API gives it.
-        model_key: a model's name or fingerprint; of several models of one name the worst is meant.
-        label: what stands on the left instead of the name.
-    """
+    """Draw a model's badge."""
     models = state.get("models", ())
     model = next((one for one in models if model_key in (one["name"], one["fingerprint"])), None)
     if model is None:

@@ -6,19 +6,26 @@ followed. Only a folder that is new, empty or a snapshot's is written to.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
+import httpx2
 from jinja2 import Environment
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, RegistryError, RemoteProtocolError
+from swarm.health.remote.client import STATE, TIMEOUT, ask_bytes, service_url
+from swarm.health.remote.state import copyable, read_state
 from swarm.health.web.badge import badge
 from swarm.runtime.files import replace_file
+from swarm.runtime.strict_json import strict_json
 
 PAGE: Final = Path(__file__).parent / "page"
 WINDOWS: Final = ("1h", "24h", "30d")
@@ -100,7 +107,6 @@ class PageSnapshot:
         text = _between(live, "live", "")
         text = text.replace("<!-- snapshot: head -->", _HEAD.render(policy=POLICY, taken=taken))
         text = text.replace("<!-- snapshot: body -->", still).replace('<div id="loading"', '<div hidden id="loading"')
-        text = "".join(line for line in text.splitlines(keepends=True) if 'href="alerts.rss"' not in line)
         return text.replace('"api/v1/state"', '"state.json"')
 
     def _badges(self) -> dict[str, str]:
@@ -175,3 +181,76 @@ def _fingerprints(state: Mapping[str, Any]) -> list[str]:
 
 def _json(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+
+
+logger = logging.getLogger(__name__)
+
+EVERY_S: Final = 60.0
+POLL_S: Final = 1.0
+UP: Final = frozenset({"ok", "connected"})
+
+
+async def snapshot_of(address: str, directory: Path) -> int:
+    """Write a running service's page into a folder; returns how many models it shows.
+
+    Raises:
+        ConfigError: the address or the folder cannot be used.
+        RegistryError: nobody answers there, or no health service.
+    """
+    url = service_url(address)
+    check_folder(directory)
+    async with httpx2.AsyncClient(timeout=TIMEOUT) as client:
+        text = await ask_bytes(client, url, STATE)
+        try:
+            datetime.fromtimestamp(read_state(text).at, UTC)
+        except (RemoteProtocolError, OverflowError, ValueError, OSError) as error:
+            raise RegistryError(f"{url} is no health service of this version: {error}") from error
+
+        async def points(fingerprint: str, window: str) -> Mapping[str, Any]:
+            query = urlencode({"model": fingerprint, "window": window})
+            return _points(await ask_bytes(client, url, f"api/v1/history?{query}"), url)
+
+        state = json.loads(text)
+        for model in state["models"]:  # a visitor may copy them, and they are another machine's words
+            model["fixes"] = copyable(model["fixes"])
+        snapshot = await PageSnapshot.take(state, points)
+    await asyncio.to_thread(write, directory, snapshot)
+    return len(snapshot.state["models"])
+
+
+def _points(text: bytes, url: httpx2.URL) -> Mapping[str, Any]:
+    try:
+        found = strict_json(text)
+    except ValueError as error:
+        raise RegistryError(f"{url} is no health service: its history is no JSON") from error
+    if not isinstance(found, dict) or not isinstance(found.get("points"), list):
+        raise RegistryError(f"{url} is no health service: its history has no points")
+    return found
+
+
+async def keep_snapshot(
+    directory: Path,
+    state: Callable[[], Mapping[str, Any]],
+    points: ReadHistory,
+    pauses_s: tuple[float, float] = (EVERY_S, POLL_S),
+) -> None:
+    """Write one a minute, for ever; a failure is logged once, and tried again.
+
+    Before the broker or the DHT has answered nothing is known, and an old snapshot is better than an empty one.
+    """
+    every_s, poll_s = pauses_s
+    is_known = is_reported = False
+    while True:
+        is_known = is_known or any(link["state"] in UP for link in state().get("sources", {}).values())
+        if not is_known:
+            await asyncio.sleep(poll_s)
+            continue
+        try:
+            snapshot = await PageSnapshot.take(state(), points)
+            await asyncio.to_thread(write, directory, snapshot)
+            is_reported = False
+        except ConfigError as error:
+            if not is_reported:
+                logger.warning("%s; the snapshot there is old", error)
+                is_reported = True
+        await asyncio.sleep(every_s)

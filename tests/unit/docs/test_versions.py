@@ -42,7 +42,7 @@ def test_the_lowest_versions_are_those_of_what_a_user_may_install() -> None:
     known = pinned(CONSTRAINTS.read_text(encoding="utf-8"))
     assert found.keys() <= known.keys()
     assert all(lowest <= Version(known[name]) for name, lowest in found.items())
-    assert {"torch", "fastapi", "starlette", "textual", "amqtt"} <= found.keys()
+    assert {"torch", "fastapi", "starlette", "amqtt"} <= found.keys()
     assert "pytest" not in found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import node.cli
-from node.autostart.install import InstallService, ServiceHost
+from node.autostart.service import InstallService, ServiceHost
 from node.config import ServeConfig
 from swarm.discovery.identity import Identity
 from swarm.joining.invite import Invite, seal_invite

@@ -16,14 +16,12 @@ from swarm.discovery.dht.addresses import Membership, PeerSource
 from swarm.discovery.dht.registry import PeerSurvey
 from swarm.discovery.identity import Identity
 from swarm.doctor.command import named_peers
-from swarm.doctor.device import Cards, TorchBuild
-from swarm.doctor.directory import ClockService
+from swarm.doctor.directory import ClockService, SwarmView
 from swarm.doctor.hub import HubAnswer
 from swarm.doctor.ladder import Diagnosis, Level, climb, first_cause
+from swarm.doctor.machine import Cards, TorchBuild, installed_version
 from swarm.doctor.options import Doctor
 from swarm.doctor.rungs import RUNGS, DoctorProbes, Examination
-from swarm.doctor.software import installed_version
-from swarm.doctor.swarm_view import SwarmView
 from swarm.ids import PeerId
 from swarm.runtime.memory_limit import main_memory
 from tests.net.small_internet import (

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives import serialization
 
 from swarm.commands.certificates import authority, broker_certificate, key_pem, new_key
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.doctor.broker import login, look_at_broker
+from swarm.doctor.directory import SwarmView, look_at_swarm
+from swarm.doctor.hub import login, look_at_broker
 from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.network import NamedPeer, Outside, Pages, look_outside
-from swarm.doctor.ports import listening_program, look_at_ports, try_bind
 from swarm.doctor.probes import (
     GREETING,
     ConnectProxy,
@@ -36,9 +36,15 @@ from swarm.doctor.probes import (
     knock,
     takes_large,
 )
-from swarm.doctor.relays import RelayWord, ask_relays
-from swarm.doctor.router import look_at_mapping, look_at_router
-from swarm.doctor.swarm_view import SwarmView, look_at_swarm
+from swarm.doctor.way_in import (
+    RelayWord,
+    ask_relays,
+    listening_program,
+    look_at_mapping,
+    look_at_ports,
+    look_at_router,
+    try_bind,
+)
 from swarm.gateway.ports import PcpRouter, PmpRouter
 from tests.net.black_hole import black_hole
 from tests.net.brokers import CONNACK, free_port, mosquitto, scripted_broker
@@ -282,7 +288,7 @@ async def test_what_is_no_relay_is_told_from_one(said: bytes) -> None:
 
 
 async def test_a_relay_that_says_nothing_in_time_is_told_from_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.doctor.relays.ASK_S", 0.1)
+    monkeypatch.setattr("swarm.doctor.way_in.ASK_S", 0.1)
     async with answering(mute) as port:
         (word,) = await ask_relays([f"127.0.0.1:{port}"], Names())
     assert (word.answers, word.is_mute) == (False, True)

@@ -13,9 +13,8 @@ from swarm.discovery.dht.about import OURS
 from swarm.discovery.dht.child import DhtPipe, start_pipe
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
-from swarm.doctor.directory import ClockService, look_at_clock, look_at_directory, look_at_release
+from swarm.doctor.directory import ClockService, look_at_clock, look_at_directory, look_at_release, look_at_swarm
 from swarm.doctor.machine import look_at_identity
-from swarm.doctor.swarm_view import look_at_swarm
 from tests.one_diagnosis import assert_ok, assert_trouble
 from tests.sample_records import sample_record
 

@@ -1,22 +1,20 @@
-"""Alerts over HTTP: JSON, the feed and its conditional requests, per model; and a restart of the service's keeper."""
+"""Alerts over HTTP: JSON, per model; and a restart of the service's keeper."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from xml.etree import ElementTree as Xml
 
 from swarm.health.alerts.rules import AlertTransition, Change
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.history import History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
-from swarm.health.web.alert_api import alert_routes
-from swarm.health.web.api import make_app
+from swarm.health.web.api import alert_routes, make_app
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.metrics.http import HEADERS, make_server
@@ -67,7 +65,7 @@ async def served(health_loop: HealthLoop, page: Path) -> AsyncIterator[int]:
             await asyncio.wait([task])
 
 
-async def test_alerts_as_json_and_as_a_feed(tmp_path: Path) -> None:
+async def test_alerts_as_json(tmp_path: Path) -> None:
     async with History.open(tmp_path / "h") as history:
         keeper = Keeper(history)
         keeper.be(5, Span(0, 4))
@@ -79,45 +77,20 @@ async def test_alerts_as_json_and_as_a_feed(tmp_path: Path) -> None:
                 NAME,
             )
             assert alert["fix"].startswith("node serve")
-            feed = await ask(port, "/alerts.rss", "GET", "x-forwarded-proto: https")
-            assert feed.headers["content-type"].startswith("application/rss+xml")
-            assert feed.headers["content-security-policy"] == HEADERS["content-security-policy"].lower()
-            (channel,) = Xml.fromstring(feed.body)
-            assert channel.findtext("link") == "https://here/"
-            assert [item.findtext("title") for item in channel.findall("item")] == [alert["text"]]
-            await check_conditions(port, feed.headers)
+            answer = await ask(port, "/api/v1/alerts")
+            assert answer.headers["content-security-policy"] == HEADERS["content-security-policy"].lower()
 
             keeper.be(30, Span(0, 12))
             ended = json.loads((await ask(port, "/api/v1/alerts?model=org/demo%20%3C1%3E")).body)["ended"]
             assert [one["occurrence"] for one in ended] == [alert["occurrence"]]
             assert ended[0]["ended_at"] > ended[0]["since"]
-            for model in (FINGERPRINT, "org/demo%20%3C1%3E"):
-                (channel,) = Xml.fromstring((await ask(port, f"/alerts.rss?model={model}")).body)
-                assert len(channel.findall("item")) == 2
-            for path in ("/alerts.rss?model=nobody", "/api/v1/alerts?model=nobody"):
-                assert (await ask(port, path)).status == 404
-            assert (await ask(port, f"/alerts.rss?model={'x' * 300}")).status == 422
-            head = await ask(port, "/alerts.rss", "HEAD")
+            assert (await ask(port, "/api/v1/alerts?model=nobody")).status == 404
+            assert (await ask(port, f"/api/v1/alerts?model={'x' * 300}")).status == 422
+            head = await ask(port, "/api/v1/alerts", "HEAD")
             assert (head.status, head.body) == (200, b"")
-            assert (await ask(port, "/alerts.rss", "POST")).status == 405
-            paths = json.loads((await ask(port, "/api/v1/openapi.json")).body)["paths"]
-            assert {"/api/v1/alerts", "/alerts.rss"} <= set(paths)
-            assert b"/alerts.rss" in (await ask(port, "/api/v1/docs")).body
-
-
-async def check_conditions(port: int, first: dict[str, str]) -> None:
-    tag, date = first["etag"], first["last-modified"].upper().replace("JAN", "Jan").replace("FRI", "Fri")
-    wanted: Sequence[tuple[str, int]] = (
-        (f"if-none-match: {tag}", 304),
-        (f'if-none-match: "other", W/{tag}', 304),
-        ('if-none-match: "other"', 200),
-        (f"if-modified-since: {date}", 304),
-        ("if-modified-since: Thu, 01 Jan 1970 00:00:00 GMT", 200),
-        ("if-modified-since: nonsense", 200),
-    )
-    for header, code in wanted:
-        answer = await ask(port, "/alerts.rss", "GET", "x-forwarded-proto: https", header)
-        assert (answer.status, bool(answer.body)) == (code, code == 200), header
+            assert (await ask(port, "/api/v1/alerts", "POST")).status == 405
+            assert "/api/v1/alerts" in json.loads((await ask(port, "/api/v1/openapi.json")).body)["paths"]
+            assert b"/api/v1/alerts" in (await ask(port, "/api/v1/docs")).body
 
 
 async def test_a_restart_reports_no_change_twice(tmp_path: Path) -> None:

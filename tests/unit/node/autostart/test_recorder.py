@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import node.autostart.recorder
-from node.autostart.given import Given
 from node.autostart.recorder import ALIVE_S, LOOK_S, STOPPED, WRITE_S, NodeFacts, NodeRecorder, RecorderClocks
-from node.autostart.state_file import LocalStatus, Stage, StateFile
+from node.autostart.state_file import Given, LocalStatus, Stage, StateFile
 from swarm.errors import RegistryError
 from swarm.runtime.tasks import TaskScope
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from node.autostart.given import Given
 from node.autostart.show import UNSAID, ShowNodeStatus, duration, show
-from node.autostart.state_file import LocalStatus, Stage, StateFile
+from node.autostart.state_file import Given, LocalStatus, Stage, StateFile
 
 NOW = datetime(2026, 11, 27, 12, 0).timestamp()
 SERVING = LocalStatus(

@@ -7,18 +7,21 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
-from node.autostart.given import Given
 from node.autostart.state_file import (
+    DAYS_KEPT,
     MAX_FILES,
     MAX_STATE_BYTES,
+    Given,
     LocalStatus,
     Stage,
     StateFile,
     forget_oldest,
+    read_days,
     running_pids,
     state_files,
     status_folder,
@@ -158,3 +161,47 @@ def test_the_oldest_files_go_and_never_a_running_nodes(tmp_path: Path) -> None:
     assert {running, own} <= set(kept)
     assert set(files[6:]) <= set(kept)
     assert len(kept) == MAX_FILES + 1
+
+
+TODAY = date(2026, 11, 27)
+
+
+def test_a_run_adds_to_what_was_given_before() -> None:
+    status = replace(STATUS, run=Given(), ever=Given(tokens=100, sent_bytes=5_000, pauses=1))
+    status = replace(status, days={TODAY.isoformat(): Given(tokens=40)})
+    status = status.with_run(Given(tokens=7, sent_bytes=10), TODAY)
+    status = status.with_run(Given(tokens=9, sent_bytes=30, serving_s=2.5), TODAY)
+    assert status.run == Given(tokens=9, sent_bytes=30, serving_s=2.5)
+    assert status.ever == Given(tokens=109, sent_bytes=5_030, serving_s=2.5, pauses=1)
+    assert status.days == {TODAY.isoformat(): Given(tokens=49, sent_bytes=30, serving_s=2.5)}
+
+
+def test_at_midnight_another_day_begins_and_a_few_are_kept_also_where_the_clock_goes_back() -> None:
+    status = replace(STATUS, run=Given(), ever=Given(), days={})
+    for number in range(30):
+        status = status.with_run(Given(tokens=2 * number + 2), TODAY + timedelta(days=number))
+    last = [(TODAY + timedelta(days=number)).isoformat() for number in range(30 - DAYS_KEPT, 30)]
+    assert status.days == dict.fromkeys(last, Given(tokens=2))
+    assert status.with_run(Given(tokens=61), TODAY).ever.tokens == 61
+
+
+def test_amounts_are_read_as_written_and_later_releases_are_read_past() -> None:
+    given = Given(1, 2, 3, 4, 5, 6.5, 7.25, 8)
+    assert Given.of_json(given.as_json()) == given
+    assert Given.of_json({**given.as_json(), "watts": 3}) == given
+    assert Given.of_json({"tokens": 1}) == Given(tokens=1)
+    assert read_days({"2026-11-27": given.as_json()}) == {"2026-11-27": given}
+
+
+@pytest.mark.parametrize("raw", [None, [], {"tokens": -1}, {"tokens": "1"}, {"tokens": True}, {"tokens": 1e300}])
+def test_what_cannot_be_is_damage(raw: object) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - any: the file is set aside
+        Given.of_json(raw)
+    with pytest.raises(ValueError):  # noqa: PT011
+        read_days({"2026-11-27": raw})
+
+
+@pytest.mark.parametrize("raw", [None, {"yesterday": {}}, {str(number): {} for number in range(1_000)}])
+def test_days_that_are_none(raw: object) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        read_days(raw)

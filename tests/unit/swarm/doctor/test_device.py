@@ -15,7 +15,8 @@ from typing import Final
 
 import pytest
 
-from swarm.doctor.device import (
+from swarm.doctor.ladder import Diagnosis
+from swarm.doctor.machine import (
     Cards,
     TorchBuild,
     ask_cards,
@@ -24,7 +25,6 @@ from swarm.doctor.device import (
     look_at_kernels,
     read_torch,
 )
-from swarm.doctor.ladder import Diagnosis
 from swarm.kernels.toolchain import Toolchain
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown, found_by, ready
 
@@ -174,7 +174,7 @@ def test_torchs_files_say_for_what_it_was_built(tmp_path: Path) -> None:
 
 def test_the_torch_that_is_installed_is_whole_and_is_not_imported() -> None:
     program = (
-        "import json, sys; from swarm.doctor.rungs import RUNGS; from swarm.doctor.device import read_torch; "
+        "import json, sys; from swarm.doctor.rungs import RUNGS; from swarm.doctor.machine import read_torch; "
         "found = read_torch(); print(json.dumps([found.version, found.damaged, 'torch' in sys.modules]))"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

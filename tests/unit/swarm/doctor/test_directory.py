@@ -7,11 +7,17 @@ import pytest
 
 from swarm.discovery.dht.about import OURS, About, disagreement, pack_about, parse_about
 from swarm.discovery.dht.registry import PeerSurvey
-from swarm.doctor.directory import ClockService, look_at_clock, look_at_directory, look_at_peers, look_at_release
+from swarm.doctor.directory import (
+    ClockService,
+    SwarmView,
+    look_at_clock,
+    look_at_directory,
+    look_at_peers,
+    look_at_release,
+)
 from swarm.doctor.ladder import Diagnoses, Diagnosis, Level
 from swarm.doctor.network import NamedPeer, Outside
 from swarm.doctor.probes import TcpAnswer
-from swarm.doctor.swarm_view import SwarmView
 from swarm.ids import PeerId
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown
 

@@ -16,7 +16,7 @@ import node.cli
 import swarm.cli
 import swarm.doctor
 from swarm.doctor import command
-from swarm.doctor.command import named_peers, private_of
+from swarm.doctor.command import as_json, named_peers, private_of, redacted, show
 from swarm.doctor.ladder import (
     Diagnoses,
     Diagnosis,
@@ -31,9 +31,8 @@ from swarm.doctor.ladder import (
     unknown,
 )
 from swarm.doctor.options import Doctor
-from swarm.doctor.processes import on_thread, run_program
+from swarm.doctor.probes import on_thread, run_program
 from swarm.doctor.redaction import PrivateWords
-from swarm.doctor.report import as_json, redacted, show
 from swarm.doctor.rungs import RUNGS
 from swarm.runtime.console import PlainConsole, make_console
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.discovery.identity import Identity
+from swarm.doctor.hub import ModelFacts, facts_of_folder
 from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.machine import (
     GIB,
@@ -21,7 +22,6 @@ from swarm.doctor.machine import (
     look_at_identity,
     look_at_memory,
 )
-from swarm.doctor.model_facts import ModelFacts, facts_of_folder
 from swarm.runtime.memory_limit import MainMemory
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
 from tests.sample_records import sample_record

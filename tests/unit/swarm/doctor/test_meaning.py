@@ -8,10 +8,9 @@ from pathlib import Path
 
 from swarm.discovery.identity import Identity
 from swarm.doctor.command import meant, named_peers
-from swarm.doctor.directory import look_at_directory, look_at_peers
+from swarm.doctor.directory import SwarmView, look_at_directory, look_at_peers
 from swarm.doctor.network import Outside
 from swarm.doctor.options import Doctor
-from swarm.doctor.swarm_view import SwarmView
 from swarm.joining.invite import Invite, seal_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory
 from swarm.transport.network_key import NetworkKey

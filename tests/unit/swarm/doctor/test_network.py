@@ -25,9 +25,8 @@ from swarm.doctor.network import (
     look_at_route,
     look_for_portal,
 )
-from swarm.doctor.ports import UFW_SWITCH, Firewall, look_at_ports
-from swarm.doctor.probes import LookedUp, Page, Resolve, TcpAnswer, is_address, name_servers, own_addresses
-from swarm.doctor.processes import Ran
+from swarm.doctor.probes import LookedUp, Page, Ran, Resolve, TcpAnswer, is_address, name_servers, own_addresses
+from swarm.doctor.way_in import UFW_SWITCH, Firewall, look_at_ports
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown, named, ready
 
 NEAR: Final = NamedPeer("/ip4/127.0.0.1/tcp/1/p2p/Qm", "--join", "127.0.0.1", 1)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from swarm.discovery.dht.about import About
 from swarm.discovery.dht.registry import PeerSurvey
+from swarm.doctor.directory import SwarmView
 from swarm.doctor.ladder import Diagnosis
-from swarm.doctor.relays import RelayWord
-from swarm.doctor.router import look_at_mapping, look_at_relays, look_at_router
-from swarm.doctor.swarm_view import SwarmView
+from swarm.doctor.way_in import RelayWord, look_at_mapping, look_at_relays, look_at_router
 from swarm.errors import RemoteProtocolError
 from swarm.gateway.ports import Mapping, NoMapping
 from swarm.ids import PeerId

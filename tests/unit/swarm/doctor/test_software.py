@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from swarm.doctor.ladder import Diagnoses
-from swarm.doctor.software import (
+from swarm.doctor.machine import (
     find_daemon,
     installed_version,
     look_at_daemon,

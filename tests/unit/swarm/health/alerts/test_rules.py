@@ -1,29 +1,25 @@
-"""Alerts: hysteresis, flapping, getting worse, restarts, the feed, and what findings there are and when they end."""
+"""Alerts: hysteresis, flapping, getting worse, restarts, and what findings there are and when they end."""
 
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree as Xml
 
 import pytest
 
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S
-from swarm.health.alerts.feed import MAX_ITEMS, rss
 from swarm.health.alerts.record import alerts_shown, dump_book, load_book
 from swarm.health.alerts.rules import (
-    ALERT_DELAYS,
     FLAP_S,
     HELD_S,
     MAX_CHANGES,
-    Alert,
     AlertBook,
-    AlertKind,
     AlertTransition,
     Change,
     Finding,
     Severity,
 )
+from swarm.health.state.alert_rules import ALERTS, DELAYS
 from swarm.health.state.assessment import LinkState
 from swarm.health.state.model import FRESH_S, KEPT_S
 from swarm.health.state.overview import Overview
@@ -33,6 +29,7 @@ from swarm.layers import Span
 from swarm.telemetry.guard import Reason
 from swarm.telemetry.messages import Presence, ServedModel
 from tests.telemetry_messages import FINGERPRINT, NOW, metrics, status, will
+from tools.alerts import PAGE, RULES, with_rules, with_table
 
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
 WHOLE = Span(0, 12)
@@ -41,7 +38,7 @@ IDENTITY = ModelIdentity("demo-target", FINGERPRINT, "b2" * 32, "c3" * 32, "d4" 
 
 
 def gap(text: str = "demo: nobody serves layers 4…7", severity: Severity = Severity.CRITICAL) -> Finding:
-    return Finding(AlertKind.GAP, severity, FINGERPRINT, text, model="demo", fix="node serve demo --layers 4-8")
+    return Finding("gap", severity, FINGERPRINT, text, model="demo", fix="node serve demo --layers 4-8")
 
 
 def steps(changes: list[Change]) -> list[AlertTransition]:
@@ -49,8 +46,8 @@ def steps(changes: list[Change]) -> list[AlertTransition]:
 
 
 def test_what_becomes_worse_is_told_once_and_stays_one_alert() -> None:
-    book = AlertBook()
-    mild, bad = (Finding(AlertKind.PROBE, one, FINGERPRINT, one.value) for one in (Severity.WARNING, Severity.CRITICAL))
+    book = AlertBook(DELAYS)
+    mild, bad = (Finding("probe", one, FINGERPRINT, one.value) for one in (Severity.WARNING, Severity.CRITICAL))
     told = [
         step for second, finding in enumerate((mild, bad, bad, mild, bad)) for step in book.update([finding], second)
     ]
@@ -62,13 +59,13 @@ def test_what_becomes_worse_is_told_once_and_stays_one_alert() -> None:
 
 
 def test_what_flaps_slowly_soon_is_one_alert() -> None:
-    book = AlertBook()
+    book = AlertBook(DELAYS)
     now, told = 0.0, []
     for second in range(3_600):
         now = float(second)
         told += book.update([gap()] if second % 40 < 15 else [], now)  # 25 s without it: more than it takes to end
     assert 2 <= len(told) <= 8, steps(told)
-    for second in range(3_600, 3_600 + int(16 * ALERT_DELAYS[AlertKind.GAP].clear_s) + 2):
+    for second in range(3_600, 3_600 + int(16 * DELAYS["gap"].clear_s) + 2):
         told += book.update([], float(second))
     assert told[-1].step is AlertTransition.ENDED
     later = now + 2 * FLAP_S
@@ -78,7 +75,7 @@ def test_what_flaps_slowly_soon_is_one_alert() -> None:
 
 
 def test_what_cannot_be_judged_is_held_then_forgotten() -> None:
-    book = AlertBook()
+    book = AlertBook(DELAYS)
     for second in (0.0, 3.0):
         book.update([gap()], second)
     assert book.update([], 10.0, lambda _: True) == []
@@ -88,10 +85,10 @@ def test_what_cannot_be_judged_is_held_then_forgotten() -> None:
 
 
 def test_a_restart_tells_nobody_again() -> None:
-    book = AlertBook()
+    book = AlertBook(DELAYS)
     for second in (NOW, NOW + 3.0):
         book.update([gap()], second)
-    again = AlertBook()
+    again = AlertBook(DELAYS)
     kept = json.loads(json.dumps(dump_book(book)))
     kept["open"] += [None, {"kind": "gap"}, {**kept["open"][0], "kind": "nonsense"}]
     load_book(again, kept)
@@ -106,43 +103,16 @@ def test_a_restart_tells_nobody_again() -> None:
 
 
 def test_what_is_shown_is_bounded_and_newest_first() -> None:
-    book = AlertBook()
+    book = AlertBook(DELAYS)
     for number in range(MAX_CHANGES):
         for second in (0, 3):
-            book.update([Finding(AlertKind.GAP, Severity.CRITICAL, f"{number:032x}", "gap")], 1e4 * number + second)
+            book.update([Finding("gap", Severity.CRITICAL, f"{number:032x}", "gap")], 1e4 * number + second)
         book.update([], 1e4 * number + 1_000)
         book.update([], 1e4 * number + 2_000)
     shown = alerts_shown(book, 7.0)
     assert (shown["open"], len(shown["ended"]), len(book.changes)) == ([], MAX_CHANGES // 2, MAX_CHANGES)
     assert shown["ended"][0]["ended_at"] > shown["ended"][1]["ended_at"]
     assert not shown["ended"][0]["forgotten"]
-
-
-def changes(count: int, text: str = "<b>&</b>\x00\ud800 ]]>") -> list[Change]:
-    alert = Alert(gap(text), NOW)
-    return [Change(alert, AlertTransition.BEGAN, NOW + number, Severity.CRITICAL) for number in range(count)]
-
-
-def test_the_feed_is_rss_that_any_reader_can_read() -> None:
-    ended = Change(Alert(gap(), NOW), AlertTransition.ENDED, NOW + 60, Severity.CRITICAL)
-    data = rss([*changes(MAX_ITEMS + 5), ended], "https://h/", "https://h/alerts.rss?a=1&b=2", "canopy")
-    root = Xml.fromstring(data)
-    (channel,) = root
-    assert (root.tag, root.get("version")) == ("rss", "2.0")
-    assert [channel.findtext(name) for name in ("title", "link", "ttl")] == ["canopy: alerts", "https://h/", "5"]
-    assert channel.findtext("description")
-    items = channel.findall("item")
-    assert len(items) == MAX_ITEMS
-    first, second = items[:2]
-    assert first.findtext("title") == "over: demo: nobody serves layers 4…7"
-    assert first.findtext("pubDate") == "Fri, 15 Jan 2027 08:01:00 GMT"
-    assert first.findtext("description", "").endswith("It lasted 60 s.")
-    assert second.findtext("title") == "<b>&</b>\ufffd\ufffd ]]>", "text, and nothing that XML forbids"
-    assert "What helps: node serve demo" in second.findtext("description", "")
-    guid = first.find("guid")
-    assert guid is not None
-    assert (guid.text, guid.get("isPermaLink")) == (ended.id, "false")
-    assert len(Xml.fromstring(rss([], "s", "o", "canopy", "demo")).findall("channel/item")) == 0
 
 
 # What is found, from telemetry and records as they come
@@ -247,7 +217,7 @@ def test_a_model_in_two_halves_of_different_classes_is_a_gap() -> None:
     other.overview.assess(NOW)
     other.overview.assess(NOW + 4)
     (alert,) = other.overview.alerts.open()
-    assert alert.finding.kind is AlertKind.GAP
+    assert alert.finding.kind == "gap"
     assert "cpu-float32, cuda-bfloat16" in alert.finding.text
 
 
@@ -310,3 +280,12 @@ def test_who_leaves_politely_is_no_alarm_and_strangers_raise_none(swarm: Swarm) 
     made_up = ServedModel("made-up", "ff" * 16, 12)
     swarm.overview.knowledge.apply_telemetry(B, "ff" * 16, status(at=swarm.now, model=made_up), swarm.now)
     assert swarm.be(120) == ["last-holder/M began"]
+
+
+def test_an_alert_is_declared_once() -> None:
+    assert with_table(PAGE.read_text()) == PAGE.read_text(), "run python -m tools.alerts"
+    assert with_rules(RULES.read_text()) == RULES.read_text(), "run python -m tools.alerts"
+    for rule in ALERTS:
+        assert (rule.find is not None) + (rule.find_in_swarm is not None) == bool(rule.kind) == bool(rule.holds)
+        assert rule.kind or rule.prometheus
+        assert not rule.kind or rule.delays == DELAYS[rule.kind], "an alert that was kept is known by its kind"

@@ -15,7 +15,7 @@ import pytest
 import tyro
 
 from swarm.errors import ConfigError
-from swarm.health.alerts.rules import Alert, AlertKind, AlertTransition, Change, Finding, Severity
+from swarm.health.alerts.rules import Alert, AlertTransition, Change, Finding, Severity
 from swarm.health.alerts.webhook import MAX_WAITING, Webhook, WebhookTiming, message, parse_receiver, sign
 from swarm.health.options import Health
 from swarm.runtime.tasks import TaskScope
@@ -28,7 +28,7 @@ PACE = WebhookTiming(answer_s=0.3, tries=3, first_wait_s=0.01, max_wait_s=0.02, 
 def change(
     text: str = "demo: gap", step: AlertTransition = AlertTransition.BEGAN, severity: Severity = Severity.CRITICAL
 ) -> Change:
-    finding = Finding(AlertKind.GAP, severity, FINGERPRINT, text, model="demo", fix="node serve demo --layers 4-8")
+    finding = Finding("gap", severity, FINGERPRINT, text, model="demo", fix="node serve demo --layers 4-8")
     return Change(Alert(finding, NOW), step, NOW + 3, severity)
 
 

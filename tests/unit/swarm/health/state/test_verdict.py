@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.health.alerts.rules import AlertBook, AlertKind, Finding, Severity
+from swarm.health.alerts.rules import AlertBook, Finding, Severity
+from swarm.health.state.alert_rules import DELAYS
 from swarm.health.state.assessment import LinkState, SourceStatus
 from swarm.health.state.model import Knowledge
 from swarm.health.state.node import Condition, EvidenceSource, NodeView
@@ -101,12 +102,12 @@ def test_broker_and_dht_that_disagree_count() -> None:
     assert verdict([*TWICE[1:], node(0, 4, 3, disagrees=True), THIRDS[0]]).grade is Grade.DEGRADED
 
 
-def finding(text: str = "broken", kind: AlertKind = AlertKind.GAP) -> Finding:
+def finding(text: str = "broken", kind: str = "gap") -> Finding:
     return Finding(kind, Severity.CRITICAL, FINGERPRINT, text)
 
 
 def test_an_alert_begins_after_a_while_and_flapping_stays_one_alert() -> None:
-    book = AlertBook()
+    book = AlertBook(DELAYS)
     assert book.update([finding()], 0.0) == []
     assert book.update([], 1.0) == []
     assert book.update([finding()], 2.0) == []
@@ -120,8 +121,8 @@ def test_an_alert_begins_after_a_while_and_flapping_stays_one_alert() -> None:
 
 
 def test_the_worst_alert_comes_first() -> None:
-    book = AlertBook()
-    found = [Finding(AlertKind.PROBE, severity, None, "", severity.value) for severity in Severity]
+    book = AlertBook(DELAYS)
+    found = [Finding("probe", severity, None, "", severity.value) for severity in Severity]
     book.update(found, 0.0)
     assert [alert.finding.severity for alert in book.open()] == list(reversed(Severity))
 

@@ -14,6 +14,7 @@ import swarm.health.state.overview
 import swarm.health.tasks.recorder
 from swarm.health.alerts.record import load_book
 from swarm.health.alerts.rules import AlertBook
+from swarm.health.state.alert_rules import DELAYS
 from swarm.health.state.assessment import Assessment
 from swarm.health.state.contributions import ContributionBook
 from swarm.health.state.node import SwarmEvent
@@ -105,7 +106,7 @@ async def test_it_begins_where_the_last_run_cannot_be_read(
 @pytest.mark.parametrize("since", [float("nan"), float("inf"), -1.0, 1e300, 10**400, "soon", None])
 def test_an_alert_of_no_time_is_left_out(since: object) -> None:
     book, row = (
-        AlertBook(),
+        AlertBook(DELAYS),
         {"kind": "gap", "severity": "critical", "model": None, "text": "x", "about": "", "fix": None},
     )
     sound = {**row, "model_name": None, "since": T, "quiet_since": None, "worst": "critical"}

@@ -16,9 +16,8 @@ from swarm.errors import ConfigError
 from swarm.health.options import Health
 from swarm.health.remote.client import STATE
 from swarm.health.service import check
-from swarm.health.web import snapshot_job
-from swarm.health.web.snapshot import FOLDERS, PageSnapshot, check_folder, write
-from swarm.health.web.snapshot_job import keep_snapshot
+from swarm.health.web import snapshot
+from swarm.health.web.snapshot import FOLDERS, PageSnapshot, check_folder, keep_snapshot, write
 from swarm.runtime.tasks import TaskScope
 
 
@@ -58,8 +57,8 @@ async def test_a_copied_page_offers_no_command_but_serving(tmp_path: Path, monke
     async def ask(_client: object, _url: object, path: str) -> bytes:
         return json.dumps(state if path == STATE else {"points": []}).encode()
 
-    monkeypatch.setattr(snapshot_job, "ask_bytes", ask)
-    assert await snapshot_job.snapshot_of("http://127.0.0.1:1", tmp_path / "s") == 1
+    monkeypatch.setattr(snapshot, "ask_bytes", ask)
+    assert await snapshot.snapshot_of("http://127.0.0.1:1", tmp_path / "s") == 1
     page, kept = ((tmp_path / "s" / name).read_text() for name in ("index.html", "state.json"))
     assert line in page
     assert json.loads(kept)["models"][0]["fixes"] == [line]

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import plistlib
 import shlex
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import tyro
 
 import node.cli
-from node.autostart.arguments import ServiceProgram
-from node.autostart.install import (
+from node.autostart.service import (
+    CARRIED,
+    GROWING_RESTARTS,
+    PROGRAM,
     InstallService,
     ServiceHost,
+    ServiceProgram,
     UninstallService,
+    arguments,
     install,
+    option_fields,
+    quoted,
     run_command,
+    service_program,
     this_machine,
     uninstall,
+    unit_text,
 )
-from node.autostart.other_systems import UNTESTED
-from node.autostart.systemd import GROWING_RESTARTS, quoted, unit_text
 from node.config import ServeConfig
 from swarm.errors import ConfigError, SwarmError
+from swarm.runtime.cli import plain_words
 
 SERVE = ServeConfig(layers="0-4", pause_when_busy=True, pause_on_battery=True, quiet_hours="22:00-07:00")
-PROGRAM = ServiceProgram(
+SAMPLE = ServiceProgram(
     ("/opt/a b/bin/swarm-node", "serve", "--name", '50% "$HOME" \\'), {"A": "b % c"}, 30.0, "node …"
 )
 
@@ -97,15 +106,15 @@ def unquoted(words: str) -> list[str]:
 
 
 def test_the_unit_runs_the_program_makes_way_and_stops_politely() -> None:
-    parts = directives(unit_text("canopy-node", PROGRAM, 252))
+    parts = directives(unit_text("canopy-node", SAMPLE, 252))
     service = parts["Service"]
-    assert unquoted(service["ExecStart"][0]) == list(PROGRAM.command)
+    assert unquoted(service["ExecStart"][0]) == list(SAMPLE.command)
     assert {unquoted(value)[0] for value in service["Environment"]} == {"A=b % c", "PYTHONUNBUFFERED=1"}
     assert parts["Install"] == {"WantedBy": ["default.target"]}
     assert parts["Unit"]["StartLimitIntervalSec"] == ["0"]
     once = {name: value for name, (value, *_) in service.items()}
     assert (once["KillSignal"], once["KillMode"]) == ("SIGTERM", "mixed")
-    assert int(once["TimeoutStopSec"]) > PROGRAM.drain_s
+    assert int(once["TimeoutStopSec"]) > SAMPLE.drain_s
     assert (once["Restart"], once["RestartPreventExitStatus"]) == ("on-failure", "2")
     assert int(once["Nice"]) > 0
     assert int(once["CPUWeight"]) < 100
@@ -124,7 +133,7 @@ def test_the_unit_runs_the_program_makes_way_and_stops_politely() -> None:
 
 @pytest.mark.parametrize("version", [0, 252, GROWING_RESTARTS])
 def test_waits_between_restarts_grow_where_systemd_can(version: int) -> None:
-    service = directives(unit_text("canopy-node", PROGRAM, version))["Service"]
+    service = directives(unit_text("canopy-node", SAMPLE, version))["Service"]
     assert ("RestartSteps" in service) == (version >= GROWING_RESTARTS)
     assert int(service["RestartSec"][0]) == (10 if version >= GROWING_RESTARTS else 60)
 
@@ -271,34 +280,6 @@ def test_what_cannot_be_started_leaves_everything_as_it_was(was_there: bool, com
     assert (computer.unit.read_bytes() if computer.unit.exists() else None) == before
 
 
-def test_a_launchd_agent_says_that_it_is_untested(tmp_path: Path) -> None:
-    computer = Computer(tmp_path, "darwin")
-    assert computer.install()[0] == UNTESTED
-    path = tmp_path / "Library/LaunchAgents/canopy-node.plist"
-    assert UNTESTED in path.read_text()
-    agent = plistlib.loads(path.read_bytes())
-    assert agent["Label"] == "canopy-node"
-    assert agent["ProgramArguments"][1] == "serve"
-    assert agent["KeepAlive"] == {"SuccessfulExit": False}
-    assert computer.changes == [f"launchctl bootstrap gui/1000 {path}"]
-    computer.uninstall()
-    assert not path.exists()
-
-
-def test_a_windows_task_says_that_it_is_untested(tmp_path: Path) -> None:
-    computer = Computer(tmp_path, "win32")
-    computer.install()
-    path = tmp_path / "Canopy/canopy-node.xml"
-    task = ElementTree.fromstring(path.read_bytes())
-    texts = {element.tag.rpartition("}")[2]: element.text for element in task.iter()}
-    assert UNTESTED in str(texts["Description"])
-    assert "serve --layers 0-4 " in str(texts["Arguments"])
-    assert texts["ExecutionTimeLimit"] == "PT0S"
-    assert computer.changes[0].startswith("schtasks /Create /F /TN canopy-node /XML ")
-    assert computer.uninstall()
-    assert not path.exists()
-
-
 def test_a_command_that_is_missing_or_fails_has_a_status() -> None:
     assert run_command(["/no/such/program"])[0] == 127
     assert run_command(["sh", "-c", "echo out; echo err >&2; exit 3"]) == (3, "out\nerr")
@@ -358,3 +339,81 @@ def test_this_machine_is_this_one() -> None:
     machine = this_machine("linux", {"A": "b"})
     assert (machine.home, machine.user_id) == (Path.home(), os.geteuid())
     assert machine.run(["true"]) == (0, "")
+
+
+PLAIN = ServeConfig(layers="auto")
+
+
+def read_back(words: list[str]) -> ServeConfig:
+    return tyro.cli(ServeConfig, args=words, registry=plain_words())
+
+
+def another(field: dataclasses.Field[object]) -> object:
+    """A value of an option that is not its default."""
+    kind = get_type_hints(ServeConfig)[field.name]
+    kinds = {kind, *get_args(kind)}
+    if isinstance(field.default, bool):
+        return not field.default
+    if isinstance(field.default, tuple):
+        return ("/ip4/203.0.113.1/tcp/31337/p2p/QmA", "/ip4/203.0.113.2/tcp/31337/p2p/QmB")
+    if get_origin(kind) is Literal:
+        return next(choice for choice in get_args(kind) if choice != field.default)
+    for own, value in ((Path, Path("/a b")), (int, 7), (float, 0.125)):
+        if own in kinds:
+            return value
+    return "a 'b' \"c\" $HOME %h \\ ü"
+
+
+@pytest.mark.parametrize("field", option_fields(), ids=lambda field: field.name)
+def test_every_option_comes_back(field: dataclasses.Field[object]) -> None:
+    try:
+        changed: dict[str, Any] = {field.name: another(field)}
+        config = dataclasses.replace(PLAIN, **changed)
+        assert read_back(arguments(config)) == config
+    except SystemExit:
+        pytest.fail(f"{field.name}: give `another` a value that this option takes")
+    assert arguments(config) != arguments(PLAIN)
+
+
+def test_a_value_that_looks_like_an_option_stays_a_value() -> None:
+    config = dataclasses.replace(PLAIN, name="--help")
+    assert read_back(arguments(config)) == config
+
+
+def test_defaults_are_left_out_so_that_a_later_releases_hold() -> None:
+    assert arguments(ServeConfig(layers="0-4")) == ["--layers", "0-4"]
+
+
+def test_paths_are_absolute_and_a_models_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "model").mkdir()
+    config = dataclasses.replace(PLAIN, model="model", identity=Path("key"), offload_folder=Path("~/weights"))
+    read = read_back(list(service_program(config, {}).command[2:]))
+    assert (read.model, read.identity) == (str(tmp_path / "model"), tmp_path / "key")
+    assert read.offload_folder == tmp_path / "home" / "weights"
+    assert "org/model" in service_program(dataclasses.replace(PLAIN, model="org/model"), {}).command
+
+
+def test_a_password_is_in_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    config = dataclasses.replace(PLAIN, mqtt="mqtts://user:secret@broker:8883")
+    program = service_program(config, {"HF_TOKEN": "hf_secret", "EDITOR": "vi", "HF_HOME": ""})
+    assert "secret" not in " ".join(program.command) + program.shown
+    assert {name: program.environment[name] for name in ("CANOPY_MQTT", "HF_TOKEN")} == {
+        "CANOPY_MQTT": "mqtts://user:secret@broker:8883",
+        "HF_TOKEN": "hf_secret",
+    }
+    assert program.environment.keys() <= {*CARRIED, "CANOPY_MQTT", "PYTHONPATH"}
+    assert program.environment.keys().isdisjoint({"EDITOR", "HF_HOME"})
+
+
+def test_the_program_is_the_one_of_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    program = service_program(PLAIN, {})
+    assert program.command[:4] == (str(tmp_path / "python"), "-m", "node.cli", "serve")
+    assert (Path(program.environment["PYTHONPATH"]) / "node" / "cli.py").exists()
+    (tmp_path / PROGRAM).touch()
+    program = service_program(PLAIN, {})
+    assert program.command[:2] == (str(tmp_path / PROGRAM), "serve")
+    assert "PYTHONPATH" not in program.environment

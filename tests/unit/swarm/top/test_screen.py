@@ -14,9 +14,23 @@ from swarm.health.remote.client import service_url
 from swarm.health.remote.state import MAX_TEXT, State, harmless, read_state
 from swarm.layers import Span, name_layers
 from swarm.top.feed import STALE_S, LatestState
-from swarm.top.format import duration, fitted
-from swarm.top.layer_map import GAP, LABEL, Columns, head, row
-from swarm.top.view import COLUMNS, choose, fitting, screen, sorted_nodes, table_head, table_row, verdict, waterfall
+from swarm.top.screen import (
+    COLUMNS,
+    GAP,
+    LABEL,
+    Columns,
+    choose,
+    duration,
+    fitted,
+    fitting,
+    head,
+    row,
+    screen,
+    table_head,
+    table_row,
+    verdict,
+    waterfall,
+)
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 
@@ -135,17 +149,10 @@ def test_every_line_fits(name: str, width: int) -> None:
     model = state.models[0]
     for node in model.nodes[:30]:
         assert cell_len(table_row(node, state.at, width).plain) <= width
-    assert cell_len(table_head(width, 2, is_reversed=True).plain) <= width
+    assert cell_len(table_head(width).plain) <= width
     assert all(fitting(width)[place] is column for place, column in enumerate(COLUMNS[: len(fitting(width))]))
     if width >= 79:
         assert all(cell_len(line.plain) <= width for line in waterfall(model, state.at, width)[1:])
-
-
-def test_unknown_values_are_sorted_last_and_nothing_is_lost() -> None:
-    nodes = [page_states.node(1, (0, 4), busy=None), page_states.node(2, (4, 8), busy=0.5)]
-    model = read(page_states.state(page_states.model([*nodes, page_states.node(3, (8, 12), busy=0.1)], 12))).models[0]
-    load = [column.title for column in COLUMNS].index("load")
-    assert [node.busy for node in sorted_nodes(model, 0.0, load, is_reversed=False)] == [0.1, 0.5, None]
 
 
 def test_the_verdict_says_what_is_missing_in_the_pages_words() -> None:
