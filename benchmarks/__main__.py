@@ -39,7 +39,6 @@ PARTS: Final = {"codec": ("codec_cost", "codec_effect")}
 
 
 def names() -> tuple[str, ...]:
-    """Every benchmark."""
     return tuple(name for room in PROGRAMS.values() for name in room)
 
 
@@ -76,7 +75,6 @@ def show_all(console: Console) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     if len(sys.argv) < 2 or sys.argv[1] in {"-h", "--help"}:
         show_all(make_console())
         return

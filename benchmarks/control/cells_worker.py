@@ -183,7 +183,6 @@ def _sweep(sweep: SweepMeasurement) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point."""
     torch.set_num_threads(1)
     quiet_libraries()
     freeze_imports()

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, Size, demo_prompts, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.search.calibration import Calibration
@@ -67,7 +67,7 @@ SHAPES = (TreeShape(1, 8), TreeShape(1, 16), TreeShape(8, 16), TreeShape(8, 64))
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure boost-tuning."""
 
     steps: int = 300
@@ -92,10 +92,6 @@ class Options:
     """Of sampling; 0 is greedy."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +206,6 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Train, measure, print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     quiet_libraries()
@@ -218,8 +213,4 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="canopy-boost-") as temporary:
         folders = train(options, Path(temporary), console)
         cells = measure(options, folders, console)
-    sheet(cells, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(cells, options).finish(console, options)

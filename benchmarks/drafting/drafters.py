@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import mean, median
 
 import torch
@@ -28,7 +27,7 @@ from rich.progress import track
 from transformers import AutoTokenizer
 
 from benchmarks.control.replay import ReplaySetup, replay_text
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import Size, generate
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.clock import Clock
@@ -81,7 +80,7 @@ RANKED = {"coupled": ("draft",), "by probability": ("draft by probability",)}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the drafters."""
 
     prompts: int = 3
@@ -90,10 +89,6 @@ class Options:
     """New tokens of each text."""
     ranked_prompts: int = 6
     """Passages on which the two rankings are compared."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +300,6 @@ def _texts(shop: DrafterFactory, kind: str, temperature: float, count: int, new_
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     console = make_console()
@@ -313,8 +307,4 @@ def main() -> None:
     made = sheet(shop, options, console)
     ranked(shop, options, made, console)
     heterogeneous(shop, options, made, console)
-    made.finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    made.finish(console, options)

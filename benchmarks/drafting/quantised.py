@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import ModelDrafter, NoDrafter
 from node.model.checkpoint import open_checkpoint
@@ -55,7 +55,7 @@ Cases = tuple[list[list[int]], list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure weight formats."""
 
     prompts: int = 24
@@ -66,8 +66,6 @@ class Options:
     """A folder with another model, measured with a sixth of the passages and texts."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +240,6 @@ def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> li
 
 
 def make_sheet(changes: Sequence[FormatEffect], options: Options) -> Sheet:
-    """The table."""
     sheet = Sheet(
         "quantised",
         "Weights in fewer bits, on a CPU in float32, against float32 weights",
@@ -273,7 +270,6 @@ def make_sheet(changes: Sequence[FormatEffect], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Entry point."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     quiet_libraries()
@@ -281,8 +277,4 @@ def main() -> None:
     changes = measure(TARGET, options.prompts, options.new_tokens, console)
     if options.also is not None:
         changes += measure(options.also, max(1, options.prompts // 6), options.new_tokens, console)
-    make_sheet(changes, options).finish(console, record=options.record)
-
-
-if __name__ == "__main__":
-    main()
+    make_sheet(changes, options).finish(console, options)

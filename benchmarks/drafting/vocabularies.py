@@ -22,7 +22,7 @@ import tyro
 from rich.progress import track
 
 from benchmarks.drafting.other_tokenizers import byte_level, metaspace, passages, save_speaking
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.search.calibration import Calibration
@@ -43,7 +43,7 @@ FEW_ROWS = 3_000
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure drafts of other vocabularies."""
 
     prompts: int = 8
@@ -58,8 +58,6 @@ class Options:
     """How many passages for that one."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,6 @@ def measure(target: RaggedModel, known: Target, pair: Pair, options: Options, co
 
 
 def sheet(scores: list[VocabularyScore], options: Options) -> Sheet:
-    """One row per draft."""
     made = Sheet(
         "vocabularies",
         f"Drafts of other vocabularies: tokens per sweep, K = {options.nodes}",
@@ -168,10 +165,6 @@ def main() -> None:
         )
         pair = Pair(f"{options.also.name}, the demo draft's", small, match_vocabularies(ours, theirs))
         scores += measure(model, other, pair, options, options.also_prompts)
-    sheet(scores, options).finish(console, record=options.record)
+    sheet(scores, options).finish(console, options)
     if any(score.same_text < score.texts for score in scores):
         sys.exit("vocabularies: a text differs from plain decoding's")
-
-
-if __name__ == "__main__":
-    main()

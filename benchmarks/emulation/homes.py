@@ -75,7 +75,6 @@ class Home:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its machines."""
         return (self.name, *(f"{self.name}.{number}" for number in range(2, self.machines + 1)))
 
     @property
@@ -232,7 +231,6 @@ class HomesNetwork:
         await self._on_router(home, ["nft", "-f", "-"], home_router.black_hole(mtu))
 
     async def unsilence(self, name: str) -> None:
-        """Undo `silence`."""
         await self.run(name, "nft", "delete", "table", "inet", "silence")
 
     async def cut(self, name: str) -> None:
@@ -240,7 +238,6 @@ class HomesNetwork:
         await self.net.cut(self.host(name))
 
     async def join(self, name: str) -> None:
-        """Undo `cut`."""
         await self.net.join(self.host(name))
 
     async def __aenter__(self) -> Self:
@@ -264,7 +261,6 @@ class HomesNetwork:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take it down."""
         await self._stack.aclose()
 
     async def _open_host(self, name: str) -> None:

@@ -17,6 +17,20 @@ class HomesPath(StrEnum):
     LAN = "LAN"
     RELAYED = "relayed"
 
+    @property
+    def seen_as(self) -> HomesPath:
+        """What the ends of a connection tell of it: from there all that crosses the Internet once is direct."""
+        return self if self in (HomesPath.LAN, HomesPath.RELAYED) else HomesPath.DIRECT
+
+    @property
+    def legs(self) -> int:
+        """How often it crosses the Internet."""
+        return {HomesPath.LAN: 0, HomesPath.RELAYED: 2}.get(self, 1)
+
+    def fits(self, delay_ms: float, leg_ms: float) -> bool:
+        """Whether a delay, one way, is that of so many legs: nearer to it than to one leg more or less."""
+        return abs(delay_ms - self.legs * leg_ms) < leg_ms / 2
+
 
 async def path_between(world: HomesNetwork, near: str, far: str) -> HomesPath:
     """The best path of the connections between two machines; relayed where no connection joins them."""

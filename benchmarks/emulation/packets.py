@@ -67,13 +67,11 @@ class CarrierSetup:
 
     @classmethod
     def from_json(cls, text: str) -> CarrierSetup:
-        """The inverse of `json.dumps(asdict(setup))`."""
         fields = json.loads(text)
         return cls(**{**fields, "shape": LinkShape(**fields["shape"])})
 
 
 def address(host: int, subnet: str = SUBNET) -> str:
-    """A host's IPv4 address."""
     return f"{subnet}.{host + 1}"
 
 
@@ -221,7 +219,6 @@ def _prefer() -> None:
 
 
 def main() -> None:
-    """Entry point."""
     setup = CarrierSetup.from_json(sys.argv[1])
     try:
         hosts = [make_host(_addresses(host, setup), setup.mtu) for host in range(setup.hosts)]

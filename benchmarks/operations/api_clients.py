@@ -89,7 +89,6 @@ class SteadyClient:
     answers: int = 0
 
     async def ask_on(self) -> None:
-        """One request after another."""
         turn = 0
         while True:
             request = self.requests[turn % len(self.requests)]

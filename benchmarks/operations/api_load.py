@@ -28,7 +28,7 @@ from benchmarks.emulation.process_monitor import ProcessMonitor
 from benchmarks.emulation.swarm import SPANS, covered, local_swarm
 from benchmarks.operations.api_clients import KnownRequest, LeavingClient, LoadCounts, NodeWatch, SteadyClient
 from benchmarks.operations.api_program import ApiProgram, api_program
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.library.aio import AsyncSwarm
 from client.options import GenerateOptions
 from swarm.demo import PASSAGES, TARGET
@@ -51,7 +51,7 @@ ROOM_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Load the API with many clients."""
 
     clients: int = 64
@@ -68,10 +68,6 @@ class Options:
     """Between two departures of the client that goes away."""
     waiting: int | None = None
     """Requests that may wait at the API; its own default if none is given. With fewer, some are refused."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
@@ -221,7 +217,6 @@ def _turned(requests: Sequence[KnownRequest], place: int) -> list[KnownRequest]:
 
 
 def sheet(found: LoadMeasurement, options: Options) -> Sheet:
-    """The table."""
     met = found.clients
     made = Sheet(
         "api_load",
@@ -282,10 +277,6 @@ def main() -> None:
             found = asyncio.run(measure(options, Path(folder), console))
     except SwarmError as error:
         raise SystemExit(f"api_load: {error}") from None
-    sheet(found, options).finish(console, record=options.record, path=options.json)
+    sheet(found, options).finish(console, options)
     if missed := misses(found):
         raise SystemExit(f"api_load: {'; '.join(missed)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -53,7 +53,6 @@ class Host:
 
     @property
     def name(self) -> str:
-        """For a person."""
         return f"{self.span} {'abcdef'[(self.number - 1) // len(SPANS)]}"
 
 
@@ -71,7 +70,6 @@ class Hosts:
 
     @property
     def client(self) -> int:
-        """The client's host."""
         return len(self.all) + 1
 
     @property
@@ -208,12 +206,10 @@ class Client:
         self._streams = asyncio.get_running_loop().create_future()
 
     def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The program has connected."""
         if not self._streams.done():
             self._streams.set_result((reader, writer))
 
     async def send(self, job: Mapping[str, Any]) -> None:
-        """Give it a job."""
         _, writer = await self._streams
         writer.write(json.dumps(job).encode() + b"\n")
         await writer.drain()

@@ -93,7 +93,6 @@ class PlannedFault:
 
     @property
     def name(self) -> str:
-        """For a person."""
         text = f"{self.text.prompt_tokens} tokens, T {self.text.temperature:g}"
         return f"{self.fault} · {POSITIONS[self.position]} · {self.phase} · {text}"
 
@@ -238,7 +237,6 @@ def _arrivals(words: Sequence[Sequence[Any]]) -> tuple[tuple[float, int], ...]:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
 

@@ -90,7 +90,6 @@ class FloodCounts:
 
     @property
     def frames(self) -> int:
-        """Frames sent so far."""
         return self.sent.total()
 
     def hear(self, message: object) -> None:

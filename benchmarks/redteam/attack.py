@@ -69,7 +69,6 @@ class Fight:
         await self.started.wait()
 
     def be_ready(self) -> None:
-        """Say so, once."""
         if not self._is_ready:
             self._is_ready = True
             self._ready()

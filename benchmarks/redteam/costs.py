@@ -127,7 +127,6 @@ class Dearest:
 
     @property
     def best(self) -> tuple[str, Spent]:
-        """The dearest."""
         _, _, text, spent = max(self.kept, key=lambda one: one[:2])
         return text, spent
 
@@ -155,7 +154,6 @@ class Search:
     largest: Dearest = field(default_factory=lambda: Dearest(lambda _, took: took.memory_bytes))
 
     def run(self, seconds: float, rng: random.Random) -> None:
-        """Search for so long."""
         until = time.monotonic() + seconds
         for text in self.reader.seeds:
             self._try(text)
@@ -182,7 +180,6 @@ class Search:
         return slowest.seconds <= self.reader.seconds + SLACK_S and largest.memory_bytes <= self.reader.memory_bytes
 
     def row(self) -> tuple[str, ...]:
-        """Of the table."""
         (text, spent), (_, longest), (_, largest) = self.by_time.best, self.longest.best, self.largest.best
         return (
             self.reader.name,
@@ -320,7 +317,6 @@ class Bill:
         self.seconds = 0.0
 
     def grammar_took(self, owner: str, seconds: float) -> None:
-        """So much more."""
         self.seconds += seconds
 
     def grammar_wait_s(self, owner: str) -> float:
@@ -443,7 +439,3 @@ def main() -> None:
         options.json.write_text(json.dumps({one.reader.name: one.longest.best[0] for one in searches}, indent=1))
     broken = [search.reader.name for search in searches if not search.is_held]
     sys.exit(f"not held: {', '.join(broken)}" if broken else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -57,7 +57,6 @@ class Ground:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Ground:
-        """What `asdict` made."""
         nodes = tuple(NodeMark(**{**one, "span": Span(**one["span"])}) for one in raw["nodes"])
         return cls(**{**raw, "nodes": nodes, "model": ModelIdentity(**raw["model"])})
 

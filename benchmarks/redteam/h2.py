@@ -11,8 +11,6 @@ END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 
 
 class FrameType(enum.IntEnum):
-    """Types of HTTP/2 frames."""
-
     DATA = 0
     HEADERS = 1
     RST_STREAM = 3
@@ -23,7 +21,6 @@ class FrameType(enum.IntEnum):
 
 
 def h2_frame(kind: FrameType, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    """One frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 

@@ -179,7 +179,6 @@ async def _generate(swarm: AsyncSwarm, prompt: Sequence[int], count: int) -> Res
 
 
 def main() -> None:
-    """Entry point."""
     torch.set_num_threads(1)
     quiet_libraries()
     freeze_imports()

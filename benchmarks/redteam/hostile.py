@@ -74,7 +74,6 @@ class HostileHop:
 
     @property
     def peer(self) -> PeerId:
-        """Its name."""
         return self.who.peer_id
 
     async def start(self, span: str, **claims: Any) -> HostileHop:  # noqa: ANN401

@@ -54,7 +54,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Of a completion."""
         return str(self.json().get("choices", [{}])[0].get("text", ""))
 
     @property
@@ -64,7 +63,6 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Why it was refused."""
         return str(self.json().get("error", {}).get("message", ""))
 
 

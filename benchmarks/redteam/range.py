@@ -229,7 +229,6 @@ def honest_cases() -> list[tuple[list[int], list[int]]]:
 
 
 def ground_as_json(ground: Ground) -> str:
-    """What `Ground.from_json` reads."""
     return json.dumps(asdict(ground))
 
 

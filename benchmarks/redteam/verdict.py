@@ -23,8 +23,6 @@ SLOW_SHARE = 0.05
 
 
 class Verdict(enum.StrEnum):
-    """How an attack ended."""
-
     HELD = "held"
     SLOWED = "slowed"
     BROKEN = "broken"
@@ -106,7 +104,6 @@ class Felt:
 
     @property
     def ratio(self) -> float:
-        """Median of the pairs."""
         return median([pair.ratio for pair in self.pairs]) if self.pairs else 0.0
 
     @property

@@ -12,14 +12,13 @@ import random
 import time
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 
 import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
@@ -31,7 +30,7 @@ HOLDERS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure routing."""
 
     layers: int = 80
@@ -48,10 +47,6 @@ class Options:
     """How often each is measured."""
     seed: int = 1
     """Of all that is random."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +159,6 @@ def spread(options: Options) -> Counter[PeerId]:
 
 
 def sheet(found: dict[str, list[FoundRoute]], taken: Counter[PeerId], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "routing",
         f"A route over {options.layers} layers, {options.peers:,} peers with {options.least} to {options.most} layers "
@@ -190,12 +184,7 @@ def sheet(found: dict[str, list[FoundRoute]], taken: Counter[PeerId], options: O
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     console = make_console()
     made = sheet(measure(options, console), spread(options), options)
-    made.finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    made.finish(console, options)

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 from statistics import mean
 
 import torch
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.decode.hidden_rows import WANT_ROWS, hand_over_rows
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter, TreeDrafter
@@ -52,7 +51,7 @@ REFERENCE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the acceptance length of the demo pair."""
 
     prompts: int = 24
@@ -65,10 +64,6 @@ class Options:
     """New tokens of each text."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the table here as JSON too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +142,6 @@ def answer(session: LocalSession, sweep: Sweep) -> Reply:
 
 
 def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, size: Size) -> Run:
-    """Decode one prompt."""
     window = len(prompt) + size.new_tokens + size.nodes + LEVELS
     limits = Limits(target.vocab_size, window, sweeps=1, nodes=len(prompt) + size.nodes + 1)
     walk, session = Walk(limits, sampling), LocalSession(target, limits)
@@ -230,10 +224,6 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     console = make_console()
     cells = measure(options, console)
-    sheet(cells).finish(console, record=options.record, path=options.json)
+    sheet(cells).finish(console, options)
     if any(cell.same_text < cell.prompts for cell in cells):
         sys.exit("acceptance: a text differs from plain decoding's")
-
-
-if __name__ == "__main__":
-    main()

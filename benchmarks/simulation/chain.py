@@ -93,7 +93,6 @@ class Costs:
     steps: BucketSteps = ()
 
     def compute_ms(self, rows: int, hop: int = 0) -> float:
-        """One hop's forward."""
         if self.steps:
             return self.paces[hop] * padded_ms(self.steps, rows)
         return self.paces[hop] * (self.forward_ms + self.row_ms * rows)
@@ -124,7 +123,6 @@ class InlineExecutor(Executor):
     """Runs what it is given at once, in the caller's thread. Virtual time does not pass meanwhile."""
 
     def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:  # noqa: ANN401 - Executor's
-        """Run it now."""
         done: Future[T] = Future()
         try:
             done.set_result(work(*args, **options))
@@ -182,8 +180,6 @@ NodePicks = tuple[tuple[TreeNodeId, int], ...]
 
 
 class Tail(Protocol):
-    """Picks for a chain."""
-
     def picks(self, sweep: Sweep) -> NodePicks:
         """What is picked after the nodes of a sweep, each of which comes once."""
         ...
@@ -239,7 +235,6 @@ class VirtualChain:
 
     @property
     def route_key(self) -> Hashable:
-        """There is one route."""
         return "virtual"
 
     @property
@@ -364,14 +359,12 @@ class VirtualDrafter(CountedDrafter):
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
-        """What it grows."""
         tree, costs = super().grow(sequence, nodes, depth, sampling, stop_rule), self._costs
         self._clock.take(costs.grow_ms + costs.node_ms * len(tree), CLIENT)
         self._clock.wait(costs.turn_ms)
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
-        """What it learns."""
         super().learn(tree, picks, others)
         self._clock.take(self._costs.learn_ms, CLIENT)
 

@@ -58,7 +58,6 @@ class Clock:
         return self.now_ms / 1e3
 
     def after(self, wait_ms: float, then: Then) -> None:
-        """Do something later."""
         heapq.heappush(self._due, (self.now_ms + max(wait_ms, 0.0), next(self._order), then))
 
     def compute(self, took_ms: float, then: Then, program: Hashable = None) -> None:
@@ -69,7 +68,6 @@ class Clock:
             self._tasks.append(Task(took_ms, then, object() if program is None else program))
 
     def wait(self, wait_ms: float) -> None:
-        """Time passes."""
         self._pass(self.after, wait_ms)
 
     def take(self, took_ms: float, program: Hashable = None) -> None:

@@ -104,7 +104,6 @@ def record_trees(
 def generate_texts(
     target: RaggedModel, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], new_tokens: int
 ) -> list[RecordedText]:
-    """Make texts, without trees."""
     made: list[RecordedText] = []
     for prompt, sampling in zip(prompts, samplings, strict=True):
         plain = generate(target, NoDrafter(), list(prompt), sampling, Size(new_tokens, 0))

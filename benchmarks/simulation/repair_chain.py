@@ -316,7 +316,6 @@ class Hop(Sender):
     # Work
 
     def start(self) -> None:
-        """Begin the next sweep."""
         self.running = self.log.next_work()
 
     def finish(self) -> None:
@@ -366,7 +365,6 @@ class Hop(Sender):
     # What goes upstream
 
     def on_ready(self) -> None:
-        """Tell the predecessor."""
         if self.upstream is not None:
             self.upstream.answer(Ready(self.generation, Credits(0, 0, 0)))
 
@@ -379,7 +377,6 @@ class Hop(Sender):
 
 
 def id_of(token: CommittedToken) -> TreeNodeId:
-    """A committed token's node."""
     return token.id
 
 

@@ -199,7 +199,6 @@ class World:
     # Faults
 
     def fault(self) -> None:
-        """Let one fault happen."""
         kind = self.rng.choice(
             (self.kill, self.kill, self.kill, self.mistake, self.mistake, self.cut, self.lose, self.overflow)
         )

@@ -87,7 +87,6 @@ class BareTimer:
     _drafter: ModelDrafter | None = None
 
     def load(self) -> None:
-        """Load the models."""
         checkpoint = open_checkpoint(TARGET)
         self._models = [load_span(checkpoint, span, torch.float32) for span in self.spans]
         draft = load_whole(DRAFT, torch.float32)
@@ -117,7 +116,6 @@ class BareTimer:
             self._trees[nodes, temperature] = tree
 
     def result(self, nodes: int, temperature: float) -> BareTimes:
-        """The medians so far."""
         forwards, drafts, rested = self._samples[nodes, temperature]
         sizes = self._message_bytes(self._trees[nodes, temperature])
         return BareTimes(nodes, temperature, median(forwards), median(drafts), sizes, median(rested))

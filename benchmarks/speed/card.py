@@ -28,7 +28,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.speed.card_streamed import copy_rates
 from benchmarks.speed.grown import SHAPES, device_name, grown_model
 from node.model.checkpoint import Checkpoint, open_checkpoint
@@ -58,7 +58,7 @@ MOVED: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure a card."""
 
     shape: str = "8B"
@@ -79,10 +79,6 @@ class Options:
     """Sweeps of each size."""
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +303,6 @@ class CardBench:
 
 
 def sheet(found: CardFindings, options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "card",
         f"{options.shape} shape, {options.dtype}, on {device_name(options.device)}: ms per sweep",
@@ -370,12 +365,8 @@ def measure(options: Options, console: Console) -> None:
             bench.run()
         except BaseException as reason:
             if bench.found.sweeps:
-                sheet(bench.found, options).finish(console, record=False, path=options.json)
+                sheet(bench.found, options).finish(console, replace(options, record=False))
             if isinstance(reason, KeyboardInterrupt):
                 sys.exit("card: interrupted: the table has what was measured until then")
             raise
-    sheet(bench.found, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(bench.found, options).finish(console, options)

@@ -24,7 +24,7 @@ import psutil
 import tyro
 
 from benchmarks.emulation.swarm import local_swarm
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.demo.programs import RunningProgram, start_program
 from swarm.demo import DRAFT, TARGET
 from swarm.runtime.console import make_console
@@ -37,17 +37,13 @@ SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure start-up, memory and idle CPU on this machine."""
 
     repeats: int = 5
     """Of starting a whole swarm."""
     idle_s: float = 60.0
     """Seconds of idling."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +153,6 @@ async def at_work(options: Options) -> tuple[dict[str, Memory], list[float]]:
 
 
 async def measure(options: Options) -> Sheet:
-    """All of it."""
     memories, idle = await at_work(options)
     starts = [await start_up() for _ in range(options.repeats)]
     made = Sheet(
@@ -185,10 +180,5 @@ async def measure(options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
-    asyncio.run(measure(options)).finish(make_console(), record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    asyncio.run(measure(options)).finish(make_console(), options)

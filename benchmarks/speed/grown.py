@@ -260,7 +260,3 @@ def main() -> None:
     grow(options.folder, SHAPES[options.shape], getattr(torch, options.dtype), options.device)
     size = sum(file.stat().st_size for file in options.folder.iterdir())
     print(f"{options.folder}: {size / 2**30:.1f} GiB in {time.monotonic() - started:.0f} s")  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,7 @@ from benchmarks.emulation.client_process import read, run_part
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.network_check import check
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
-from benchmarks.sheet import RESULTS, Sheet
+from benchmarks.sheet import RESULTS, Recording, Sheet
 from benchmarks.speed.bare import BareTimes
 from benchmarks.speed.worker import Job
 from client.bench.paired_ratio import Median, median_of, ratios
@@ -65,7 +65,7 @@ PROFILES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the wide-area table."""
 
     profiles: tuple[str, ...] = tuple(PROFILES)
@@ -76,10 +76,6 @@ class Options:
     """Of sampling; 0 is greedy."""
     kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it. Profiles that do not run keep their rows."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,6 @@ class Row:
 
 
 async def measure(name: str, options: Options, console: Console) -> tuple[list[Row], dict[str, Any]]:
-    """One profile."""
     profile = PROFILES[name]
     with tempfile.TemporaryDirectory(prefix="canopy-wide-") as temporary:
         folder = Path(temporary)
@@ -190,7 +185,6 @@ def _line(
 
 
 def sheet(found: Sequence[Row], measured: dict[str, Any], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "wide_area",
         f"Demo pair, 3 nodes with one thread each, fp32, prompts of 96 tokens; medians of {options.pairs} pairs",
@@ -225,7 +219,6 @@ def _delays(checked: Sequence[Any]) -> str:
 
 
 async def run(options: Options, console: Console) -> Sheet:
-    """Every profile."""
     unknown = set(options.profiles) - PROFILES.keys()
     if unknown:
         raise ConfigError(f"no profile {sorted(unknown)[0]!r}; there are {', '.join(PROFILES)}")
@@ -250,10 +243,6 @@ def main() -> None:
     options = tyro.cli(Options)
     console = make_console()
     made = asyncio.run(run(options, console))
-    made.finish(console, record=options.record, path=options.json)
+    made.finish(console, options)
     if any(row[-1] == "NO" for row in made.rows):
         sys.exit("wide_area: a text differs from plain decoding's")
-
-
-if __name__ == "__main__":
-    main()

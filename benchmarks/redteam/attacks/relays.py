@@ -73,7 +73,6 @@ class Bystanders:
 
     @property
     def peer(self) -> PeerId:
-        """The machine's name."""
         return self.identity.peer_id
 
     async def stand(self) -> None:
@@ -129,7 +128,6 @@ class Bystanders:
 
 
 def connect(peer: str) -> str:
-    """What a dialler says."""
     return f"CONNECT {peer}:1 HTTP/1.1\r\n\r\n"
 
 

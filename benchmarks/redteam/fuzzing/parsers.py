@@ -111,7 +111,6 @@ class ParserRun:
 
     @property
     def count(self) -> int:
-        """Mutants so far."""
         return self.outcomes.total()
 
 
@@ -237,7 +236,6 @@ def sample_frames(who: Identity) -> list[Frame]:
 
 
 def sample_record(who: Identity) -> NodeRecord:
-    """A valid record."""
     return NodeRecord(
         peer=who.peer_id,
         model=ModelIdentity.of("model", "ab" * 32, "cd" * 32, "ef" * 32, 12),
