@@ -17,8 +17,7 @@ import torch
 
 from swarm.errors import LocalProtocolError
 from swarm.inference.kv_slots import KvSlots
-from swarm.inference.states.session_states import MixerState, SessionStates
-from swarm.inference.states.state_slots import state_entries
+from swarm.inference.state_slots import MixerState, SessionStates, state_entries
 from swarm.kernels.support import kernel_support
 
 if TYPE_CHECKING:

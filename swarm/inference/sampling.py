@@ -22,9 +22,8 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
-from swarm.inference.picks.device_picks import PickRequest, device_picks, noise_rows, picks_on
+from swarm.inference.picks.device_picks import PickRequest, device_picks, noise_rows, picks_on, to_device
 from swarm.inference.picks.filters import filtered
-from swarm.inference.picks.host_copy import to_device
 from swarm.protocol.pick_rules import Sampling
 
 Noise = npt.NDArray[np.float64]

@@ -26,8 +26,7 @@ from client.drafting.search.source import Places, Search
 from client.drafting.search.tree import Lesson, Picks
 from swarm.inference.devices import with_float64
 from swarm.inference.gumbel import gumbel_row
-from swarm.inference.picks.device_picks import noise_rows, picks_on
-from swarm.inference.picks.host_copy import to_device
+from swarm.inference.picks.device_picks import noise_rows, picks_on, to_device
 from swarm.inference.sampling import ranking_scores
 from swarm.protocol.messages import Sampling
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from swarm.errors import UnsupportedModel
-from swarm.inference.class_attention.calls import ClassCalls, taken_by
+from swarm.inference.class_attention import ClassCalls, taken_by
 from swarm.inference.kv_cache import KvLayout
 from swarm.inference.layers.pass_through import PassThroughLayer, as_rows, find_layers
 from swarm.inference.recurrent.mixer import PROBE_ROWS, examined, put_mixers, remove_mixers

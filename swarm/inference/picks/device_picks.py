@@ -19,9 +19,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm.inference.picks.filters import filtered, filtered_at_once, filters
-from swarm.inference.picks.host_copy import to_device
 from swarm.kernels.support import kernel_support
 from swarm.protocol.pick_rules import Sampling
+
+HostNumbers = Sequence[int] | NDArray[np.int64]
+
+
+def to_device(numbers: HostNumbers, device: torch.device) -> torch.Tensor:
+    """Integers as an int64 tensor on a device.
+
+    A plain `torch.tensor(…, device=…)` waits until the card has done all that was asked of it before. Pinned memory is
+    kept until the copy is done.
+    """
+    values = torch.as_tensor(numbers, dtype=torch.int64)
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarm.errors import LocalProtocolError
-from swarm.inference.states.state_slots import Place
+from swarm.inference.state_slots import Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swarm.inference.kv_cache import KvCache
-    from swarm.inference.states.session_states import SessionStates
+    from swarm.inference.state_slots import SessionStates
     from swarm.inference.tree_attention import SessionRange
 
 MIN_SEQUENCE = 12

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy
 import torch
@@ -20,7 +20,7 @@ from swarm.models.gguf.folder import TensorTable
 from swarm.models.parts.byte_ranges import ByteRange, ByteRanges
 from swarm.models.parts.reading import readable_file
 from swarm.models.pretrained import first_line
-from swarm.models.stored.gguf_matrix import GgufMatrix
+from swarm.models.stored.matrix import StoredMatrix
 from swarm.models.stored.source import StoredSize, StoredTensor
 from swarm.models.text_classes import class_of
 
@@ -28,10 +28,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    import torch
     from transformers import PreTrainedConfig
 
     from swarm.models.gguf.container import TensorPlace
+    from swarm.models.gguf.encodings import Encoding
     from swarm.models.hub import Hub
+
+
+class GgufMatrix(StoredMatrix):
+    """Rows of blocks, uint8 [rows, bytes of a row], byte for byte those of the file."""
+
+    def __init__(self, blocks: torch.Tensor, values: Encoding) -> None:
+        self.blocks, self.values = blocks, values
+        self.rows = blocks.shape[0]
+        self.columns = blocks.shape[1] // values.block_bytes * values.block
+        self.encoding = values.name
+
+    def parts(self) -> Mapping[str, torch.Tensor]:
+        """The blocks, which are all that lies in memory."""
+        return {"blocks": self.blocks}
+
+    def with_parts(self, parts: Mapping[str, torch.Tensor]) -> Self:
+        """A matrix of these blocks."""
+        return type(self)(parts["blocks"], self.values)
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        """Rows `[start, end)` as float32 [end - start, columns]."""
+        return self.values.decode(self.blocks[start:end])
+
 
 FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*experts\.gate_up_proj(?P<bias>_bias)?")
 """Gate and up of all experts in one tensor, which GGUF holds in two."""

@@ -1,4 +1,4 @@
-"""Which states of a session's text are kept, and where: bookkeeping only, no tensors.
+"""Which states of a session's text are kept and where, and the tensors that hold them.
 
 A state after a token stands for all of the text up to it. States are a cache: what a mixer was given per token is kept
 beside the KV, so any state that is not here is computed again from the nearest one before it.
@@ -9,8 +9,11 @@ beside the KV, so any state that is not here is computed again from the nearest 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import torch
 
 from swarm.errors import LocalProtocolError
 
@@ -18,6 +21,77 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from swarm.ids import TreeNodeId
+
+
+StateKey = tuple[Literal["conv", "recurrent", "linear"], int]
+"""A state of a mixer: what its cache calls it, and its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """One tensor of a state.
+
+    Attributes:
+        key: which.
+        shape: for one sequence, without the batch.
+        dtype: of it.
+    """
+
+    key: StateKey
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory for one."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class MixerState:
+    """What a mixer keeps of a text.
+
+    Attributes:
+        index: the layer's number in the whole model.
+        name: of the mixer in its layer.
+        parts: its tensors.
+    """
+
+    index: int
+    name: str
+    parts: tuple[StatePart, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory for one state."""
+        return sum(part.size_bytes for part in self.parts)
+
+
+class SessionStates:
+    """States of one session in every mixer of a span, allocated at once.
+
+    Attributes:
+        slots: which entry is after which token.
+    """
+
+    def __init__(self, mixers: Sequence[MixerState], entries: int, device: torch.device) -> None:
+        self.slots = StateSlots(entries)
+        self._parts = {
+            (mixer.index, mixer.name): [
+                torch.empty(entries, *part.shape, dtype=part.dtype, device=device) for part in mixer.parts
+            ]
+            for mixer in mixers
+        }
+
+    def read(self, layer: int, name: str, entries: torch.Tensor) -> list[torch.Tensor]:
+        """A mixer's states at some entries, copied: each [len(entries), *shape]."""
+        return [part.index_select(0, entries) for part in self._parts[layer, name]]
+
+    def write(self, layer: int, name: str, entries: torch.Tensor, states: Sequence[torch.Tensor]) -> None:
+        """Keep a mixer's states, each [len(entries), *shape]."""
+        for part, state in zip(self._parts[layer, name], states, strict=True):
+            part.index_copy_(0, entries, state.to(part.dtype))
+
 
 MAX_SNAPSHOTS = 16
 """States of committed tokens that a session keeps at most."""
