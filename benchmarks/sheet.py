@@ -52,7 +52,6 @@ class Sheet:
         columns: Titles of the columns. The first column is aligned to the left, the others to the right.
         rows: One cell per column.
         notes: Lines below the table.
-        measured: Anything that JSON holds.
     """
 
     name: str

@@ -95,10 +95,7 @@ class CellResult:
 
     Attributes:
         costs: What the cell's runs showed of the machine and the network.
-        real: Speeds of real nodes.
-        virtual: Speeds of the replays.
         ratio: Chosen over plain on real nodes: the median over pairs.
-        virtual_ratio: The same of the replays.
         single_ratios: The same of each replay by itself.
     """
 

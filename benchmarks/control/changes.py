@@ -63,8 +63,6 @@ class Cell:
     """One change. Speeds are tokens per virtual second of each text after it.
 
     Attributes:
-        name: The change.
-        temperature: Of sampling.
         changed: Speeds of the client whose network changed.
         settled: Speeds of the client that had the second network from the beginning.
     """

@@ -81,10 +81,7 @@ class Cell:
     """One cell. Speeds are tokens per virtual second.
 
     Attributes:
-        name: Network, kind of text, temperature.
-        plain: Plain decoding.
         best: The best fixed choice: tree size and sweeps in flight.
-        fixed: Its speed.
         first: First texts, each by a new client.
         later: One client that generates all texts.
         least: The least that a single first text has of plain decoding's speed.

@@ -106,7 +106,6 @@ class Cell:
     """One cell.
 
     Attributes:
-        name: Network, kind of text, temperature.
         fixed: One sweep at a time with trees of one size, by that size.
         chosen: One sweep at a time with trees that the controller chooses.
         pipe: What the controller chooses, with many sweeps in flight.

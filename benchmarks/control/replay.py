@@ -86,7 +86,6 @@ class ReplayResult:
 
     Attributes:
         tokens_per_s: Tokens per virtual second.
-        nodes: The median tree size.
         nodes_per_token: Tree nodes sent per token.
     """
 
@@ -201,7 +200,6 @@ class Cell:
     """One cell of the grid.
 
     Attributes:
-        row: Its row of the table.
         of_plain: The controller's speed over plain decoding's.
         of_best: The same over the best fixed choice's.
         of_alone: The same over one sweep at a time.

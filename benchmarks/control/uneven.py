@@ -65,11 +65,8 @@ class Cell:
 
     Attributes:
         name: Network, kind of text, chain, temperature.
-        plain: Plain decoding.
-        fixed: Fixed choices, by their name.
         alone: One sweep at a time, as the controller chooses.
         alike: What a controller chooses that takes all hops for alike.
-        chosen: What the controller chooses.
     """
 
     name: tuple[str, str, str, float]

@@ -60,11 +60,6 @@ class Cell:
     """One cell. Speeds are tokens per virtual second.
 
     Attributes:
-        name: Network, temperature.
-        plain: Plain decoding.
-        fixed: Fixed choices, by their name.
-        chosen: What the controller chooses.
-        nodes: Its median tree size.
         first: The mean of first texts, each by a new client, by what routing forecasts.
     """
 

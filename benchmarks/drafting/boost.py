@@ -56,7 +56,6 @@ class TreeShape:
 
     Attributes:
         candidates: Candidates of each draft below a node.
-        nodes: Tree nodes (K).
     """
 
     candidates: int
@@ -99,13 +98,8 @@ class Cell:
     """Mean acceptance length of one set of drafts.
 
     Attributes:
-        way: Which set.
         seed: Of the second draft; None where there is one.
-        temperature: Of sampling.
-        shape: Of the trees.
         acceptance: Tokens per sweep.
-        same_text: Texts that are plain decoding's.
-        texts: All texts.
     """
 
     way: str

@@ -64,7 +64,6 @@ class Side:
 
     Attributes:
         acceptance: Tokens per sweep.
-        predicted: What the drafter expected.
         error: Expected calibration error of the tree nodes' probabilities.
         tenths: (predicted, realised, nodes) of each tenth that holds nodes.
     """
@@ -80,14 +79,9 @@ class Cell:
     """Both sides of one cell.
 
     Attributes:
-        temperature: Of sampling.
-        nodes: Tree nodes (K).
-        prior: With fixed probabilities.
-        learned: With learned ones.
         gain: The mean paired difference in acceptance length.
         interval: Its 95 % bootstrap interval.
         same_text: Texts that are plain decoding's, of both sides.
-        texts: All texts.
     """
 
     temperature: float
@@ -115,14 +109,7 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class PairRunner:
-    """Runs the demo pair over prompts.
-
-    Attributes:
-        options: Of the program.
-        console: Where progress is shown.
-        target: The model that picks.
-        draft: The model that drafts.
-    """
+    """Runs the demo pair over prompts."""
 
     options: Options
     console: Console

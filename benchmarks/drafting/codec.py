@@ -70,11 +70,8 @@ class Cost:
     """One codec's bytes and times. Times are milliseconds for 64 rows of 8192.
 
     Attributes:
-        codec: Its name.
         demo_row_bytes: A row of the demo target.
         row_bytes: A row of 8192 values.
-        encode_ms: To encode.
-        decode_ms: To decode.
         link_ms: On a link of 100 Mbit/s.
         saved_ms: What that saves against the lossless codec.
     """
@@ -93,14 +90,12 @@ class Effect:
     """What one codec changes in the demo target, against fp32.
 
     Attributes:
-        codec: Its name.
         max_logit_change: The largest change of a logit.
         kl: Mean KL divergence over tokens, in nats.
         argmax_agreement: Share of tokens with the same argmax, teacher-forced.
         equal_tokens: Share of equal tokens at equal places of free-running texts.
         same_text: Texts that are those of fp32.
         same_tree_text: Texts that a tree of 16 leaves as plain decoding with the same codec makes them.
-        texts: All texts.
     """
 
     codec: str
@@ -192,7 +187,6 @@ class CodecOutput:
     Attributes:
         logits: Of each passage: [n, vocab].
         plain: Texts without a tree.
-        trees: Texts with a tree.
     """
 
     logits: list[torch.Tensor]

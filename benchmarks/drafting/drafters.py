@@ -96,9 +96,7 @@ class TargetText:
     """One text of the target.
 
     Attributes:
-        prompt: Tokens of the prompt.
         tokens: The prompt and what followed it.
-        sampling: How it was sampled.
         rows: Hidden rows: [tokens, width].
     """
 

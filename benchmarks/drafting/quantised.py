@@ -73,7 +73,6 @@ class ModelOutput:
     """What a model does with one format.
 
     Attributes:
-        weight_bytes: Of its weights, by arithmetic.
         memory_bytes: What the process grew by when it was loaded.
         log_probs: Of each passage: [tokens, vocab].
         texts: Greedy, without a tree.
@@ -94,8 +93,6 @@ class FormatEffect:
     """What a format changes in a model, against float32.
 
     Attributes:
-        model: Its name.
-        weights: The format's name.
         of_bf16: The weights' bytes as a share of bfloat16's.
         bf16_mib: The weights in bfloat16, in MiB.
         memory_mib: What the process grew by, in MiB.
@@ -105,7 +102,6 @@ class FormatEffect:
         equal_tokens: Share of equal tokens at equal places of greedy texts.
         same_text: Texts that are float32's.
         tree_text: Texts that trees leave as plain decoding in the same format makes them; None without a draft.
-        texts: All texts.
         acceptance: Tokens per sweep; None without a draft.
     """
 
@@ -155,9 +151,7 @@ def run(
     """Everything that is compared of one model in one format.
 
     Args:
-        load_model: loads it.
         cases: passages and prompts, as ids.
-        new_tokens: of each text.
         drafts: whether the demo's draft is one for it.
     """
     before = held_bytes()
@@ -195,9 +189,7 @@ def effect_of(
 
     Args:
         about: the model's name, the format's, and how many weights the model has.
-        passages: whose log-probabilities are compared.
         plain: with float32 weights.
-        ours: in the format.
     """
     kl, same, nll = [], [], []
     for ids, theirs, mine in zip(passages, plain.log_probs, ours.log_probs, strict=True):

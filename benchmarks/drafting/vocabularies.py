@@ -62,13 +62,7 @@ class Options(Recording):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and a draft.
-
-    Attributes:
-        name: Of both, for the table.
-        model: The draft.
-        shared: What both share.
-    """
+    """A target and a draft."""
 
     name: str
     model: RaggedModel
@@ -77,17 +71,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyScore:
-    """What one draft brought at one temperature.
-
-    Attributes:
-        name: Of the pair.
-        temperature: Of sampling.
-        shared: Tokens that both have.
-        known: Tokens that the target has.
-        tokens_per_sweep: Mean over the texts.
-        same_text: Texts that are plain decoding's.
-        texts: How many there were.
-    """
+    """What one draft brought at one temperature."""
 
     name: str
     temperature: float

@@ -57,7 +57,6 @@ class Home:
 
     Attributes:
         name: Of the home and of its first machine; the others are NAME.2, NAME.3 …
-        router: Its kind.
         machines: How many machines are in it; an open one is one machine.
         unasked: What the router does with unasked traffic.
         maps_ports: Whether the router maps ports when it is asked.
@@ -88,11 +87,8 @@ class HomesPlan:
     """What to build.
 
     Attributes:
-        homes: The homes.
-        public: Names of the public hosts.
         shape: Of every link between public hosts and homes.
         ipv6: Whether there is IPv6.
-        seed: Of losses and jitter.
         congestion: The congestion control of every machine, such as cubic; None: the kernel's.
     """
 

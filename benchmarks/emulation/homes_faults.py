@@ -98,8 +98,6 @@ class FaultFindings:
 
     Attributes:
         same: Whether each text was the undisturbed one, token for token.
-        pauses_s: The longest pause within each.
-        errors: Why texts ended early.
     """
 
     same: list[bool] = field(default_factory=list)

@@ -74,8 +74,6 @@ async def json_program(
 
     Args:
         name: of its log file, which takes its standard error.
-        arguments: the module and its arguments.
-        folder: where the log goes.
         inside: a command that the program is run by.
     """
     log = folder / f"{name}.log"

@@ -48,9 +48,6 @@ class NetworkPlan:
     """What to build. Every link begins with the same shape.
 
     Attributes:
-        hosts: How many hosts.
-        shape: Of every link.
-        seed: Of losses and jitter.
         mtu: Of every interface, in bytes.
         subnet: Of the hosts' IPv4 addresses.
         ipv6: Whether they have IPv6 addresses.
@@ -83,7 +80,6 @@ class CarriedTraffic:
     """What a TUN network has done so far.
 
     Attributes:
-        packets: Packets carried.
         dropped: Packets dropped by full queues, losses and cuts.
         cpu_s: CPU seconds of the process that carries them.
     """

@@ -48,16 +48,7 @@ CHOICES = (tyro.conf.EnumChoicesFromValues,)
 
 @dataclass(frozen=True, slots=True)
 class CheckedValue:
-    """One value beside what it should be.
-
-    Attributes:
-        what: Its name.
-        unit: Of all four values.
-        nominal: What was asked for.
-        measured: What was measured.
-        low: The least that is accepted.
-        high: The most that is accepted.
-    """
+    """One value beside what it should be."""
 
     what: str
     unit: str
@@ -97,14 +88,7 @@ class Options(Recording):
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One direction of a connection.
-
-    Attributes:
-        name: For a person.
-        shape: Of its link.
-        writer: At the near end.
-        reader: At the far end.
-    """
+    """One direction of a connection."""
 
     name: str
     shape: LinkShape

@@ -48,10 +48,8 @@ class CarrierSetup:
     """What the process is started with.
 
     Attributes:
-        hosts: How many hosts.
         shape: Of every link, at the beginning.
         mtu: Of every interface, in bytes.
-        seed: Of losses and jitter.
         subnet: The first three bytes of every host's IPv4 address, as `a.b.c`.
         ipv6: Whether the hosts have IPv6 addresses too.
         inner: How many namespaces to make besides, which are on no link.

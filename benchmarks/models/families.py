@@ -82,7 +82,6 @@ class FamilyResult:
         family: Its name, as configs have it (`model_type`).
         error: Largest difference of the logits; None if it did not run.
         reason: Why it is refused; empty if it is not.
-        seconds: How long it took.
     """
 
     family: str

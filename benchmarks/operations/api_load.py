@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
+import psutil
 import torch
 import tyro
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from benchmarks.emulation.process_monitor import ProcessMonitor
 from benchmarks.emulation.swarm import SPANS, covered, local_swarm
 from benchmarks.operations.api_clients import KnownRequest, LeavingClient, LoadCounts, NodeWatch, SteadyClient
 from benchmarks.operations.api_program import ApiProgram, api_program
@@ -48,6 +49,33 @@ FLAT_LIMIT = 0.05
 """Growth of a program's memory after warming up, at most, as a fraction."""
 ROOM_S = 10.0
 """Within which everything is free after the last client has gone."""
+
+
+def anonymous_mb(processes: Iterable[psutil.Process]) -> float:
+    """Anonymous memory of all of them together.
+
+    Raises:
+        OSError: one has ended.
+    """
+    total = 0
+    for process in processes:
+        found = re.search(
+            r"^Anonymous:\s+(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text(), re.MULTILINE
+        )
+        if found is None:
+            raise ProcessLookupError(f"process {process.pid} has no memory any more")
+        total += int(found[1]) * 1024
+    return total / 1e6
+
+
+def note_memory(programs: Mapping[str, int], at_s: float, found: dict[str, list[tuple[float, float]]]) -> None:
+    """Add the anonymous memory of each program, its first process and all descendants, in MB; Linux only."""
+    for name, pid in programs.items():
+        try:
+            root = psutil.Process(pid)
+            found.setdefault(name, []).append((at_s, anonymous_mb([root, *root.children(recursive=True)])))
+        except (psutil.NoSuchProcess, OSError):
+            continue  # it ended meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +103,9 @@ class LoadMeasurement:
     """All that was measured.
 
     Attributes:
-        seconds: how long the clients asked.
-        clients: what they met.
-        tokens: of each client.
-        answers: of each client.
         freed_ms: from each departure until every node was free of it.
         memory_mb: of each program and its children, by name: pairs of seconds and anonymous memory.
         left_sessions: sessions that a node still held at the end beyond those that the API keeps; the most of any.
-        counts: of the API itself.
     """
 
     seconds: float = 0.0
@@ -157,9 +180,7 @@ class RunningApi:
     """Everything that runs.
 
     Attributes:
-        api: its program.
         keys: it takes; the last one is that of the client that goes away.
-        watch: asks the nodes.
         programs: process ids of those whose memory is looked at, by name.
     """
 
@@ -170,7 +191,7 @@ class RunningApi:
 
     async def load(self, options: Options, requests: Sequence[KnownRequest]) -> LoadMeasurement:
         """Let the clients ask for so long; all of them go away at the end."""
-        found, monitor = LoadMeasurement(), ProcessMonitor()
+        found, memory_mb = LoadMeasurement(), dict[str, list[tuple[float, float]]]()
         async with AsyncExitStack() as stack:
             *steady, away = [await stack.enter_async_context(self.api.http(key)) for key in self.keys]
             clients = [
@@ -184,12 +205,12 @@ class RunningApi:
                     scope.spawn(client.ask_on())
                 scope.spawn(leaver.leave_on(options.leave_every_s))
                 while (at_s := time.monotonic() - began) < options.seconds:
-                    await asyncio.to_thread(monitor.look, self.programs, at_s)
+                    await asyncio.to_thread(note_memory, self.programs, at_s, memory_mb)
                     await asyncio.sleep(min(LOOK_S, options.seconds / 20))
             found.seconds = time.monotonic() - began
         found.tokens = [client.tokens for client in clients]
         found.answers = [client.answers for client in clients]
-        found.freed_ms, found.memory_mb = leaver.freed_ms, dict(monitor.memory)
+        found.freed_ms, found.memory_mb = leaver.freed_ms, memory_mb
         return found
 
     async def left(self) -> tuple[int, dict[str, float]]:

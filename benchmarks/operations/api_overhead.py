@@ -64,10 +64,7 @@ class TextTimes:
     """One text as its reader saw it.
 
     Attributes:
-        text: all of it.
-        tokens: of it.
         first_ms: from asking until its first characters.
-        rest_s: from then until its end.
     """
 
     text: str
@@ -82,12 +79,7 @@ class TextTimes:
 
 @dataclass(slots=True)
 class PairedTexts:
-    """The texts of one kind at one delay, pair by pair.
-
-    Attributes:
-        library: by the library.
-        api: by the API.
-    """
+    """The texts of one kind at one delay, pair by pair."""
 
     library: list[TextTimes] = field(default_factory=list)
     api: list[TextTimes] = field(default_factory=list)

@@ -75,12 +75,8 @@ class HealthRun:
         tree_pss_bytes: The same with its DHT processes.
         state_bytes: One state in the live stream.
         query_ms: Times of HTTP requests, by path.
-        frames: States that readers got.
         gaps_ms: From one state to the next, at one reader.
         shown_ms: From a node's new state to its arrival in the stream.
-        messages: Signed messages that were heard.
-        refused: Refused messages, by reason.
-        nodes_shown: Nodes in the last state.
         history_bytes: The history file before the run.
         is_over: All tasks end when this is set.
     """

@@ -19,10 +19,6 @@ class SimulatedNode:
     """A node that only publishes.
 
     Attributes:
-        identity: Its key.
-        span: Its layers.
-        fingerprint: Of its model.
-        nonce: Of this start.
         started_at: Time of day of this start, in seconds.
         seq: The number of its last message.
     """

@@ -70,7 +70,6 @@ class TextCost:
 
     Attributes:
         way: With or without telemetry.
-        tokens_per_s: Its speed.
         cpu_s: CPU seconds of the node's process for it.
         wall_s: Wall-clock seconds for it.
     """
@@ -119,8 +118,6 @@ class ServingNode:
 
     Attributes:
         way: With or without telemetry.
-        swarm: A client of it.
-        process: The node's process.
     """
 
     way: str

@@ -36,10 +36,6 @@ class Host:
     """One node's machine.
 
     Attributes:
-        number: Its number in the network.
-        span: Its layers.
-        stack: Ends the node's program.
-        program: The node's program.
         peer: Its peer id, once it serves.
         is_dead: It was killed, or will be after this text.
     """

@@ -52,14 +52,7 @@ OTHER_PHASES = (Phase.PREFILL, Phase.SWEEP)
 
 @dataclass(frozen=True, slots=True)
 class FaultText:
-    """What is generated. Two faults with the same text share its undisturbed run.
-
-    Attributes:
-        number: Which prompt.
-        prompt_tokens: Its length.
-        temperature: Of sampling.
-        seed: Of sampling.
-    """
+    """What is generated. Two faults with the same text share its undisturbed run."""
 
     number: int
     prompt_tokens: int
@@ -72,10 +65,6 @@ class PlannedFault:
     """One fault, at a known phase of a text.
 
     Attributes:
-        fault: What happens.
-        phase: What the session does then.
-        position: Which hop it happens to.
-        text: What is generated.
         sweep: The decode sweep that triggers it, or what comes before it.
         delay_ms: From the trigger to the fault.
         before: In `REPLAY`: the position that is killed first. In `DRAIN` the hop itself is told to leave first.
@@ -130,11 +119,9 @@ class ObservedText:
     """One generation as the client saw it. Times are seconds of one clock.
 
     Attributes:
-        began: When it began.
         tokens: Its tokens.
         arrivals: (when, how many tokens) of each reply that brought some.
         repairs: What the client reports of its repairs.
-        error: Why it ended early.
         paths: Recovery counters that grew, by node.
     """
 
@@ -156,9 +143,6 @@ class FaultOutcome:
     """One fault, the undisturbed text and the disturbed one.
 
     Attributes:
-        planned: The fault.
-        plain: The undisturbed text.
-        disturbed: The disturbed text.
         struck_at: When the fault happened; None if the text ended before.
         stolen: Share of the CPU time that a virtual machine's host took meanwhile.
     """

@@ -84,14 +84,7 @@ class Options(Recording):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """One node's process at one moment.
-
-    Attributes:
-        frames: Frames sent until then.
-        anonymous_bytes: Its anonymous memory.
-        files: Open files.
-        threads: Threads.
-    """
+    """One node's process at one moment."""
 
     frames: int
     anonymous_bytes: int
@@ -101,13 +94,7 @@ class ProcessSample:
 
 @dataclass(slots=True)
 class WatchedNode:
-    """A node's process over time.
-
-    Attributes:
-        span: Its layers.
-        process: The process.
-        samples: What it looked like.
-    """
+    """A node's process over time."""
 
     span: str
     process: psutil.Process
@@ -146,9 +133,6 @@ class ServedNode:
     """A running `node serve`.
 
     Attributes:
-        span: Its layers.
-        process: The process.
-        log: Its output.
         endpoint: Where it listens, and its certificate.
         join: An address for others to join.
     """

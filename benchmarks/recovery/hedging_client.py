@@ -23,13 +23,10 @@ class Job:
     """What to measure.
 
     Attributes:
-        peer: A bootstrap peer's address.
         steady: Peer id of the steady replica of the middle span.
         stuttering: Peer id of the stuttering one.
-        rounds: Texts over each route.
         new_tokens: New tokens of each text.
         nodes: Tree nodes per sweep (K).
-        result: The file for the measurements.
     """
 
     peer: str

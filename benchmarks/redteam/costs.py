@@ -80,7 +80,6 @@ class Spent:
     Attributes:
         seconds: Of a processor where that is known, else in all.
         memory_bytes: Beyond what was held before; 0 where it is not measured.
-        is_ended: Whether its lease ended it.
     """
 
     seconds: float
@@ -93,16 +92,7 @@ Spend = Callable[[str], Spent]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Something that reads what strangers send.
-
-    Attributes:
-        name: What it is called.
-        seeds: Inputs to begin with.
-        mutate: Makes mutants.
-        spend: Reads one.
-        seconds: What one input may take.
-        memory_bytes: Likewise.
-    """
+    """Something that reads what strangers send."""
 
     name: str
     seeds: Sequence[str]
@@ -136,12 +126,9 @@ class Search:
     """A search that is over.
 
     Attributes:
-        reader: What was searched.
-        tried: Inputs.
         ended: How many of them a lease ended.
         by_time: Dearest in seconds per byte.
         by_memory: Dearest in memory per byte.
-        longest: What took longest in all.
         largest: What took most memory in all.
     """
 

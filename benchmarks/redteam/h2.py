@@ -34,9 +34,6 @@ def call_headers(path: str, authority: str, *, is_tls: bool, encoding: str = "")
     """A header block that begins a gRPC call, with nothing in it compressed.
 
     Args:
-        path: Of the method.
-        authority: The name that is called.
-        is_tls: Whether the scheme is https.
         encoding: Of the call's messages, where they are compressed.
     """
     block = b"\x83" + (b"\x87" if is_tls else b"\x86")  # :method POST, :scheme

@@ -108,10 +108,7 @@ class RawLink:
     """One stream to one hop; it opens with the first message, whose sender introduces himself where that is an Attach.
 
     Attributes:
-        kit: Made it.
-        connection: To the hop.
         signer: Who introduces himself; None: the session's key, or the attacker's own identity behind hop 0.
-        compression: Of all messages.
         heard: Every answer so far, the newest 4,096.
     """
 

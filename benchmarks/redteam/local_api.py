@@ -71,8 +71,6 @@ class LocalApi:
     """The API, as callers see it.
 
     Attributes:
-        fight: that it is for.
-        program: the API.
         address: `host:port`.
         right: the text that the honest caller has to get.
         answers: of the honest caller: how long each took.
@@ -169,8 +167,6 @@ async def local_api(fight: Fight, model: Path = TARGET, *, beside: bool = True) 
     """An API that is up, and the word to attack it has come.
 
     Args:
-        fight: that it is for.
-        model: the folder of the model.
         beside: whether an honest caller asks it meanwhile.
     """
     options = ["--join", fight.ground.join, "--port", "0", "--api-key", HONEST, "--api-key", OTHER]

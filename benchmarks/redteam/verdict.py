@@ -81,14 +81,11 @@ class Felt:
     """Everything that was seen of one attack.
 
     Attributes:
-        pairs: Speeds, undisturbed and attacked.
         after: Texts that began when it was over, of each user.
-        ended: Programs that ended.
         growth_mb: Memory after it, less memory before; by program.
         files: Most open files of a program while it lasted, and how many it may open; by program.
         log_kb_per_s: What a program wrote into its log while it lasted; by program.
         page: Looks at the health page while it lasted: how many, and how many were answered rightly.
-        breaches: What the attack itself found.
         troubles: Why the attack could not be carried out.
     """
 

@@ -47,7 +47,6 @@ class RandomSwarm:
     """A random swarm in order of arrival.
 
     Attributes:
-        num_layers: Layers of the model.
         machines: Of each machine: how many layers it holds, and its layers per second.
     """
 
@@ -76,10 +75,7 @@ class JoinResult:
     """What joining one after another led to.
 
     Attributes:
-        layout: Who holds what.
-        moves: Moves of all machines.
         most_moves: The most moves for one join.
-        decision_ms: Of each decision.
     """
 
     layout: Layout

@@ -54,7 +54,6 @@ class Terrain:
     """Where machines stand, and how fast they are.
 
     Attributes:
-        name: For a person.
         across_ms: One-way delay from side to side.
         layer_ms: Times per layer that machines may have.
     """
@@ -76,8 +75,6 @@ class FoundRoute:
 
     Attributes:
         times_ms: Milliseconds of each search for it.
-        hops: Its hops.
-        sweep_ms: Its cost.
         gap_ms: How much cheaper a chain may be at most.
     """
 

@@ -71,12 +71,10 @@ class Cell:
     """One cell of the table.
 
     Attributes:
-        temperature: Of sampling.
         nodes: Tree nodes per sweep (K).
         acceptance: Mean acceptance length over the prompts.
         reference: What the prototype measured, if it measured this cell.
         same_text: Prompts whose text is plain decoding's.
-        prompts: All prompts.
     """
 
     temperature: float
@@ -106,8 +104,6 @@ class Run:
 
     Attributes:
         tokens: The new tokens.
-        emitted: Tokens emitted after prefill.
-        sweeps: Sweeps after prefill.
         guesses: Of every tree node: its acceptance probability, and whether it was accepted.
     """
 

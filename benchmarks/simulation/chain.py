@@ -45,7 +45,6 @@ class Costs:
     """What things take. All times are milliseconds.
 
     Attributes:
-        delay_ms: One way of a link.
         mbit: A link's rate, in Mbit/s.
         forward_ms: A hop's forward, without its rows.
         row_ms: Each row of a hop's forward.
@@ -63,7 +62,6 @@ class Costs:
             the shared cores; without shared cores it is part of the delays.
         handling_row_ms: What they compute for each further row. It is part of nothing else.
         other_ms: What each hop reports as the time of messages. It is part of `handling_ms` or of the delays.
-        row_bytes: Bytes of a hidden row.
         first_ms: What a hop's first forward of each size takes in addition, as on a GPU that loads kernels at first
             use. Sizes are powers of two of rows. One row has run before.
         paces: How many times as long as the mean hop each hop computes.
@@ -136,16 +134,8 @@ class SimulatedSweep:
     """A sweep on its way. Times are of the virtual clock.
 
     Attributes:
-        sequence: Its number.
-        rows: Its nodes.
-        picks: The tail's picks after them.
-        sent_ms: When the client sent it.
         arrived_ms: When it arrived at the hop where it is.
-        started_ms: When its forward began there.
-        compute_ms: What that forward takes.
         times: What each hop reports so far.
-        is_back: Its reply has arrived.
-        back_ms: When that was.
     """
 
     sequence: int
@@ -165,8 +155,6 @@ class SimulatedHop:
     """A hop: three things that each do one thing at a time.
 
     Attributes:
-        program: Reads and writes messages.
-        model: Computes forwards.
         link: Carries rows to the next hop.
     """
 

@@ -29,7 +29,6 @@ class Task:
 
     Attributes:
         left_ms: What is left of it, in milliseconds of a core.
-        then: Called when it is done.
         program: Whose it is: what one program computes at once shares one core.
     """
 
@@ -44,7 +43,6 @@ class Clock:
 
     Attributes:
         cores: Cores that all computing shares; None where every program has cores of its own.
-        now_ms: The time.
     """
 
     cores: int | None = None

@@ -49,11 +49,7 @@ class BareTimes:
     """Bare parts of a sweep with a tree of `nodes` (K), in milliseconds: medians.
 
     Attributes:
-        nodes: Tree nodes.
-        temperature: Of sampling.
         compute_ms: Forwards of all spans, the head and the picks.
-        draft_ms: The draft.
-        message_bytes: Each link's message.
         rested_ms: The same forwards, each after a pause as on a hop between two sweeps. No part of the floor.
     """
 
@@ -74,9 +70,6 @@ class BareTimes:
 class BareTimer:
     """Times the demo model's spans and its draft in this process. Each further round adds samples, so noise is
     shared.
-
-    Attributes:
-        spans: Layers of each hop.
     """
 
     spans: Sequence[Span]

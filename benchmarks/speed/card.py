@@ -86,14 +86,8 @@ class CardSweep:
     """Sweeps of one size: medians in milliseconds.
 
     Attributes:
-        layers: Of the span.
-        weights: Their format.
-        context: Tokens in the KV cache.
-        rows: Of a sweep.
         plain_ms: By the plain path, until the rows are there; 0 where it was not run.
-        wall_ms: By the fast path, likewise.
         card_ms: The card alone, by the fast path.
-        floor_ms: Reading weights and KV.
     """
 
     layers: int
@@ -112,7 +106,6 @@ class CardFindings:
 
     Attributes:
         memory_bytes_per_s: Copied within the card's memory, read and written.
-        sweeps: Of every size.
         beside_ms: Head, picks and commits, by name.
         ready_s: Until a span was ready after loading, by span and format: compiled, recorded and proven.
         differing: Values of a tree's path that differ when its tokens are decoded one by one, by span and format.
@@ -195,9 +188,6 @@ class CardBench:
         """Measure how fast memory is.
 
         Args:
-            checkpoint: of the model.
-            options: what to measure.
-            console: for progress.
             keep: is given what was measured so far, after every span and format.
         """
         self._keep = keep

@@ -69,11 +69,8 @@ class CardRow:
     """Sweeps of one size: medians in milliseconds.
 
     Attributes:
-        rows: Rows of a sweep.
         forward_ms: The forward of a resident model.
         head_ms: The forward, the head and all rows' best tokens.
-        floor_ms: Reading weights and KV.
-        offloaded_ms: The forward with streamed layers.
     """
 
     rows: int

@@ -77,14 +77,7 @@ class Job:
     """The client's part.
 
     Attributes:
-        model: The folder of the model.
-        peer: A bootstrap peer's address.
-        trees: Sizes of fixed trees.
-        temperatures: Of sampling.
-        codec: Of hidden rows.
-        pairs: Prompts.
         new_tokens: New tokens of each text.
-        result: The file for the measurements.
     """
 
     model: str
@@ -99,12 +92,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRuns:
-    """What one network's runs gave.
-
-    Attributes:
-        kind: Of emulated network.
-        runs: All texts.
-    """
+    """What one network's runs gave."""
 
     kind: str
     runs: list[dict[str, Any]]

@@ -51,7 +51,6 @@ class StartUp:
     """Seconds since the first program was started.
 
     Attributes:
-        nodes_listed_s: Until all nodes are listed.
         first_token_s: Until a client's first token.
     """
 
@@ -64,7 +63,6 @@ class Memory:
     """Memory of a program and its descendants, in MiB.
 
     Attributes:
-        pss: Proportional set size.
         alone: The same if nobody else shared pages.
         parts: The proportional set size of each process, by name.
     """

@@ -43,13 +43,9 @@ class Job:
     """What to measure.
 
     Attributes:
-        peer: A bootstrap peer's address.
         texts: The file with recorded texts and trees.
         loads: Numbers of clients, each in turn.
-        rounds: Rounds of each.
         warm_s: Seconds that do not count.
-        seconds: Seconds that count.
-        result: The file for the measurements.
     """
 
     peer: str
@@ -100,13 +96,7 @@ class LoadClient:
     """One client and what it has learned.
 
     Attributes:
-        opener: Opens sessions.
-        texts: What it generates, in turn.
         nodes: Its fixed tree size; None: the controller chooses.
-        goodput: Its controller.
-        tokens: Tokens so far.
-        texts_told: Texts so far.
-        sizes: Tree size of each sweep.
     """
 
     opener: SessionOpener

@@ -26,11 +26,8 @@ class Job:
     """What to measure.
 
     Attributes:
-        peer: A bootstrap peer's address.
-        temperature: Of sampling.
         pairs: Passages, one per pair.
         new_tokens: New tokens of each text.
-        result: The file for the measurements.
     """
 
     peer: str

@@ -64,17 +64,10 @@ class Run:
     """One text.
 
     Attributes:
-        offloaded: Its layers were streamed.
         nodes: Tree nodes per sweep (K), or `CHOSEN`.
-        temperature: Of sampling.
         tokens: Its tokens.
-        tokens_per_s: Its speed.
-        sweeps: Its sweeps.
-        sweep_ms: Median sweep.
         draft_ms: Median drafting per sweep.
-        mean_nodes: Mean tree size.
         acceptance_length: Tokens per sweep.
-        repairs: Repairs of its chain.
     """
 
     offloaded: bool

@@ -64,7 +64,6 @@ class BinaryTreeSession:
     """One session of a hop, whose client grows a binary tree and always goes on with its first node.
 
     Attributes:
-        model: The hop's span.
         seed: Of its tokens.
     """
 

@@ -45,9 +45,7 @@ class Profile:
     """One kind of network, and how much is measured on it.
 
     Attributes:
-        shape: Of every link.
         new_tokens: New tokens of each text.
-        star: The star is measured too.
     """
 
     shape: LinkShape
@@ -83,16 +81,8 @@ class Row:
     """One row of the table.
 
     Attributes:
-        profile: The network.
-        way: The method.
-        temperature: Of sampling.
-        tokens_per_s: Median speed.
         acceptance_length: Mean tokens per sweep.
-        sweep_ms: Median sweep.
-        floor_ms: Its floor.
-        over_floor: Sweep over floor.
         ms_per_hop: What a sweep takes beyond its floor, per hop.
-        against_plain: Speed over plain decoding's.
         same_text: All texts are plain decoding's; None where that is not asked.
     """
 

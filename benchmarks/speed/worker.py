@@ -28,14 +28,9 @@ class Job:
     """What to measure.
 
     Attributes:
-        peer: A bootstrap peer's address.
-        spans: Layers of each node.
         star: Addresses of star servers; none if they are not compared.
         one_machine: Whether one machine with the whole model is measured too.
-        temperatures: Of sampling.
-        pairs: Prompts.
         new_tokens: New tokens of each text.
-        result: The file for the measurements.
     """
 
     peer: str

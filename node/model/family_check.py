@@ -257,7 +257,6 @@ def conformance_error(config: PreTrainedConfig, load: Load) -> float:
 
     Args:
         config: of the small model (`shrink`).
-        load: makes a span of it.
 
     Raises:
         UnsupportedModel: the class cannot be cut, or does not agree with itself.
@@ -317,7 +316,6 @@ class _Trees:
         """Begin sessions without a token.
 
         Args:
-            models: the spans.
             texts: ids [sessions, nodes]
         """
         self._models = models

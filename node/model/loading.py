@@ -116,9 +116,7 @@ def load(
     """Check that the span fits, fetch its files and no others, and load it.
 
     Args:
-        checkpoint: the model.
         config: the layers, the device and how to compute.
-        say: takes lines for the user.
         held: parts of the last span that this one needs too; they are not read again.
 
     Raises:

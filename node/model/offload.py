@@ -1,8 +1,8 @@
 """A span whose layers are streamed: they lie in host memory or in a mapped file and are read for every sweep.
 
 What a sweep costs then is one reading of the weights, however many tree nodes it carries. Embedding, norm and head stay
-on the device, as do KV and the layers' buffers; of the layers' weights two layers' worth are there at a time:
-one computes while the other is filled. The layers are the class's own: only where their weights lie changes, so results are
+on the device, as do KV and the layers' buffers; of the layers' weights two layers' worth are there at a time: one
+computes while the other is filled. The layers are the class's own: only where their weights lie changes, so results are
 the resident span's, bit for bit.
 """
 
@@ -185,7 +185,6 @@ class WeightStreamer:
 
     Attributes:
         trace: what happened, the last `MAX_TRACE_EVENTS` events.
-        reads: how many layers were read.
         waited_s: how long computing waited for layers.
     """
 
@@ -194,7 +193,6 @@ class WeightStreamer:
 
         Args:
             store: uint8 [bytes] per layer, on the host.
-            device: where layers compute.
             bytes_per_s: read no faster; None is as fast as it goes.
         """
         self.trace: deque[TraceEvent] = deque(maxlen=MAX_TRACE_EVENTS)
@@ -336,7 +334,6 @@ class Layer:
     """A layer without weights of its own.
 
     Attributes:
-        module: the model class's own layer.
         places: where each weight lies in the layer's bytes.
         size_bytes: of all weights, with gaps for alignment.
     """
@@ -374,10 +371,8 @@ class OffloadedSpan(SpanModel):
     """A span whose layers' weights are streamed.
 
     Attributes:
-        streamer: brings the layers' weights.
         ends: what `close` ends.
         weight_bytes: what the device holds, the buffers included.
-        stored_bytes: what lies in the store.
     """
 
     def __init__(
@@ -422,11 +417,7 @@ def load_offloaded(
     """Load a span layer after layer into its store; no more than one of them is held meanwhile.
 
     Args:
-        checkpoint: the model.
-        span: the layers.
         form: how weights are held and streamed; a compute type, where they are of that type.
-        device: where it computes.
-        offload: where the weights lie.
 
     Raises:
         LayersError: the model does not have these layers.

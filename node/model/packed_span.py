@@ -52,11 +52,8 @@ class HalfMatrix(PartedMatrix):
     """A matrix of bfloat16 or float16.
 
     Attributes:
-        rows: as of `StoredMatrix`.
-        columns: as of `StoredMatrix`.
         encoding: `bf16` or `f16`.
         codes: int16 [rows, columns], the numbers' bits.
-        kind: their type.
     """
 
     kind: torch.dtype
@@ -90,9 +87,6 @@ def load_packed(
 
     Args:
         checkpoint: of any floating type; its values are rounded to the compute type first.
-        span: the layers.
-        form: how weights are held.
-        device: where they are.
         held: parts of the last span that this one needs too, packed as they are; they are not read again.
 
     Raises:
@@ -124,10 +118,6 @@ def read_packed_ends(
     """The model class with what a span needs beside its layers: embedding and head packed, the layers left out.
 
     Args:
-        checkpoint: the model.
-        layout: of its class.
-        span: the layers.
-        form: how weights are held.
         place: the device, and the names of what is left out.
     """
     device, left_out = place

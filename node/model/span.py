@@ -123,7 +123,6 @@ def why_uncut(model: PreTrainedModel | None, layers: str, failure: Exception) ->
     Args:
         model: of that class, on any device; None where none could be made.
         layers: name of the list that was taken for its layers; empty where it came to none.
-        failure: what it raised.
     """
     if model is None or not layers:
         return f"its class fails ({first_line(failure)})"
@@ -267,7 +266,6 @@ class ModelLayout:
 
         Args:
             tensors: names of all tensors of a checkpoint.
-            span: the layers.
             held: names of modules that exist already.
         """
         owners = self.owners(tensors)
@@ -379,10 +377,7 @@ def synthetic_span(
     """A span of the right shape whose weights mean nothing: what the real one would take can be measured with it.
 
     Args:
-        layout: of the model class.
         span: layers within the model, neither the first one nor the last.
-        dtype: to compute in.
-        device: where.
 
     Raises:
         UnsupportedModel: the class does not take its own tensors.
@@ -457,10 +452,6 @@ def fill_span(
     """Make the class without the layers of others, and fill it with a span's tensors.
 
     Args:
-        layout: of the model class.
-        span: the layers.
-        tensors: under the checkpoint's own names.
-        dtype: to compute in.
         held: modules that exist already: they are left out too.
 
     Raises:

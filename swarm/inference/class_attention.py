@@ -3,7 +3,8 @@
     masked   each session's rows are one sequence, with a mask [rows, slots]: for selections among what a row sees
     rows     rows that follow one another are a sequence; all others are a batch, each row a sequence of its own
 
-A class gets a cache that shows it the sessions' KV. Every row's result is that of its own path alone. Rows are cut so that scores and gathered keys stay within a bound.
+A class gets a cache that shows it the sessions' KV. Every row's result is that of its own path alone. Rows are cut so
+that scores and gathered keys stay within a bound.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ class RowPiece:
     Attributes:
         part: the session's rows in the step.
         first: the first of these rows, within `part`.
-        count: how many.
     """
 
     part: SessionRange
@@ -126,7 +126,6 @@ class CompressedLayer:
     Branches of a tree share no folded key then. What is kept are the tokens' own rows.
 
     Attributes:
-        cache: the forward's.
         layer: the layer's number in the whole model.
         compress_rate: how many tokens' keys are folded into one.
     """
@@ -159,7 +158,6 @@ class ProbeCache(ClassCache):
 
     Attributes:
         seen: keys and values, layer by layer.
-        rows: what is kept beside them.
     """
 
     def __init__(self) -> None:
@@ -256,7 +254,6 @@ class ClassCall:
     Attributes:
         shape: [batch, rows of each], which has `end - start` rows in all.
         start: the first row in the forward.
-        end: the row after the last.
         cache: what the class takes for its cache.
         mask: of attention, as the class takes it.
     """
@@ -274,9 +271,6 @@ class ClassCalls:
 
     Attributes:
         by: how its class is given what a row sees.
-        model: the model.
-        device: where it runs.
-        dtype: in which it computes.
         rates: how many tokens' keys each layer folds into one, if any do.
     """
 
@@ -293,7 +287,6 @@ class ClassCalls:
 
         Args:
             step: the rows of each session, one after the other.
-            through: runs layers for one call.
             entering: token ids [R] or rows [R, hidden_size].
             positions: [R]
 

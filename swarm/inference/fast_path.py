@@ -85,7 +85,6 @@ def use_static(
     Takes seconds; nothing else may use the model meanwhile. Whatever goes wrong, the plain path is left.
 
     Args:
-        model: fully loaded.
         max_tokens: of a session, live nodes included; None is the model's own limit.
         sessions: that run together at most.
         buckets: numbers of rows, rising.

@@ -32,9 +32,7 @@ class StatePart:
     """One tensor of a state.
 
     Attributes:
-        key: which.
         shape: for one sequence, without the batch.
-        dtype: of it.
     """
 
     key: StateKey
@@ -54,7 +52,6 @@ class MixerState:
     Attributes:
         index: the layer's number in the whole model.
         name: of the mixer in its layer.
-        parts: its tensors.
     """
 
     index: int
@@ -130,10 +127,8 @@ class StateSlots:
     """Entries of one session.
 
     Attributes:
-        entries: how many there are.
         max_snapshots: of them for committed tokens.
         snapshots: committed length → entry, by rising length.
-        live: tree node → entry.
     """
 
     def __init__(self, entries: int) -> None:
@@ -166,7 +161,6 @@ class StateSlots:
 
         Args:
             committed: tokens before.
-            path: the nodes.
             survivors: nodes that stay live; all others are freed.
         """
         for length, node in enumerate(path, start=committed + 1):

@@ -134,8 +134,6 @@ class FixedMemory:
         """Take the memory.
 
         Args:
-            model: whose forwards.
-            limits: of a batch.
             tile: rows of a session that one work item of the attention takes.
         """
         most, short = limits.buckets[-1], min(limits.max_tokens, SHORT_TOKENS)
@@ -172,7 +170,6 @@ class FixedMemory:
         """Copy a batch's plan to the device, and its token ids: one copy, which nothing waits for.
 
         Args:
-            plan: of r rows.
             bucket: rows behind r are nobody's: at position 0, with token 0.
             token_ids: int64 [r]
         """
@@ -212,7 +209,6 @@ class GraphKey:
 
     Attributes:
         sub: the layers; None is the head.
-        bucket: rows.
     """
 
     sub: Span | None
@@ -225,7 +221,6 @@ class Recording(Generic[OutputT]):
 
     Attributes:
         graph: None where it could not be recorded: its kernels are started one by one.
-        output: what a replay overwrites.
     """
 
     graph: torch.cuda.CUDAGraph | None
@@ -320,7 +315,6 @@ class AddressTable:
         """The line of a session, which is written when it is new.
 
         Args:
-            kv_cache: the session's.
             together: what runs in the same forward, at most `lines`: none of these loses its line.
         """
         line = self._held.pop(kv_cache, None)
@@ -376,9 +370,7 @@ class StaticForward:
     Attributes:
         limits: what its memory was laid out for.
         buckets: numbers of rows that it runs, rising.
-        head_buckets: those of the head.
         table: lines of the sessions that ran.
-        layers: the model's, as they run.
         has_graphs: whether replays are recorded; on a CPU each starts its kernels one by one.
         prove_late: what is wrong with a graph that was recorded while sessions run; empty if nothing is.
     """
@@ -388,7 +380,6 @@ class StaticForward:
 
         Args:
             model: whose layers. Its attention modules get their lines of the address table.
-            limits: of a batch.
             backend: torch's name of the compiler that the layers go through; None leaves them as they are.
         """
         from swarm.kernels.tree_attention import tile_rows  # registers the op; imports Triton
@@ -436,7 +427,6 @@ class StaticForward:
 
         Args:
             batch: at most one entry per session; R rows in all.
-            sub: the layers to run.
             at_least: rows of the smallest bucket to use, for the proof.
             eager: start the kernels one by one, for the proof.
 
@@ -499,8 +489,6 @@ class StaticForward:
 
         Args:
             rows: [r, hidden_size] of the last layer.
-            at_least: as in `forward`.
-            eager: likewise.
         """
         logits, entered = [], []
         for piece in torch.split(rows, self.head_buckets[-1]):
@@ -520,7 +508,6 @@ class StaticForward:
 
         Args:
             rows: of that forward, no more than the largest bucket.
-            head: the head's instead.
         """
         buckets = self.head_buckets if head else self.buckets
         key = GraphKey(None if head else self._model.span, next(bucket for bucket in buckets if bucket >= rows))

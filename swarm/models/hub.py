@@ -28,7 +28,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import SafetensorsParsingError
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported where mypy does not look  # type: ignore[attr-defined]  # exported where mypy does not look
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported where mypy does not look
     WeakFileLock,
     build_hf_headers,
     get_session,
@@ -62,7 +62,6 @@ class SnapshotFile:
     Attributes:
         snapshot_path: the file's path in the snapshot of its commit.
         digest: SHA-256 or git's blob id, and the file's name among the blobs; empty if unknown.
-        size_bytes: of the whole file.
     """
 
     snapshot_path: Path
@@ -99,7 +98,6 @@ def download(url: str, target: SnapshotFile, report: Callable[[int], None] | Non
 
     Args:
         url: where it is; redirections are followed without the token.
-        target: where it goes.
         report: called with how many bytes are here; None shows Hugging Face's bar on a terminal.
 
     Raises:
@@ -183,7 +181,6 @@ class HubFile:
     """A file on the hub.
 
     Attributes:
-        size_bytes: of the whole file.
         digest: SHA-256, or git's blob id of a small file; empty where the hub does not list it.
     """
 
@@ -197,7 +194,6 @@ class Hub:
 
     Attributes:
         repo: the hub id.
-        commit: the commit's hash.
         folder: of the commit's snapshot in the cache.
         files: what the hub lists, by name; empty when the hub did not answer.
         failure: why it did not answer, else None.

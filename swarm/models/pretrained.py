@@ -49,10 +49,6 @@ def choose_files(present: Collection[str], model: str) -> list[str]:
     Numbered shards go together: those called model-…, else the only ones. A single file is taken whatever its name.
     Mistral's own file is left aside where there are others.
 
-    Args:
-        present: names of all files.
-        model: for messages.
-
     Returns:
         Their names; none where there are no safetensors.
 
@@ -78,10 +74,6 @@ def choose_files(present: Collection[str], model: str) -> list[str]:
 
 def merge_headers(held: Mapping[str, Iterable[str]], model: str) -> dict[str, str]:
     """Which file holds each tensor.
-
-    Args:
-        held: the tensors of each file.
-        model: for messages.
 
     Raises:
         UnsupportedModel: two files hold a tensor of the same name.
@@ -148,7 +140,6 @@ def check_own_code(file: Path, model: str) -> None:
 
     Args:
         file: what could not be read.
-        model: for the message.
 
     Raises:
         UnsupportedModel: it asks for such code.

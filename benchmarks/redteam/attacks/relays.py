@@ -55,10 +55,6 @@ class Bystanders:
     """A machine that is reached through the relay, and who reaches it.
 
     Attributes:
-        relay: where the machine stands.
-        peer: the machine's name.
-        identity: the machine.
-        came: how often somebody came through.
         slowest_s: how long that took at most.
     """
 

@@ -76,15 +76,7 @@ Mutate = Callable[[random.Random, bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One kind of message.
-
-    Attributes:
-        name: What it is called.
-        seeds: Valid ones.
-        mutate: Makes mutants.
-        parse: Reads one.
-        errors: What it may raise.
-    """
+    """One kind of message."""
 
     name: str
     seeds: Sequence[bytes]
@@ -98,10 +90,8 @@ class ParserRun:
     """What came of some mutants.
 
     Attributes:
-        outcomes: By subject: taken or refused.
         accidents: What no parser may raise, with the mutant in hex.
         slowest_s: The longest that one took, by subject.
-        seconds: All of it together.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)

@@ -52,9 +52,7 @@ class PickRequest:
     """How to pick after some rows of logits.
 
     Attributes:
-        first: the first of the rows.
         positions: of the tokens to be picked, one per row from there on.
-        sampling: the rule.
     """
 
     first: int
@@ -107,7 +105,6 @@ def noise_rows(
     """Rows of the picks' noise on a device.
 
     Args:
-        seed: the session's.
         positions: of the picked tokens.
         vocab_size: ids of a row.
         device: one with float64.

@@ -98,7 +98,6 @@ class ProjectionWatch:
 
         Args:
             given: the rows that the mixer was given.
-            returned: those that it returned.
         """
         calls = [module for module, _, _ in self._calls]
         once = [call for call in self._calls if calls.count(call[0]) == 1]
@@ -162,7 +161,6 @@ class MixerCache(Cache):
         Args:
             conv_states: [batch, …, n] new columns.
             layer_idx: not used.
-            state_idx: which state.
             conv_kernel_size: columns to keep, where none are kept yet; None is n.
         """
         del layer_idx
@@ -232,7 +230,6 @@ class MixerFacts:
         state: what is kept of a text.
         rows: what the module is given per token.
         given: which of the tensors it is given these are, by their order in the call.
-        shapes: of one row of each.
         returned: which of the tensors it returns are rows, by their order.
         in_sequences: whether a sequence may go on from a state.
         projections: linear layers that run once for all rows.
@@ -259,9 +256,7 @@ class RecurrentMixer:
         """Stand before a module.
 
         Args:
-            module: the mixer.
             layer: its layer's number in the whole model.
-            name: the mixer's in the layer.
         """
         self.facts: MixerFacts | None = None
         self.in_sequences = False
@@ -401,7 +396,6 @@ def put_mixers(
     Args:
         layers: decoder layers, by their number in the whole model.
         found: modules that use the cache's states, and the layer of each.
-        attention: modules that attend.
 
     Raises:
         UnsupportedModel: a module does both.

@@ -196,10 +196,7 @@ class GgufFile:
     """A file of a model.
 
     Attributes:
-        name: in the model's folder.
         target: where the file is, or comes to be.
-        size_bytes: of the whole file.
-        header: what it begins with.
         read: reads some of its bytes.
     """
 
@@ -292,7 +289,6 @@ def model_folder(name: str, key: object, files: Callable[[], Sequence[GgufFile]]
     """The folder of a model, made if it is not there.
 
     Args:
-        name: of the model.
         key: what tells this model from others, as JSON.
         files: opens its files, the first one first.
 

@@ -24,15 +24,12 @@ class LookupMatrix(PartedMatrix):
     """A matrix in nf4 or bitsandbytes' fp4.
 
     Attributes:
-        rows: as of `StoredMatrix`.
-        columns: as of `StoredMatrix`.
         encoding: `nf4` or `bnbfp4`.
         codes: uint8 [rows, columns / 2], an even column in a byte's high half.
         scales: [rows, columns / block]: bits of float32, int32, or uint8 where they are quantised again.
         place: int32 [rows], the number of a row's first block in `nested`; None where scales are float32.
         nested: int32 [n], bits of float32, for so many blocks each.
         offset: int32 [rows], bits of float32, added to a scale.
-        block: columns that share a scale.
         numbers: what the 16 codes mean.
         nested_numbers: what the 256 bytes of scales mean.
         nested_block: scales that share an entry of `nested`.
@@ -83,13 +80,10 @@ class Fp4Matrix(PartedMatrix):
     """A matrix in FP4.
 
     Attributes:
-        rows: as of `StoredMatrix`.
-        columns: as of `StoredMatrix`.
         encoding: `mxfp4` or `nvfp4`.
         codes: uint8 [rows, columns / 2], an even column in a byte's low half.
         scales: uint8 [rows, columns / group], bits of scales.
         overall: int32 [rows], a float32 for the whole matrix; None where there is none.
-        group: columns that share a scale.
         scale_type: what a scale is; uint8 is a power of two.
         divides: whether scales are divided by `overall`, and not multiplied.
         result: the type to which values are rounded.

@@ -82,12 +82,8 @@ class GgufSource:
 
     Attributes:
         folder: as `swarm.models.gguf.folder` makes it.
-        model: its name, for messages.
         config: of the model, which is a language model alone.
-        architecture: how its family is written.
-        table: where its tensors lie.
         stored: llama.cpp's names of what a tensor is made of, by its name in the class.
-        shapes: of the class's tensors.
         hub: whence its files come; None for files of the user's.
     """
 
