@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import torch
 from tokenizers import Tokenizer
@@ -28,11 +28,28 @@ from swarm.models.families import keeps_states
 from swarm.models.hub import Progress
 from swarm.models.stored.source import StoredSize
 
-if TYPE_CHECKING:
-    import torch
-
-    from node.model.checkpoint import Checkpoint
-    from node.model.span import ModelLayout
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+OFFLOAD_KINDS: Final = ("cpu", "cuda")
+"""Devices to which weights can be streamed."""
+MAX_DEFAULT_KV_TOKENS = 262_144
+PROGRESS_LINES = 20
+READING_LINES, BAR_STEPS = 10, 400
+"""How often it is said, or drawn, how much of the weights was read."""
+READ_SILENTLY_BYTES = 256 << 20
+"""Weights that are read for their digests without a word: a second or two."""
+KV_SHARE = 0.5
+"""Fraction of the memory that is free after loading which KV may take."""
+AUTO_SHARE = 0.6
+"""Fraction of the free memory that `--layers auto` fills with weights and KV."""
+KV_RESERVE_TOKENS = 8_192
+"""KV that `--layers auto` allows for: two sessions of 4,096 tokens."""
+RESERVED_SESSIONS = 2
+"""Sessions for whose states of recurrent layers `--layers auto` allows."""
+Say = Callable[[str], None]
 
 
 def format_of(
@@ -68,32 +85,6 @@ def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout) -> dict[str, Store
 def _size_of(checkpoint: Checkpoint, tensors: list[str]) -> StoredSize | None:
     sizes = [size for tensor in tensors if (size := checkpoint.source.stored_size(tensor)) is not None]
     return (sum(weights for weights, _ in sizes), sum(size_bytes for _, size_bytes in sizes)) if sizes else None
-
-
-DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-OFFLOAD_KINDS: Final = ("cpu", "cuda")
-"""Devices to which weights can be streamed."""
-MAX_DEFAULT_KV_TOKENS = 262_144
-PROGRESS_LINES = 20
-READING_LINES, BAR_STEPS = 10, 400
-"""How often it is said, or drawn, how much of the weights was read."""
-READ_SILENTLY_BYTES = 256 << 20
-"""Weights that are read for their digests without a word: a second or two."""
-KV_SHARE = 0.5
-"""Fraction of the memory that is free after loading which KV may take."""
-
-AUTO_SHARE = 0.6
-"""Fraction of the free memory that `--layers auto` fills with weights and KV."""
-KV_RESERVE_TOKENS = 8_192
-"""KV that `--layers auto` allows for: two sessions of 4,096 tokens."""
-RESERVED_SESSIONS = 2
-"""Sessions for whose states of recurrent layers `--layers auto` allows."""
-
-Say = Callable[[str], None]
 
 
 @runtime_checkable

@@ -46,6 +46,11 @@ TraceEvent = tuple[Literal["read", "ready", "run", "done"], int]
 """Reading of a layer began, ended; computing it began, ended."""
 
 
+ALIGNED = 64
+"""Weights begin at multiples of so many bytes, as torch's own do: kernels choose by alignment, and so do last bits."""
+NAME = "layer"
+
+
 class RateLimiter:
     """Holds reading to a rate, for machines whose memory is faster than the store that they stand for."""
 
@@ -302,11 +307,6 @@ def overlaps(trace: Iterable[TraceEvent]) -> int:
             case "ready":
                 pass
     return found
-
-
-ALIGNED = 64
-"""Weights begin at multiples of so many bytes, as torch's own do: kernels choose by alignment, and so do last bits."""
-NAME = "layer"
 
 
 @dataclass(frozen=True, slots=True)

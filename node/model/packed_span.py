@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 TYPES: Final = (torch.bfloat16, torch.float16)
 
 
+logger = logging.getLogger(__name__)
+NOTHING_HELD: Mapping[str, nn.Module] = MappingProxyType({})
+
+
 @dataclass(frozen=True, eq=False)
 class HalfMatrix(PartedMatrix):
     """A matrix of bfloat16 or float16.
@@ -69,11 +73,6 @@ def as_half(tensor: torch.Tensor) -> StoredTensor:
     encoding = "bf16" if tensor.dtype is torch.bfloat16 else "f16"
     matrix = HalfMatrix(len(flat), flat.shape[1], encoding, bits_of(flat), tensor.dtype)
     return StoredTensor(matrix, tuple(tensor.shape))
-
-
-logger = logging.getLogger(__name__)
-
-NOTHING_HELD: Mapping[str, nn.Module] = MappingProxyType({})
 
 
 def load_packed(

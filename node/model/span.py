@@ -48,13 +48,20 @@ from swarm.models.pretrained import SAYS_WHAT_FITS, first_line, misfit
 from swarm.models.stored.source import decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Container, Mapping
 
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import Matrix, WeightFormat
     from swarm.models.stored.source import StoredTensor
+
+
+NO_ROWS = "its class takes the ids of tokens alone, so hidden rows from another machine cannot enter"
+IN_PARTS = "its class runs each layer as parts of several lists, so no layer can be left out"
+logger = logging.getLogger(__name__)
+SYNTHETIC = 0.01
+"""The value of every synthetic weight: an ordinary number, neither tiny nor large, so that it computes as others do."""
 
 
 def find_owners(tensors: Iterable[str], layers: str, ends: Sequence[str], base: str) -> dict[str, str | None]:
@@ -113,10 +120,6 @@ def _shorter(name: str) -> list[str]:
     return [".".join(parts[start:]) for start in range(len(parts))]
 
 
-NO_ROWS = "its class takes the ids of tokens alone, so hidden rows from another machine cannot enter"
-IN_PARTS = "its class runs each layer as parts of several lists, so no layer can be left out"
-
-
 def why_uncut(model: PreTrainedModel | None, layers: str, failure: Exception) -> str:
     """What keeps a class from running without some of its layers.
 
@@ -135,12 +138,6 @@ def why_uncut(model: PreTrainedModel | None, layers: str, failure: Exception) ->
     if any(isinstance(other, nn.ModuleList) and len(other) == len(own) for other in beside.values()):
         return IN_PARTS
     return f"its class fails where layers are left out ({first_line(failure)})"
-
-
-logger = logging.getLogger(__name__)
-
-SYNTHETIC = 0.01
-"""The value of every synthetic weight: an ordinary number, neither tiny nor large, so that it computes as others do."""
 
 
 class SpanModel(RaggedModel):

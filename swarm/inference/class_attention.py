@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
+Through = Callable[[torch.Tensor, dict[str, Any], torch.Tensor | None], torch.Tensor]
+"""What enters, [batch, rows] or [batch, rows, hidden_size], and arguments to hidden rows."""
+MAX_CALL_BYTES = 64 << 20
+"""Memory that the scores or the gathered keys of a call may take in one layer."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowPiece:
     """Neighbouring rows of one session.
@@ -238,13 +244,6 @@ class BatchCache(ClassCache):
             piece.part.kv_cache.store_rows(layer_idx, name, piece.slot, own[:, 0])
             seen.append(piece.part.kv_cache.view_rows(layer_idx, name, piece.used)[slots])
         return torch.cat(seen)
-
-
-Through = Callable[[torch.Tensor, dict[str, Any], torch.Tensor | None], torch.Tensor]
-"""What enters, [batch, rows] or [batch, rows, hidden_size], and arguments to hidden rows."""
-
-MAX_CALL_BYTES = 64 << 20
-"""Memory that the scores or the gathered keys of a call may take in one layer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,21 @@ if TYPE_CHECKING:
 PLAIN = "default"
 
 
+logger = logging.getLogger(__name__)
+BUCKETS = (16, 32, 64, 128, 256, 512)
+"""Numbers of rows that are run. Fewer than 16 cost what 16 cost; and a compiler would make another program of 1."""
+SESSIONS = 64
+"""Sessions that have a line of the address table; more take turns, at a small copy each."""
+MAX_TOKENS = 131_072
+"""Tokens of a session that a full bucket has room for at most; longer ones run in smaller pieces."""
+GRAPHS, KERNELS = "graphs + kernels", "kernels"
+COMPILER = INDUCTOR
+LINEAR = {"Linear", "Conv1D"}
+"""Classes of layers that are exchanged."""
+OwnLayer = tuple[nn.Module, str, nn.Module]
+"""Where a linear layer of the model's class was, its name there, and itself."""
+
+
 def use_plain_rotary(model: nn.Module) -> int:
     """Stop growing rotary embeddings from looking at positions; their values within the window stay.
 
@@ -50,22 +65,6 @@ def use_plain_rotary(model: nn.Module) -> int:
             continue
         changed += 1
     return changed
-
-
-logger = logging.getLogger(__name__)
-
-BUCKETS = (16, 32, 64, 128, 256, 512)
-"""Numbers of rows that are run. Fewer than 16 cost what 16 cost; and a compiler would make another program of 1."""
-SESSIONS = 64
-"""Sessions that have a line of the address table; more take turns, at a small copy each."""
-MAX_TOKENS = 131_072
-"""Tokens of a session that a full bucket has room for at most; longer ones run in smaller pieces."""
-GRAPHS, KERNELS = "graphs + kernels", "kernels"
-COMPILER = INDUCTOR
-LINEAR = {"Linear", "Conv1D"}
-"""Classes of layers that are exchanged."""
-OwnLayer = tuple[nn.Module, str, nn.Module]
-"""Where a linear layer of the model's class was, its name there, and itself."""
 
 
 class FastPathRefused(Exception):

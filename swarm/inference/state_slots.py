@@ -27,6 +27,14 @@ StateKey = tuple[Literal["conv", "recurrent", "linear"], int]
 """A state of a mixer: what its cache calls it, and its number."""
 
 
+MAX_SNAPSHOTS = 16
+"""States of committed tokens that a session keeps at most."""
+MIN_ENTRIES = 4
+"""States of a session, however large they are: where it starts from, where it ends, and one each before them."""
+POOL_BYTES = 256 << 20
+"""Memory for the states of a session, where more than `MIN_ENTRIES` fit."""
+
+
 @dataclass(frozen=True, slots=True)
 class StatePart:
     """One tensor of a state.
@@ -88,14 +96,6 @@ class SessionStates:
         """Keep a mixer's states, each [len(entries), *shape]."""
         for part, state in zip(self._parts[layer, name], states, strict=True):
             part.index_copy_(0, entries, state.to(part.dtype))
-
-
-MAX_SNAPSHOTS = 16
-"""States of committed tokens that a session keeps at most."""
-MIN_ENTRIES = 4
-"""States of a session, however large they are: where it starts from, where it ends, and one each before them."""
-POOL_BYTES = 256 << 20
-"""Memory for the states of a session, where more than `MIN_ENTRIES` fit."""
 
 
 def state_entries(state_bytes: int, nodes: int) -> int:

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from swarm.inference.kv_cache import KvCache, KvLayout
     from swarm.inference.ragged_batch import RaggedModel
-    from swarm.kernels.batch_plan import BatchPlan
-    from swarm.layers import Span
 
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -51,6 +49,18 @@ INDUCTOR = "inductor"
 SAME_BITS = {"deterministic": True, "batch_invariant": True, "split_reductions": False}
 """Inductor's settings, those of them that it has: it chooses no kernel by timing, which differs from card to card, and
 cuts no sum by how many rows there are."""
+
+
+SHORT_TOKENS = 8_192
+"""Every bucket has room for sessions of so many tokens; a batch of many rows of longer ones may have to be cut."""
+WARM_UPS = 2
+"""Calls before a recording: kernels are compiled and libraries set up, neither of which can be recorded."""
+MAX_EXTRA = 24
+"""Recordings of parts of the span (R12) that are kept; the one used least recently goes."""
+OutputT = TypeVar("OutputT")
+logger = logging.getLogger(__name__)
+HEAD_BUCKET = 128
+"""The largest bucket of the head, whose output is large."""
 
 
 class CompiledLayers:
@@ -99,10 +109,6 @@ def _known_settings() -> dict[str, str | int | bool | Callable[..., object]]:
 def keep_programs(folder: Path) -> None:
     """Keep compiled programs in a folder, so that a restart need not compile; a user's own choice stays."""
     os.environ.setdefault(CACHE_VARIABLE, str(folder))
-
-
-SHORT_TOKENS = 8_192
-"""Every bucket has room for sessions of so many tokens; a batch of many rows of longer ones may have to be cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +199,6 @@ class FixedMemory:
 def _fill(into: NDArray[np.int64], values: NDArray[np.int64], bucket: int) -> None:
     into[: len(values)] = values
     into[len(values) : bucket] = 0
-
-
-WARM_UPS = 2
-"""Calls before a recording: kernels are compiled and libraries set up, neither of which can be recorded."""
-MAX_EXTRA = 24
-"""Recordings of parts of the span (R12) that are kept; the one used least recently goes."""
-
-OutputT = TypeVar("OutputT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,12 +341,6 @@ class AddressTable:
             for layer in kv_cache.layout.layers:  # the allocator gives the memory away only when this stream is past it
                 for held in kv_cache.view(layer.index, 1):
                     held.record_stream(stream)
-
-
-logger = logging.getLogger(__name__)
-
-HEAD_BUCKET = 128
-"""The largest bucket of the head, whose output is large."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,22 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
 
+SMALL_FILES = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
+"""Files of a hub model that are fetched first: config, index, tokenizer."""
+CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
+"""Of an adapter of PEFT, which reading its config refuses."""
+WEIGHTS = "*.safetensors"
+FIRST_BYTES = 1 << 20
+"""Of a GGUF file's beginning, which are fetched to read its header; four times as many while it goes on."""
+MAX_CONFIG_BYTES = 1 << 20
+"""Of a config that is fetched for a plan: its name came from a swarm."""
+ANSWER_TIMEOUT_S = 10
+DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+Progress = Callable[[str, int, int], None]
+"""Called with a file's name, the bytes of all files that are here, and the bytes of all files."""
+
+
 class DamagedFile(Exception):
     """The bytes that arrived are not those of the file."""
 
@@ -157,23 +173,6 @@ def _link(target: SnapshotFile) -> None:
         target.snapshot_path.symlink_to(os.path.relpath(target.blob, target.snapshot_path.parent))
     except OSError:  # a file system without links: the cache's rules put the file into the snapshot itself
         target.blob.replace(target.snapshot_path)
-
-
-SMALL_FILES = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
-"""Files of a hub model that are fetched first: config, index, tokenizer."""
-CONFIG = "config.json"
-ADAPTER = "adapter_config.json"
-"""Of an adapter of PEFT, which reading its config refuses."""
-WEIGHTS = "*.safetensors"
-FIRST_BYTES = 1 << 20
-"""Of a GGUF file's beginning, which are fetched to read its header; four times as many while it goes on."""
-MAX_CONFIG_BYTES = 1 << 20
-"""Of a config that is fetched for a plan: its name came from a swarm."""
-ANSWER_TIMEOUT_S = 10
-DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-
-Progress = Callable[[str, int, int], None]
-"""Called with a file's name, the bytes of all files that are here, and the bytes of all files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from swarm.models.hub_errors import explain
 from swarm.models.parts.reading import header_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from swarm.models.hub import Hub
 
 
@@ -41,6 +39,16 @@ _FOREIGN = {
     ),
     re.compile(r"\.lora_[AB]\."): ("a LoRA adapter", "merge it into its model first"),
 }
+
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TEXT_PART = r"(?:language|text)_model\."
+"""Prefix of the language model's tensors in a multimodal checkpoint; alone, the language model's names lack it."""
+HEADERS_AT_ONCE = 8
+SAYS_WHAT_FITS: Final[dict[str, Any]] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+"""How `from_pretrained` leaves it to `misfit` to say what does not fit."""
+OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"}
 
 
 def choose_files(present: Collection[str], model: str) -> list[str]:
@@ -122,17 +130,6 @@ def _numbered(shard: str, number: int) -> str:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-TEXT_PART = r"(?:language|text)_model\."
-"""Prefix of the language model's tensors in a multimodal checkpoint; alone, the language model's names lack it."""
-
-HEADERS_AT_ONCE = 8
-SAYS_WHAT_FITS: Final[dict[str, Any]] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-"""How `from_pretrained` leaves it to `misfit` to say what does not fit."""
-OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"}
 
 
 def check_own_code(file: Path, model: str) -> None:

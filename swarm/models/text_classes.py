@@ -19,7 +19,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Cache, PreTrainedConfig, PreTrainedModel
+    from transformers import Cache, PreTrainedConfig
+
+
+CAUSAL, TEXT = "ForCausalLM", ("TextModel", "TextDecoder", "Model")
+"""How the names of classes end that may be a language model's, or a text model's: the most telling ends first."""
 
 
 class Headed(GenerationMixin):
@@ -75,10 +79,6 @@ def with_head(text: type[PreTrainedModel]) -> type[PreTrainedModel]:
         ]  # such as of experts; names have no prefix
         cast("Any", register_checkpoint_conversion_mapping)(TextCausalLM.__name__, joins, overwrite=True)
     return TextCausalLM
-
-
-CAUSAL, TEXT = "ForCausalLM", ("TextModel", "TextDecoder", "Model")
-"""How the names of classes end that may be a language model's, or a text model's: the most telling ends first."""
 
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:

@@ -10,7 +10,7 @@ import json
 import logging
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -18,10 +18,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from swarm.errors import UnknownModel, UnsupportedModel
 from swarm.models.pretrained import check_own_code, first_line
 from swarm.runtime.workers import WorkerEnded, WorkLease, new_worker
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 LOADING: Final = WorkLease(cpu_s=30.0, wall_s=90.0)
 """One of 256,000 tokens takes a second or two."""
@@ -34,6 +30,21 @@ PROBE: Final = " ".join(
 """Runs of every kind of letter, on which expressions that try everything come to an end late, and some text."""
 _HANDLER: Final = "swarm.models.tokenizer_files:handle"
 _loaded: list[Any] = []
+
+
+logger = logging.getLogger(__name__)
+TOKENIZER: Final = "tokenizer.json"
+OTHERS: Final = {"tokenizer.model", "vocab.json", "merges.txt"}
+OLD_TEMPLATE: Final = "chat_template.json"
+"""Where processors of images kept the chat template once."""
+ELSEWHERE: Final = "add the tokenizer.json that the same model has elsewhere"
+PROBES: Final = (
+    "The quick brown fox, and 12 others.",
+    "  two spaces\n\tand a tab\n\n",
+    "it's MixedCase_and-punctuation (f(x) = 2**10);",
+    "naïve Übergröße, 東京 in 2026, привет 🙂",
+)
+"""Texts that a tokenizer and its file split alike."""
 
 
 def check_encodes(folder: Path, name: str) -> None:
@@ -71,22 +82,6 @@ def handle(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
     except BaseException as error:  # noqa: BLE001 (a panic of the library is no Exception)
         return {"refused": str(error).strip().partition("\n")[0][:200]}, b""
     return {}, b""
-
-
-logger = logging.getLogger(__name__)
-
-TOKENIZER: Final = "tokenizer.json"
-OTHERS: Final = {"tokenizer.model", "vocab.json", "merges.txt"}
-OLD_TEMPLATE: Final = "chat_template.json"
-"""Where processors of images kept the chat template once."""
-ELSEWHERE: Final = "add the tokenizer.json that the same model has elsewhere"
-PROBES: Final = (
-    "The quick brown fox, and 12 others.",
-    "  two spaces\n\tand a tab\n\n",
-    "it's MixedCase_and-punctuation (f(x) = 2**10);",
-    "naïve Übergröße, 東京 in 2026, привет 🙂",
-)
-"""Texts that a tokenizer and its file split alike."""
 
 
 def check_tokenizer(folder: Path, model: str) -> None:

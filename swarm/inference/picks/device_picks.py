@@ -25,6 +25,16 @@ from swarm.protocol.pick_rules import Sampling
 HostNumbers = Sequence[int] | NDArray[np.int64]
 
 
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+_BELOW_ONE = 1.0 - 2.0**-53
+_AT_ONCE = 1 << 21  # numbers of noise that plain torch makes together: some 200 MB of temporaries
+_FILTERED_ROWS = 16  # rows filtered at once: 20 MB per float64 temporary at a vocabulary of 152k
+_NOT_FINITE, _OUTGROWN = -1, -2  # in the one copy that comes back, in place of ids
+
+
 def to_device(numbers: HostNumbers, device: torch.device) -> torch.Tensor:
     """Integers as an int64 tensor on a device.
 
@@ -35,16 +45,6 @@ def to_device(numbers: HostNumbers, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
-
-
-_WORD = 0xFFFFFFFF
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
-_ROUNDS = 10
-_BELOW_ONE = 1.0 - 2.0**-53
-_AT_ONCE = 1 << 21  # numbers of noise that plain torch makes together: some 200 MB of temporaries
-_FILTERED_ROWS = 16  # rows filtered at once: 20 MB per float64 temporary at a vocabulary of 152k
-_NOT_FINITE, _OUTGROWN = -1, -2  # in the one copy that comes back, in place of ids
 
 
 @dataclass(frozen=True, slots=True)

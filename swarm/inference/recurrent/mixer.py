@@ -25,16 +25,22 @@ from swarm.inference.step_cache import StepCache
 from swarm.inference.tree_attention import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from torch import nn
+    from collections.abc import Iterable
 
     from swarm.inference.recurrent.plan import MixerRun, StepPlan
-    from swarm.inference.state_slots import StateKey
 
 
 LINEAR = {"Linear", "PackedLinear", "Conv1D"}
 """Classes that treat each row alone, whatever stands beside it."""
+
+
+PROBE_ROWS = 7
+"""Rows of the forward in which a mixer is examined."""
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""How far a sequence may differ from the same rows one by one, as a part of the largest value: rounding, but no state
+that is left out. Families prove that they are exact elsewhere (`node.model.family_check`)."""
+COARSE_TOLERANCE = 0.2
+"""The same in other types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +217,6 @@ class MixerCache(Cache):
         """Tokens that the class thinks are cached: none, positions are given."""
         del layer_idx
         return 0
-
-
-PROBE_ROWS = 7
-"""Rows of the forward in which a mixer is examined."""
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""How far a sequence may differ from the same rows one by one, as a part of the largest value: rounding, but no state
-that is left out. Families prove that they are exact elsewhere (`node.model.family_check`)."""
-COARSE_TOLERANCE = 0.2
-"""The same in other types."""
 
 
 @dataclass(frozen=True, slots=True)

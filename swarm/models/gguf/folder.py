@@ -31,11 +31,10 @@ from swarm.runtime.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tokenizers import Tokenizer
 
-    from swarm.models.gguf.container import GgufHeader, MetadataValue
+    from swarm.models.gguf.container import MetadataValue
 
 
 BYTE_LEVEL: Final = "gpt2"
@@ -68,6 +67,19 @@ Source: llama.cpp, `llama-vocab.cpp`.
 """
 
 SPECIAL: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+logger = logging.getLogger(__name__)
+POINTER: Final = "gguf.json"
+"""Names the files of a model and where each tensor lies in them."""
+FORMAT: Final = 2
+"""Of these folders; another one is made anew."""
+MAX_FOLDERS: Final = 16
+MAX_NOTES: Final = 64
+MAX_VECTOR: Final = 4096
+"""Values of a small tensor that belongs to the config, at most."""
+ReadBytes = Callable[[int, int], bytes]
+"""Reads so many bytes of a file, from a place in it."""
 
 
 def write_tokenizer(header: GgufHeader, name: str, folder: Path) -> None:
@@ -174,21 +186,6 @@ def _settings(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
     if template := header.text("tokenizer.chat_template"):
         settings["chat_template"] = template
     return settings
-
-
-logger = logging.getLogger(__name__)
-
-POINTER: Final = "gguf.json"
-"""Names the files of a model and where each tensor lies in them."""
-FORMAT: Final = 2
-"""Of these folders; another one is made anew."""
-MAX_FOLDERS: Final = 16
-MAX_NOTES: Final = 64
-MAX_VECTOR: Final = 4096
-"""Values of a small tensor that belongs to the config, at most."""
-
-ReadBytes = Callable[[int, int], bytes]
-"""Reads so many bytes of a file, from a place in it."""
 
 
 @dataclass(frozen=True, slots=True)

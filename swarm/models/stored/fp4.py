@@ -18,6 +18,8 @@ import torch
 from swarm.models.stored.eight_bits import scale_values
 from swarm.models.stored.matrix import PartedMatrix, look_up, rounded
 
+NUMBERS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
 
 @dataclass(frozen=True, eq=False)
 class LookupMatrix(PartedMatrix):
@@ -70,9 +72,6 @@ class LookupMatrix(PartedMatrix):
         which = (self.place[start:end, None] + torch.arange(scales.shape[1], device=scales.device)) // self.nested_block
         found.mul_(self.nested.view(torch.float32).index_select(0, which.reshape(-1).int()).view(scales.shape))
         return found.add_(self.offset[start:end].view(torch.float32)[:, None])
-
-
-NUMBERS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,12 +28,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    import torch
     from transformers import PreTrainedConfig
 
     from swarm.models.gguf.container import TensorPlace
     from swarm.models.gguf.encodings import Encoding
     from swarm.models.hub import Hub
+
+
+FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*experts\.gate_up_proj(?P<bias>_bias)?")
+"""Gate and up of all experts in one tensor, which GGUF holds in two."""
+QUERIES_KEYS: Final = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
+MIXED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.linear_attn\.in_proj_qkvz\.weight")
+"""Queries, keys, values and gates of linear attention, head by head, which GGUF holds in two tensors."""
+LATENT: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.self_attn\.kv_b_proj\.weight")
+"""What makes keys and values of latent rows, which GGUF holds in two tensors."""
+SCALES: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.router\.(?P<each>per_expert_)?scale")
+"""What a router multiplies rows and experts by."""
+UNREAD: Final = re.compile(r"rope_(?:freqs|factors_long|factors_short)\.weight|(?:v|a|mm)\..*")
+"""Tensors that went into the config, and those of parts that see or hear."""
+TILED: Final = re.compile(
+    r"blk\.\d+\.(?P<which>attn_qkv|attn_gate|ssm_alpha|ssm_beta|ssm_a|ssm_dt|ssm_conv1d)(?:\.weight|\.bias)?"
+)
+"""Tensors with rows for heads of values of linear attention."""
+BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 
 
 class GgufMatrix(StoredMatrix):
@@ -56,24 +73,6 @@ class GgufMatrix(StoredMatrix):
     def decode(self, start: int, end: int) -> torch.Tensor:
         """Rows `[start, end)` as float32 [end - start, columns]."""
         return self.values.decode(self.blocks[start:end])
-
-
-FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*experts\.gate_up_proj(?P<bias>_bias)?")
-"""Gate and up of all experts in one tensor, which GGUF holds in two."""
-QUERIES_KEYS: Final = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
-MIXED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.linear_attn\.in_proj_qkvz\.weight")
-"""Queries, keys, values and gates of linear attention, head by head, which GGUF holds in two tensors."""
-LATENT: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.self_attn\.kv_b_proj\.weight")
-"""What makes keys and values of latent rows, which GGUF holds in two tensors."""
-SCALES: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.router\.(?P<each>per_expert_)?scale")
-"""What a router multiplies rows and experts by."""
-UNREAD: Final = re.compile(r"rope_(?:freqs|factors_long|factors_short)\.weight|(?:v|a|mm)\..*")
-"""Tensors that went into the config, and those of parts that see or hear."""
-TILED: Final = re.compile(
-    r"blk\.\d+\.(?P<which>attn_qkv|attn_gate|ssm_alpha|ssm_beta|ssm_a|ssm_dt|ssm_conv1d)(?:\.weight|\.bias)?"
-)
-"""Tensors with rows for heads of values of linear attention."""
-BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
