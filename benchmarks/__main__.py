@@ -18,28 +18,27 @@ from swarm.runtime.console import make_console
 
 PROGRAMS: Final = {
     "control": ("cells", "changes", "cold", "first_texts", "pipe", "replay", "uneven", "wide_rows"),
-    "drafting": ("boost", "calibration", "codec", "drafters", "near_ties", "published", "quantised", "vocabularies"),
-    "emulation": ("homes", "network", "pairs", "paths"),
-    "models": ("families", "mixers"),
-    "operations": ("api_load", "api_overhead", "health_load", "page_load", "page_server", "relay_cost", "telemetry"),
-    "recovery": ("fault_tolerance", "faults", "fuzz", "hedging", "schedules", "soak"),
+    "drafting": ("boost", "calibration", "codec", "drafters", "near_ties", "quantised", "vocabularies"),
+    "emulation": ("homes", "network"),
+    "models": ("families",),
+    "operations": ("api_load", "api_overhead", "health_load", "page_server", "telemetry"),
+    "recovery": ("faults", "fuzz", "hedging", "schedules"),
     "redteam": ("costs", "redteam"),
     "routing": ("placement", "routing"),
     "simulation": ("acceptance",),
     "speed": (
         *("card", "card_streamed", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star"),
-        *("tls", "together", "wide_area"),
+        *("together", "wide_area"),
     ),
 }
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""
-MODULES: Final = {"homes": "homes_faults", "network": "network_check", "pairs": "homes_pairs", "routing": "routes"}
+MODULES: Final = {"homes": "homes_faults", "network": "network_check", "routing": "routes"}
 """Names that differ from their module's."""
 PARTS: Final = {"codec": ("codec_cost", "codec_effect")}
 """Tables of the benchmarks that make more than one. All others make one, which is called like them."""
 
 
 def names() -> tuple[str, ...]:
-    """Every benchmark."""
     return tuple(name for room in PROGRAMS.values() for name in room)
 
 
@@ -76,7 +75,6 @@ def show_all(console: Console) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     if len(sys.argv) < 2 or sys.argv[1] in {"-h", "--help"}:
         show_all(make_console())
         return

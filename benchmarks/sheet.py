@@ -32,6 +32,16 @@ BAR = r"\|"
 """A bar that ends no column."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """Where the results go: options of every benchmark that makes a table."""
+
+    record: bool = False
+    """Write the table into docs/benchmarks and the measurements beside it."""
+    json: Path | None = None
+    """Write the measurements into this file."""
+
+
 @dataclass(slots=True)
 class Sheet:
     """A table, the notes below it and the measurements behind it.
@@ -42,7 +52,6 @@ class Sheet:
         columns: Titles of the columns. The first column is aligned to the left, the others to the right.
         rows: One cell per column.
         notes: Lines below the table.
-        measured: Anything that JSON holds.
     """
 
     name: str
@@ -53,7 +62,6 @@ class Sheet:
     measured: dict[str, Any] = field(default_factory=dict)
 
     def show(self, console: Console) -> None:
-        """Print it."""
         console.print(self.title, style="bold", soft_wrap=True, markup=False, highlight=False)
         table = Table()
         for number, column in enumerate(self.columns):
@@ -90,12 +98,12 @@ class Sheet:
         text = NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
         path.write_text(text + "\n", encoding="utf-8")
 
-    def finish(self, console: Console, *, record: bool, path: Path | None = None) -> None:
+    def finish(self, console: Console, options: Recording) -> None:
         """Print it, and write what was asked for."""
         self.show(console)
-        if path is not None:
-            self.write(path)
-        if record:
+        if options.json is not None:
+            self.write(options.json)
+        if options.record:
             self.record()
 
 

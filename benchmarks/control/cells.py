@@ -35,7 +35,7 @@ from benchmarks.control.replay import ReplaySetup, one_core, replay_texts
 from benchmarks.emulation.client_process import run_part
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.chain import HOPS, Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
@@ -73,7 +73,7 @@ Speeds = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure six cells of the replay's grid."""
 
     prompts: int = 24
@@ -86,10 +86,6 @@ class Options:
     """tun needs root; left out: the best that this machine allows."""
     again: Path | None = None
     """Results of an earlier run, to be replayed once more instead of measuring anew."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +96,7 @@ class CellResult:
 
     Attributes:
         costs: What the cell's runs showed of the machine and the network.
-        real: Speeds of real nodes.
-        virtual: Speeds of the replays.
         ratio: Chosen over plain on real nodes: the median over pairs.
-        virtual_ratio: The same of the replays.
         single_ratios: The same of each replay by itself.
     """
 
@@ -278,7 +271,6 @@ def _speeds_of(texts: Sequence[RecordedText], costs: Costs, policy: SpeculationP
 
 
 def sheet(found: dict[tuple[str, str, float], CellResult], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "cells",
         "Six cells with real nodes over the emulated network, and the replay with the costs seen there; tokens/s",
@@ -320,7 +312,6 @@ def sheet(found: dict[tuple[str, str, float], CellResult], options: Options) -> 
 
 
 def main() -> None:
-    """Measure, record, replay, print."""
     options = tyro.cli(Options)
     quiet_libraries()
     console = make_console()
@@ -349,8 +340,4 @@ def main() -> None:
             sheet({cell: found[cell]}, options).show(console)
     made = sheet(found, options)
     made.measured["runs"] = raw
-    made.finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    made.finish(console, options)

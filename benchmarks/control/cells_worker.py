@@ -47,12 +47,8 @@ class Job:
     """What to measure. Each pair has a seed of its own.
 
     Attributes:
-        peer: A bootstrap peer's address.
-        cells: Kinds of text, and temperatures.
         prompts: Prompts of each kind, taken in turn for the pairs.
-        pairs: Pairs of each cell.
         new_tokens: New tokens of each text.
-        result: The file for the measurements.
         root: The process that all programs of this benchmark descend from.
     """
 
@@ -71,7 +67,6 @@ class TimedDrafter(CountedDrafter):
     Attributes:
         grown: Of each tree, each time: milliseconds, passes of the model, rows that it ran, and nodes that the tree has
             then.
-        learned: Milliseconds of each lesson.
     """
 
     def __init__(self, drafter: TreeDrafter) -> None:
@@ -183,7 +178,6 @@ def _sweep(sweep: SweepMeasurement) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point."""
     torch.set_num_threads(1)
     quiet_libraries()
     freeze_imports()

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import harmonic_mean
 
 import tyro
@@ -21,7 +20,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.control.pipe import whole_target
 from benchmarks.control.replay import ReplaySetup, all_cells, one_core, replay_texts
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.chain import Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
@@ -47,7 +46,7 @@ SOON = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure what is left of a client's speed when the network changes."""
 
     prompts: int = 12
@@ -58,10 +57,6 @@ class Options:
     """Of sampling; 0 is greedy."""
     changes: tuple[str, ...] = tuple(CHANGES)
     """Which changes, by name."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +64,6 @@ class Cell:
     """One change. Speeds are tokens per virtual second of each text after it.
 
     Attributes:
-        name: The change.
-        temperature: Of sampling.
         changed: Speeds of the client whose network changed.
         settled: Speeds of the client that had the second network from the beginning.
     """
@@ -98,7 +91,6 @@ def speeds_of(texts: Sequence[RecordedText], networks: Sequence[Costs]) -> list[
 
 
 def measure(name: str, temperature: float, options: Options) -> Cell:
-    """One change."""
     before, after = CHANGES[name]
     given = prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
@@ -109,7 +101,6 @@ def measure(name: str, temperature: float, options: Options) -> Cell:
 
 
 def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "changes",
         "Tokens per virtual second after a network changed, of a client that never knew another one",
@@ -135,14 +126,9 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     one_core()
     console = make_console()
     work = [partial(measure, *name, options) for name in product(options.changes, options.temperatures)]
     cells = all_cells(work, console)
-    sheet(cells, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(cells, options).finish(console, options)

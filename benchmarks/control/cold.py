@@ -13,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import harmonic_mean
 
 import tyro
 
 from benchmarks.control.pipe import replay_with_draft, whole_target
 from benchmarks.control.replay import all_cells, one_core
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
@@ -40,7 +39,7 @@ METHODS: dict[str, Callable[[], SpeculationPolicy]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure first texts on machines that stall."""
 
     prompts: int = 6
@@ -53,10 +52,6 @@ class Options:
     """Which networks."""
     stalls_ms: tuple[float, ...] = (0.0, 100.0, 300.0)
     """How long a stall takes."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +67,10 @@ class Cell:
     speeds: dict[str, list[float]]
 
     def speed(self, way: str) -> float:
-        """Of all texts."""
         return harmonic_mean(self.speeds[way])
 
     @property
     def best(self) -> str:
-        """The fastest fixed choice."""
         return max((way for way in METHODS if way not in (PLAIN, CHOSEN)), key=self.speed)
 
     @property
@@ -102,7 +95,6 @@ def measure(name: tuple[str, float, float], options: Options) -> Cell:
 
 
 def sheet(cells: list[Cell], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "cold",
         "Tokens per virtual second of first texts where each new size takes a hop long, once",
@@ -130,14 +122,9 @@ def sheet(cells: list[Cell], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     one_core()
     console = make_console()
     names = product(options.networks, options.temperatures, options.stalls_ms)
     cells = all_cells([partial(measure, name, options) for name in names], console)
-    sheet(cells, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(cells, options).finish(console, options)

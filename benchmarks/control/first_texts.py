@@ -16,7 +16,6 @@ from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 
 import torch
 import tyro
@@ -24,7 +23,7 @@ from rich.progress import track
 from transformers import AutoTokenizer
 
 from benchmarks.control.replay import IN_FLIGHT, SIZES, ReplaySetup, one_core, replay_text, replay_texts
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import CARDS, FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import KINDS, ModelPair, RecordedText, prompts_of, record_trees
@@ -64,7 +63,7 @@ FORECASTS: dict[str, Forecast] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure first texts."""
 
     prompts: int = 6
@@ -75,10 +74,6 @@ class Options:
     """Of sampling; 0 is greedy."""
     networks: tuple[str, ...] = tuple(PROFILES)
     """Which networks; "cards, 1 ms, 1 Gbit/s" and "cards, 25 ms, 100 Mbit/s" have synthetic cards as well."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +81,7 @@ class Cell:
     """One cell. Speeds are tokens per virtual second.
 
     Attributes:
-        name: Network, kind of text, temperature.
-        plain: Plain decoding.
         best: The best fixed choice: tree size and sweeps in flight.
-        fixed: Its speed.
         first: First texts, each by a new client.
         later: One client that generates all texts.
         least: The least that a single first text has of plain decoding's speed.
@@ -149,7 +141,6 @@ def speed(told: Sequence[tuple[int, float]]) -> float:
 
 
 def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "first_texts",
         "Tokens per virtual second of first texts, each by a client that knows nothing yet",
@@ -189,7 +180,6 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     one_core()
     console = make_console()
@@ -201,8 +191,4 @@ def main() -> None:
         )
         work = [pool.submit(measure, (network, *kind), texts[kind]) for network in options.networks for kind in kinds]
         cells = [cell.result() for cell in track(work, "cells", console=console)]
-    sheet(cells, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(cells, options).finish(console, options)

@@ -33,7 +33,7 @@ from benchmarks.control.replay import (
     one_core,
     replay_texts,
 )
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.chain import Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
@@ -57,7 +57,7 @@ MEASURED_NETWORK = "25 ms, 100 Mbit/s"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the full pipe."""
 
     prompts: int = 12
@@ -78,10 +78,6 @@ class Options:
     """What a row adds to a hop's forward, if not as much as in the replay."""
     measured: Path | None = None
     """Results of `benchmarks.control.cells`: forwards and drafting take what it saw at 25 ms, machine by machine."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,6 @@ class Cell:
     """One cell.
 
     Attributes:
-        name: Network, kind of text, temperature.
         fixed: One sweep at a time with trees of one size, by that size.
         chosen: One sweep at a time with trees that the controller chooses.
         pipe: What the controller chooses, with many sweeps in flight.
@@ -200,7 +195,6 @@ def measured(results: Path, network: Costs) -> Costs:
 
 
 def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "pipe",
         "Tokens per virtual second: one sweep at a time at its best, and many in flight, with and without reuse",
@@ -278,7 +272,6 @@ def _costs(options: Options) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     if options.record and (options.measured is not None or options.row_ms is not None):
         sys.exit("pipe: only the replay's own costs are recorded")
@@ -293,8 +286,4 @@ def main() -> None:
         for temperature in options.temperatures
     ]
     cells = all_cells([partial(measure, name, options) for name in reversed(names)], console)[::-1]  # the longest first
-    sheet(cells, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(cells, options).finish(console, options)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
@@ -29,7 +28,7 @@ from rich.console import Console
 from rich.progress import track
 from transformers import AutoTokenizer
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.chain import Costs, InlineExecutor, ModelTail, RecordedDrafter, RecordedTail, VirtualChain
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
@@ -63,7 +62,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Replay the grid."""
 
     prompts: int = 12
@@ -78,10 +77,6 @@ class Options:
     """Of a hop, beside what its rows add."""
     pass_ms: float = Costs(0, 1).pass_ms
     """Of the draft's model."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,6 @@ class ReplayResult:
 
     Attributes:
         tokens_per_s: Tokens per virtual second.
-        nodes: The median tree size.
         nodes_per_token: Tree nodes sent per token.
     """
 
@@ -103,11 +97,9 @@ class OneAtATime(Goodput):
     """The same controller, with one sweep in flight."""
 
     def max_nodes(self, route: Hashable, temperature: float, room: int, pipeline: PipelineState) -> int:
-        """No further sweep."""
         return 0
 
     def stop_rule(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
-        """Nothing can follow later."""
         return replace(super().stop_rule(route, temperature, planned), per_sweep=math.inf)
 
     def trim(
@@ -207,7 +199,6 @@ class Cell:
     """One cell of the grid.
 
     Attributes:
-        row: Its row of the table.
         of_plain: The controller's speed over plain decoding's.
         of_best: The same over the best fixed choice's.
         of_alone: The same over one sweep at a time.
@@ -246,7 +237,6 @@ def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[Reco
 
 
 def sheet(texts: dict[tuple[str, float], list[RecordedText]], pool: Pool, options: Options, console: Console) -> Sheet:
-    """The table."""
     made = Sheet(
         "replay",
         "Tokens per virtual second: plain, the best fixed tree, and what the controller chooses, one sweep at a time "
@@ -342,10 +332,6 @@ def main() -> None:
     console = make_console()
     with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
         made = sheet(record_all(pool, options, console), pool, options, console)
-    made.finish(console, record=options.record, path=options.json)
+    made.finish(console, options)
     if min(made.measured["plain"]) < PLAIN_BOUND or min(made.measured["best"]) < BEST_BOUND:
         sys.exit(f"replay: a cell is below {PLAIN_BOUND} of plain or {BEST_BOUND} of the best fixed size")
-
-
-if __name__ == "__main__":
-    main()

@@ -12,13 +12,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import tyro
 
 from benchmarks.control.pipe import replay_with_draft, whole_target
 from benchmarks.control.replay import OneAtATime, all_cells, one_core
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import generate_texts, prompts_of
@@ -43,7 +42,7 @@ FIXED = ((32, 1), (64, 1), (16, 3), (16, 8))
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure chains of machines that are not alike."""
 
     prompts: int = 6
@@ -58,10 +57,6 @@ class Options:
     """Which networks."""
     chains: tuple[str, ...] = tuple(CHAINS)
     """Which chains, by name."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +65,8 @@ class Cell:
 
     Attributes:
         name: Network, kind of text, chain, temperature.
-        plain: Plain decoding.
-        fixed: Fixed choices, by their name.
         alone: One sweep at a time, as the controller chooses.
         alike: What a controller chooses that takes all hops for alike.
-        chosen: What the controller chooses.
     """
 
     name: tuple[str, str, str, float]
@@ -86,7 +78,6 @@ class Cell:
 
     @property
     def best(self) -> str:
-        """The fastest fixed choice."""
         return max(self.fixed, key=self.fixed.__getitem__)
 
 
@@ -98,7 +89,6 @@ class UniformHops(Goodput):
         super().expect(route, replace(forecast, bottleneck_share=0.0))
 
     def observe_sweep(self, route: Hashable, spent: SweepMeasurement) -> None:
-        """Of a sweep, too."""
         super().observe_sweep(route, _evened(spent))
 
 
@@ -128,7 +118,6 @@ def measure(name: tuple[str, str, str, float], options: Options) -> Cell:
 
 
 def sheet(cells: list[Cell], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "uneven",
         "Tokens per virtual second where machines are not alike",
@@ -163,14 +152,9 @@ def sheet(cells: list[Cell], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     one_core()
     console = make_console()
     names = product(options.networks, options.kinds, options.chains, options.temperatures)
     cells = all_cells([partial(measure, name, options) for name in names], console)
-    sheet(cells, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(cells, options).finish(console, options)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import tyro
 
 from benchmarks.control.pipe import replay_with_draft, whole_target
 from benchmarks.control.replay import all_cells, one_core
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import generate_texts, prompts_of
@@ -43,7 +42,7 @@ FIXED = ((4, 1), (16, 1), (64, 1), (4, 8), (16, 8))
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure large models."""
 
     prompts: int = 4
@@ -54,10 +53,6 @@ class Options:
     """Of sampling; 0 is greedy."""
     networks: tuple[str, ...] = tuple(NETWORKS)
     """Which networks."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +60,6 @@ class Cell:
     """One cell. Speeds are tokens per virtual second.
 
     Attributes:
-        name: Network, temperature.
-        plain: Plain decoding.
-        fixed: Fixed choices, by their name.
-        chosen: What the controller chooses.
-        nodes: Its median tree size.
         first: The mean of first texts, each by a new client, by what routing forecasts.
     """
 
@@ -82,7 +72,6 @@ class Cell:
 
     @property
     def best(self) -> str:
-        """The fastest fixed choice."""
         return max(self.fixed, key=self.fixed.__getitem__)
 
 
@@ -112,7 +101,6 @@ def measure(name: tuple[str, float], options: Options) -> Cell:
 
 
 def sheet(cells: list[Cell], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "wide_rows",
         "Tokens per virtual second where rows are those of large models",
@@ -148,14 +136,9 @@ def sheet(cells: list[Cell], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     one_core()
     console = make_console()
     names = [(network, temperature) for network in options.networks for temperature in options.temperatures]
     cells = all_cells([partial(measure, name, options) for name in names], console)
-    sheet(cells, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(cells, options).finish(console, options)

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, Size, demo_prompts, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.search.calibration import Calibration
@@ -55,7 +55,6 @@ class TreeShape:
 
     Attributes:
         candidates: Candidates of each draft below a node.
-        nodes: Tree nodes (K).
     """
 
     candidates: int
@@ -66,7 +65,7 @@ SHAPES = (TreeShape(1, 8), TreeShape(1, 16), TreeShape(8, 16), TreeShape(8, 64))
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure boost-tuning."""
 
     steps: int = 300
@@ -91,10 +90,6 @@ class Options:
     """Of sampling; 0 is greedy."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +97,8 @@ class Cell:
     """Mean acceptance length of one set of drafts.
 
     Attributes:
-        way: Which set.
         seed: Of the second draft; None where there is one.
-        temperature: Of sampling.
-        shape: Of the trees.
         acceptance: Tokens per sweep.
-        same_text: Texts that are plain decoding's.
-        texts: All texts.
     """
 
     way: str
@@ -209,7 +199,6 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Train, measure, print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     quiet_libraries()
@@ -217,8 +206,4 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="canopy-boost-") as temporary:
         folders = train(options, Path(temporary), console)
         cells = measure(options, folders, console)
-    sheet(cells, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(cells, options).finish(console, options)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 
 import numpy as np
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, Run, Size, demo_prompts, generate
 from client.drafting.drafter import ModelDrafter, NoDrafter
 from client.drafting.search.calibration import AcceptanceModel, Calibration, Candidates, SoftmaxPrior
@@ -42,7 +41,7 @@ TENTHS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure what learned acceptance probabilities gain over the fixed prior."""
 
     prompts: int = 24
@@ -57,10 +56,6 @@ class Options:
     """Threads of torch."""
     cold: bool = False
     """Learn while measuring, from nothing, instead of before."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the table here as JSON too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +64,6 @@ class Side:
 
     Attributes:
         acceptance: Tokens per sweep.
-        predicted: What the drafter expected.
         error: Expected calibration error of the tree nodes' probabilities.
         tenths: (predicted, realised, nodes) of each tenth that holds nodes.
     """
@@ -85,14 +79,9 @@ class Cell:
     """Both sides of one cell.
 
     Attributes:
-        temperature: Of sampling.
-        nodes: Tree nodes (K).
-        prior: With fixed probabilities.
-        learned: With learned ones.
         gain: The mean paired difference in acceptance length.
         interval: Its 95 % bootstrap interval.
         same_text: Texts that are plain decoding's, of both sides.
-        texts: All texts.
     """
 
     temperature: float
@@ -112,7 +101,6 @@ class Frozen:
         self._calibration = calibration
 
     def acceptance_probs(self, candidates: Candidates) -> NDArray[np.float64]:
-        """The calibration's."""
         return self._calibration.acceptance_probs(candidates)
 
     def learn(self, candidates: Candidates, hits: NDArray[np.bool_]) -> None:
@@ -121,14 +109,7 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class PairRunner:
-    """Runs the demo pair over prompts.
-
-    Attributes:
-        options: Of the program.
-        console: Where progress is shown.
-        target: The model that picks.
-        draft: The model that drafts.
-    """
+    """Runs the demo pair over prompts."""
 
     options: Options
     console: Console
@@ -227,10 +208,6 @@ def main() -> None:
     console = make_console()
     bench = PairRunner(options, console, load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32))
     cells = bench.measure()
-    sheet(cells).finish(console, record=options.record, path=options.json)
+    sheet(cells).finish(console, options)
     if any(cell.same_text < cell.texts for cell in cells):
         sys.exit("calibration: a text differs from plain decoding's")
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import LEVELS, answer, demo_prompts
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter
@@ -52,7 +52,7 @@ TIMED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the codecs."""
 
     prompts: int = 24
@@ -63,8 +63,6 @@ class Options:
     """How often each timed step is run."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the tables into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +70,8 @@ class Cost:
     """One codec's bytes and times. Times are milliseconds for 64 rows of 8192.
 
     Attributes:
-        codec: Its name.
         demo_row_bytes: A row of the demo target.
         row_bytes: A row of 8192 values.
-        encode_ms: To encode.
-        decode_ms: To decode.
         link_ms: On a link of 100 Mbit/s.
         saved_ms: What that saves against the lossless codec.
     """
@@ -95,14 +90,12 @@ class Effect:
     """What one codec changes in the demo target, against fp32.
 
     Attributes:
-        codec: Its name.
         max_logit_change: The largest change of a logit.
         kl: Mean KL divergence over tokens, in nats.
         argmax_agreement: Share of tokens with the same argmax, teacher-forced.
         equal_tokens: Share of equal tokens at equal places of free-running texts.
         same_text: Texts that are those of fp32.
         same_tree_text: Texts that a tree of 16 leaves as plain decoding with the same codec makes them.
-        texts: All texts.
     """
 
     codec: str
@@ -178,7 +171,6 @@ def teacher_forced(target: RaggedModel, text: list[int], codec: Codec) -> torch.
 
 
 def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], codec: Codec, new_tokens: int) -> list[int]:
-    """A greedy continuation."""
     nodes = 0 if isinstance(drafter, NoDrafter) else TREE
     limits = Limits(target.vocab_size, len(prompt) + new_tokens + nodes + LEVELS, 1, len(prompt) + nodes + 1)
     walk, session = Walk(limits, Sampling()), SplitSession(target, limits, codec)
@@ -195,7 +187,6 @@ class CodecOutput:
     Attributes:
         logits: Of each passage: [n, vocab].
         plain: Texts without a tree.
-        trees: Texts with a tree.
     """
 
     logits: list[torch.Tensor]
@@ -243,7 +234,6 @@ def divergence(target_logits: torch.Tensor, other_logits: torch.Tensor) -> float
 
 
 def sheets(found_costs: list[Cost], found_effects: list[Effect]) -> list[Sheet]:
-    """Both tables."""
     cost = Sheet(
         "codec_cost",
         f"{ROWS} rows of {WIDTH}: ms to encode, to decode, on a 100 Mbit/s link",
@@ -267,15 +257,10 @@ def sheets(found_costs: list[Cost], found_effects: list[Effect]) -> list[Sheet]:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     console = make_console()
     found_costs, found = costs(options), outcomes(options, console)
     found_effects = [effect(codec, found[Codec.FP32], outcome) for codec, outcome in found.items()]
     for sheet in sheets(found_costs, found_effects):
-        sheet.finish(console, record=options.record)
-
-
-if __name__ == "__main__":
-    main()
+        sheet.finish(console, options)

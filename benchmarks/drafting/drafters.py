@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import mean, median
 
 import torch
@@ -28,7 +27,7 @@ from rich.progress import track
 from transformers import AutoTokenizer
 
 from benchmarks.control.replay import ReplaySetup, replay_text
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import Size, generate
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.clock import Clock
@@ -76,7 +75,7 @@ RANKED = {"coupled": ("draft",), "by probability": ("draft by probability",)}
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the drafters."""
 
     prompts: int = 3
@@ -85,10 +84,6 @@ class Options:
     """New tokens of each text."""
     ranked_prompts: int = 6
     """Passages on which the two rankings are compared."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +91,7 @@ class TargetText:
     """One text of the target.
 
     Attributes:
-        prompt: Tokens of the prompt.
         tokens: The prompt and what followed it.
-        sampling: How it was sampled.
         rows: Hidden rows: [tokens, width].
     """
 
@@ -299,7 +292,6 @@ def _texts(shop: DrafterFactory, kind: str, temperature: float, count: int, new_
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     console = make_console()
@@ -307,8 +299,4 @@ def main() -> None:
     made = sheet(shop, options, console)
     ranked(shop, options, made, console)
     heterogeneous(shop, options, made, console)
-    made.finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    made.finish(console, options)

@@ -22,7 +22,7 @@ import tyro
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.drafting.sources.model import LocalSession
 from swarm.demo import PASSAGES, TARGET
 from swarm.ids import TreeNodeId
@@ -39,7 +39,7 @@ MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure near ties."""
 
     passages: int = 24
@@ -48,8 +48,6 @@ class Options:
     """Of each position at temperature 1."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(slots=True)
@@ -105,7 +103,6 @@ def note(margins: Margins, one_by_one: torch.Tensor, in_sweeps: torch.Tensor, sa
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     console = make_console()
@@ -138,8 +135,4 @@ def main() -> None:
             "near": margins.near,
             "turns": margins.turns,
         }
-    made.finish(console, record=options.record)
-
-
-if __name__ == "__main__":
-    main()
+    made.finish(console, options)

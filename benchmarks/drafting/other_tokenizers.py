@@ -26,7 +26,6 @@ def fast_tokenizer(tokenizer_object: Tokenizer, **names: str) -> PreTrainedToken
 
 
 def demo_tokenizer() -> PreTrainedTokenizerFast:
-    """The demo pair's."""
     return fast_tokenizer(Tokenizer.from_file(str(TARGET / "tokenizer.json")), bos_token="<s>", eos_token="</s>")
 
 

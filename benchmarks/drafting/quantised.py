@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import ModelDrafter, NoDrafter
 from node.model.checkpoint import open_checkpoint
@@ -55,7 +55,7 @@ Cases = tuple[list[list[int]], list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure weight formats."""
 
     prompts: int = 24
@@ -66,8 +66,6 @@ class Options:
     """A folder with another model, measured with a sixth of the passages and texts."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,6 @@ class ModelOutput:
     """What a model does with one format.
 
     Attributes:
-        weight_bytes: Of its weights, by arithmetic.
         memory_bytes: What the process grew by when it was loaded.
         log_probs: Of each passage: [tokens, vocab].
         texts: Greedy, without a tree.
@@ -96,8 +93,6 @@ class FormatEffect:
     """What a format changes in a model, against float32.
 
     Attributes:
-        model: Its name.
-        weights: The format's name.
         of_bf16: The weights' bytes as a share of bfloat16's.
         bf16_mib: The weights in bfloat16, in MiB.
         memory_mib: What the process grew by, in MiB.
@@ -107,7 +102,6 @@ class FormatEffect:
         equal_tokens: Share of equal tokens at equal places of greedy texts.
         same_text: Texts that are float32's.
         tree_text: Texts that trees leave as plain decoding in the same format makes them; None without a draft.
-        texts: All texts.
         acceptance: Tokens per sweep; None without a draft.
     """
 
@@ -157,9 +151,7 @@ def run(
     """Everything that is compared of one model in one format.
 
     Args:
-        load_model: loads it.
         cases: passages and prompts, as ids.
-        new_tokens: of each text.
         drafts: whether the demo's draft is one for it.
     """
     before = held_bytes()
@@ -197,9 +189,7 @@ def effect_of(
 
     Args:
         about: the model's name, the format's, and how many weights the model has.
-        passages: whose log-probabilities are compared.
         plain: with float32 weights.
-        ours: in the format.
     """
     kl, same, nll = [], [], []
     for ids, theirs, mine in zip(passages, plain.log_probs, ours.log_probs, strict=True):
@@ -242,7 +232,6 @@ def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> li
 
 
 def make_sheet(changes: Sequence[FormatEffect], options: Options) -> Sheet:
-    """The table."""
     sheet = Sheet(
         "quantised",
         "Weights in fewer bits, on a CPU in float32, against float32 weights",
@@ -273,7 +262,6 @@ def make_sheet(changes: Sequence[FormatEffect], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Entry point."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     quiet_libraries()
@@ -281,8 +269,4 @@ def main() -> None:
     changes = measure(TARGET, options.prompts, options.new_tokens, console)
     if options.also is not None:
         changes += measure(options.also, max(1, options.prompts // 6), options.new_tokens, console)
-    make_sheet(changes, options).finish(console, record=options.record)
-
-
-if __name__ == "__main__":
-    main()
+    make_sheet(changes, options).finish(console, options)

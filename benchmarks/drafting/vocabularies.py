@@ -22,7 +22,7 @@ import tyro
 from rich.progress import track
 
 from benchmarks.drafting.other_tokenizers import byte_level, metaspace, passages, save_speaking
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.search.calibration import Calibration
@@ -43,7 +43,7 @@ FEW_ROWS = 3_000
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure drafts of other vocabularies."""
 
     prompts: int = 8
@@ -58,19 +58,11 @@ class Options:
     """How many passages for that one."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and a draft.
-
-    Attributes:
-        name: Of both, for the table.
-        model: The draft.
-        shared: What both share.
-    """
+    """A target and a draft."""
 
     name: str
     model: RaggedModel
@@ -79,17 +71,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyScore:
-    """What one draft brought at one temperature.
-
-    Attributes:
-        name: Of the pair.
-        temperature: Of sampling.
-        shared: Tokens that both have.
-        known: Tokens that the target has.
-        tokens_per_sweep: Mean over the texts.
-        same_text: Texts that are plain decoding's.
-        texts: How many there were.
-    """
+    """What one draft brought at one temperature."""
 
     name: str
     temperature: float
@@ -132,7 +114,6 @@ def measure(target: RaggedModel, known: Target, pair: Pair, options: Options, co
 
 
 def sheet(scores: list[VocabularyScore], options: Options) -> Sheet:
-    """One row per draft."""
     made = Sheet(
         "vocabularies",
         f"Drafts of other vocabularies: tokens per sweep, K = {options.nodes}",
@@ -168,10 +149,6 @@ def main() -> None:
         )
         pair = Pair(f"{options.also.name}, the demo draft's", small, match_vocabularies(ours, theirs))
         scores += measure(model, other, pair, options, options.also_prompts)
-    sheet(scores, options).finish(console, record=options.record)
+    sheet(scores, options).finish(console, options)
     if any(score.same_text < score.texts for score in scores):
         sys.exit("vocabularies: a text differs from plain decoding's")
-
-
-if __name__ == "__main__":
-    main()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from benchmarks.emulation.network import Network
 from client.demo.programs import start_program
 from swarm.errors import RegistryError
+from swarm.runtime.library_logging import quiet_libraries
 
 PROGRESS_S = 5
 
@@ -41,8 +45,20 @@ async def run_part(module: str, job: dict[str, Any], net: Network, folder: Path,
 
 
 def read(path: str) -> Any:  # noqa: ANN401
-    """JSON from a file."""
     return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def work(job_type: Callable[..., Any], measure: Callable[[Any], Awaitable[object]]) -> None:
+    """Be the part: measure what the command line's job says, with one thread, and write it where the job says."""
+    torch.set_num_threads(1)
+    quiet_libraries()
+    words = json.loads(sys.argv[1])
+    job = job_type(**{name: tuple(value) if isinstance(value, list) else value for name, value in words.items()})
+
+    async def measured() -> object:
+        return await measure(job)
+
+    Path(job.result).write_text(json.dumps(asyncio.run(measured())), encoding="utf-8")
 
 
 def _last_words(folder: Path) -> str:

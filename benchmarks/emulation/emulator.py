@@ -52,7 +52,6 @@ class Emulator:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._process.pid
 
     async def ask(self, verb: str, link: Ends, *words: object) -> dict[str, Any]:
@@ -72,7 +71,6 @@ class Emulator:
         return answer
 
     async def stop(self) -> None:
-        """End it, politely first."""
         assert self._process.stdin is not None, "piped"
         self._process.stdin.close()
         try:

@@ -46,10 +46,7 @@ class RouterSetup:
     """One router.
 
     Attributes:
-        kind: cone or symmetric.
         unasked: what it does with unasked traffic.
-        outside: its device towards the Internet.
-        inside: its device towards the home.
     """
 
     kind: RouterKind
@@ -121,7 +118,6 @@ def mapping_settings(router: RouterSetup, external: str | None) -> str:
     """The configuration file of miniupnpd.
 
     Args:
-        router: on which it runs.
         external: the address that it tells; None: that of its device. It maps nothing under a private address.
     """
     lines = [
@@ -161,7 +157,6 @@ def lan(router: RouterSetup, cables: list[str]) -> list[str]:
     """The commands that make a router's LAN.
 
     Args:
-        router: whose.
         cables: devices of this namespace that lead to the machines.
     """
     bridge = router.inside
@@ -182,7 +177,6 @@ def confinement(hosts: Iterable[Sequence[str]], port: int) -> str:
 
     Args:
         hosts: of each its IPv4 address, and its IPv6 address if it has one.
-        port: at which they are reached.
     """
     found = list(hosts)
     passed = [f"ip daddr {host[0]} tcp dport {port} accept" for host in found]

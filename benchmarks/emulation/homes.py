@@ -57,7 +57,6 @@ class Home:
 
     Attributes:
         name: Of the home and of its first machine; the others are NAME.2, NAME.3 …
-        router: Its kind.
         machines: How many machines are in it; an open one is one machine.
         unasked: What the router does with unasked traffic.
         maps_ports: Whether the router maps ports when it is asked.
@@ -75,7 +74,6 @@ class Home:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its machines."""
         return (self.name, *(f"{self.name}.{number}" for number in range(2, self.machines + 1)))
 
     @property
@@ -89,11 +87,8 @@ class HomesPlan:
     """What to build.
 
     Attributes:
-        homes: The homes.
-        public: Names of the public hosts.
         shape: Of every link between public hosts and homes.
         ipv6: Whether there is IPv6.
-        seed: Of losses and jitter.
         congestion: The congestion control of every machine, such as cubic; None: the kernel's.
     """
 
@@ -232,7 +227,6 @@ class HomesNetwork:
         await self._on_router(home, ["nft", "-f", "-"], home_router.black_hole(mtu))
 
     async def unsilence(self, name: str) -> None:
-        """Undo `silence`."""
         await self.run(name, "nft", "delete", "table", "inet", "silence")
 
     async def cut(self, name: str) -> None:
@@ -240,7 +234,6 @@ class HomesNetwork:
         await self.net.cut(self.host(name))
 
     async def join(self, name: str) -> None:
-        """Undo `cut`."""
         await self.net.join(self.host(name))
 
     async def __aenter__(self) -> Self:
@@ -264,7 +257,6 @@ class HomesNetwork:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take it down."""
         await self._stack.aclose()
 
     async def _open_host(self, name: str) -> None:

@@ -70,15 +70,12 @@ class ChosenMachines:
 
 
 class HomesTexts:
-    """Generates the texts."""
-
     def __init__(self, swarm: AsyncSwarm, chosen: ChosenMachines, registry: Registry) -> None:
         self._swarm = swarm
         self._chosen = chosen
         self._registry = registry
 
     async def tell(self, job: dict[str, Any]) -> None:
-        """One text."""
         began = time.monotonic()
         told: dict[str, Any] = {"tokens": [], "error": None}
         self._chosen.spans = {peer: Span.parse(layers) for peer, layers in [*job["hops"], *job.get("spare", [])]}

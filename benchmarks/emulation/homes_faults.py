@@ -28,7 +28,7 @@ from rich.console import Console
 from benchmarks.emulation.home_router import RouterKind
 from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan, obstacle
 from benchmarks.emulation.homes_swarm import HomesClient, HomesSwarm, open_homes_swarm
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from swarm.errors import SwarmError
 from swarm.runtime.console import make_console
 
@@ -81,7 +81,7 @@ SUBJECTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Let routers and relays fail in the middle of texts."""
 
     only: tuple[HomesFault, ...] = ()
@@ -90,10 +90,6 @@ class Options:
     """Texts per fault."""
     logs: Path | None = None
     """Keep the programs' logs in this folder."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
@@ -102,8 +98,6 @@ class FaultFindings:
 
     Attributes:
         same: Whether each text was the undisturbed one, token for token.
-        pauses_s: The longest pause within each.
-        errors: Why texts ended early.
     """
 
     same: list[bool] = field(default_factory=list)
@@ -111,7 +105,6 @@ class FaultFindings:
     errors: list[str] = field(default_factory=list)
 
     def add(self, told: dict[str, Any], reference: list[int]) -> None:
-        """Take in a text."""
         self.same.append(told["tokens"] == reference)
         self.pauses_s.append(told.get("pause_s", 0.0))
         if told["error"] is not None:
@@ -199,7 +192,6 @@ async def open_bench(folder: Path) -> AsyncIterator[HomesBench]:
 
 
 def sheet(found: dict[HomesFault, FaultFindings], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "homes",
         f"Texts of {NEW_TOKENS} tokens over a machine at home, to which something happens",
@@ -246,10 +238,6 @@ def main() -> None:
         found = asyncio.run(_run(options, console))
     except SwarmError as error:
         raise SystemExit(f"homes: {error}") from None
-    sheet(found, options).finish(console, record=options.record, path=options.json)
+    sheet(found, options).finish(console, options)
     if not all(all(findings.same) for findings in found.values()):
         raise SystemExit("homes: a text is not the same")
-
-
-if __name__ == "__main__":
-    main()

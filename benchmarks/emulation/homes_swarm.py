@@ -76,10 +76,6 @@ class HomesSwarm:
     """The programs of a swarm in homes, by the machines that they run on.
 
     Attributes:
-        world: The network.
-        folder: Where keys and logs go.
-        stack: Ends the programs.
-        programs: By machine.
         peers: Peer ids by machine.
         started_at: When each program was started, on this machine's monotonic clock.
         settings: Further variables of all programs' environments, each `NAME=VALUE`.
@@ -103,9 +99,6 @@ class HomesSwarm:
         """Run `swarm bootstrap` on a public host; its multiaddress.
 
         Args:
-            machine: the host.
-            options: further options.
-            join: multiaddresses of other bootstrap peers.
             ipv6: whether it is reached by IPv6.
 
         Raises:

@@ -20,14 +20,11 @@ MAX_LINE_BYTES: Final = 1 << 20
 
 
 class JsonProgram:
-    """A running one."""
-
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
         self._log = log
 
     async def send(self, job: Mapping[str, Any]) -> None:
-        """Give it a job."""
         assert self._process.stdin is not None, "piped"
         self._process.stdin.write(json.dumps(job).encode() + b"\n")
         await self._process.stdin.drain()
@@ -77,8 +74,6 @@ async def json_program(
 
     Args:
         name: of its log file, which takes its standard error.
-        arguments: the module and its arguments.
-        folder: where the log goes.
         inside: a command that the program is run by.
     """
     log = folder / f"{name}.log"

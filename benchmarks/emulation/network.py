@@ -48,9 +48,6 @@ class NetworkPlan:
     """What to build. Every link begins with the same shape.
 
     Attributes:
-        hosts: How many hosts.
-        shape: Of every link.
-        seed: Of losses and jitter.
         mtu: Of every interface, in bytes.
         subnet: Of the hosts' IPv4 addresses.
         ipv6: Whether they have IPv6 addresses.
@@ -83,7 +80,6 @@ class CarriedTraffic:
     """What a TUN network has done so far.
 
     Attributes:
-        packets: Packets carried.
         dropped: Packets dropped by full queues, losses and cuts.
         cpu_s: CPU seconds of the process that carries them.
     """
@@ -164,13 +160,11 @@ class Network(ABC):
         await self.cut_link(None, host)
 
     async def join(self, host: int) -> None:
-        """Undo `cut`."""
         await self.restore_link(host, None)
         await self.restore_link(None, host)
 
     @property
     def emulator(self) -> Emulator:
-        """The process behind it."""
         assert self._started is not None, "used within `async with`"
         return self._started
 
@@ -186,7 +180,6 @@ class Network(ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take it down."""
         await self.emulator.stop()
 
     async def _order(self, verb: str, ends: Ends, *words: object) -> None:
@@ -223,11 +216,9 @@ class TunNetwork(Network):
         await self.emulator.ask("give", (None, host), address)
 
     def bind_address(self, host: int) -> tuple[str, int]:
-        """Its own address."""
         return self.address(host), PORT
 
     def dial_address(self, host: int) -> tuple[str, int]:
-        """The same."""
         return self.address(host), PORT
 
     def command(self, host: int, arguments: Sequence[str]) -> list[str]:
@@ -235,7 +226,6 @@ class TunNetwork(Network):
         return ["nsenter", f"--net={self._namespaces[host]}", "--", *arguments]
 
     def socket(self, host: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-        """In its namespace."""
         with inside(self._namespaces[host]):
             return socket.socket(socket.AF_INET, kind)
 
@@ -276,19 +266,15 @@ class ProxyNetwork(Network):
         self._listen, self._target = ports[::2], ports[1::2]
 
     def bind_address(self, host: int) -> tuple[str, int]:
-        """Behind the proxy."""
         return "127.0.0.1", self._target[host]
 
     def dial_address(self, host: int) -> tuple[str, int]:
-        """The proxy."""
         return "127.0.0.1", self._listen[host]
 
     def command(self, host: int, arguments: Sequence[str]) -> list[str]:
-        """As it is."""
         return list(arguments)
 
     def socket(self, host: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-        """As any other."""
         return socket.socket(socket.AF_INET, kind)
 
     def shapes(self, near: int, far: int) -> tuple[LinkShape, LinkShape]:

@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from benchmarks.emulation.network import Network, NetworkKind, NetworkPlan, open_network
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.demo.link_shape import LinkShape
 from swarm.errors import SwarmError
 from swarm.runtime.console import make_console
@@ -48,16 +48,7 @@ CHOICES = (tyro.conf.EnumChoicesFromValues,)
 
 @dataclass(frozen=True, slots=True)
 class CheckedValue:
-    """One value beside what it should be.
-
-    Attributes:
-        what: Its name.
-        unit: Of all four values.
-        nominal: What was asked for.
-        measured: What was measured.
-        low: The least that is accepted.
-        high: The most that is accepted.
-    """
+    """One value beside what it should be."""
 
     what: str
     unit: str
@@ -68,12 +59,11 @@ class CheckedValue:
 
     @property
     def is_good(self) -> bool:
-        """Within its bounds."""
         return self.low <= self.measured <= self.high
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Build an emulated network, measure it and compare with what was asked for."""
 
     kind: NetworkKind | None = None
@@ -94,22 +84,11 @@ class Options:
     """Of all that is random."""
     mtu: int = 1500
     """Of every interface, in bytes."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the values here too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One direction of a connection.
-
-    Attributes:
-        name: For a person.
-        shape: Of its link.
-        writer: At the near end.
-        reader: At the far end.
-    """
+    """One direction of a connection."""
 
     name: str
     shape: LinkShape
@@ -221,7 +200,6 @@ async def _count(reader: asyncio.StreamReader, for_s: float) -> float:
 
 
 def sheet(net: Network, results: Sequence[CheckedValue]) -> Sheet:
-    """Measured beside nominal."""
     made = Sheet(
         "network",
         f"{net.kind} network of {net.plan.hosts} hosts",
@@ -255,7 +233,7 @@ async def _run(options: Options, console: Console) -> bool:
     shape = LinkShape(options.delay_ms, options.mbit, options.jitter_ms, options.loss, options.queue_ms)
     async with open_network(NetworkPlan(options.hosts, shape, options.seed, options.mtu), options.kind) as net:
         results = await check(net)
-    sheet(net, results).finish(console, record=options.record, path=options.json)
+    sheet(net, results).finish(console, options)
     return all(result.is_good for result in results)
 
 

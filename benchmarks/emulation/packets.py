@@ -48,10 +48,8 @@ class CarrierSetup:
     """What the process is started with.
 
     Attributes:
-        hosts: How many hosts.
         shape: Of every link, at the beginning.
         mtu: Of every interface, in bytes.
-        seed: Of losses and jitter.
         subnet: The first three bytes of every host's IPv4 address, as `a.b.c`.
         ipv6: Whether the hosts have IPv6 addresses too.
         inner: How many namespaces to make besides, which are on no link.
@@ -67,13 +65,11 @@ class CarrierSetup:
 
     @classmethod
     def from_json(cls, text: str) -> CarrierSetup:
-        """The inverse of `json.dumps(asdict(setup))`."""
         fields = json.loads(text)
         return cls(**{**fields, "shape": LinkShape(**fields["shape"])})
 
 
 def address(host: int, subnet: str = SUBNET) -> str:
-    """A host's IPv4 address."""
     return f"{subnet}.{host + 1}"
 
 
@@ -221,7 +217,6 @@ def _prefer() -> None:
 
 
 def main() -> None:
-    """Entry point."""
     setup = CarrierSetup.from_json(sys.argv[1])
     try:
         hosts = [make_host(_addresses(host, setup), setup.mtu) for host in range(setup.hosts)]

@@ -25,7 +25,6 @@ class RunningSwarm:
     """A swarm that is up.
 
     Attributes:
-        peer: The bootstrap peer's address.
         nodes: Its programs, one per span.
         star: Addresses of star servers, if there are any.
     """
@@ -40,8 +39,6 @@ class ServeOptions:
     """What nodes serve, one per span.
 
     Attributes:
-        model: The folder of the model.
-        spans: Layers of each node.
         options: Further options of every `node serve`.
     """
 

@@ -25,7 +25,7 @@ import tyro
 from rich.progress import track
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from node.model.family_check import TOLERANCE, conformance_error, shrink
 from node.model.span import load_tested
 from swarm.errors import UnsupportedModel
@@ -67,13 +67,11 @@ COMPLETED: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Run every family."""
 
     only: tuple[str, ...] = ()
     """Families to run; all if none is named."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ class FamilyResult:
         family: Its name, as configs have it (`model_type`).
         error: Largest difference of the logits; None if it did not run.
         reason: Why it is refused; empty if it is not.
-        seconds: How long it took.
     """
 
     family: str
@@ -153,7 +150,6 @@ def make_sheet(results: list[FamilyResult], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Entry point."""
     options = tyro.cli(Options)
     quiet_libraries()
     torch.set_num_threads(1)
@@ -164,8 +160,4 @@ def main() -> None:
         if not options.only or re.fullmatch("|".join(options.only), one.model_type)
     ]
     results = [check(one) for one in track(classes, "families", console=console)]
-    make_sheet(results, options).finish(console, record=options.record)
-
-
-if __name__ == "__main__":
-    main()
+    make_sheet(results, options).finish(console, options)

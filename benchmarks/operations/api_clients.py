@@ -37,9 +37,7 @@ class KnownRequest:
     """A request whose answer is known.
 
     Attributes:
-        path: of the endpoint.
         body: JSON values, without `stream`.
-        expected: the text of the answer.
     """
 
     path: str
@@ -52,11 +50,9 @@ class LoadCounts:
     """What all clients met.
 
     Attributes:
-        right: answers with the right text.
         streamed: of these, those that were streamed.
         wrong: answers with another text, as `expected / got`.
         refused: answers 429 with Retry-After, which was obeyed.
-        errors: anything else.
     """
 
     right: int = 0
@@ -75,11 +71,8 @@ class SteadyClient:
     """One that asks again and again.
 
     Attributes:
-        http: with its key.
         requests: what it asks for, in turn; every second one is streamed.
-        counts: of all clients.
         tokens: it got so far, by answers that were finished.
-        answers: how many.
     """
 
     http: httpx2.AsyncClient
@@ -89,7 +82,6 @@ class SteadyClient:
     answers: int = 0
 
     async def ask_on(self) -> None:
-        """One request after another."""
         turn = 0
         while True:
             request = self.requests[turn % len(self.requests)]
@@ -161,7 +153,6 @@ class NodeWatch:
     """Asks the nodes of a swarm what they hold.
 
     Attributes:
-        dialer: connects to them.
         records: of the nodes, in the order of their layers.
     """
 
@@ -194,8 +185,6 @@ class LeavingClient:
 
     Attributes:
         http: with a key of its own.
-        watch: asks the nodes.
-        counts: of all clients.
         freed_ms: from each leaving until no node held its session.
     """
 

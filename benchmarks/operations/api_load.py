@@ -11,24 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
+import psutil
 import torch
 import tyro
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from benchmarks.emulation.process_monitor import ProcessMonitor
 from benchmarks.emulation.swarm import SPANS, covered, local_swarm
 from benchmarks.operations.api_clients import KnownRequest, LeavingClient, LoadCounts, NodeWatch, SteadyClient
 from benchmarks.operations.api_program import ApiProgram, api_program
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.library.aio import AsyncSwarm
 from client.options import GenerateOptions
 from swarm.demo import PASSAGES, TARGET
@@ -50,8 +51,35 @@ ROOM_S = 10.0
 """Within which everything is free after the last client has gone."""
 
 
+def anonymous_mb(processes: Iterable[psutil.Process]) -> float:
+    """Anonymous memory of all of them together.
+
+    Raises:
+        OSError: one has ended.
+    """
+    total = 0
+    for process in processes:
+        found = re.search(
+            r"^Anonymous:\s+(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text(), re.MULTILINE
+        )
+        if found is None:
+            raise ProcessLookupError(f"process {process.pid} has no memory any more")
+        total += int(found[1]) * 1024
+    return total / 1e6
+
+
+def note_memory(programs: Mapping[str, int], at_s: float, found: dict[str, list[tuple[float, float]]]) -> None:
+    """Add the anonymous memory of each program, its first process and all descendants, in MB; Linux only."""
+    for name, pid in programs.items():
+        try:
+            root = psutil.Process(pid)
+            found.setdefault(name, []).append((at_s, anonymous_mb([root, *root.children(recursive=True)])))
+        except (psutil.NoSuchProcess, OSError):
+            continue  # it ended meanwhile
+
+
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Load the API with many clients."""
 
     clients: int = 64
@@ -68,10 +96,6 @@ class Options:
     """Between two departures of the client that goes away."""
     waiting: int | None = None
     """Requests that may wait at the API; its own default if none is given. With fewer, some are refused."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
@@ -79,14 +103,9 @@ class LoadMeasurement:
     """All that was measured.
 
     Attributes:
-        seconds: how long the clients asked.
-        clients: what they met.
-        tokens: of each client.
-        answers: of each client.
         freed_ms: from each departure until every node was free of it.
         memory_mb: of each program and its children, by name: pairs of seconds and anonymous memory.
         left_sessions: sessions that a node still held at the end beyond those that the API keeps; the most of any.
-        counts: of the API itself.
     """
 
     seconds: float = 0.0
@@ -161,9 +180,7 @@ class RunningApi:
     """Everything that runs.
 
     Attributes:
-        api: its program.
         keys: it takes; the last one is that of the client that goes away.
-        watch: asks the nodes.
         programs: process ids of those whose memory is looked at, by name.
     """
 
@@ -174,7 +191,7 @@ class RunningApi:
 
     async def load(self, options: Options, requests: Sequence[KnownRequest]) -> LoadMeasurement:
         """Let the clients ask for so long; all of them go away at the end."""
-        found, monitor = LoadMeasurement(), ProcessMonitor()
+        found, memory_mb = LoadMeasurement(), dict[str, list[tuple[float, float]]]()
         async with AsyncExitStack() as stack:
             *steady, away = [await stack.enter_async_context(self.api.http(key)) for key in self.keys]
             clients = [
@@ -188,12 +205,12 @@ class RunningApi:
                     scope.spawn(client.ask_on())
                 scope.spawn(leaver.leave_on(options.leave_every_s))
                 while (at_s := time.monotonic() - began) < options.seconds:
-                    await asyncio.to_thread(monitor.look, self.programs, at_s)
+                    await asyncio.to_thread(note_memory, self.programs, at_s, memory_mb)
                     await asyncio.sleep(min(LOOK_S, options.seconds / 20))
             found.seconds = time.monotonic() - began
         found.tokens = [client.tokens for client in clients]
         found.answers = [client.answers for client in clients]
-        found.freed_ms, found.memory_mb = leaver.freed_ms, dict(monitor.memory)
+        found.freed_ms, found.memory_mb = leaver.freed_ms, memory_mb
         return found
 
     async def left(self) -> tuple[int, dict[str, float]]:
@@ -221,7 +238,6 @@ def _turned(requests: Sequence[KnownRequest], place: int) -> list[KnownRequest]:
 
 
 def sheet(found: LoadMeasurement, options: Options) -> Sheet:
-    """The table."""
     met = found.clients
     made = Sheet(
         "api_load",
@@ -282,10 +298,6 @@ def main() -> None:
             found = asyncio.run(measure(options, Path(folder), console))
     except SwarmError as error:
         raise SystemExit(f"api_load: {error}") from None
-    sheet(found, options).finish(console, record=options.record, path=options.json)
+    sheet(found, options).finish(console, options)
     if missed := misses(found):
         raise SystemExit(f"api_load: {'; '.join(missed)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from benchmarks.emulation.swarm import covered
 from benchmarks.operations.api_program import api_program
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.swarm import demo_swarm
 from client.library.aio import AsyncSwarm
@@ -46,7 +46,7 @@ FIRST_LIMIT_MS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure what the API costs."""
 
     delay_ms: tuple[float, ...] = (0.0, 25.0)
@@ -57,10 +57,6 @@ class Options:
     """Tree nodes per sweep."""
     new_tokens: int = 96
     """New tokens of each text."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +64,7 @@ class TextTimes:
     """One text as its reader saw it.
 
     Attributes:
-        text: all of it.
-        tokens: of it.
         first_ms: from asking until its first characters.
-        rest_s: from then until its end.
     """
 
     text: str
@@ -81,18 +74,12 @@ class TextTimes:
 
     @property
     def tokens_per_s(self) -> float:
-        """After its first characters."""
         return self.tokens / self.rest_s if self.rest_s > 0 else 0.0
 
 
 @dataclass(slots=True)
 class PairedTexts:
-    """The texts of one kind at one delay, pair by pair.
-
-    Attributes:
-        library: by the library.
-        api: by the API.
-    """
+    """The texts of one kind at one delay, pair by pair."""
 
     library: list[TextTimes] = field(default_factory=list)
     api: list[TextTimes] = field(default_factory=list)
@@ -209,7 +196,6 @@ async def _pair(makers: list[Callable[[], Awaitable[TextTimes]]], number: int) -
 
 
 def sheet(found: dict[float, dict[str, PairedTexts]], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "api_overhead",
         f"`client api` against the library on the demo swarm, streamed texts of {options.new_tokens} tokens, tree of "
@@ -252,7 +238,6 @@ async def _run(options: Options, console: Console) -> dict[float, dict[str, Pair
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
@@ -261,8 +246,4 @@ def main() -> None:
         found = asyncio.run(_run(options, console))
     except (SwarmError, httpx2.HTTPError) as error:
         raise SystemExit(f"api_overhead: {error}") from None
-    sheet(found, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(found, options).finish(console, options)

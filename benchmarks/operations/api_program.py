@@ -24,7 +24,6 @@ class ApiProgram:
 
     Attributes:
         url: its base, without a slash at its end.
-        running: its program.
     """
 
     url: str
@@ -44,7 +43,6 @@ async def api_program(peer: str, folder: Path, keys: Sequence[str], *options: st
     Args:
         peer: address of the swarm's bootstrap peer.
         folder: for its log and what it learns about the draft.
-        keys: API keys.
         options: more of `client api`.
 
     Raises:

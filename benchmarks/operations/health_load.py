@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.operations.health_nodes import SimulatedNode, simulate
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.demo.programs import start_program
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError
@@ -50,7 +50,7 @@ PAUSE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the health service under load."""
 
     nodes: int = 1_000
@@ -63,10 +63,6 @@ class Options:
     """Over how many models the nodes are spread; one run for each."""
     most: int = MAX_MODELS
     """Models of the largest history."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
@@ -79,12 +75,8 @@ class HealthRun:
         tree_pss_bytes: The same with its DHT processes.
         state_bytes: One state in the live stream.
         query_ms: Times of HTTP requests, by path.
-        frames: States that readers got.
         gaps_ms: From one state to the next, at one reader.
         shown_ms: From a node's new state to its arrival in the stream.
-        messages: Signed messages that were heard.
-        refused: Refused messages, by reason.
-        nodes_shown: Nodes in the last state.
         history_bytes: The history file before the run.
         is_over: All tasks end when this is set.
     """
@@ -110,7 +102,6 @@ class HealthRun:
 
 
 def fingerprints(count: int) -> list[str]:
-    """Of so many models."""
     return [f"ab12{number:060x}" for number in range(count)]
 
 
@@ -124,7 +115,6 @@ def free_port() -> int:
 
 @contextmanager
 def mosquitto(folder: Path, port: int) -> Iterator[None]:
-    """The broker."""
     config = folder / "mosquitto.conf"
     config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nuser root\n")
     try:
@@ -364,14 +354,9 @@ async def measure(options: Options, console: Console) -> tuple[dict[int, HealthR
 
 
 def main() -> None:
-    """Entry point."""
     options, console = tyro.cli(Options, description=__doc__), make_console()
     try:
         runs, most = asyncio.run(measure(options, console))
     except ConfigError as error:
         sys.exit(f"health_load: {error}")
-    sheet(options, runs, most).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(options, runs, most).finish(console, options)

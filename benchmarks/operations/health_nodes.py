@@ -19,10 +19,6 @@ class SimulatedNode:
     """A node that only publishes.
 
     Attributes:
-        identity: Its key.
-        span: Its layers.
-        fingerprint: Of its model.
-        nonce: Of this start.
         started_at: Time of day of this start, in seconds.
         seq: The number of its last message.
     """
@@ -35,17 +31,14 @@ class SimulatedNode:
     seq: int = 0
 
     def sealed(self, body: Body) -> tuple[str, bytes]:
-        """Topic and payload."""
         topic = topic_of("canopy", self.fingerprint, self.identity.peer_id, part_of(body))
         return topic, seal_body(body, topic, self.identity)
 
     def stamp(self) -> Stamp:
-        """The next one."""
         self.seq += 1
         return Stamp(self.nonce, self.seq, time.time())
 
     def status(self, state: Presence = Presence.SERVING) -> Status:
-        """What it is."""
         stamp = self.stamp()
         return Status(
             stamp=stamp,
@@ -62,7 +55,6 @@ class SimulatedNode:
         )
 
     def metrics(self) -> Metrics:
-        """What it has done."""
         up_s = time.time() - self.started_at
         count = int(10 * up_s)
         return Metrics(

@@ -1,4 +1,4 @@
-"""Serves the health page with made-up states, to `page_load` or to a browser.
+"""Serves the health page with made-up states, to tests or to a browser.
 
 The page's files, any state, history and a live stream come from this process; nothing else runs.
 

@@ -27,7 +27,6 @@ def peer_id(number: int) -> str:
 
 
 def node(number: int, span: Sequence[int], name: str | None = None, **changes: object) -> State:
-    """One machine that serves."""
     peer, draw = peer_id(number), random.Random(number)
     compute = draw.uniform(4, 12)
     claimed = [[1, round(compute * 0.8, 1)], [8, round(compute, 1)], [64, round(compute * 2.2, 1)]]
@@ -109,7 +108,6 @@ def model(nodes: Sequence[State], num_layers: int, name: str = "demo-target", **
 
 
 def events(nodes: Sequence[State], name: str) -> list[State]:
-    """Newest first."""
     said = (
         ("joined", "serves layers 0…3"),
         ("moved", "moved from layers 2…5 to 4…7"),
@@ -183,7 +181,6 @@ def swarm_of_six() -> list[State]:
 
 
 def serving() -> State:
-    """All is well."""
     return state(model(swarm_of_six(), 12))
 
 
@@ -241,7 +238,6 @@ def dht_only() -> State:
 
 
 def empty() -> State:
-    """Nobody serves anything."""
     return state()
 
 

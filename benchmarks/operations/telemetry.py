@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.emulation.swarm import covered
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import demo_prompts
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.programs import start_program
@@ -49,7 +49,7 @@ ADDRESS = r"/ip4/\S+"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure what telemetry costs."""
 
     starts: int = 4
@@ -62,10 +62,6 @@ class Options:
     """New tokens of each text."""
     seconds: float = 60.0
     """How long the publisher alone is watched."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,6 @@ class TextCost:
 
     Attributes:
         way: With or without telemetry.
-        tokens_per_s: Its speed.
         cpu_s: CPU seconds of the node's process for it.
         wall_s: Wall-clock seconds for it.
     """
@@ -123,8 +118,6 @@ class ServingNode:
 
     Attributes:
         way: With or without telemetry.
-        swarm: A client of it.
-        process: The node's process.
     """
 
     way: str
@@ -170,7 +163,6 @@ async def measure_publisher(url: str, seconds: float) -> float:
 
 
 def sheet(texts: list[TextCost], publisher: float, options: Options) -> Sheet:
-    """The table."""
     by_way = {way: [text for text in texts if text.way == way] for way in WAYS}
     speeds = {way: [text.tokens_per_s for text in some] for way, some in by_way.items()}
     spent = {way: [text.cpu_s for text in some] for way, some in by_way.items()}
@@ -193,7 +185,6 @@ def sheet(texts: list[TextCost], publisher: float, options: Options) -> Sheet:
 
 
 async def run(options: Options, console: Console) -> Sheet:
-    """Measure everything."""
     with tempfile.TemporaryDirectory(prefix="canopy-telemetry-") as temporary:
         folder = Path(temporary)
         async with broker(folder) as url:
@@ -203,13 +194,8 @@ async def run(options: Options, console: Console) -> Sheet:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
     console = make_console()
-    asyncio.run(run(options, console)).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    asyncio.run(run(options, console)).finish(console, options)

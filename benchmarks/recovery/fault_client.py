@@ -56,7 +56,6 @@ class Reporter(logging.Handler):
         self.absent: frozenset[str] = frozenset()
 
     def say(self, event: str, **words: Any) -> None:  # noqa: ANN401 - whatever JSON holds
-        """One line, at once."""
         self._out.write(json.dumps({"event": event, "at": time.monotonic(), **words}).encode() + b"\n")
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -119,7 +118,6 @@ async def counters(addresses: Mapping[str, str]) -> dict[str, dict[str, int]]:
 
 
 async def tell(swarm: AsyncSwarm, reporter: Reporter, ids: Sequence[int], job: dict[str, Any]) -> None:
-    """One text."""
     reporter.absent = frozenset(job["absent"])
     reporter.arrivals.clear()
     client.library.jobs.PREFILL_CHUNK = job["chunk"]

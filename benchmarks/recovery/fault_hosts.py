@@ -36,10 +36,6 @@ class Host:
     """One node's machine.
 
     Attributes:
-        number: Its number in the network.
-        span: Its layers.
-        stack: Ends the node's program.
-        program: The node's program.
         peer: Its peer id, once it serves.
         is_dead: It was killed, or will be after this text.
     """
@@ -53,7 +49,6 @@ class Host:
 
     @property
     def name(self) -> str:
-        """For a person."""
         return f"{self.span} {'abcdef'[(self.number - 1) // len(SPANS)]}"
 
 
@@ -71,7 +66,6 @@ class Hosts:
 
     @property
     def client(self) -> int:
-        """The client's host."""
         return len(self.all) + 1
 
     @property
@@ -208,12 +202,10 @@ class Client:
         self._streams = asyncio.get_running_loop().create_future()
 
     def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The program has connected."""
         if not self._streams.done():
             self._streams.set_result((reader, writer))
 
     async def send(self, job: Mapping[str, Any]) -> None:
-        """Give it a job."""
         _, writer = await self._streams
         writer.write(json.dumps(job).encode() + b"\n")
         await writer.drain()

@@ -52,14 +52,7 @@ OTHER_PHASES = (Phase.PREFILL, Phase.SWEEP)
 
 @dataclass(frozen=True, slots=True)
 class FaultText:
-    """What is generated. Two faults with the same text share its undisturbed run.
-
-    Attributes:
-        number: Which prompt.
-        prompt_tokens: Its length.
-        temperature: Of sampling.
-        seed: Of sampling.
-    """
+    """What is generated. Two faults with the same text share its undisturbed run."""
 
     number: int
     prompt_tokens: int
@@ -72,10 +65,6 @@ class PlannedFault:
     """One fault, at a known phase of a text.
 
     Attributes:
-        fault: What happens.
-        phase: What the session does then.
-        position: Which hop it happens to.
-        text: What is generated.
         sweep: The decode sweep that triggers it, or what comes before it.
         delay_ms: From the trigger to the fault.
         before: In `REPLAY`: the position that is killed first. In `DRAIN` the hop itself is told to leave first.
@@ -93,7 +82,6 @@ class PlannedFault:
 
     @property
     def name(self) -> str:
-        """For a person."""
         text = f"{self.text.prompt_tokens} tokens, T {self.text.temperature:g}"
         return f"{self.fault} · {POSITIONS[self.position]} · {self.phase} · {text}"
 
@@ -131,11 +119,9 @@ class ObservedText:
     """One generation as the client saw it. Times are seconds of one clock.
 
     Attributes:
-        began: When it began.
         tokens: Its tokens.
         arrivals: (when, how many tokens) of each reply that brought some.
         repairs: What the client reports of its repairs.
-        error: Why it ended early.
         paths: Recovery counters that grew, by node.
     """
 
@@ -157,9 +143,6 @@ class FaultOutcome:
     """One fault, the undisturbed text and the disturbed one.
 
     Attributes:
-        planned: The fault.
-        plain: The undisturbed text.
-        disturbed: The disturbed text.
         struck_at: When the fault happened; None if the text ended before.
         stolen: Share of the CPU time that a virtual machine's host took meanwhile.
     """
@@ -238,7 +221,6 @@ def _arrivals(words: Sequence[Sequence[Any]]) -> tuple[tuple[float, int], ...]:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
 

@@ -46,7 +46,7 @@ from benchmarks.recovery.fault_plan import (
     read_outcomes,
     summary,
 )
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.demo.link_shape import LinkShape
 from swarm.runtime.console import make_console
 
@@ -74,7 +74,7 @@ NOTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Let faults happen to hops in every phase, and compare texts and pauses."""
 
     strikes: int = 108
@@ -87,10 +87,6 @@ class Options:
     """tun needs root; left out: the best that this machine allows."""
     logs: Path | None = None
     """Keep the programs' logs in this folder."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
     again: Path | None = None
     """Inject no fault: make the table of measurements that were written before."""
 
@@ -233,7 +229,6 @@ async def _until(when: float) -> None:
 
 
 def sheet(outcomes: Sequence[FaultOutcome], options: Options, network: str) -> Sheet:
-    """The table."""
     made = Sheet(
         "faults",
         f"Faults in a chain of 3 hops, {network}, fp32, tree of {TREE}, {NEW_TOKENS} tokens after 200 or 900",
@@ -275,7 +270,6 @@ def _plain(outcome: FaultOutcome) -> dict[str, Any]:
 
 
 async def run(options: Options, console: Console) -> Sheet:
-    """All faults."""
     strikes = plan(options.strikes, options.seed, options.only)
     outcomes: list[FaultOutcome] = []
     with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary:
@@ -329,11 +323,7 @@ def main() -> None:
         made = table(read_outcomes(json.loads(options.again.read_text())), options, LINKS)
     else:
         made = asyncio.run(run(options, console))
-    made.finish(console, record=options.record, path=options.json)
+    made.finish(console, options)
     wrong = [one for one in made.measured["outcomes"] if not one["same"]]
     if wrong:
         sys.exit(f"faults: {len(wrong)} texts differ from the undisturbed ones or ended early")
-
-
-if __name__ == "__main__":
-    main()

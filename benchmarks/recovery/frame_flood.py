@@ -45,9 +45,6 @@ class FloodTarget:
     Attributes:
         node: The node, which holds all layers.
         behind: The node behind it, which holds the second half.
-        behind_span: Its layers.
-        model: What both serve.
-        num_layers: Layers of the model.
         pretended: The hop before the node, where there is one: this program.
     """
 
@@ -76,13 +73,7 @@ class FloodTarget:
 
 @dataclass(slots=True)
 class FloodCounts:
-    """What was sent, and what came back.
-
-    Attributes:
-        sent: Frames, by kind.
-        answers: Answers, by kind.
-        endings: Ends of streams, by status.
-    """
+    """What was sent, and what came back."""
 
     sent: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
@@ -90,7 +81,6 @@ class FloodCounts:
 
     @property
     def frames(self) -> int:
-        """Frames sent so far."""
         return self.sent.total()
 
     def hear(self, message: object) -> None:

@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.recovery.frame_flood import Broken, FloodCounts, FloodTarget, fuzz
 from benchmarks.recovery.garbage import ServedModel
 from benchmarks.redteam.fuzzing.parsers import fuzz_parsers
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client import AsyncSwarm
 from swarm.alive import shown_certificate
 from swarm.demo import TARGET
@@ -67,7 +67,7 @@ LATE_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Send garbage to live nodes."""
 
     mutants: int = 1_000_000
@@ -80,22 +80,11 @@ class Options:
     """The same seed sends the same frames."""
     limit_s: float = 1_200.0
     """Give up after so many seconds."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the numbers here as JSON too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """One node's process at one moment.
-
-    Attributes:
-        frames: Frames sent until then.
-        anonymous_bytes: Its anonymous memory.
-        files: Open files.
-        threads: Threads.
-    """
+    """One node's process at one moment."""
 
     frames: int
     anonymous_bytes: int
@@ -105,20 +94,13 @@ class ProcessSample:
 
 @dataclass(slots=True)
 class WatchedNode:
-    """A node's process over time.
-
-    Attributes:
-        span: Its layers.
-        process: The process.
-        samples: What it looked like.
-    """
+    """A node's process over time."""
 
     span: str
     process: psutil.Process
     samples: list[ProcessSample] = field(default_factory=list)
 
     def look(self, frames: int) -> None:
-        """Take a sample."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         anonymous = re.search(r"RssAnon:\s+(\d+) kB", status)
         assert anonymous is not None, status
@@ -151,9 +133,6 @@ class ServedNode:
     """A running `node serve`.
 
     Attributes:
-        span: Its layers.
-        process: The process.
-        log: Its output.
         endpoint: Where it listens, and its certificate.
         join: An address for others to join.
     """
@@ -351,14 +330,10 @@ def main() -> None:
     made = sheet(flood, time.monotonic() - started)
     made.notes.insert(0, f"parsers: {parsed.count:,} mutants in {parsed.seconds:.0f} s, typed errors only")
     made.measured["parsers"] = {"seconds": parsed.seconds, "outcomes": parsed.outcomes, "slowest_s": parsed.slowest_s}
-    made.finish(console, record=options.record, path=options.json)
+    made.finish(console, options)
     sys.exit(failure)
 
 
 async def _flood(flood: FloodRun, join: str) -> None:
     async with AsyncSwarm.connect(TARGET, peers=(join,)) as swarm:
         await flood.run(swarm)
-
-
-if __name__ == "__main__":
-    main()

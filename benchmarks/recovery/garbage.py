@@ -80,13 +80,7 @@ WEIGHTS = (16, 46, 8, 14, 8, 8, 4)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the nodes serve.
-
-    Attributes:
-        fingerprint: Of the model.
-        width: Values of a hidden row.
-        vocab_size: Tokens of its vocabulary.
-    """
+    """What the nodes serve."""
 
     fingerprint: str
     width: int
@@ -95,12 +89,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Which hop of a route the node under attack is.
-
-    Attributes:
-        route: The route.
-        index: Its place in the route.
-    """
+    """Which hop of a route the node under attack is."""
 
     route: tuple[RouteHop, ...]
     index: int

@@ -10,7 +10,6 @@ turns.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,16 +21,16 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from benchmarks.emulation.client_process import run_part
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.recovery.fault_plan import percentile
 from benchmarks.recovery.hedging_client import Job
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
 from client.demo.programs import start_program
 from swarm.demo import TARGET
-from swarm.errors import RegistryError
 from swarm.runtime.console import make_console
 
 MIDDLE = 1
@@ -40,7 +39,7 @@ STUTTERING, HEDGED = "stuttering holder", "both, hedged"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure hedging."""
 
     rounds: int = 12
@@ -57,10 +56,6 @@ class Options:
     """One way, on each link."""
     kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 async def measure(options: Options, console: Console) -> tuple[str, dict[str, list[dict[str, Any]]]]:
@@ -84,20 +79,12 @@ async def measure(options: Options, console: Console) -> tuple[str, dict[str, li
                     nodes=options.nodes,
                     result=str(folder / "result.json"),
                 )
-                work = ["benchmarks.recovery.hedging_client", json.dumps(asdict(job))]
-                async with start_program("client", work, folder, net.command(CLIENT, [])) as client:
-                    if await client.process.wait() != 0:
-                        raise RegistryError(f"the client's part failed: {client.log.read_text()[-2_000:]}")
-            return str(net.kind), _read(job.result)
-
-
-def _read(path: str) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = json.loads(Path(path).read_text(encoding="utf-8"))
-    return found
+                return str(net.kind), await run_part(
+                    "benchmarks.recovery.hedging_client", asdict(job), net, folder, console
+                )
 
 
 def sheet(found: dict[str, list[dict[str, Any]]], options: Options, network: str) -> Sheet:
-    """The table."""
     made = Sheet(
         "hedging",
         f"Three hops, {options.delay_ms:g} ms one way ({network}), K = {options.nodes}. Of the middle one's two "
@@ -132,10 +119,6 @@ def main() -> None:
     options = tyro.cli(Options)
     console = make_console()
     network, found = asyncio.run(measure(options, console))
-    sheet(found, options, network).finish(console, record=options.record, path=options.json)
+    sheet(found, options, network).finish(console, options)
     if any(_texts(runs) != _texts(found[STUTTERING]) for runs in found.values()):
         sys.exit("hedging: the texts differ")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,23 +5,17 @@ Reads its job as JSON from the command line and writes what it measured to the f
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.emulation.client_process import work
 from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.acceptance import demo_prompts
 from client.library.aio import AsyncSwarm
 from client.library.session import SessionOpener
 from swarm.demo import DRAFT, TARGET
 from swarm.routing.route import Route
-from swarm.runtime.library_logging import quiet_libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +23,10 @@ class Job:
     """What to measure.
 
     Attributes:
-        peer: A bootstrap peer's address.
         steady: Peer id of the steady replica of the middle span.
         stuttering: Peer id of the stuttering one.
-        rounds: Texts over each route.
         new_tokens: New tokens of each text.
         nodes: Tree nodes per sweep (K).
-        result: The file for the measurements.
     """
 
     peer: str
@@ -86,13 +77,5 @@ async def measure(job: Job) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def main() -> None:
-    """Entry point."""
-    torch.set_num_threads(1)
-    quiet_libraries()
-    job = Job(**json.loads(sys.argv[1]))
-    Path(job.result).write_text(json.dumps(asyncio.run(measure(job))), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    work(Job, measure)

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 import tyro
 
 import swarm.protocol.hop_log
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.repair_world import World
 from swarm.errors import SwarmError
 from swarm.runtime.console import make_console
@@ -26,7 +26,7 @@ BLOCK = 250
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """What to run."""
 
     schedules: int = 10_000
@@ -35,8 +35,6 @@ class Options:
     """The first seed."""
     processes: int = 2
     """Processes that share the work."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 def run_block(seeds: range) -> tuple[Counter[str], list[tuple[int, str]]]:
@@ -55,7 +53,6 @@ def run_block(seeds: range) -> tuple[Counter[str], list[tuple[int, str]]]:
 
 
 def sheet(seen: Counter[str], failed: list[tuple[int, str]], schedules: int) -> Sheet:
-    """Kinds by name."""
     made = Sheet(
         "schedules",
         f"{schedules:,} random schedules of one session, {len(failed)} with another text or without an end",
@@ -77,11 +74,7 @@ def main() -> None:
         for some, bad in pool.map(run_block, blocks):
             seen += some
             failed += bad
-    sheet(seen, failed, options.schedules).finish(console, record=options.record)
+    sheet(seen, failed, options.schedules).finish(console, options)
     for seed, reason in failed:
         console.print(f"seed {seed}: {reason}")
     sys.exit(bool(failed))
-
-
-if __name__ == "__main__":
-    main()

@@ -48,10 +48,7 @@ class Fight:
     """One run of an attack.
 
     Attributes:
-        ground: What is attacked.
         tally: What it costs, and what it finds.
-        kit: Opens channels, sockets and sessions.
-        sealed: The honest nodes' newest records.
     """
 
     def __init__(self, ground: Ground, kit: Kit, sealed: tuple[bytes, ...], ready: Callable[[], None]) -> None:
@@ -69,7 +66,6 @@ class Fight:
         await self.started.wait()
 
     def be_ready(self) -> None:
-        """Say so, once."""
         if not self._is_ready:
             self._is_ready = True
             self._ready()
@@ -109,7 +105,6 @@ class Attack:
 
     Attributes:
         name: Of a few words with hyphens.
-        kind: What it works on.
         act: Prepares, awaits `Fight.go`, and acts until it is cancelled or has nothing more to do.
         stains: Whether what it leaves in the directory outlives it, so that the next attack needs another swarm.
         limit: What is known to fail under it, and its price: such a row is named, not held. Empty for most.

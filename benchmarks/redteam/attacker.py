@@ -29,7 +29,6 @@ STOP_S = 4.0
 
 
 def say(**news: object) -> None:
-    """Tell the range."""
     sys.stdout.write(json.dumps(news) + "\n")
     sys.stdout.flush()
 
@@ -80,7 +79,6 @@ def _processor_s() -> float:
 
 
 def main() -> None:
-    """Entry point."""
     os.nice(NICE)  # what is measured is the swarm, and not who gets the processor
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -55,9 +55,7 @@ class Insider:
     """A hostile node that runs.
 
     Attributes:
-        node: The node.
         frames: The newest sweeps that it passed on, by session.
-        taken: Sessions that came over it.
     """
 
     node: Node

@@ -80,7 +80,6 @@ class Spent:
     Attributes:
         seconds: Of a processor where that is known, else in all.
         memory_bytes: Beyond what was held before; 0 where it is not measured.
-        is_ended: Whether its lease ended it.
     """
 
     seconds: float
@@ -93,16 +92,7 @@ Spend = Callable[[str], Spent]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Something that reads what strangers send.
-
-    Attributes:
-        name: What it is called.
-        seeds: Inputs to begin with.
-        mutate: Makes mutants.
-        spend: Reads one.
-        seconds: What one input may take.
-        memory_bytes: Likewise.
-    """
+    """Something that reads what strangers send."""
 
     name: str
     seeds: Sequence[str]
@@ -127,7 +117,6 @@ class Dearest:
 
     @property
     def best(self) -> tuple[str, Spent]:
-        """The dearest."""
         _, _, text, spent = max(self.kept, key=lambda one: one[:2])
         return text, spent
 
@@ -137,12 +126,9 @@ class Search:
     """A search that is over.
 
     Attributes:
-        reader: What was searched.
-        tried: Inputs.
         ended: How many of them a lease ended.
         by_time: Dearest in seconds per byte.
         by_memory: Dearest in memory per byte.
-        longest: What took longest in all.
         largest: What took most memory in all.
     """
 
@@ -155,7 +141,6 @@ class Search:
     largest: Dearest = field(default_factory=lambda: Dearest(lambda _, took: took.memory_bytes))
 
     def run(self, seconds: float, rng: random.Random) -> None:
-        """Search for so long."""
         until = time.monotonic() + seconds
         for text in self.reader.seeds:
             self._try(text)
@@ -182,7 +167,6 @@ class Search:
         return slowest.seconds <= self.reader.seconds + SLACK_S and largest.memory_bytes <= self.reader.memory_bytes
 
     def row(self) -> tuple[str, ...]:
-        """Of the table."""
         (text, spent), (_, longest), (_, largest) = self.by_time.best, self.longest.best, self.largest.best
         return (
             self.reader.name,
@@ -320,7 +304,6 @@ class Bill:
         self.seconds = 0.0
 
     def grammar_took(self, owner: str, seconds: float) -> None:
-        """So much more."""
         self.seconds += seconds
 
     def grammar_wait_s(self, owner: str) -> float:
@@ -443,7 +426,3 @@ def main() -> None:
         options.json.write_text(json.dumps({one.reader.name: one.longest.best[0] for one in searches}, indent=1))
     broken = [search.reader.name for search in searches if not search.is_held]
     sys.exit(f"not held: {', '.join(broken)}" if broken else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -32,7 +32,6 @@ class Forgetful(RecordStore):
         return self.is_forgetful or super().put(item, now)
 
     def get(self, key: StorageKey, now: float) -> list[FiledItem]:
-        """Nothing."""
         return [] if self.is_forgetful else super().get(key, now)
 
 

@@ -17,7 +17,6 @@ class NodeMark:
     Attributes:
         address: `host:port` of its gRPC service.
         peer: Its peer id.
-        span: Its layers.
         certificate: DER of its server's certificate, in hex; empty where the swarm has none.
         log: The file that its output goes to.
     """
@@ -34,12 +33,7 @@ class Ground:
     """What an attacker knows: what the directory tells everybody, and where the range keeps its files.
 
     Attributes:
-        join: A peer of the directory.
         nodes: The honest nodes, in the order of their layers.
-        model: What they serve.
-        hidden_size: Values of a hidden row.
-        vocab_size: Rows of the embedding.
-        numeric_class: Of the honest nodes.
         page: `host:port` of the health page; empty without one.
         broker: `host:port` of its broker; empty without one.
         folder: Where an attack may write files.
@@ -57,7 +51,6 @@ class Ground:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Ground:
-        """What `asdict` made."""
         nodes = tuple(NodeMark(**{**one, "span": Span(**one["span"])}) for one in raw["nodes"])
         return cls(**{**raw, "nodes": nodes, "model": ModelIdentity(**raw["model"])})
 
@@ -67,9 +60,6 @@ class Tally:
     """What an attack cost, and what it found beside what users feel.
 
     Attributes:
-        sent_bytes: Bytes that left the attacker.
-        connections: Connections that it opened.
-        identities: Identities that it used.
         acts: What it did, counted: frames, records, calls.
         refused: How often the swarm refused it.
         breaches: What must not happen, and did.

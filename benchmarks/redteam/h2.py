@@ -11,8 +11,6 @@ END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 
 
 class FrameType(enum.IntEnum):
-    """Types of HTTP/2 frames."""
-
     DATA = 0
     HEADERS = 1
     RST_STREAM = 3
@@ -23,7 +21,6 @@ class FrameType(enum.IntEnum):
 
 
 def h2_frame(kind: FrameType, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    """One frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
@@ -37,9 +34,6 @@ def call_headers(path: str, authority: str, *, is_tls: bool, encoding: str = "")
     """A header block that begins a gRPC call, with nothing in it compressed.
 
     Args:
-        path: Of the method.
-        authority: The name that is called.
-        is_tls: Whether the scheme is https.
         encoding: Of the call's messages, where they are compressed.
     """
     block = b"\x83" + (b"\x87" if is_tls else b"\x86")  # :method POST, :scheme

@@ -43,10 +43,8 @@ class Job:
     """What to generate.
 
     Attributes:
-        join: A peer of the directory.
         cases: Prompts, and the tokens that must follow.
         comes: Whether it connects anew for each text.
-        result: The file for the measurements.
     """
 
     join: str
@@ -60,13 +58,10 @@ class HonestText:
     """One text. Times of day are in seconds.
 
     Attributes:
-        began: When it was asked for.
         ended: When it was there, or lost.
         connect_s: Until the swarm's model was found; 0 for one that stays.
         tokens: New tokens that came.
         right: Whether they are all, and the right ones.
-        repairs: Of its chain.
-        error: Why it was lost.
     """
 
     began: float
@@ -179,7 +174,6 @@ async def _generate(swarm: AsyncSwarm, prompt: Sequence[int], count: int) -> Res
 
 
 def main() -> None:
-    """Entry point."""
     torch.set_num_threads(1)
     quiet_libraries()
     freeze_imports()

@@ -54,13 +54,7 @@ class HopStream:
 
 
 class HostileHop:
-    """A machine of the swarm that does what it likes: it stands in the directory and answers as `behave` says.
-
-    Attributes:
-        who: Its identity.
-        address: Where it listens.
-        record: What it last announced.
-    """
+    """A machine of the swarm that does what it likes: it stands in the directory and answers as `behave` says."""
 
     def __init__(self, kit: Kit, behave: Behave, who: Identity | None = None) -> None:
         self.kit = kit
@@ -74,7 +68,6 @@ class HostileHop:
 
     @property
     def peer(self) -> PeerId:
-        """Its name."""
         return self.who.peer_id
 
     async def start(self, span: str, **claims: Any) -> HostileHop:  # noqa: ANN401

@@ -108,10 +108,7 @@ class RawLink:
     """One stream to one hop; it opens with the first message, whose sender introduces himself where that is an Attach.
 
     Attributes:
-        kit: Made it.
-        connection: To the hop.
         signer: Who introduces himself; None: the session's key, or the attacker's own identity behind hop 0.
-        compression: Of all messages.
         heard: Every answer so far, the newest 4,096.
     """
 
@@ -124,12 +121,10 @@ class RawLink:
 
     @property
     def call(self) -> Stream:
-        """The gRPC stream."""
         return self._call if self._call is not None else self._open(None)
 
     @property
     def tally(self) -> Tally:
-        """Counts what is refused."""
         return self.kit.tally
 
     def _open(self, first: Downstream | None) -> Stream:
@@ -214,7 +209,6 @@ class Kit:
         self.scope: TaskScope
 
     async def __aenter__(self) -> Self:
-        """Nothing is opened yet."""
         self.scope = await self._held.enter_async_context(TaskScope())
         return self
 
@@ -330,7 +324,6 @@ class Kit:
 
     @property
     def route(self) -> tuple[RouteHop, ...]:
-        """The honest chain."""
         return tuple(RouteHop(node.peer, node.span) for node in self.ground.nodes)
 
     @property

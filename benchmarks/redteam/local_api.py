@@ -54,7 +54,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Of a completion."""
         return str(self.json().get("choices", [{}])[0].get("text", ""))
 
     @property
@@ -64,7 +63,6 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Why it was refused."""
         return str(self.json().get("error", {}).get("message", ""))
 
 
@@ -73,8 +71,6 @@ class LocalApi:
     """The API, as callers see it.
 
     Attributes:
-        fight: that it is for.
-        program: the API.
         address: `host:port`.
         right: the text that the honest caller has to get.
         answers: of the honest caller: how long each took.
@@ -171,8 +167,6 @@ async def local_api(fight: Fight, model: Path = TARGET, *, beside: bool = True) 
     """An API that is up, and the word to attack it has come.
 
     Args:
-        fight: that it is for.
-        model: the folder of the model.
         beside: whether an honest caller asks it meanwhile.
     """
     options = ["--join", fight.ground.join, "--port", "0", "--api-key", HONEST, "--api-key", OTHER]

@@ -44,7 +44,6 @@ class ProgramSample:
     """One program at one moment, its descendants included.
 
     Attributes:
-        at: Time of day.
         resident_mb: Memory that it has of its own: its resident set, and what its descendants do not share.
         files: Open files of the process with most of them, and its limit.
     """
@@ -68,12 +67,7 @@ class Range:
     """A swarm that is up.
 
     Attributes:
-        ground: What an attacker knows.
-        programs: What runs, by name.
-        results: The users' measurements.
         registry: The directory as a client sees it.
-        samples: What the programs looked like.
-        reads: Looks at the page.
     """
 
     ground: Ground
@@ -229,7 +223,6 @@ def honest_cases() -> list[tuple[list[int], list[int]]]:
 
 
 def ground_as_json(ground: Ground) -> str:
-    """What `Ground.from_json` reads."""
     return json.dumps(asdict(ground))
 
 

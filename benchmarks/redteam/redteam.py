@@ -34,7 +34,7 @@ from benchmarks.redteam.listing import all_attacks, find_attack
 from benchmarks.redteam.range import Range, ground_as_json, open_range
 from benchmarks.redteam.table import merged, recorded, table
 from benchmarks.redteam.verdict import BACK_RATIO, HELD_RATIO, Felt, Pair, Verdict, Window
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.demo.programs import RunningProgram, start_program
 from swarm.runtime.console import make_console
 from swarm.runtime.tasks import TaskScope
@@ -51,7 +51,7 @@ OVER_S = 45.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Attack a live swarm."""
 
     only: tuple[str, ...] = ()
@@ -67,8 +67,6 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it, after each attack; rows of attacks that do
     not run stay."""
-    json: Path | None = None
-    """Write the numbers here as JSON too."""
 
 
 @dataclass(slots=True)
@@ -85,7 +83,6 @@ class Cost:
     notes: list[str] = field(default_factory=list)
 
     def add(self, news: dict[str, Any], seconds: float) -> None:
-        """One more pair."""
         tally = news["over"]
         self.seconds += seconds
         self.processor_s += news["processor_s"]
@@ -119,7 +116,6 @@ class Outcome:
         return Verdict.CONTROL if self.attack.is_control and found in {Verdict.HELD, Verdict.SLOWED} else found
 
     def row(self) -> tuple[str, ...]:
-        """Its cells."""
         felt = self.felt
         touched = felt.touched
         grown = max(felt.growth_mb.values(), default=0.0)
@@ -183,7 +179,6 @@ class Attacker:
         self._read = 0
 
     def order(self, *words: str) -> None:
-        """Send a line."""
         assert self._program.process.stdin is not None
         self._program.process.stdin.write((" ".join(words) + "\n").encode())
 
@@ -333,7 +328,6 @@ class RedTeam:
         return table(merged(recorded() if self._options.record else {}, rows, all_attacks()))
 
     async def run(self, attacks: Sequence[Attack]) -> None:
-        """One after another."""
         left = list(attacks)
         console = make_console(soft_wrap=True)
         while left:
@@ -382,11 +376,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="canopy-redteam-") as name:
         team = RedTeam(options, Path(name))
         asyncio.run(team.run(attacks))
-    team.table().finish(console, record=options.record, path=options.json)
+    team.table().finish(console, options)
     right = {Verdict.HELD, Verdict.NAMED, Verdict.CONTROL}
     wrong = [one.attack.name for one in team.outcomes if one.verdict not in right]
     sys.exit(f"not held: {', '.join(wrong)}" if wrong else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -28,6 +28,5 @@ class Strangers:
         self._first = rng.randrange(1, STAND_INS.num_addresses - MANY - 1)
 
     def __getitem__(self, number: int) -> str:
-        """One of them."""
         assert 0 <= number < MANY, "an attacker has no more"
         return str(STAND_INS[self._first + number])

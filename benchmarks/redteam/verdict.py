@@ -23,8 +23,6 @@ SLOW_SHARE = 0.05
 
 
 class Verdict(enum.StrEnum):
-    """How an attack ended."""
-
     HELD = "held"
     SLOWED = "slowed"
     BROKEN = "broken"
@@ -83,14 +81,11 @@ class Felt:
     """Everything that was seen of one attack.
 
     Attributes:
-        pairs: Speeds, undisturbed and attacked.
         after: Texts that began when it was over, of each user.
-        ended: Programs that ended.
         growth_mb: Memory after it, less memory before; by program.
         files: Most open files of a program while it lasted, and how many it may open; by program.
         log_kb_per_s: What a program wrote into its log while it lasted; by program.
         page: Looks at the health page while it lasted: how many, and how many were answered rightly.
-        breaches: What the attack itself found.
         troubles: Why the attack could not be carried out.
     """
 
@@ -106,7 +101,6 @@ class Felt:
 
     @property
     def ratio(self) -> float:
-        """Median of the pairs."""
         return median([pair.ratio for pair in self.pairs]) if self.pairs else 0.0
 
     @property

@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -20,7 +19,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from swarm.ids import PeerId
 from swarm.routing.placement import Layout, Newcomer, after, petals_span, plan_join
 from swarm.runtime.console import make_console
@@ -30,7 +29,7 @@ LARGE_LAYERS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure placement."""
 
     swarms: int = 2_000
@@ -41,10 +40,6 @@ class Options:
     """Machines of the large swarms."""
     seed: int = 0
     """Of all that is random."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,6 @@ class RandomSwarm:
     """A random swarm in order of arrival.
 
     Attributes:
-        num_layers: Layers of the model.
         machines: Of each machine: how many layers it holds, and its layers per second.
     """
 
@@ -81,10 +75,7 @@ class JoinResult:
     """What joining one after another led to.
 
     Attributes:
-        layout: Who holds what.
-        moves: Moves of all machines.
         most_moves: The most moves for one join.
-        decision_ms: Of each decision.
     """
 
     layout: Layout
@@ -183,7 +174,6 @@ def large_row(swarm: RandomSwarm) -> tuple[str, ...]:
 
 
 def sheet(options: Options, console: Console) -> Sheet:
-    """The table."""
     made = Sheet(
         "placement",
         "The weakest layer's rate after machines joined one after another, as a part of the best possible",
@@ -215,11 +205,6 @@ def _mean_and_tail(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     console = make_console()
-    sheet(options, console).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(options, console).finish(console, options)

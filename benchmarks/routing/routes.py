@@ -12,14 +12,13 @@ import random
 import time
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 
 import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
@@ -31,7 +30,7 @@ HOLDERS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure routing."""
 
     layers: int = 80
@@ -48,10 +47,6 @@ class Options:
     """How often each is measured."""
     seed: int = 1
     """Of all that is random."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,6 @@ class Terrain:
     """Where machines stand, and how fast they are.
 
     Attributes:
-        name: For a person.
         across_ms: One-way delay from side to side.
         layer_ms: Times per layer that machines may have.
     """
@@ -81,8 +75,6 @@ class FoundRoute:
 
     Attributes:
         times_ms: Milliseconds of each search for it.
-        hops: Its hops.
-        sweep_ms: Its cost.
         gap_ms: How much cheaper a chain may be at most.
     """
 
@@ -164,7 +156,6 @@ def spread(options: Options) -> Counter[PeerId]:
 
 
 def sheet(found: dict[str, list[FoundRoute]], taken: Counter[PeerId], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "routing",
         f"A route over {options.layers} layers, {options.peers:,} peers with {options.least} to {options.most} layers "
@@ -190,12 +181,7 @@ def sheet(found: dict[str, list[FoundRoute]], taken: Counter[PeerId], options: O
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     console = make_console()
     made = sheet(measure(options, console), spread(options), options)
-    made.finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    made.finish(console, options)

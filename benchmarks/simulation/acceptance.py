@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 from statistics import mean
 
 import torch
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.decode.walk import WANT_ROWS, Walk, hand_over_rows
 from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter, TreeDrafter
 from client.drafting.search.tree import DraftTree
@@ -51,7 +50,7 @@ REFERENCE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the acceptance length of the demo pair."""
 
     prompts: int = 24
@@ -64,10 +63,6 @@ class Options:
     """New tokens of each text."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the table here as JSON too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +70,10 @@ class Cell:
     """One cell of the table.
 
     Attributes:
-        temperature: Of sampling.
         nodes: Tree nodes per sweep (K).
         acceptance: Mean acceptance length over the prompts.
         reference: What the prototype measured, if it measured this cell.
         same_text: Prompts whose text is plain decoding's.
-        prompts: All prompts.
     """
 
     temperature: float
@@ -110,8 +103,6 @@ class Run:
 
     Attributes:
         tokens: The new tokens.
-        emitted: Tokens emitted after prefill.
-        sweeps: Sweeps after prefill.
         guesses: Of every tree node: its acceptance probability, and whether it was accepted.
     """
 
@@ -146,7 +137,6 @@ def answer(session: LocalSession, sweep: Sweep) -> Reply:
 
 
 def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, size: Size) -> Run:
-    """Decode one prompt."""
     window = len(prompt) + size.new_tokens + size.nodes + LEVELS
     limits = Limits(target.vocab_size, window, sweeps=1, nodes=len(prompt) + size.nodes + 1)
     walk, session = Walk(limits, sampling), LocalSession(target, limits)
@@ -229,10 +219,6 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     console = make_console()
     cells = measure(options, console)
-    sheet(cells).finish(console, record=options.record, path=options.json)
+    sheet(cells).finish(console, options)
     if any(cell.same_text < cell.prompts for cell in cells):
         sys.exit("acceptance: a text differs from plain decoding's")
-
-
-if __name__ == "__main__":
-    main()

@@ -44,7 +44,6 @@ class Costs:
     """What things take. All times are milliseconds.
 
     Attributes:
-        delay_ms: One way of a link.
         mbit: A link's rate, in Mbit/s.
         forward_ms: A hop's forward, without its rows.
         row_ms: Each row of a hop's forward.
@@ -62,7 +61,6 @@ class Costs:
             the shared cores; without shared cores it is part of the delays.
         handling_row_ms: What they compute for each further row. It is part of nothing else.
         other_ms: What each hop reports as the time of messages. It is part of `handling_ms` or of the delays.
-        row_bytes: Bytes of a hidden row.
         first_ms: What a hop's first forward of each size takes in addition, as on a GPU that loads kernels at first
             use. Sizes are powers of two of rows. One row has run before.
         paces: How many times as long as the mean hop each hop computes.
@@ -92,7 +90,6 @@ class Costs:
     steps: BucketSteps = ()
 
     def compute_ms(self, rows: int, hop: int = 0) -> float:
-        """One hop's forward."""
         if self.steps:
             return self.paces[hop] * padded_ms(self.steps, rows)
         return self.paces[hop] * (self.forward_ms + self.row_ms * rows)
@@ -123,7 +120,6 @@ class InlineExecutor(Executor):
     """Runs what it is given at once, in the caller's thread. Virtual time does not pass meanwhile."""
 
     def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:  # noqa: ANN401 - Executor's
-        """Run it now."""
         done: Future[T] = Future()
         try:
             done.set_result(work(*args, **options))
@@ -137,16 +133,8 @@ class SimulatedSweep:
     """A sweep on its way. Times are of the virtual clock.
 
     Attributes:
-        sequence: Its number.
-        rows: Its nodes.
-        picks: The tail's picks after them.
-        sent_ms: When the client sent it.
         arrived_ms: When it arrived at the hop where it is.
-        started_ms: When its forward began there.
-        compute_ms: What that forward takes.
         times: What each hop reports so far.
-        is_back: Its reply has arrived.
-        back_ms: When that was.
     """
 
     sequence: int
@@ -166,8 +154,6 @@ class SimulatedHop:
     """A hop: three things that each do one thing at a time.
 
     Attributes:
-        program: Reads and writes messages.
-        model: Computes forwards.
         link: Carries rows to the next hop.
     """
 
@@ -181,8 +167,6 @@ NodePicks = tuple[tuple[TreeNodeId, int], ...]
 
 
 class Tail(Protocol):
-    """Picks for a chain."""
-
     def picks(self, sweep: Sweep) -> NodePicks:
         """What is picked after the nodes of a sweep, each of which comes once."""
         ...
@@ -238,7 +222,6 @@ class VirtualChain:
 
     @property
     def route_key(self) -> Hashable:
-        """There is one route."""
         return "virtual"
 
     @property
@@ -363,14 +346,12 @@ class VirtualDrafter(CountedDrafter):
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
-        """What it grows."""
         tree, costs = super().grow(sequence, nodes, depth, sampling, stop_rule), self._costs
         self._clock.take(costs.grow_ms + costs.node_ms * len(tree), CLIENT)
         self._clock.wait(costs.turn_ms)
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
-        """What it learns."""
         super().learn(tree, picks, others)
         self._clock.take(self._costs.learn_ms, CLIENT)
 

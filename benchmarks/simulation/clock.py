@@ -29,7 +29,6 @@ class Task:
 
     Attributes:
         left_ms: What is left of it, in milliseconds of a core.
-        then: Called when it is done.
         program: Whose it is: what one program computes at once shares one core.
     """
 
@@ -44,7 +43,6 @@ class Clock:
 
     Attributes:
         cores: Cores that all computing shares; None where every program has cores of its own.
-        now_ms: The time.
     """
 
     cores: int | None = None
@@ -58,7 +56,6 @@ class Clock:
         return self.now_ms / 1e3
 
     def after(self, wait_ms: float, then: Then) -> None:
-        """Do something later."""
         heapq.heappush(self._due, (self.now_ms + max(wait_ms, 0.0), next(self._order), then))
 
     def compute(self, took_ms: float, then: Then, program: Hashable = None) -> None:
@@ -69,7 +66,6 @@ class Clock:
             self._tasks.append(Task(took_ms, then, object() if program is None else program))
 
     def wait(self, wait_ms: float) -> None:
-        """Time passes."""
         self._pass(self.after, wait_ms)
 
     def take(self, took_ms: float, program: Hashable = None) -> None:

@@ -133,7 +133,6 @@ class SweepWriter:
         return bool(self.text) and self.walk.in_flight < self.limits.sweeps
 
     def sweep(self) -> Sweep:
-        """The next sweep."""
         self._can_send = None
         rng, room = self.rng, self.walk.room
         if self.left:

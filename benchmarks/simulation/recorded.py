@@ -36,9 +36,7 @@ class RecordedText:
     """One text and its trees.
 
     Attributes:
-        prompt: Tokens of the prompt.
         tokens: The prompt and what followed it.
-        sampling: How it was sampled.
         trees: The draft's tree at each length of the text, below the root's next token.
         looked_up: The nodes of those trees that need no model.
     """
@@ -55,7 +53,6 @@ class ModelPair:
     """What texts are recorded with.
 
     Attributes:
-        target: The model that picks.
         draft: The model that drafts. It has learned already.
         new_tokens: New tokens of each text.
     """
@@ -102,7 +99,6 @@ def record_trees(
 def generate_texts(
     target: RaggedModel, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], new_tokens: int
 ) -> list[RecordedText]:
-    """Make texts, without trees."""
     made: list[RecordedText] = []
     for prompt, sampling in zip(prompts, samplings, strict=True):
         plain = generate(target, NoDrafter(), list(prompt), sampling, Size(new_tokens, 0))
@@ -131,9 +127,6 @@ class RecordedSearch:
 
     Candidates of the look-up are there at once, and so is what an earlier search found below the same text. A pass
     expands the best nodes whose children might be among the best.
-
-    Attributes:
-        rows: Rows of each pass.
     """
 
     def __init__(
@@ -146,7 +139,6 @@ class RecordedSearch:
         """Begin at the root.
 
         Args:
-            tree: The recorded tree.
             looked_up: Its nodes that need no model.
             expanded: What an earlier search expanded, as tokens below the root; the root itself is ().
             passing: Called at each pass, with its rows.

@@ -47,9 +47,7 @@ class Environment(Protocol):
     """What surrounds the machines: the network, the dice, the counters.
 
     Attributes:
-        rng: Draws all that is random.
         seen: How often each kind of event occurred.
-        writer: The client's sweeps and text.
         hops: Every machine there ever was, by its peer id.
         history: Committed and live nodes after each sweep, by its sequence number: what a restored hop must have.
     """
@@ -72,12 +70,10 @@ class Stream:
     """One connection: to a successor, or to the tail for replies.
 
     Attributes:
-        source: Who opened it.
         target: The machine that it leads to.
         place: That machine and its span, as the route names them.
         down: Messages on their way to the target.
         up: Answers on their way to the source.
-        is_attached: The target has answered Attach.
         is_fenced: The target does not read it any more.
         is_cut: Nothing that is sent from now on arrives.
         is_noticed: The source knows that it is of no use.
@@ -316,7 +312,6 @@ class Hop(Sender):
     # Work
 
     def start(self) -> None:
-        """Begin the next sweep."""
         self.running = self.log.next_work()
 
     def finish(self) -> None:
@@ -366,7 +361,6 @@ class Hop(Sender):
     # What goes upstream
 
     def on_ready(self) -> None:
-        """Tell the predecessor."""
         if self.upstream is not None:
             self.upstream.answer(Ready(self.generation, Credits(0, 0, 0)))
 
@@ -379,7 +373,6 @@ class Hop(Sender):
 
 
 def id_of(token: CommittedToken) -> TreeNodeId:
-    """A committed token's node."""
     return token.id
 
 

@@ -35,7 +35,6 @@ class SchedulePlan:
         faults: At most so many faults, beside those that follow from them.
         zombies_return: Machines that were left may be used again, with their old state.
         repetitions: Probability that a sweep arrives twice.
-        make_hop: The class of hops.
         make_log: The log of a new session; by default one that looks into its queue, always or now and then.
         restarts: At most so many further turns.
         has_deadline: The client repairs again when a route is not ready in time (R7).
@@ -199,7 +198,6 @@ class World:
     # Faults
 
     def fault(self) -> None:
-        """Let one fault happen."""
         kind = self.rng.choice(
             (self.kill, self.kill, self.kill, self.mistake, self.mistake, self.cut, self.lose, self.overflow)
         )

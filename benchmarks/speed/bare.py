@@ -49,11 +49,7 @@ class BareTimes:
     """Bare parts of a sweep with a tree of `nodes` (K), in milliseconds: medians.
 
     Attributes:
-        nodes: Tree nodes.
-        temperature: Of sampling.
         compute_ms: Forwards of all spans, the head and the picks.
-        draft_ms: The draft.
-        message_bytes: Each link's message.
         rested_ms: The same forwards, each after a pause as on a hop between two sweeps. No part of the floor.
     """
 
@@ -74,9 +70,6 @@ class BareTimes:
 class BareTimer:
     """Times the demo model's spans and its draft in this process. Each further round adds samples, so noise is
     shared.
-
-    Attributes:
-        spans: Layers of each hop.
     """
 
     spans: Sequence[Span]
@@ -87,7 +80,6 @@ class BareTimer:
     _drafter: ModelDrafter | None = None
 
     def load(self) -> None:
-        """Load the models."""
         checkpoint = open_checkpoint(TARGET)
         self._models = [load_span(checkpoint, span, torch.float32) for span in self.spans]
         draft = load_whole(DRAFT, torch.float32)
@@ -117,7 +109,6 @@ class BareTimer:
             self._trees[nodes, temperature] = tree
 
     def result(self, nodes: int, temperature: float) -> BareTimes:
-        """The medians so far."""
         forwards, drafts, rested = self._samples[nodes, temperature]
         sizes = self._message_bytes(self._trees[nodes, temperature])
         return BareTimes(nodes, temperature, median(forwards), median(drafts), sizes, median(rested))

@@ -28,7 +28,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.speed.card_streamed import copy_rates
 from benchmarks.speed.grown import SHAPES, device_name, grown_model
 from node.model.checkpoint import Checkpoint, open_checkpoint
@@ -58,7 +58,7 @@ MOVED: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure a card."""
 
     shape: str = "8B"
@@ -79,10 +79,6 @@ class Options:
     """Sweeps of each size."""
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +86,8 @@ class CardSweep:
     """Sweeps of one size: medians in milliseconds.
 
     Attributes:
-        layers: Of the span.
-        weights: Their format.
-        context: Tokens in the KV cache.
-        rows: Of a sweep.
         plain_ms: By the plain path, until the rows are there; 0 where it was not run.
-        wall_ms: By the fast path, likewise.
         card_ms: The card alone, by the fast path.
-        floor_ms: Reading weights and KV.
     """
 
     layers: int
@@ -116,7 +106,6 @@ class CardFindings:
 
     Attributes:
         memory_bytes_per_s: Copied within the card's memory, read and written.
-        sweeps: Of every size.
         beside_ms: Head, picks and commits, by name.
         ready_s: Until a span was ready after loading, by span and format: compiled, recorded and proven.
         differing: Values of a tree's path that differ when its tokens are decoded one by one, by span and format.
@@ -199,9 +188,6 @@ class CardBench:
         """Measure how fast memory is.
 
         Args:
-            checkpoint: of the model.
-            options: what to measure.
-            console: for progress.
             keep: is given what was measured so far, after every span and format.
         """
         self._keep = keep
@@ -307,7 +293,6 @@ class CardBench:
 
 
 def sheet(found: CardFindings, options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "card",
         f"{options.shape} shape, {options.dtype}, on {device_name(options.device)}: ms per sweep",
@@ -370,12 +355,8 @@ def measure(options: Options, console: Console) -> None:
             bench.run()
         except BaseException as reason:
             if bench.found.sweeps:
-                sheet(bench.found, options).finish(console, record=False, path=options.json)
+                sheet(bench.found, options).finish(console, replace(options, record=False))
             if isinstance(reason, KeyboardInterrupt):
                 sys.exit("card: interrupted: the table has what was measured until then")
             raise
-    sheet(bench.found, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(bench.found, options).finish(console, options)

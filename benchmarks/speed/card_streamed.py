@@ -23,7 +23,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.speed.grown import SHAPES, device_name, grown_model
 from node.model.checkpoint import open_checkpoint
 from node.model.loading import DTYPES
@@ -43,7 +43,7 @@ BRANCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure a card."""
 
     shape: str = "8B"
@@ -62,10 +62,6 @@ class Options:
     """The same with streamed weights."""
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +69,8 @@ class CardRow:
     """Sweeps of one size: medians in milliseconds.
 
     Attributes:
-        rows: Rows of a sweep.
         forward_ms: The forward of a resident model.
         head_ms: The forward, the head and all rows' best tokens.
-        floor_ms: Reading weights and KV.
-        offloaded_ms: The forward with streamed layers.
     """
 
     rows: int
@@ -201,7 +194,6 @@ def _layers(options: Options) -> int:
 
 
 def sheet(lines: Sequence[CardRow], known: dict[str, float], options: Options) -> Sheet:
-    """The table."""
     name = device_name(options.device)
     exactly = "bit for bit" if options.device.startswith("cuda") else "up to rounding"
     made = Sheet(
@@ -239,8 +231,4 @@ def main() -> None:
     console = make_console()
     with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as folder:
         lines, known = measure(folder, options, console)
-    sheet(lines, known, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(lines, known, options).finish(console, options)

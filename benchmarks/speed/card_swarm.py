@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import signal
 import sys
 import tempfile
@@ -22,14 +21,13 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.emulation.client_process import run_part
+from benchmarks.emulation.client_process import run_part, work
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import ServeOptions, covered, hosted_swarm
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, demo_prompts
 from benchmarks.simulation.profiles import PROFILES
 from benchmarks.speed.decoding_methods import Case, canopy_methods
@@ -47,7 +45,7 @@ PLAIN = "Canopy, plain"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure a swarm on one card."""
 
     shape: str = "8B"
@@ -72,10 +70,6 @@ class Options:
     """tun needs root; left out: the best that this machine allows."""
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +77,7 @@ class Job:
     """The client's part.
 
     Attributes:
-        model: The folder of the model.
-        peer: A bootstrap peer's address.
-        trees: Sizes of fixed trees.
-        temperatures: Of sampling.
-        codec: Of hidden rows.
-        pairs: Prompts.
         new_tokens: New tokens of each text.
-        result: The file for the measurements.
     """
 
     model: str
@@ -105,12 +92,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRuns:
-    """What one network's runs gave.
-
-    Attributes:
-        kind: Of emulated network.
-        runs: All texts.
-    """
+    """What one network's runs gave."""
 
     kind: str
     runs: list[dict[str, Any]]
@@ -140,7 +122,6 @@ async def tell(job: Job) -> list[dict[str, Any]]:
 
 
 async def measure(network: str, model: Path, options: Options, console: Console) -> NetworkRuns:
-    """One network."""
     costs, layers = PROFILES[network], SHAPES[options.shape].num_hidden_layers
     cuts = [round(layers * part / NODES) for part in range(NODES + 1)]
     spans = tuple(f"{start}-{end}" for start, end in itertools.pairwise(cuts))
@@ -163,7 +144,6 @@ async def measure(network: str, model: Path, options: Options, console: Console)
 
 
 def sheet(found: dict[str, NetworkRuns], options: Options) -> Sheet:
-    """The table."""
     name = device_name(options.device)
     made = Sheet(
         "card_swarm",
@@ -218,19 +198,16 @@ async def run(options: Options, console: Console) -> dict[str, NetworkRuns]:
 
 def main() -> None:
     """Measure and print; with a job, be the client's part."""
-    quiet_libraries()
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        torch.set_num_threads(1)
-        words = json.loads(sys.argv[1])
-        job = Job(**(words | {name: tuple(words[name]) for name in ("trees", "temperatures")}))
-        Path(job.result).write_text(json.dumps(asyncio.run(tell(job))), encoding="utf-8")
+        work(Job, tell)
         return
+    quiet_libraries()
     options = tyro.cli(Options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the nodes would stay on the card
     console = make_console()
     if options.shape not in SHAPES or set(options.networks) - PROFILES.keys():
         sys.exit(f"card_swarm: shapes are {', '.join(SHAPES)}; networks {', '.join(PROFILES)}")
-    sheet(asyncio.run(run(options, console)), options).finish(console, record=options.record, path=options.json)
+    sheet(asyncio.run(run(options, console)), options).finish(console, options)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,6 @@ class Case:
 
     Attributes:
         prompt: Its tokens.
-        temperature: Of sampling.
-        seed: Of sampling.
-        new_tokens: How many to generate.
     """
 
     prompt: tuple[int, ...]
@@ -49,7 +46,6 @@ class Run:
         tokens: Its new tokens.
         tokens_per_s: Tokens after the first ones, per second after them.
         first_s: Until the first tokens.
-        total_s: Until the last one.
         sweep_ms: Of each decode sweep, its draft included; none where several sweeps are in flight.
         acceptance_length: Tokens per sweep.
     """
@@ -67,10 +63,7 @@ class Method:
     """One method to generate a text.
 
     Attributes:
-        name: For a person.
         nodes: Tree nodes per sweep; None where there are no sweeps of ours.
-        sampled: It knows temperatures.
-        run: Generates a text.
     """
 
     name: str

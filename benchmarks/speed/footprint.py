@@ -24,7 +24,7 @@ import psutil
 import tyro
 
 from benchmarks.emulation.swarm import local_swarm
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from client.demo.programs import RunningProgram, start_program
 from swarm.demo import DRAFT, TARGET
 from swarm.runtime.console import make_console
@@ -37,17 +37,13 @@ SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure start-up, memory and idle CPU on this machine."""
 
     repeats: int = 5
     """Of starting a whole swarm."""
     idle_s: float = 60.0
     """Seconds of idling."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,6 @@ class StartUp:
     """Seconds since the first program was started.
 
     Attributes:
-        nodes_listed_s: Until all nodes are listed.
         first_token_s: Until a client's first token.
     """
 
@@ -68,7 +63,6 @@ class Memory:
     """Memory of a program and its descendants, in MiB.
 
     Attributes:
-        pss: Proportional set size.
         alone: The same if nobody else shared pages.
         parts: The proportional set size of each process, by name.
     """
@@ -157,7 +151,6 @@ async def at_work(options: Options) -> tuple[dict[str, Memory], list[float]]:
 
 
 async def measure(options: Options) -> Sheet:
-    """All of it."""
     memories, idle = await at_work(options)
     starts = [await start_up() for _ in range(options.repeats)]
     made = Sheet(
@@ -185,10 +178,5 @@ async def measure(options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
-    asyncio.run(measure(options)).finish(make_console(), record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    asyncio.run(measure(options)).finish(make_console(), options)

@@ -39,17 +39,7 @@ SCALE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """A Llama's dimensions, as in its configuration.
-
-    Attributes:
-        hidden_size: Values of a hidden row.
-        intermediate_size: Values within an MLP.
-        num_hidden_layers: Layers.
-        num_attention_heads: Query heads.
-        num_key_value_heads: Key heads.
-        head_dim: Values of a head.
-        vocab_size: Tokens.
-    """
+    """A Llama's dimensions, as in its configuration."""
 
     hidden_size: int
     intermediate_size: int
@@ -144,14 +134,7 @@ def _check(shape: LlamaShape, small: dict[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """What a grown model is made of.
-
-    Attributes:
-        shape: The dimensions to reach.
-        small: The demo target's configuration.
-        weights: The demo target's weights.
-        device: Where weights are made.
-    """
+    """What a grown model is made of."""
 
     shape: LlamaShape
     small: dict[str, int]
@@ -260,7 +243,3 @@ def main() -> None:
     grow(options.folder, SHAPES[options.shape], getattr(torch, options.dtype), options.device)
     size = sum(file.stat().st_size for file in options.folder.iterdir())
     print(f"{options.folder}: {size / 2**30:.1f} GiB in {time.monotonic() - started:.0f} s")  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

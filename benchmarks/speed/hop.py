@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.emulation.swarm import SPANS, covered, local_swarm
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import demo_prompts
 from benchmarks.speed.bare import PAUSE_S, BareTimer, BareTimes
 from client.demo.link_shape import LinkShape
@@ -38,7 +38,7 @@ BARE_REPEATS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the overhead of a hop."""
 
     nodes: tuple[int, ...] = (0, 16, 64)
@@ -47,10 +47,6 @@ class Options:
     """Rounds of each."""
     new_tokens: int = 48
     """New tokens of each text."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 async def measure(options: Options, console: Console) -> tuple[dict[int, list[SweepMeasurement]], dict[int, BareTimes]]:
@@ -75,7 +71,6 @@ async def measure(options: Options, console: Console) -> tuple[dict[int, list[Sw
 
 
 def sheet(sweeps: dict[int, list[SweepMeasurement]], bare: dict[int, BareTimes], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "hop",
         f"Three nodes on loopback, no delay, one thread each; medians of {options.rounds} rounds, ms",
@@ -113,14 +108,9 @@ def _per_hop(sweeps: Sequence[SweepMeasurement], name: str) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
     console = make_console()
     found = asyncio.run(measure(options, console))
-    sheet(*found, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(*found, options).finish(console, options)

@@ -24,7 +24,7 @@ from rich.console import Console
 from benchmarks.emulation.client_process import run_part
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import ModelPair, RecordedText, prompts_of, record_trees
 from benchmarks.speed.load_client import WAYS, Job
@@ -43,7 +43,7 @@ MTU = 9_000
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure one chain under load."""
 
     loads: tuple[int, ...] = (1, 4, 16)
@@ -64,10 +64,6 @@ class Options:
     """Rate of each link."""
     kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 def record_texts(options: Options) -> list[RecordedText]:
@@ -82,7 +78,6 @@ def record_texts(options: Options) -> list[RecordedText]:
 
 
 async def measure(options: Options, texts: Sequence[RecordedText], console: Console) -> list[dict[str, Any]]:
-    """The whole table's numbers."""
     with tempfile.TemporaryDirectory(prefix="canopy-load-") as temporary:
         folder = Path(temporary)
         (folder / "texts").write_bytes(pickle.dumps(list(texts)))
@@ -100,7 +95,6 @@ async def measure(options: Options, texts: Sequence[RecordedText], console: Cons
 
 
 def sheet(found: Sequence[dict[str, Any]], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "load",
         f"Aggregate tokens/s of clients on one chain of three nodes, {options.delay_ms:g} ms one way, recorded drafts; "
@@ -126,13 +120,8 @@ def sheet(found: Sequence[dict[str, Any]], options: Options) -> Sheet:
 
 
 def main() -> None:
-    """Record, measure, print."""
     options = tyro.cli(Options)
     quiet_libraries()
     console = make_console()
     found = asyncio.run(measure(options, record_texts(options), console))
-    sheet(found, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(found, options).finish(console, options)

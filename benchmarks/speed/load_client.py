@@ -7,9 +7,7 @@ command line and writes what it measured to the file that the job names.
 from __future__ import annotations
 
 import asyncio
-import json
 import pickle
-import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -18,8 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
+from benchmarks.emulation.client_process import work
 from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.chain import InlineExecutor
 from benchmarks.simulation.recorded import RecordedText
@@ -34,7 +31,6 @@ from client.target import ModelSearch, find_in_swarm, load_target
 from swarm.demo import TARGET
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.protocol.messages import Sampling
-from swarm.runtime.library_logging import quiet_libraries
 from swarm.transport.dial import Dialer
 
 WAYS: dict[str, int | None] = {"off": 0, "K = 16": 16, "chosen": None}
@@ -45,13 +41,9 @@ class Job:
     """What to measure.
 
     Attributes:
-        peer: A bootstrap peer's address.
         texts: The file with recorded texts and trees.
         loads: Numbers of clients, each in turn.
-        rounds: Rounds of each.
         warm_s: Seconds that do not count.
-        seconds: Seconds that count.
-        result: The file for the measurements.
     """
 
     peer: str
@@ -102,13 +94,7 @@ class LoadClient:
     """One client and what it has learned.
 
     Attributes:
-        opener: Opens sessions.
-        texts: What it generates, in turn.
         nodes: Its fixed tree size; None: the controller chooses.
-        goodput: Its controller.
-        tokens: Tokens so far.
-        texts_told: Texts so far.
-        sizes: Tree size of each sweep.
     """
 
     opener: SessionOpener
@@ -120,7 +106,6 @@ class LoadClient:
     sizes: list[int] = field(default_factory=list)
 
     async def tell_on(self) -> None:
-        """One text after another."""
         while True:
             await self._tell(self.texts[self.texts_told % len(self.texts)])
             self.texts_told += 1
@@ -150,8 +135,14 @@ class LoadClient:
         assert made == recorded.tokens[len(recorded.prompt) :][: len(made)], "another text"
 
 
-async def measure(job: Job, texts: list[RecordedText]) -> list[dict[str, Any]]:
+def recorded_texts(job: Job) -> list[RecordedText]:
+    texts: list[RecordedText] = pickle.loads(Path(job.texts).read_bytes())
+    return texts
+
+
+async def measure(job: Job) -> list[dict[str, Any]]:
     """Every load, round and method, the methods in another order each round."""
+    texts = recorded_texts(job)
     target, found = load_target(str(TARGET), None), []
     async with AsyncExitStack() as stack:
         registry = await stack.enter_async_context(
@@ -195,15 +186,5 @@ async def _together(clients: Sequence[LoadClient], job: Job) -> float:
     return counted / took_s
 
 
-def main() -> None:
-    """Entry point."""
-    torch.set_num_threads(1)
-    quiet_libraries()
-    words = json.loads(sys.argv[1])
-    job = Job(**(words | {"loads": tuple(words["loads"])}))
-    texts: list[RecordedText] = pickle.loads(Path(job.texts).read_bytes())
-    Path(job.result).write_text(json.dumps(asyncio.run(measure(job, texts))), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    work(Job, measure)

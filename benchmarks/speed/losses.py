@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks.emulation.client_process import run_part
 from benchmarks.emulation.network import NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS, ServeOptions, hosted_swarm
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.speed.losses_worker import CHOSEN, PLAIN, Job
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
@@ -30,7 +30,7 @@ from swarm.runtime.console import make_console
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure what lost packets cost."""
 
     losses: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03)
@@ -51,10 +51,6 @@ class Options:
     """Machines that could take each one's place."""
     seed: int = 0
     """Of losses and jitter."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 async def measure(loss: float, options: Options, console: Console) -> list[dict[str, Any]]:
@@ -73,7 +69,6 @@ async def measure(loss: float, options: Options, console: Console) -> list[dict[
 
 
 def row(loss: float, runs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Of the table."""
     plain, chosen = ([run for run in runs if run["way"] == way] for way in (PLAIN, CHOSEN))
     speeds = [sum(run["tokens"] for run in of) / sum(run["seconds"] for run in of) for of in (plain, chosen)]
     repairs = [repair for run in runs for repair in run["repairs"]]
@@ -88,7 +83,6 @@ def row(loss: float, runs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def sheet(found: dict[float, list[dict[str, Any]]], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "losses",
         f"Lost packets at {options.delay_ms:g} … {options.delay_ms + options.jitter_ms:g} ms, {options.mbit:g} Mbit/s",
@@ -114,11 +108,6 @@ async def _run(options: Options, console: Console) -> dict[float, list[dict[str,
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     console = make_console()
-    sheet(asyncio.run(_run(options, console)), options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(asyncio.run(_run(options, console)), options).finish(console, options)

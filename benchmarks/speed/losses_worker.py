@@ -5,23 +5,17 @@ Reads its job as JSON from the command line and writes what it measured to the f
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.emulation.client_process import work
 from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.acceptance import demo_prompts
 from benchmarks.simulation.profiles import FIRST_SEED
 from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
-from swarm.runtime.library_logging import quiet_libraries
 
 PLAIN, CHOSEN = "plain", "chosen"
 WAYS: dict[str, int | None] = {PLAIN: 0, CHOSEN: None}
@@ -32,11 +26,8 @@ class Job:
     """What to measure.
 
     Attributes:
-        peer: A bootstrap peer's address.
-        temperature: Of sampling.
         pairs: Passages, one per pair.
         new_tokens: New tokens of each text.
-        result: The file for the measurements.
     """
 
     peer: str
@@ -47,7 +38,6 @@ class Job:
 
 
 async def measure(job: Job) -> list[dict[str, Any]]:
-    """All runs."""
     runs, prompts = [], demo_prompts(job.pairs)
     async with AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None) as swarm:
         await covered(swarm)
@@ -85,13 +75,5 @@ async def _generate(
     return result, waits
 
 
-def main() -> None:
-    """Entry point."""
-    torch.set_num_threads(1)
-    quiet_libraries()
-    job = Job(**json.loads(sys.argv[1]))
-    Path(job.result).write_text(json.dumps(asyncio.run(measure(job))), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    work(Job, measure)

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.emulation.swarm import covered
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, demo_prompts
 from client.demo.programs import start_program
 from client.library.aio import AsyncSwarm
@@ -44,7 +44,7 @@ WARM_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure an offloaded node."""
 
     nodes: tuple[int, ...] = (0, 1, 4, 16, 64, 256, 1_024, 2_048)
@@ -57,10 +57,6 @@ class Options:
     """New tokens of each text."""
     mb_per_s: float = 80.0
     """The store's rate; the demo target's layers are 18.9 MB in fp32: 236 ms."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +64,10 @@ class Run:
     """One text.
 
     Attributes:
-        offloaded: Its layers were streamed.
         nodes: Tree nodes per sweep (K), or `CHOSEN`.
-        temperature: Of sampling.
         tokens: Its tokens.
-        tokens_per_s: Its speed.
-        sweeps: Its sweeps.
-        sweep_ms: Median sweep.
         draft_ms: Median drafting per sweep.
-        mean_nodes: Mean tree size.
         acceptance_length: Tokens per sweep.
-        repairs: Repairs of its chain.
     """
 
     offloaded: bool
@@ -246,15 +235,10 @@ def _same_texts(runs: Sequence[Run]) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     quiet_libraries()
     console = make_console()
     runs = asyncio.run(measure(options, console))
-    sheet(runs, options).finish(console, record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet(runs, options).finish(console, options)

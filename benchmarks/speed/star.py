@@ -106,7 +106,6 @@ class StarRun:
     Attributes:
         tokens: Its tokens.
         first_s: Until the prompt's pass brought its one token.
-        total_s: Until the last one.
         steps: Milliseconds of each step after the prompt's.
     """
 
@@ -191,12 +190,7 @@ async def open_star(addresses: Sequence[str]) -> AsyncIterator[Star]:
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """One session's stream to one server.
-
-    Attributes:
-        address: Of the server.
-        call: The stream.
-    """
+    """One session's stream to one server."""
 
     address: str
     call: Stream

@@ -11,13 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
 import torch
 import tyro
 
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import Recording, Sheet
 from node.engine.batch import Batch, BatchMember
 from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.checkpoint import open_checkpoint
@@ -39,7 +38,7 @@ CONTEXT = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure what sharing forwards saves."""
 
     model: str = str(TARGET)
@@ -58,10 +57,6 @@ class Options:
     """Of the model's weights."""
     threads: int = 1
     """Threads of torch."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
@@ -69,7 +64,6 @@ class BinaryTreeSession:
     """One session of a hop, whose client grows a binary tree and always goes on with its first node.
 
     Attributes:
-        model: The hop's span.
         seed: Of its tokens.
     """
 
@@ -136,7 +130,6 @@ def measure(model: SpanModel, nodes: int, sessions: int, repeats: int) -> tuple[
 
 
 def main() -> None:
-    """Measure, print."""
     options = tyro.cli(Options)
     quiet_libraries()
     torch.set_num_threads(options.threads)
@@ -157,8 +150,4 @@ def main() -> None:
             )
             cells.append(f"{shared_ms / count:.2f} ({alone_ms / shared_ms:.2f})")
         sheet.rows.append((str(nodes), *cells))
-    sheet.finish(make_console(), record=options.record, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+    sheet.finish(make_console(), options)

@@ -25,7 +25,7 @@ from benchmarks.emulation.client_process import read, run_part
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.network_check import check
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
-from benchmarks.sheet import RESULTS, Sheet
+from benchmarks.sheet import RESULTS, Recording, Sheet
 from benchmarks.speed.bare import BareTimes
 from benchmarks.speed.worker import Job
 from client.bench.paired_ratio import Median, median_of, ratios
@@ -45,9 +45,7 @@ class Profile:
     """One kind of network, and how much is measured on it.
 
     Attributes:
-        shape: Of every link.
         new_tokens: New tokens of each text.
-        star: The star is measured too.
     """
 
     shape: LinkShape
@@ -65,7 +63,7 @@ PROFILES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Recording):
     """Measure the wide-area table."""
 
     profiles: tuple[str, ...] = tuple(PROFILES)
@@ -76,10 +74,6 @@ class Options:
     """Of sampling; 0 is greedy."""
     kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
-    record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it. Profiles that do not run keep their rows."""
-    json: Path | None = None
-    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +81,8 @@ class Row:
     """One row of the table.
 
     Attributes:
-        profile: The network.
-        way: The method.
-        temperature: Of sampling.
-        tokens_per_s: Median speed.
         acceptance_length: Mean tokens per sweep.
-        sweep_ms: Median sweep.
-        floor_ms: Its floor.
-        over_floor: Sweep over floor.
         ms_per_hop: What a sweep takes beyond its floor, per hop.
-        against_plain: Speed over plain decoding's.
         same_text: All texts are plain decoding's; None where that is not asked.
     """
 
@@ -114,7 +100,6 @@ class Row:
 
 
 async def measure(name: str, options: Options, console: Console) -> tuple[list[Row], dict[str, Any]]:
-    """One profile."""
     profile = PROFILES[name]
     with tempfile.TemporaryDirectory(prefix="canopy-wide-") as temporary:
         folder = Path(temporary)
@@ -190,7 +175,6 @@ def _line(
 
 
 def sheet(found: Sequence[Row], measured: dict[str, Any], options: Options) -> Sheet:
-    """The table."""
     made = Sheet(
         "wide_area",
         f"Demo pair, 3 nodes with one thread each, fp32, prompts of 96 tokens; medians of {options.pairs} pairs",
@@ -225,7 +209,6 @@ def _delays(checked: Sequence[Any]) -> str:
 
 
 async def run(options: Options, console: Console) -> Sheet:
-    """Every profile."""
     unknown = set(options.profiles) - PROFILES.keys()
     if unknown:
         raise ConfigError(f"no profile {sorted(unknown)[0]!r}; there are {', '.join(PROFILES)}")
@@ -250,10 +233,6 @@ def main() -> None:
     options = tyro.cli(Options)
     console = make_console()
     made = asyncio.run(run(options, console))
-    made.finish(console, record=options.record, path=options.json)
+    made.finish(console, options)
     if any(row[-1] == "NO" for row in made.rows):
         sys.exit("wide_area: a text differs from plain decoding's")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,16 +5,11 @@ Reads its job as JSON from the command line and writes what it measured to the f
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.emulation.client_process import work
 from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.acceptance import demo_prompts
 from benchmarks.speed.bare import BareTimer
@@ -23,7 +18,6 @@ from benchmarks.speed.star import open_star
 from client.library.aio import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
-from swarm.runtime.library_logging import quiet_libraries
 
 FIRST_SEED = 11
 BARE_REPEATS = 8
@@ -34,14 +28,9 @@ class Job:
     """What to measure.
 
     Attributes:
-        peer: A bootstrap peer's address.
-        spans: Layers of each node.
         star: Addresses of star servers; none if they are not compared.
         one_machine: Whether one machine with the whole model is measured too.
-        temperatures: Of sampling.
-        pairs: Prompts.
         new_tokens: New tokens of each text.
-        result: The file for the measurements.
     """
 
     peer: str
@@ -93,15 +82,5 @@ async def _round(ways: list[Method], case: Case, number: int) -> Any:  # noqa: A
         yield {"pair": number, "way": way.name, "nodes": way.nodes, "temperature": case.temperature, **asdict(run)}
 
 
-def main() -> None:
-    """Entry point."""
-    torch.set_num_threads(1)
-    quiet_libraries()
-    words: dict[str, Any] = json.loads(sys.argv[1])
-    lists: dict[str, Any] = {name: tuple(value) for name, value in words.items() if isinstance(value, list)}
-    job = Job(**(words | lists))
-    Path(job.result).write_text(json.dumps(asyncio.run(measure(job))), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    work(Job, measure)

@@ -34,8 +34,7 @@ from client.options import ConnectOptions, Options
 from client.stats import TokenLogProbs
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.inference.gumbel import gumbel_row
-from swarm.inference.picks.device_picks import PickRequest, picks_on
-from swarm.inference.picks.host_copy import to_device
+from swarm.inference.picks.device_picks import PickRequest, picks_on, to_device
 from swarm.inference.sampling import pick_together
 from swarm.models.whole_model import load_causal_lm
 from swarm.protocol.messages import Sampling

@@ -19,8 +19,7 @@ import torch
 from node.engine.sweep_run import AskedPicks, SweepRun, SweepSlice
 from swarm.errors import ConfigError
 from swarm.inference.devices import synchronize
-from swarm.inference.picks.device_picks import picks_on
-from swarm.inference.picks.host_copy import to_device
+from swarm.inference.picks.device_picks import picks_on, to_device
 from swarm.inference.sampling import pick_together
 from swarm.layers import Span
 

@@ -17,8 +17,7 @@ from swarm.inference.devices import with_float64
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.multistep_sampling import by_offset, multistep_picks
 from swarm.inference.path_rules import NodeMasks, PathRules
-from swarm.inference.picks.device_picks import PickRequest
-from swarm.inference.picks.host_copy import to_device
+from swarm.inference.picks.device_picks import PickRequest, to_device
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.row_codec import all_finite, decode_rows, encode_rows
 from swarm.inference.sampling import NoiseSource, PickLogProbs, log_probs, target_probs

@@ -22,9 +22,8 @@ from node.lifecycle.resources import NodeResources
 from node.membership.choice import ClassChoice, LayerCount, choose_class, choose_count
 from node.membership.joining import Joiner
 from node.model.checkpoint import Checkpoint
-from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, pick_device, pick_dtype
+from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, format_of, pick_device, pick_dtype
 from node.model.span import ModelLayout, dissect
-from node.model.stored_sizes import format_of
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, LayersError, RegistryError, TooSlow

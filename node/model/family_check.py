@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from node.model.checkpoint import Checkpoint, open_checkpoint
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
-from swarm.inference.class_attention.calls import taken_by
+from swarm.inference.class_attention import taken_by
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.step_cache import ARGUMENTS, cache_argument
@@ -257,7 +257,6 @@ def conformance_error(config: PreTrainedConfig, load: Load) -> float:
 
     Args:
         config: of the small model (`shrink`).
-        load: makes a span of it.
 
     Raises:
         UnsupportedModel: the class cannot be cut, or does not agree with itself.
@@ -317,7 +316,6 @@ class _Trees:
         """Begin sessions without a token.
 
         Args:
-            models: the spans.
             texts: ids [sessions, nodes]
         """
         self._models = models

@@ -19,14 +19,14 @@ from node.model.checkpoint import Checkpoint, check_disk, check_memory
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
-from node.model.stored_sizes import format_of
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.inference.devices import default_device, free_bytes, open_device, refused_dtype
-from swarm.inference.states.state_slots import POOL_BYTES
-from swarm.inference.weights.format import WeightFormat
+from swarm.inference.state_slots import POOL_BYTES
+from swarm.inference.weights.format import WeightFormat, WeightsName
 from swarm.layers import Span
 from swarm.models.families import keeps_states
 from swarm.models.hub import Progress
+from swarm.models.stored.source import StoredSize
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -43,15 +43,48 @@ READ_SILENTLY_BYTES = 256 << 20
 """Weights that are read for their digests without a word: a second or two."""
 KV_SHARE = 0.5
 """Fraction of the memory that is free after loading which KV may take."""
-
 AUTO_SHARE = 0.6
 """Fraction of the free memory that `--layers auto` fills with weights and KV."""
 KV_RESERVE_TOKENS = 8_192
 """KV that `--layers auto` allows for: two sessions of 4,096 tokens."""
 RESERVED_SESSIONS = 2
 """Sessions for whose states of recurrent layers `--layers auto` allows."""
-
 Say = Callable[[str], None]
+
+
+def format_of(
+    checkpoint: Checkpoint, layout: ModelLayout, name: WeightsName, dtype: torch.dtype, device: torch.device
+) -> WeightFormat:
+    """How a checkpoint's weights are held under a name of the command line, with their sizes where they stay stored."""
+    form = WeightFormat.of(name, dtype, device, checkpoint.source.encoding)
+    return form.with_stored_sizes(stored_sizes(checkpoint, layout)) if form.stored else form
+
+
+def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout) -> dict[str, StoredSize]:
+    """Packed weights and their bytes, by the name of each module that has some; what is not known is left out.
+
+    Layers whose tensors have the same names take the same, so that of a model on the hub few headers are read.
+    """
+    names: dict[str, list[str]] = {}
+    for tensor, owner in layout.owners(checkpoint.weight_map).items():
+        if owner is not None and owner in layout.weights:
+            names.setdefault(owner, []).append(tensor)
+    alike: dict[tuple[int, tuple[str, ...]], StoredSize | None] = {}
+    found: dict[str, StoredSize] = {}
+    for module, own in names.items():
+        index = f".{module.rpartition('.')[2]}."
+        key = (layout.weights[module], tuple(sorted(tensor.partition(index)[2] or tensor for tensor in own)))
+        if alike.get(key) is None:
+            alike[key] = _size_of(checkpoint, own)
+        size = alike[key]
+        if size is not None:
+            found[module] = size
+    return found
+
+
+def _size_of(checkpoint: Checkpoint, tensors: list[str]) -> StoredSize | None:
+    sizes = [size for tensor in tensors if (size := checkpoint.source.stored_size(tensor)) is not None]
+    return (sum(weights for weights, _ in sizes), sum(size_bytes for _, size_bytes in sizes)) if sizes else None
 
 
 @runtime_checkable
@@ -74,9 +107,7 @@ def load(
     """Check that the span fits, fetch its files and no others, and load it.
 
     Args:
-        checkpoint: the model.
         config: the layers, the device and how to compute.
-        say: takes lines for the user.
         held: parts of the last span that this one needs too; they are not read again.
 
     Raises:

@@ -9,8 +9,9 @@ peak is the packed span and that layer.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import nn
@@ -31,7 +32,7 @@ from swarm.inference.packed_layers import (
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.weights.stored_rows import DecodedMatrix, StoredRows
 from swarm.layers import Span
-from swarm.models.stored.half import TYPES, as_half
+from swarm.models.stored.matrix import PartedMatrix, bits_of
 from swarm.models.stored.source import StoredTensor, decoded
 
 if TYPE_CHECKING:
@@ -42,9 +43,36 @@ if TYPE_CHECKING:
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import WeightFormat
 
-logger = logging.getLogger(__name__)
 
+TYPES: Final = (torch.bfloat16, torch.float16)
+
+
+logger = logging.getLogger(__name__)
 NOTHING_HELD: Mapping[str, nn.Module] = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class HalfMatrix(PartedMatrix):
+    """A matrix of bfloat16 or float16.
+
+    Attributes:
+        encoding: `bf16` or `f16`.
+        codes: int16 [rows, columns], the numbers' bits.
+    """
+
+    kind: torch.dtype
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        """As `StoredMatrix.decode`."""
+        return self.codes[start:end].view(self.kind).float()
+
+
+def as_half(tensor: torch.Tensor) -> StoredTensor:
+    """A tensor [..., rows, columns] of 16 bits as a stored one."""
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    encoding = "bf16" if tensor.dtype is torch.bfloat16 else "f16"
+    matrix = HalfMatrix(len(flat), flat.shape[1], encoding, bits_of(flat), tensor.dtype)
+    return StoredTensor(matrix, tuple(tensor.shape))
 
 
 def load_packed(
@@ -58,9 +86,6 @@ def load_packed(
 
     Args:
         checkpoint: of any floating type; its values are rounded to the compute type first.
-        span: the layers.
-        form: how weights are held.
-        device: where they are.
         held: parts of the last span that this one needs too, packed as they are; they are not read again.
 
     Raises:
@@ -92,10 +117,6 @@ def read_packed_ends(
     """The model class with what a span needs beside its layers: embedding and head packed, the layers left out.
 
     Args:
-        checkpoint: the model.
-        layout: of its class.
-        span: the layers.
-        form: how weights are held.
         place: the device, and the names of what is left out.
     """
     device, left_out = place

@@ -11,21 +11,24 @@ by name.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from node.model.family_check import check_conformance
-from node.model.tensor_owners import find_owners, is_numbered, own_module
-from node.model.uncut import why_uncut
 from swarm.errors import UnsupportedModel
-from swarm.inference.class_attention.calls import taken_by
+from swarm.inference.class_attention import taken_by
 from swarm.inference.layers.pass_through import PassThroughLayer, find_layers
 from swarm.inference.packed_layers import matrices_in
 from swarm.inference.ragged_batch import RaggedModel
@@ -45,18 +48,96 @@ from swarm.models.pretrained import SAYS_WHAT_FITS, first_line, misfit
 from swarm.models.stored.source import decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Container, Mapping
 
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
     from node.model.checkpoint import Checkpoint
     from swarm.inference.weights.format import Matrix, WeightFormat
     from swarm.models.stored.source import StoredTensor
 
-logger = logging.getLogger(__name__)
 
+NO_ROWS = "its class takes the ids of tokens alone, so hidden rows from another machine cannot enter"
+IN_PARTS = "its class runs each layer as parts of several lists, so no layer can be left out"
+logger = logging.getLogger(__name__)
 SYNTHETIC = 0.01
 """The value of every synthetic weight: an ordinary number, neither tiny nor large, so that it computes as others do."""
+
+
+def find_owners(tensors: Iterable[str], layers: str, ends: Sequence[str], base: str) -> dict[str, str | None]:
+    """The module that owns each tensor.
+
+    A name that the class itself has decides. Only for layers, or a module, that no tensor names so do names with other
+    parts before them count: `mtp.norm.weight` is no `model.norm` beside `model.norm.weight`.
+
+    Args:
+        tensors: names in a checkpoint, all of them.
+        layers: name of the list of decoder layers.
+        ends: names of what runs before and after the layers.
+        base: the class's own prefix of all but the head.
+
+    Returns:
+        The name of a layer or of one of `ends`, or None for a tensor that the class has no place for by its name.
+    """
+    owners = {tensor: own_module(tensor, layers, tuple(ends)) for tensor in tensors}
+    found = set(owners.values())
+    has_layers = any(owner is not None and owner not in ends for owner in found)
+    absent = [end for end in ends if end not in found]
+    list_name = re.compile(rf"(?:^|\.){layers.rpartition('.')[2]}\.(\d+)\.")
+    for tensor in [tensor for tensor, owner in owners.items() if owner is None]:
+        if layer := list_name.search(tensor):
+            owners[tensor] = None if has_layers else f"{layers}.{int(layer[1])}"
+        else:
+            module = f".{tensor}".rpartition(".")[0]
+            owners[tensor] = next((end for end in absent if module.endswith(f".{end.removeprefix(f'{base}.')}")), None)
+    return owners
+
+
+def own_module(tensor: str, layers: str, ends: tuple[str, ...]) -> str | None:
+    """The module that owns a tensor by a name that the class has, without its first parts at most."""
+    found = _names(layers, ends).match(tensor)
+    if found is None:
+        return None
+    if found["layer"] is not None:
+        return f"{layers}.{int(found['layer'])}"
+    return next(end for end in ends if f".{end}".endswith(f".{found['end']}"))
+
+
+def is_numbered(tensor: str) -> bool:
+    """Whether a tensor is one of a list's: no embedding, norm or head is."""
+    return re.search(r"\.\d+\.", tensor) is not None
+
+
+@lru_cache(16)
+def _names(layers: str, ends: tuple[str, ...]) -> re.Pattern[str]:
+    own = sorted({shorter for end in ends for shorter in _shorter(end)}, key=len, reverse=True)
+    lists = "|".join(map(re.escape, _shorter(layers)))
+    return re.compile(rf"(?:(?:{lists})\.(?P<layer>\d+)|(?P<end>{'|'.join(map(re.escape, own))}))\.")
+
+
+def _shorter(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
+
+
+def why_uncut(model: PreTrainedModel | None, layers: str, failure: Exception) -> str:
+    """What keeps a class from running without some of its layers.
+
+    Args:
+        model: of that class, on any device; None where none could be made.
+        layers: name of the list that was taken for its layers; empty where it came to none.
+    """
+    if model is None or not layers:
+        return f"its class fails ({first_line(failure)})"
+    if "inputs_embeds" not in inspect.signature(model.base_model.forward).parameters:
+        return NO_ROWS
+    around, _, name = layers.rpartition(".")
+    beside = dict(model.get_submodule(around).named_children())
+    own = beside.pop(name)
+    assert isinstance(own, nn.ModuleList)
+    if any(isinstance(other, nn.ModuleList) and len(other) == len(own) for other in beside.values()):
+        return IN_PARTS
+    return f"its class fails where layers are left out ({first_line(failure)})"
 
 
 class SpanModel(RaggedModel):
@@ -182,7 +263,6 @@ class ModelLayout:
 
         Args:
             tensors: names of all tensors of a checkpoint.
-            span: the layers.
             held: names of modules that exist already.
         """
         owners = self.owners(tensors)
@@ -294,10 +374,7 @@ def synthetic_span(
     """A span of the right shape whose weights mean nothing: what the real one would take can be measured with it.
 
     Args:
-        layout: of the model class.
         span: layers within the model, neither the first one nor the last.
-        dtype: to compute in.
-        device: where.
 
     Raises:
         UnsupportedModel: the class does not take its own tensors.
@@ -372,10 +449,6 @@ def fill_span(
     """Make the class without the layers of others, and fill it with a span's tensors.
 
     Args:
-        layout: of the model class.
-        span: the layers.
-        tensors: under the checkpoint's own names.
-        dtype: to compute in.
         held: modules that exist already: they are left out too.
 
     Raises:

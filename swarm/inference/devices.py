@@ -30,8 +30,6 @@ def numeric_class_of(
     """The class of what computes there.
 
     Args:
-        device: that computes.
-        dtype: compute type.
         weight_bits: of a weight where weights are not of the compute type; 0 where they are.
         kernel_version: of the kernels that every forward runs; 0 on the plain path, whose class names no architecture.
         stored: format of weights that are held as a quantised checkpoint has them; empty where none are.
@@ -52,9 +50,6 @@ def expected_class(
     """The class that a model will have there once it is loaded, unless it turns out to run another path.
 
     Args:
-        device: that will compute.
-        dtype: compute type.
-        weight_bits: as in `numeric_class_of`.
         stored: as in `numeric_class_of`; such weights run the plain path.
         has_kernels: whether kernels are wanted; they are used where the device can run them.
     """

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from swarm.inference.graphs.compiled_layers import INDUCTOR, keep_programs
-from swarm.inference.graphs.fixed_memory import StaticLimits
-from swarm.inference.graphs.plain_rotary import use_plain_rotary
+from swarm.inference.static_forward import INDUCTOR, StaticLimits, keep_programs
 from swarm.inference.tree_attention import AttentionStep, chunk_of
 from swarm.kernels.support import KERNEL_VERSION, kernel_support
 from swarm.layers import Span
+from swarm.models.families import GROWING_ROPE
 from swarm.models.pretrained import first_line
 from swarm.runtime.cache_folder import cache_folder
 
@@ -30,8 +29,11 @@ if TYPE_CHECKING:
     from swarm.inference.ragged_batch import RaggedModel
     from swarm.inference.static_proof import PlainTrial
 
-logger = logging.getLogger(__name__)
 
+PLAIN = "default"
+
+
+logger = logging.getLogger(__name__)
 BUCKETS = (16, 32, 64, 128, 256, 512)
 """Numbers of rows that are run. Fewer than 16 cost what 16 cost; and a compiler would make another program of 1."""
 SESSIONS = 64
@@ -44,6 +46,25 @@ LINEAR = {"Linear", "Conv1D"}
 """Classes of layers that are exchanged."""
 OwnLayer = tuple[nn.Module, str, nn.Module]
 """Where a linear layer of the model's class was, its name there, and itself."""
+
+
+def use_plain_rotary(model: nn.Module) -> int:
+    """Stop growing rotary embeddings from looking at positions; their values within the window stay.
+
+    Returns:
+        how many modules were changed.
+    """
+    changed = 0
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, dict) and GROWING_ROPE & {*kind.values()}:  # one for each type of layer
+            module.rope_type = {layers: PLAIN if one in GROWING_ROPE else one for layers, one in kind.items()}  # type: ignore[assignment]
+        elif isinstance(kind, str) and kind in GROWING_ROPE:
+            module.rope_type = PLAIN  # type: ignore[assignment]
+        else:
+            continue
+        changed += 1
+    return changed
 
 
 class FastPathRefused(Exception):
@@ -63,7 +84,6 @@ def use_static(
     Takes seconds; nothing else may use the model meanwhile. Whatever goes wrong, the plain path is left.
 
     Args:
-        model: fully loaded.
         max_tokens: of a session, live nodes included; None is the model's own limit.
         sessions: that run together at most.
         buckets: numbers of rows, rising.

@@ -201,7 +201,6 @@ def compiled(tokenizer: LLTokenizer, grammar: Grammar, *, is_loose: bool = False
 
     Args:
         tokenizer: whose tokens the text is of.
-        grammar: the grammar.
         is_loose: whether JSON may have any gaps.
 
     Raises:

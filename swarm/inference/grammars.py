@@ -85,7 +85,6 @@ class GrammarCompiler:
 
         Args:
             read: the call that reads the tokenizer, in a worker: its head and its text.
-            accounts: of those who ask.
             is_loose: whether JSON may have any gaps: to check what others picked.
         """
         self._read, self.is_loose, self.accounts = read, is_loose, accounts
@@ -115,7 +114,6 @@ class GrammarCompiler:
         """Compile a grammar, or find it compiled.
 
         Args:
-            grammar: the grammar.
             owner: who asks for it; askers share nothing.
 
         Raises:
@@ -340,7 +338,6 @@ class GrammarPlace:
         """What the grammar takes after some nodes; where it takes nothing, the ends of the text.
 
         Args:
-            nodes: committed or live.
             state: whose nodes they are; it may change while the masks are awaited.
 
         Raises:

@@ -116,7 +116,6 @@ def uniforms(seed: int, position: int, use: tuple[int, int], count: int) -> npt.
         seed: the session's, below 2^64.
         position: of the picked token, below 2^32.
         use: the last two counter words: a domain, and what distinguishes numbers within it.
-        count: how many.
     """
     blocks = np.arange((count + 1) // 2, dtype=np.uint64)
     words = philox((_word(position), blocks, _word(use[0]), _word(use[1])), (seed & 0xFFFFFFFF, seed >> 32))

@@ -17,8 +17,7 @@ import torch
 
 from swarm.errors import LocalProtocolError
 from swarm.inference.kv_slots import KvSlots
-from swarm.inference.states.session_states import MixerState, SessionStates
-from swarm.inference.states.state_slots import state_entries
+from swarm.inference.state_slots import MixerState, SessionStates, state_entries
 from swarm.kernels.support import kernel_support
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ class LayerKv:
     Attributes:
         index: the layer's number in the whole model.
         kv_heads: keys, and values, per token.
-        key_width: numbers of a key.
-        value_width: numbers of a value.
     """
 
     index: int
@@ -51,8 +48,6 @@ class LayerRows:
     Attributes:
         index: the layer's number in the whole model.
         name: tells the rows of a layer apart.
-        width: numbers of a row.
-        dtype: of them.
     """
 
     index: int
@@ -67,9 +62,6 @@ class KvLayout:
 
     Attributes:
         layers: those that keep keys and values, in the order in which they run.
-        dtype: of keys and values.
-        device: where they lie.
-        rows: what is kept beside them.
         states: what mixers keep of a text, whatever its length.
     """
 
@@ -108,7 +100,6 @@ class KvCache:
     """Keys and values of one session, allocated at once (P8).
 
     Attributes:
-        layout: what each layer keeps.
         slots: where the rows lie; it has `capacity` slots.
         moves_in_kernel: whether a commit is one kernel for all layers.
         states: of its mixers; None where no layer has one.
@@ -118,7 +109,6 @@ class KvCache:
         """Take the memory.
 
         Args:
-            layout: what each layer keeps.
             capacity: tokens.
             nodes: how many of them may be live at a time (default: all).
         """
@@ -232,8 +222,6 @@ class KvCache:
 
         Args:
             layer: the layer's number in the whole model.
-            name: which of its rows.
-            start: slot of the first node.
             rows: [r, width]
         """
         self._rows[layer, name][0, start : start + len(rows)] = rows

@@ -36,7 +36,6 @@ class KvSlots:
     """Slots, positions and ancestors of one session.
 
     Attributes:
-        capacity: slots in all.
         nodes: nodes that are live at a time, for which room is made at first; a replay's chunks may be larger.
         committed: committed tokens; they have the first slots.
         ids: the live nodes that have a slot, in slot order.

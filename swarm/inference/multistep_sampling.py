@@ -36,7 +36,6 @@ def draw_children(offset: int, draft_probs: torch.Tensor, count: int, rng: np.ra
         offset: the node's place in its sweep.
         draft_probs: [vocab_size]
         count: how many to draw, with replacement.
-        rng: makes the draws.
     """
     best = draft_probs.topk(min(MAX_CANDIDATES, len(draft_probs)))
     weights = best.values.cpu().numpy().astype(np.float32).astype(np.float64)
@@ -91,7 +90,6 @@ def multistep_picks(
         target_probs: float64 [rows, vocab_size]
         positions: [rows] of the picked tokens.
         guesses: [rows] what the draft drew after each node, None for nothing.
-        seed: the session's.
         sequence: the sweep's, so that no number is used in two sweeps.
     """
     picks: list[int] = []

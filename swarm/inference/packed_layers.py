@@ -73,9 +73,6 @@ class PackedLinear(nn.Module):
 
     Attributes:
         shared: the product, with other layers or alone.
-        place: of this layer among them.
-        in_features: as of `nn.Linear`.
-        out_features: as of `nn.Linear`.
     """
 
     def __init__(self, shared: SharedProduct, place: int = 0) -> None:
@@ -107,7 +104,6 @@ class PackedEmbedding(nn.Module):
 
     Attributes:
         packed: the matrix [vocab_size, embedding_dim].
-        embedding_dim: as of `nn.Embedding`.
     """
 
     def __init__(self, embedding: nn.Embedding, packed: PackedWeight) -> None:
@@ -138,7 +134,6 @@ def pack_layer(layer: nn.Module, run: Callable[[], object], bits: int, *, with_k
     """Pack the weights of a decoder layer in place, on their device; weights that do not fit the format stay.
 
     Args:
-        layer: loaded, in the compute type.
         run: runs it once, with any input.
         bits: of a weight: 4, 8 or 16 (bfloat16); with kernels also those of the compute type itself.
         with_kernels: whether the device runs the Triton kernels.
@@ -208,8 +203,6 @@ def pack_head(
     """A packed head in place of one of the compute type; None where it does not fit the format.
 
     Args:
-        head: its linear layer.
-        bits: of a weight.
         with_kernels: whether the device runs the Triton kernels.
         tied: the embedding with which the head shares its matrix.
     """

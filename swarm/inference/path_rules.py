@@ -23,11 +23,7 @@ from swarm.protocol.session import CommittedToken, SessionState
 
 
 class PathRules:
-    """One session's rules at its tail, for as long as they stay the same.
-
-    Attributes:
-        rules: what they are.
-    """
+    """One session's rules at its tail, for as long as they stay the same."""
 
     def __init__(self, rules: PickRules) -> None:
         """Begin at the start of a text."""
@@ -42,8 +38,6 @@ class PathRules:
 
         Args:
             logits: float32 [len(nodes), vocab_size]
-            nodes: committed or live.
-            state: whose nodes they are.
             masks: what the grammar takes after each of these nodes; None where none is followed.
         """
         paths = NodePaths.of(nodes, state)
@@ -152,7 +146,6 @@ class _BaseCounts:
     """How often tokens stand on a committed path; follows it as it grows and is cut.
 
     Attributes:
-        all: of the prompt and generated.
         generated: only those.
     """
 

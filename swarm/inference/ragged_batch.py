@@ -44,7 +44,6 @@ class SessionRows:
     """One session's r new nodes in a forward.
 
     Attributes:
-        kv_cache: the session's.
         node_ids: [r] in id order.
         parents: [r] their parents; None is the tip.
         positions: [r] their positions.
@@ -108,8 +107,6 @@ class RaggedModel(LayeredModel):
 
     Attributes:
         max_positions: tokens of a session, None for no limit.
-        weight_bytes: memory of its parameters.
-        forwards: how many forwards ran.
         rows_in: how many rows they had in all.
         static: the fast path, where there is one (`swarm.inference.fast_path.use_static`).
         weight_bits: of a weight where weights are not of `dtype`: 16, 8 or 4; 0 where they are.
@@ -124,8 +121,6 @@ class RaggedModel(LayeredModel):
         """Find out what the layers keep.
 
         Args:
-            model: fully loaded.
-            span: the layers that it has.
             examine: whether the model will serve sessions; else layers run one row once, and no state is looked into.
         """
         super().__init__(model, span, examine=examine)

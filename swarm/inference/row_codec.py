@@ -40,7 +40,6 @@ def encode_rows(rows: torch.Tensor, codec: Codec) -> Rows:
 
     Args:
         rows: [n, d], of any float dtype, on CPU or CUDA.
-        codec: how.
 
     Raises:
         LocalProtocolError: not a matrix, or a value that is not finite and a codec that cannot carry it.

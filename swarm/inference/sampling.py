@@ -21,9 +21,8 @@ from torch import Tensor
 
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
-from swarm.inference.picks.device_picks import PickRequest, device_picks, noise_rows, picks_on
+from swarm.inference.picks.device_picks import PickRequest, device_picks, noise_rows, picks_on, to_device
 from swarm.inference.picks.filters import filtered
-from swarm.inference.picks.host_copy import to_device
 from swarm.protocol.pick_rules import Sampling
 
 Noise = npt.NDArray[np.float64]
@@ -60,7 +59,6 @@ def pick(
     Args:
         logits: [rows, vocab_size], float32 or less, on any device.
         positions: [rows], each the position of the token to be picked, not of the node before it.
-        sampling: the rule.
         valid_tokens: ids from here on are padding and are never picked; None for no padding.
         noise: makes a row of noise, once per distinct position; pass a cached `gumbel_row` where sweeps share
             positions. None is the law itself, on a card made there.
@@ -125,9 +123,6 @@ def ranking_scores(
 
     Args:
         draft_logits: [rows, vocab_size]
-        positions: as in `pick`.
-        sampling: as in `pick`.
-        noise: as in `pick`.
 
     Returns:
         float64 [rows, vocab_size]: filtered tokens are -inf; at temperature 0 the scores are the logits themselves.
@@ -167,7 +162,6 @@ def log_probs(logits: Tensor, picks: Sequence[int], top: int, valid_tokens: int 
         logits: float32 [rows, vocab_size], as the head made them.
         picks: [rows] token ids.
         top: how many of the likeliest tokens are given too.
-        valid_tokens: as in `pick`.
 
     Returns:
         [rows] natural logarithms, finite and at most 0.

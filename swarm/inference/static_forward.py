@@ -11,34 +11,336 @@ gives the same result (F3), so what does not fit is cut. Owns no session: a cach
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+import os
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import nn
 
 from swarm.errors import LocalProtocolError
-from swarm.inference.graphs.address_table import AddressTable
-from swarm.inference.graphs.captures import GraphKey, SweepGraphs
-from swarm.inference.graphs.compiled_layers import CompiledLayers
-from swarm.inference.graphs.fixed_memory import FixedMemory, StaticLimits
 from swarm.inference.ragged_batch import HeadOutput, SessionRows
-from swarm.inference.tree_attention import ADDRESSES
-from swarm.kernels.batch_plan import BatchPlan, PlannedSession, plan_batch
+from swarm.inference.tree_attention import ADDRESSES, StaticStep
+from swarm.kernels.batch_plan import BatchPlan, PlannedSession, part_count, plan_batch, plan_words
 from swarm.kernels.support import on_device
+from swarm.layers import Span
 from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import NDArray
+
+    from swarm.inference.kv_cache import KvCache, KvLayout
     from swarm.inference.ragged_batch import RaggedModel
-    from swarm.layers import Span
 
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+RECOMPILE_LIMIT = 256
+"""Kinds of layers and shapes that one class may be compiled for."""
+INDUCTOR = "inductor"
+SAME_BITS = {"deterministic": True, "batch_invariant": True, "split_reductions": False}
+"""Inductor's settings, those of them that it has: it chooses no kernel by timing, which differs from card to card, and
+cuts no sum by how many rows there are."""
+
+
+SHORT_TOKENS = 8_192
+"""Every bucket has room for sessions of so many tokens; a batch of many rows of longer ones may have to be cut."""
+WARM_UPS = 2
+"""Calls before a recording: kernels are compiled and libraries set up, neither of which can be recorded."""
+MAX_EXTRA = 24
+"""Recordings of parts of the span (R12) that are kept; the one used least recently goes."""
+OutputT = TypeVar("OutputT")
 logger = logging.getLogger(__name__)
-
 HEAD_BUCKET = 128
 """The largest bucket of the head, whose output is large."""
+
+
+class CompiledLayers:
+    """Layers whose forward can be exchanged for a compiled one, the same program for all layers of a kind."""
+
+    def __init__(self, layers: Sequence[nn.Module], backend: str | None) -> None:
+        """Prepare them; each is compiled when it first runs.
+
+        Args:
+            layers: of the model class, and other parts of it that compute.
+            backend: torch's name of the compiler; None leaves the layers as they are.
+        """
+        self.backend = backend
+        self._forwards = {}
+        if backend is not None:
+            options = _known_settings() if backend == INDUCTOR else None
+            # One program for all numbers of rows: one for each would sum in another order.
+            self._forwards = {
+                layer: torch.compile(layer.forward, dynamic=True, fullgraph=True, backend=backend, options=options)
+                for layer in layers
+            }
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within, the layers run compiled."""
+        if not self._forwards:
+            yield
+            return
+        for layer, forward in self._forwards.items():
+            layer.forward = forward
+        try:
+            limits: dict[str, Any] = dict.fromkeys(("recompile_limit", "accumulated_recompile_limit"), RECOMPILE_LIMIT)
+            with torch._dynamo.config.patch(limits):
+                yield
+        finally:
+            for layer in self._forwards:
+                del layer.forward
+
+
+def _known_settings() -> dict[str, str | int | bool | Callable[..., object]]:
+    import torch._inductor.config as settings  # loads the compiler
+
+    return {name: value for name, value in SAME_BITS.items() if hasattr(settings, name)}
+
+
+def keep_programs(folder: Path) -> None:
+    """Keep compiled programs in a folder, so that a restart need not compile; a user's own choice stays."""
+    os.environ.setdefault(CACHE_VARIABLE, str(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class StaticLimits:
+    """What fixed memory is laid out for.
+
+    Attributes:
+        max_tokens: of one session, live nodes included.
+        sessions: that have a line of the address table at a time, and run together at most.
+        buckets: numbers of rows that are run, rising; a batch is filled up to the next one.
+    """
+
+    max_tokens: int
+    sessions: int
+    buckets: tuple[int, ...]
+
+
+class FixedMemory:
+    """Inputs and scratch of all graphs of a model.
+
+    Attributes:
+        positions: int64 [B] on the device.
+        token_ids: int64 [B] on the device.
+        rows: [B, hidden_size] on the device, in the compute dtype.
+        step: what travels through the model in place of an `AttentionStep`.
+    """
+
+    def __init__(self, model: RaggedModel, limits: StaticLimits, tile: int) -> None:
+        """Take the memory.
+
+        Args:
+            tile: rows of a session that one work item of the attention takes.
+        """
+        most, short = limits.buckets[-1], min(limits.max_tokens, SHORT_TOKENS)
+        rooms = [(limits.buckets[0], limits.max_tokens), *((bucket, short) for bucket in limits.buckets)]
+        self._parts = max(part_count(*room) for room in rooms)
+        words = max(plan_words(*room) for room in rooms)
+        device, layers = model.device, model.layout.layers
+        heads = model.config.num_attention_heads
+        width = max(layer.value_width for layer in layers)
+        self._device = torch.zeros(4 * most + words, dtype=torch.int32, device=device)
+        self.positions = self._device[: 2 * most].view(torch.int64)
+        self.token_ids = self._device[2 * most : 4 * most].view(torch.int64)
+        self.rows = torch.zeros(most, model.hidden_size, dtype=model.dtype, device=device)
+        self.step = StaticStep(
+            plan=self._device[4 * most :],
+            part_out=torch.empty(self._parts * heads * width, device=device),
+            part_ml=torch.empty(self._parts * heads * 2, device=device),
+            tile=tile,
+        )
+        self._staged = torch.zeros(4 * most + words, dtype=torch.int32, pin_memory=device.type == "cuda")
+        staged: NDArray[np.int32] = self._staged.numpy()
+        self._staged_positions = staged[: 2 * most].view(np.int64)
+        self._staged_ids = staged[2 * most : 4 * most].view(np.int64)
+        self._staged_words = staged[4 * most :]
+        self._copied: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def fits(self, plan: BatchPlan) -> bool:
+        """Whether there is room for a plan and for the partial sums that it makes."""
+        return len(plan.words) <= len(self._staged_words) and plan.parts <= self._parts
+
+    def put(self, plan: BatchPlan, bucket: int, token_ids: torch.Tensor | None = None) -> None:
+        """Copy a batch's plan to the device, and its token ids: one copy, which nothing waits for.
+
+        Args:
+            bucket: rows behind r are nobody's: at position 0, with token 0.
+            token_ids: int64 [r]
+        """
+        if self._copied is not None:
+            self._copied.synchronize()  # what was staged before has left
+        _fill(self._staged_positions, plan.positions, bucket)
+        if token_ids is not None:
+            _fill(self._staged_ids, token_ids.cpu().numpy(), bucket)
+        end = len(self._staged) - len(self._staged_words) + len(plan.words)
+        self._staged_words[: len(plan.words)] = plan.words
+        self._device[:end].copy_(self._staged[:end], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device.device))
+
+    def put_rows(self, rows: torch.Tensor, bucket: int) -> None:
+        """Copy hidden rows [r, hidden_size] to the device; those behind r become zeros."""
+        self.rows[: len(rows)].copy_(rows, non_blocking=True)
+        self.rows[len(rows) : bucket].zero_()
+
+
+def _fill(into: NDArray[np.int64], values: NDArray[np.int64], bucket: int) -> None:
+    into[: len(values)] = values
+    into[len(values) : bucket] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """What a graph was recorded of.
+
+    Attributes:
+        sub: the layers; None is the head.
+    """
+
+    sub: Span | None
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording(Generic[OutputT]):
+    """A recorded call.
+
+    Attributes:
+        graph: None where it could not be recorded: its kernels are started one by one.
+    """
+
+    graph: torch.cuda.CUDAGraph | None
+    output: OutputT | None
+
+
+class SweepGraphs(Generic[OutputT]):
+    """The graphs of a model, in one pool of memory. One thread at a time.
+
+    Attributes:
+        kept: keys that are never given up.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._recordings: OrderedDict[GraphKey, Recording[OutputT]] = OrderedDict()
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.kept: set[GraphKey] = set()
+
+    def __contains__(self, key: GraphKey) -> bool:
+        return key in self._recordings
+
+    def record(self, key: GraphKey, call: Callable[[], OutputT]) -> None:
+        """Record a call. What it reads must be nobody's rows now: warming up runs it for real.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or whatever the call raises.
+        """
+        if self._device.type != "cuda":
+            self._recordings[key] = Recording(None, None)
+            self._give_up()
+            return
+        with torch.cuda.device(self._device):
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    call()
+            here.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may copy and allocate meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = call()
+        self._recordings[key] = Recording(graph, output)
+        self._give_up()
+
+    def do_without(self, key: GraphKey) -> None:
+        """Start a call's kernels one by one from now on."""
+        if self._device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()  # a recording that broke off may have left the old one unusable
+        self._recordings[key] = Recording(None, None)
+
+    def run(self, key: GraphKey, call: Callable[[], OutputT]) -> OutputT:
+        """Replay what was recorded; the next replay overwrites what this returns."""
+        recording = self._recordings[key]
+        self._recordings.move_to_end(key)
+        if recording.graph is None or recording.output is None:
+            return call()
+        recording.graph.replay()
+        return recording.output
+
+    def clear(self) -> None:
+        """Give the graphs and their memory up."""
+        self._recordings.clear()
+
+    def _give_up(self) -> None:
+        extra = [key for key in self._recordings if key not in self.kept]
+        for key in extra[: max(0, len(extra) - MAX_EXTRA)]:
+            del self._recordings[key]
+
+
+class AddressTable:
+    """Lines of addresses on the device.
+
+    Attributes:
+        table: int64 [layers, lines, 3]: keys, values and capacity of each session in each layer of the layout.
+        lines: how many sessions it has room for.
+    """
+
+    def __init__(self, layout: KvLayout, lines: int) -> None:
+        self.lines = lines
+        self.table = torch.zeros(len(layout.layers), lines, 3, dtype=torch.int64, device=layout.device)
+        self._places = {layer.index: place for place, layer in enumerate(layout.layers)}
+        # Least recently used first. An entry goes with its cache, so an address is never used after its memory.
+        self._held: weakref.WeakKeyDictionary[KvCache, int] = weakref.WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        """How many sessions have a line."""
+        return len(self._held)
+
+    def line(self, kv_cache: KvCache, together: Collection[KvCache]) -> int:
+        """The line of a session, which is written when it is new.
+
+        Args:
+            together: what runs in the same forward, at most `lines`: none of these loses its line.
+        """
+        line = self._held.pop(kv_cache, None)
+        if line is None:
+            line = self._free(together)
+            self._write(line, kv_cache)
+        self._held[kv_cache] = line
+        return line
+
+    def _free(self, together: Collection[KvCache]) -> int:
+        """A line that nobody has, or that of the session that ran least recently."""
+        free = set(range(self.lines)) - set(self._held.values())
+        if free:
+            return min(free)
+        oldest = next(held for held in list(self._held) if held not in together)
+        return self._held.pop(oldest)
+
+    def _write(self, line: int, kv_cache: KvCache) -> None:
+        """Put a session's addresses in; replays that run still read the old ones, for both go through one stream."""
+        rows = torch.zeros(len(self._places), 3, dtype=torch.int64)
+        places = [self._places[layer.index] for layer in kv_cache.layout.layers]
+        rows[places] = kv_cache.addresses().cpu()
+        self.table[:, line].copy_(rows)
+        if self.table.is_cuda:
+            stream = torch.cuda.current_stream(self.table.device)
+            for layer in kv_cache.layout.layers:  # the allocator gives the memory away only when this stream is past it
+                for held in kv_cache.view(layer.index, 1):
+                    held.record_stream(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +362,7 @@ class StaticForward:
     Attributes:
         limits: what its memory was laid out for.
         buckets: numbers of rows that it runs, rising.
-        head_buckets: those of the head.
         table: lines of the sessions that ran.
-        layers: the model's, as they run.
         has_graphs: whether replays are recorded; on a CPU each starts its kernels one by one.
         prove_late: what is wrong with a graph that was recorded while sessions run; empty if nothing is.
     """
@@ -72,7 +372,6 @@ class StaticForward:
 
         Args:
             model: whose layers. Its attention modules get their lines of the address table.
-            limits: of a batch.
             backend: torch's name of the compiler that the layers go through; None leaves them as they are.
         """
         from swarm.kernels.tree_attention import tile_rows  # registers the op; imports Triton
@@ -120,7 +419,6 @@ class StaticForward:
 
         Args:
             batch: at most one entry per session; R rows in all.
-            sub: the layers to run.
             at_least: rows of the smallest bucket to use, for the proof.
             eager: start the kernels one by one, for the proof.
 
@@ -183,8 +481,6 @@ class StaticForward:
 
         Args:
             rows: [r, hidden_size] of the last layer.
-            at_least: as in `forward`.
-            eager: likewise.
         """
         logits, entered = [], []
         for piece in torch.split(rows, self.head_buckets[-1]):
@@ -204,7 +500,6 @@ class StaticForward:
 
         Args:
             rows: of that forward, no more than the largest bucket.
-            head: the head's instead.
         """
         buckets = self.head_buckets if head else self.buckets
         key = GraphKey(None if head else self._model.span, next(bucket for bucket in buckets if bucket >= rows))

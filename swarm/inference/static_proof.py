@@ -85,8 +85,6 @@ class Trial:
         """Each session's prompt, committed, then both trees together.
 
         Args:
-            forward: by which path.
-            sessions: that run.
             later: tokens that the prompts are longer, so that the same tree lies at another position.
             other: whether every token of the trees, or hidden row, is another one.
 

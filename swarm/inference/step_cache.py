@@ -75,7 +75,6 @@ class StepCache(Cache):
     """One forward's cache.
 
     Attributes:
-        step: whose rows.
         use: what a probing forward notes; None in every other one.
         layers: one per layer of the whole model, always empty of keys.
         plan: in which order mixers run the rows: made by the first one that runs (`swarm.inference.recurrent.plan`).

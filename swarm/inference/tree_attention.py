@@ -57,7 +57,6 @@ class SessionRange:
     """One session's rows `[start, end)` within a step.
 
     Attributes:
-        kv_cache: the session's.
         start: its first row in the forward.
         end: the row after its last one.
         visible: bool [end - start, used], on the CPU: which slots each row sees, sliding windows aside.
@@ -91,7 +90,6 @@ class SessionRange:
         """Which slots each row sees, made once per step.
 
         Args:
-            reach: the layer's.
             like: a tensor on the device that is asked for.
 
         Returns:
@@ -110,7 +108,6 @@ class SessionRange:
         """The mask as 0 and -inf, which CPUs add faster than they apply a bool mask; made once per step.
 
         Args:
-            reach: as in `mask`.
             like: a tensor of the dtype and on the device that is asked for.
             times: how often to repeat the rows.
 
@@ -132,7 +129,6 @@ class AttentionStep:
         parts: the rows of each session, one after the other; empty in a probing forward.
         ids: token ids [R], where rows enter layers that need them (`swarm.models.families.needs_ids`).
         seen: what each layer keeps, written down by a probing forward.
-        modules: each layer's attention module, likewise.
     """
 
     parts: Sequence[SessionRange] = ()
@@ -176,7 +172,6 @@ class _Rules:
     """How one layer weighs what it sees.
 
     Attributes:
-        scale: of query · key.
         reach: how far back a row sees.
         softcap: bound on scores, None for none.
         sinks: [heads] a score per head that takes probability and adds no value, None for none.
@@ -209,7 +204,6 @@ def attend(
     """Store the new rows and attend; the signature is Hugging Face's.
 
     Args:
-        module: the layer's attention module.
         query: [1, heads, R, key_width]
         key: [1, kv_heads, R, key_width]
         value: [1, kv_heads, R, value_width]
@@ -286,7 +280,6 @@ def _fused(
     """Torch's own attention, K and V shared by the query heads of a group.
 
     Args:
-        part: the session's rows.
         query: [heads, r, key_width]
         keys: [kv_heads, used, key_width]
         values: [kv_heads, used, value_width]

@@ -38,9 +38,6 @@ class AttentionShape:
 
     Attributes:
         group: query heads per KV head.
-        key_width: numbers of a key.
-        value_width: numbers of a value.
-        dtype: of queries, keys and values.
     """
 
     group: int
@@ -61,7 +58,6 @@ class AttentionCut:
     Attributes:
         programs: of the kernel that works off items.
         lanes: (row, query head) pairs of its programs.
-        warps: of its programs.
         stages: blocks of keys and values in flight.
         own_lanes: of the kernel for single rows.
         own_warps: of the kernel for single rows.
@@ -82,7 +78,6 @@ def tile_rows(group: int, dtype: torch.dtype) -> int:
 
     Args:
         group: query heads per KV head; the largest one, where layers differ.
-        dtype: of queries, keys and values.
     """
     return max(1, (EXACT_LANES if dtype == torch.float32 else MATRIX_LANES) // group)
 
@@ -99,8 +94,6 @@ def attention_cut(shape: AttentionShape, tile: int, device: torch.device) -> Att
     """The cut for a layer on a device.
 
     Args:
-        shape: the layer's.
-        tile: rows of an item.
         device: a CUDA device, or the CPU where kernels are interpreted.
     """
     if device.type != "cuda":
@@ -121,10 +114,7 @@ def cut_for(shape: AttentionShape, tile: int, programs: int, shared_bytes: int, 
     """The cut for a layer on a card.
 
     Args:
-        shape: the layer's.
-        tile: rows of an item.
         programs: of the kernel that works off items.
-        shared_bytes: that a program may have.
         same_lanes: whether the kernel for single rows must have as many lanes as the other one.
     """
     lanes = max(MIN_LANES, power_of_two(tile * shape.group))

@@ -94,8 +94,6 @@ def _add_block(  # noqa: PLR0913 - a kernel's
         slot: int64 [block], -1 for none.
         seen: bool [lanes, block]
         scale: of query · key; where scores have no bound, as a power of two.
-        widths: see the module.
-        rules: see the module.
     """
     align_k: tl.constexpr = widths[4]
     align_v: tl.constexpr = widths[5]
@@ -308,14 +306,8 @@ def _fold_stored(  # noqa: PLR0913 - a kernel's
         m: [h]
         total: [h]
         out: [h, padded value width]
-        part_out: scratch.
-        part_ml: scratch.
         index: [h] of the first one.
         there: bool [h] heads that there are.
-        begin: first one that is there.
-        end: behind the last one.
-        heads: from one to the next.
-        width: numbers of a value.
     """
     v = tl.arange(0, out.shape[1])
     for step in tl.static_range(RUN):

@@ -82,7 +82,6 @@ def plan_words(bucket: int, max_tokens: int) -> int:
     """Words that every plan fits into which `plan_batch` makes within these limits.
 
     Args:
-        bucket: rows of the batch.
         max_tokens: of one session, live nodes included.
     """
     items = part_count(bucket, max_tokens)  # an item makes at least one partial result
@@ -138,10 +137,7 @@ class _PlannedRows:
     """Where a batch's R rows and their ancestors lie: int64 [R] each.
 
     Attributes:
-        line: of their session.
-        slot: each row's own.
         front: up to where its path lies at slot = position.
-        position: its own.
         listed: how many ancestors lie elsewhere, itself included.
         ancestors: int32 [listed.sum()] their slots, row after row, each by position.
         tiles: int64 [t] first row of each tile; a tile is of one session.
@@ -207,7 +203,6 @@ def _tile_items(rows: _PlannedRows, folded: NDArray[np.int64], *, is_merged: boo
     """Tiles against what lies in front of all or some of their rows.
 
     Args:
-        rows: the batch's.
         folded: [R] splits of which an item takes a run.
         is_merged: whether rows do their last splits from a split's start on, and not from the last whole block.
 

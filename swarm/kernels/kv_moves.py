@@ -65,7 +65,6 @@ class RowMover:
 
         Args:
             moves: strictly rising slots, none in front of its target.
-            start: slot of the first target.
         """
         source = torch.from_numpy(moves)
         if self._device.type == "cuda":

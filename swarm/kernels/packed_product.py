@@ -113,7 +113,6 @@ class _Scratch:
     Attributes:
         partial: float32, sums of ranges.
         tickets: int32, how many ranges of a tile have ended; all zeros between products.
-        card: which cuts the device takes.
     """
 
     partial: torch.Tensor

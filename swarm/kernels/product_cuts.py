@@ -75,7 +75,6 @@ class ProductCut:
     """What one program of a product is.
 
     Attributes:
-        columns: outputs, a power of two.
         stages: tiles of weights and inputs that are under way or in use at once.
         warps: of 32 threads.
     """

@@ -94,12 +94,7 @@ def whole_sum(  # noqa: PLR0913 - a kernel's
         w_at: addresses of the weight's first tile, [n, k].
         k: 0 … step.
         here: which rows there are, [1, m].
-        begin: the first step.
-        end: the step after the last.
-        size: K.
         w_column: elements from one column of the weight to the next.
-        acc: what is added to.
-        step: of K in one step.
         even: whether K ends with a step.
         interpreted: whether this is the interpreter.
     """
@@ -139,13 +134,7 @@ def packed_sum(  # noqa: PLR0913 - a kernel's
         w_at: addresses of the first words, [n, chunk].
         scales_at: addresses of the first group's scales, [n].
         here: which rows there are, [1, m].
-        begin: the first step.
-        end: the step after the last.
-        size: K.
-        columns: scales of a group.
-        acc: what is added to.
         bits: 4 or 8.
-        group: codes that share a scale.
         chunk: codes of a group that are multiplied at once.
         even: whether K ends with a step.
         interpreted: whether this is the interpreter.

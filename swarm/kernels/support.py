@@ -37,7 +37,6 @@ def kernel_support(device: torch.device, *, interpreted: bool = False) -> Kernel
     """What this device can run; never raises.
 
     Args:
-        device: where the model is.
         interpreted: whether kernels that Triton interprets count. Tests ask for it; programs that they start do not.
     """
     if interpreted and is_interpreted():

@@ -61,7 +61,6 @@ def tree_attention(  # noqa: PLR0913 - an op's arguments are tensors and numbers
         part_ml: float32, at least parts · heads · 2 numbers of scratch.
         sinks: [heads] a score per head that takes probability and adds no value, None for none.
         tile: rows of an item, as the plan was told.
-        scale: of query · key.
         window: positions that a row sees, 0 for all.
         softcap: bound on scores, 0 for none.
 

@@ -50,10 +50,6 @@ def known_digests(files: Iterable[Path]) -> dict[Path, str]:
 def digest_files(files: Sequence[Path], report: ReadProgress | None = None) -> dict[Path, str]:
     """The digests of files' contents; those that are not known are read, several at once.
 
-    Args:
-        files: to look up.
-        report: called while files are read.
-
     Raises:
         UnknownModel: a file cannot be read, or changed meanwhile.
     """

@@ -31,7 +31,6 @@ def model_identity(folder: Path, name: str | None = None, manifest: Manifest | N
     """Identify a model whose small files lie in a folder.
 
     Args:
-        folder: holds config.json and the tokenizer.
         name: the hub id; the folder's name when None.
         manifest: of its weights; None reads all of them, which then have to be in the folder.
 

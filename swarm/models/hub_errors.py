@@ -37,7 +37,6 @@ class StorePlace:
     """Where what comes from the hub is kept.
 
     Attributes:
-        folder: on whose disk.
         variable: of the environment, which names another one.
     """
 

@@ -59,9 +59,7 @@ class WeightFiles:
         """The weights of a model whose small files are in a folder.
 
         Args:
-            folder: of the small files.
             hub: as `find_model` found it.
-            model: for messages.
 
         Raises:
             UnsupportedModel: no weights that can be read, or too many files.
@@ -84,13 +82,7 @@ class WeightFiles:
 
 @dataclass(frozen=True, slots=True)
 class KnownWeights:
-    """What is known of a model's weight files.
-
-    Attributes:
-        source: where they are.
-        files: those whose contents are known.
-        missing: names of the others.
-    """
+    """What is known of a model's weight files."""
 
     source: WeightFiles
     files: tuple[WeightFile, ...]
@@ -125,10 +117,7 @@ class FileProof:
         """Prove nothing yet.
 
         Args:
-            source: of the files.
-            manifest: what they are to be.
             model: whose manifest it is, for messages.
-            report: called while files are read.
         """
         self._source, self._manifest, self._model, self._report = source, manifest, model, report
 
@@ -155,8 +144,6 @@ def known_weights(source: WeightFiles, report: ReadProgress | None = None, *, re
     """What can be known of a model's weight files here and now.
 
     Args:
-        source: where they are.
-        report: called while files are read.
         reads: whether files are read, and digests that the hub's listing lacks are asked for.
 
     Raises:

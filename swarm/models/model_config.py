@@ -32,10 +32,6 @@ MAX_COUNT: Final = 1 << 31
 def read_config(folder: Path, model: str) -> PreTrainedConfig:
     """The config of a model that transformers knows by itself.
 
-    Args:
-        folder: of its small files.
-        model: its name, for messages.
-
     Raises:
         UnknownModel: there is no config that it can read.
         UnsupportedModel: only code that comes with the model could read it, it is quantised in a way that is not read,

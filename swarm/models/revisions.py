@@ -27,7 +27,6 @@ def fitting_commits(repo: str, manifest: Manifest, hints: Sequence[str]) -> Iter
 
     Args:
         repo: the hub id.
-        manifest: what is looked for.
         hints: commits that are looked at first.
 
     Yields:

@@ -49,9 +49,7 @@ class FileFetch:
     """What is fetched of a file.
 
     Attributes:
-        name: of the file.
         size_bytes: of the whole file; 0 where the hub does not say it.
-        missing_bytes: to be downloaded.
         ranges: what is wanted of it; None: all of it.
     """
 
@@ -105,11 +103,7 @@ def fetch_tensors(
     """Fetch what some tensors need, and is not here.
 
     Args:
-        source: of the tensors.
-        hub: whence they come.
-        names: of the tensors.
         report: called while bytes arrive.
-        say: takes lines for the user.
 
     Raises:
         UnknownModel: a file is neither here nor on the hub.

@@ -20,9 +20,7 @@ class TensorHeader:
 
     Attributes:
         kind: its type as the format calls it, such as `BF16` or `F8_E4M3`.
-        shape: its sides.
         start: where its bytes begin in the file.
-        size_bytes: what it takes.
     """
 
     kind: str

@@ -30,8 +30,6 @@ def load_causal_lm(
 
     Args:
         model: a folder, or a hub id.
-        dtype: of its weights.
-        device: where it runs.
         prepare: changes the config before the model is made.
 
     Raises:

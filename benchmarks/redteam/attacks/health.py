@@ -34,7 +34,6 @@ LOG_GROWTH = 1 << 20
 
 
 def log_of(fight: Fight) -> Path:
-    """The health service's log."""
     return Path(fight.ground.folder) / "health.log"
 
 
@@ -268,7 +267,6 @@ def metrics(tokens: int = 0) -> Metrics:
 
 
 def sealed(fight: Fight, who: Identity, body: Status | Metrics) -> tuple[str, bytes]:
-    """Topic and payload."""
     topic = topic_of("canopy", fight.ground.model.fingerprint, who.peer_id, part_of(body))
     return topic, seal_body(body, topic, who)
 

@@ -240,7 +240,6 @@ def machine(folder: str) -> SwarmMemory:
 
 
 def word_of(peers: Sequence[str], **said: object) -> str:
-    """The attacker's invite."""
     return seal_invite(Invite(tuple(peers), int(time.time()) + HOUR_S, **said), Identity.ephemeral())  # type: ignore[arg-type]
 
 

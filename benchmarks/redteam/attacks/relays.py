@@ -55,10 +55,6 @@ class Bystanders:
     """A machine that is reached through the relay, and who reaches it.
 
     Attributes:
-        relay: where the machine stands.
-        peer: the machine's name.
-        identity: the machine.
-        came: how often somebody came through.
         slowest_s: how long that took at most.
     """
 
@@ -73,7 +69,6 @@ class Bystanders:
 
     @property
     def peer(self) -> PeerId:
-        """The machine's name."""
         return self.identity.peer_id
 
     async def stand(self) -> None:
@@ -129,7 +124,6 @@ class Bystanders:
 
 
 def connect(peer: str) -> str:
-    """What a dialler says."""
     return f"CONNECT {peer}:1 HTTP/1.1\r\n\r\n"
 
 

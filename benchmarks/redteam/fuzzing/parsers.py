@@ -75,15 +75,7 @@ Mutate = Callable[[random.Random, bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One kind of message.
-
-    Attributes:
-        name: What it is called.
-        seeds: Valid ones.
-        mutate: Makes mutants.
-        parse: Reads one.
-        errors: What it may raise.
-    """
+    """One kind of message."""
 
     name: str
     seeds: Sequence[bytes]
@@ -97,10 +89,8 @@ class ParserRun:
     """What came of some mutants.
 
     Attributes:
-        outcomes: By subject: taken or refused.
         accidents: What no parser may raise, with the mutant in hex.
         slowest_s: The longest that one took, by subject.
-        seconds: All of it together.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -110,7 +100,6 @@ class ParserRun:
 
     @property
     def count(self) -> int:
-        """Mutants so far."""
         return self.outcomes.total()
 
 
@@ -236,7 +225,6 @@ def sample_frames(who: Identity) -> list[Frame]:
 
 
 def sample_record(who: Identity) -> NodeRecord:
-    """A valid record."""
     return NodeRecord(
         peer=who.peer_id,
         model=ModelIdentity.of("model", "ab" * 32, "cd" * 32, "ef" * 32, 12),

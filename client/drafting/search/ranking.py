@@ -42,8 +42,7 @@ from client.drafting.search.tree import Lesson, Picks
 from swarm.inference.devices import with_float64
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.multistep_sampling import draw_children
-from swarm.inference.picks.device_picks import noise_rows, picks_on
-from swarm.inference.picks.host_copy import to_device
+from swarm.inference.picks.device_picks import noise_rows, picks_on, to_device
 from swarm.inference.sampling import ranking_scores, target_probs
 from swarm.protocol.messages import Sampling
 from swarm.protocol.pick_rules import DraftDistribution

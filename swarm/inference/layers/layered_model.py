@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from swarm.errors import UnsupportedModel
-from swarm.inference.class_attention.calls import ClassCalls, taken_by
+from swarm.inference.class_attention import ClassCalls, taken_by
 from swarm.inference.kv_cache import KvLayout
 from swarm.inference.layers.pass_through import PassThroughLayer, as_rows, find_layers
 from swarm.inference.recurrent.mixer import PROBE_ROWS, examined, put_mixers, remove_mixers
@@ -40,12 +40,8 @@ class LayeredModel:
     Attributes:
         model: Hugging Face's model; its list of layers changes with each forward.
         span: the layers that this machine has.
-        config: the model's.
-        num_layers: layers of the whole model.
         hidden_size: values of a hidden row between layers.
         vocab_size: token ids are below it.
-        dtype: of weights and hidden rows.
-        device: where it runs.
         layout: what its layers keep per token.
         attention: each layer's attention module, as in `layout`; none where the class attends itself.
         asks_length: whether layers ask their cache where their rows are.
@@ -57,8 +53,6 @@ class LayeredModel:
         """Find out what the layers keep.
 
         Args:
-            model: fully loaded.
-            span: the layers that it has.
             examine: whether the model will serve sessions; else layers run one row once, and no state is looked into.
         """
         assert not model.training
@@ -125,8 +119,6 @@ class LayeredModel:
         """One forward through the layers of `sub`.
 
         Args:
-            step: whose rows.
-            sub: the layers.
             entering: token ids [R] when `sub` starts the model, else rows [R, hidden_size].
             positions: [R]
             use: takes notes of the cache, in a probing forward.
@@ -162,7 +154,6 @@ class LayeredModel:
         """One call of the model's class, for the layers of `sub`.
 
         Args:
-            sub: the layers.
             entering: token ids [batch, rows] when `sub` starts the model, else rows [batch, rows, hidden_size].
             arguments: of the call, besides what enters.
             ids: token ids [batch, rows], where rows enter and the layers need them.

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm.inference.picks.filters import filtered, filtered_at_once, filters
-from swarm.inference.picks.host_copy import to_device
 from swarm.kernels.support import kernel_support
 from swarm.protocol.pick_rules import Sampling
+
+HostNumbers = Sequence[int] | NDArray[np.int64]
+
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -33,14 +35,24 @@ _FILTERED_ROWS = 16  # rows filtered at once: 20 MB per float64 temporary at a v
 _NOT_FINITE, _OUTGROWN = -1, -2  # in the one copy that comes back, in place of ids
 
 
+def to_device(numbers: HostNumbers, device: torch.device) -> torch.Tensor:
+    """Integers as an int64 tensor on a device.
+
+    A plain `torch.tensor(…, device=…)` waits until the card has done all that was asked of it before. Pinned memory is
+    kept until the copy is done.
+    """
+    values = torch.as_tensor(numbers, dtype=torch.int64)
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True, slots=True)
 class PickRequest:
     """How to pick after some rows of logits.
 
     Attributes:
-        first: the first of the rows.
         positions: of the tokens to be picked, one per row from there on.
-        sampling: the rule.
     """
 
     first: int
@@ -93,7 +105,6 @@ def noise_rows(
     """Rows of the picks' noise on a device.
 
     Args:
-        seed: the session's.
         positions: of the picked tokens.
         vocab_size: ids of a row.
         device: one with float64.

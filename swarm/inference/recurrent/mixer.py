@@ -7,27 +7,32 @@ again where they are not kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache
 
 from swarm.errors import UnsupportedModel
 from swarm.inference.kv_cache import LayerRows
-from swarm.inference.recurrent.mixer_cache import MixerCache
 from swarm.inference.recurrent.plan import make_plan
-from swarm.inference.recurrent.projections import Projections, ProjectionWatch
-from swarm.inference.states.session_states import MixerState, StatePart
+from swarm.inference.state_slots import MixerState, StateKey, StatePart
 from swarm.inference.step_cache import StepCache
 from swarm.inference.tree_attention import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from torch import nn
+    from collections.abc import Iterable
 
     from swarm.inference.recurrent.plan import MixerRun, StepPlan
-    from swarm.inference.states.session_states import StateKey
+
+
+LINEAR = {"Linear", "PackedLinear", "Conv1D"}
+"""Classes that treat each row alone, whatever stands beside it."""
+
 
 PROBE_ROWS = 7
 """Rows of the forward in which a mixer is examined."""
@@ -39,6 +44,182 @@ COARSE_TOLERANCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
+class Projections:
+    """Linear layers at a mixer's ends.
+
+    Attributes:
+        entering: each with the place of the rows that it reads among those that the mixer is given.
+        leaving: the one whose result the mixer returns; None where there is none.
+    """
+
+    entering: tuple[tuple[nn.Module, int], ...] = ()
+    leaving: nn.Module | None = None
+
+    def project(self, inputs: Sequence[torch.Tensor]) -> dict[nn.Module, torch.Tensor]:
+        """What the entering layers make of all rows.
+
+        Args:
+            inputs: rows that the mixer is given, each [n, …].
+        """
+        return {module: module(inputs[place][None])[0] for module, place in self.entering}
+
+    @contextmanager
+    def replaced(self, projected: Mapping[nn.Module, torch.Tensor], run: MixerRun) -> Iterator[None]:
+        """Within, entering layers return the rows of one call that were made before, and the leaving one what it is
+        given.
+        """
+        forwards: dict[nn.Module, Callable[..., torch.Tensor]] = {}
+        for module, rows in projected.items():
+            chosen = rows.index_select(0, run.rows)
+            forwards[module] = _returning(chosen[None] if run.is_sequence else chosen[:, None])
+        if self.leaving is not None:
+            forwards[self.leaving] = _unchanged
+        with _forwards(forwards):
+            yield
+
+
+class ProjectionWatch:
+    """Sees which linear layers stand at a mixer's ends, in one call of it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._linear = [part for part in module.modules() if type(part).__name__ in LINEAR]
+        self._calls: list[tuple[nn.Module, torch.Tensor, torch.Tensor]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within, note what linear layers read and return."""
+
+        def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ANN401
+            self._calls.append((module, inputs[0], output))
+
+        hooks = [part.register_forward_hook(note) for part in self._linear]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def found(self, given: Sequence[torch.Tensor], returned: Sequence[torch.Tensor]) -> Projections:
+        """The layers at the ends of the call that was watched.
+
+        Args:
+            given: the rows that the mixer was given.
+        """
+        calls = [module for module, _, _ in self._calls]
+        once = [call for call in self._calls if calls.count(call[0]) == 1]
+        entering = tuple(
+            (module, place) for module, read, _ in once for place, rows in enumerate(given) if read is rows
+        )
+        leaving = [module for module, _, made in once if len(returned) == 1 and made is returned[0]]
+        ends = {module for module, _ in entering}
+        return Projections(entering, leaving[0] if leaving and leaving[0] not in ends else None)
+
+
+@contextmanager
+def _forwards(forwards: Mapping[nn.Module, Callable[..., torch.Tensor]]) -> Iterator[None]:
+    before = {module: module.__dict__.get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, own in before.items():
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+
+def _returning(rows: torch.Tensor) -> Callable[..., torch.Tensor]:
+    return lambda *_, **__: rows
+
+
+def _unchanged(rows: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    return rows
+
+
+class MixerCache(Cache):
+    """States of a batch of sequences in one mixer. A class may change the tensors in place.
+
+    Attributes:
+        states: by name, each [batch, …]; empty where the sequences begin.
+    """
+
+    def __init__(self, states: dict[StateKey, torch.Tensor] | None = None) -> None:
+        super().__init__(layers=[])
+        self.states = dict(states or {})
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """The last columns that a convolution saw; None where the sequences begin."""
+        del layer_idx
+        return self.states.get(("conv", state_idx))
+
+    def update_conv_state(
+        self,
+        conv_states: torch.Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: object,
+    ) -> torch.Tensor:
+        """Keep the last columns, and give back all that a convolution must see: those before, and the new ones.
+
+        Args:
+            conv_states: [batch, …, n] new columns.
+            layer_idx: not used.
+            conv_kernel_size: columns to keep, where none are kept yet; None is n.
+        """
+        del layer_idx
+        before = self.states.get(("conv", state_idx))
+        if before is None:
+            width = conv_states.shape[-1] if conv_kernel_size is None else conv_kernel_size
+            seen = pad(conv_states, (max(0, width - conv_states.shape[-1]), 0))
+        else:
+            width = before.shape[-1]
+            seen = torch.cat([before, conv_states], dim=-1)
+        self.states["conv", state_idx] = seen[..., seen.shape[-1] - width :].clone()
+        return seen
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """The recurrent state; None where the sequences begin."""
+        del layer_idx
+        return self.states.get(("recurrent", state_idx))
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: object
+    ) -> torch.Tensor:
+        """Keep a state [batch, …]."""
+        del layer_idx
+        self.states["recurrent", state_idx] = recurrent_states
+        return recurrent_states
+
+    def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
+        """The state under the name that one class has for it."""
+        del layer_idx
+        return self.states.get(("linear", 0))
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        """Keep a state [batch, …]."""
+        del layer_idx
+        self.states["linear", 0] = linear_cache
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Whether there is a state, or this state."""
+        del layer_idx
+        return any(state_idx is None or number == state_idx for _, number in self.states)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Whether states can be taken back by the class: never."""
+        del layer_idx
+        return False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens that the class thinks are cached: none, positions are given."""
+        del layer_idx
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
 class MixerFacts:
     """What an examination found.
 
@@ -46,7 +227,6 @@ class MixerFacts:
         state: what is kept of a text.
         rows: what the module is given per token.
         given: which of the tensors it is given these are, by their order in the call.
-        shapes: of one row of each.
         returned: which of the tensors it returns are rows, by their order.
         in_sequences: whether a sequence may go on from a state.
         projections: linear layers that run once for all rows.
@@ -73,9 +253,7 @@ class RecurrentMixer:
         """Stand before a module.
 
         Args:
-            module: the mixer.
             layer: its layer's number in the whole model.
-            name: the mixer's in the layer.
         """
         self.facts: MixerFacts | None = None
         self.in_sequences = False
@@ -215,7 +393,6 @@ def put_mixers(
     Args:
         layers: decoder layers, by their number in the whole model.
         found: modules that use the cache's states, and the layer of each.
-        attention: modules that attend.
 
     Raises:
         UnsupportedModel: a module does both.

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarm.errors import LocalProtocolError
-from swarm.inference.states.state_slots import Place
+from swarm.inference.state_slots import Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swarm.inference.kv_cache import KvCache
-    from swarm.inference.states.session_states import SessionStates
+    from swarm.inference.state_slots import SessionStates
     from swarm.inference.tree_attention import SessionRange
 
 MIN_SEQUENCE = 12
@@ -33,13 +33,9 @@ class Work:
     """One token that mixers run.
 
     Attributes:
-        place: after which its state is.
-        slot: of the session's KV cache.
         row: in the forward; None for one whose state alone is used.
         parent: the work before it; None where a kept state, or nothing, is before it.
         base: the entry of that state; None where the text begins here.
-        children: works whose parent this is.
-        unit: it runs in.
         entry: where its state is kept, if it is.
         at: its state's place among those of its round.
     """
@@ -57,13 +53,7 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Works that run one after the other: one, or the piece of a long chain.
-
-    Attributes:
-        works: of one session.
-        session: whose, by number.
-        round: when it runs.
-    """
+    """Works that run one after the other: one, or the piece of a long chain."""
 
     works: list[Work]
     session: int
@@ -111,7 +101,6 @@ class StepPlan:
     """How mixers run a forward.
 
     Attributes:
-        new_rows: rows of the forward.
         again: sessions' slots that are run again, after the new rows.
         bases: sessions' states that the first round begins from, one after the other.
         rounds: in order.
@@ -227,7 +216,6 @@ def make_plan(parts: Sequence[SessionRange], device: torch.device, *, in_sequenc
 
     Args:
         parts: the rows of each session, which have their slots.
-        device: where indices are wanted.
         in_sequences: whether mixers can go on with a sequence from a state; else every chain is run row by row.
     """
     sessions = []

@@ -24,13 +24,7 @@ TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class PackedExperts(nn.Module):
-    """Matrices [experts, rows, columns], and products of rows with those that were chosen for them.
-
-    Attributes:
-        experts: how many.
-        rows: outputs of a product.
-        columns: inputs of a product.
-    """
+    """Matrices [experts, rows, columns], and products of rows with those that were chosen for them."""
 
     def __init__(self, held: RestoredWeight | StoredWeight | _KernelExperts, shape: torch.Size) -> None:
         """Hold matrices of the shape [experts, rows, columns], one below the other."""

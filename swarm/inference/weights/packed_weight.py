@@ -32,14 +32,7 @@ OFFSET: Final = 8
 
 
 class PackedWeight(nn.Module):
-    """A matrix [rows, columns].
-
-    Attributes:
-        rows: outputs of a product.
-        columns: inputs of a product.
-        bits: of a weight.
-        dtype: compute type.
-    """
+    """A matrix [rows, columns]."""
 
     def __init__(self, rows: int, columns: int, bits: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -68,7 +61,6 @@ class RestoredWeight(PackedWeight):
         words: uint8 [rows, columns / 2] for int4: column j below column j + columns / 2; int8 [rows, columns]; or the
             bits of bfloat16, int16 [rows, columns].
         scales: the bits of bfloat16, int16 [rows, columns / group]; None for 16 bits.
-        group: columns that share a scale.
     """
 
     def __init__(self, weight: torch.Tensor, bits: int) -> None:
@@ -132,7 +124,6 @@ class TorchInt4Weight(PackedWeight):
     Attributes:
         words: uint8 [rows, columns / 2], in an order that depends on the processor.
         scales: int32 [columns / group, rows]: the bits of a bfloat16 scale and of a zero point, which is 0.
-        group: columns that share a scale.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -211,7 +202,6 @@ def pack_weight(weight: torch.Tensor, bits: int, *, with_kernels: bool, by_rows:
     """Hold a matrix [rows, columns] of the compute type in so many bits, in the form whose product is fastest here.
 
     Args:
-        weight: on the device that computes.
         bits: 4, 8, 16 (bfloat16), or those of the compute type itself, which kernels take too.
         with_kernels: whether the device runs the Triton kernels.
         by_rows: whether rows are taken out of it too.

@@ -30,7 +30,6 @@ class DecodedMatrix:
     """A stored matrix, and its rows in the compute type.
 
     Attributes:
-        stored: the matrix.
         values: its values [rows, columns].
     """
 

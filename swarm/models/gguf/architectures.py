@@ -22,8 +22,6 @@ class Architecture:
     """How a family is written to GGUF.
 
     Attributes:
-        family: as its files call it.
-        model_type: of transformers.
         model_class: of transformers, for the config's `architectures`.
         fields: names in the config that are not the common ones, by key of the metadata; "" leaves a key out.
         is_interleaved: whether the rows of queries and keys were put in the order in which llama.cpp turns them.

@@ -83,9 +83,7 @@ class OwnFields:
     """A family's own metadata, with note of what was read: what nobody reads might change the text.
 
     Attributes:
-        family: how the keys begin.
         values: by key, without the family.
-        read: keys that somebody asked for.
     """
 
     family: str
@@ -125,8 +123,6 @@ def config_of(header: GgufHeader, name: str, vector: Callable[[str], Sequence[fl
 
     Args:
         header: of the model's first file, with the tensors of all of its files.
-        name: of the model, for messages.
-        vector: reads a small tensor.
 
     Raises:
         UnsupportedModel: the family does not run, a value is missing or of a form that no class has, or one is not
@@ -278,11 +274,7 @@ class _FileFacts:
     """What a file says, beside what every family's says.
 
     Attributes:
-        name: of the model, for messages.
-        given: the family's own metadata.
         layers: how many there are, without those that predict further tokens.
-        header: of the file.
-        vector: reads a small tensor.
     """
 
     name: str

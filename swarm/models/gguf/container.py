@@ -53,9 +53,7 @@ class TensorPlace:
     """A tensor of a file.
 
     Attributes:
-        name: llama.cpp's name for it.
         shape: rows first, as torch has it.
-        encoding: how its values are stored.
         start: where its bytes begin in the file.
     """
 
@@ -85,9 +83,7 @@ class GgufHeader:
     """What a GGUF file says before its tensors begin.
 
     Attributes:
-        metadata: values by key.
         tensors: all tensors of this file, by llama.cpp's names.
-        size_bytes: of the header itself.
     """
 
     metadata: Mapping[str, MetadataValue]
@@ -129,8 +125,6 @@ def parse_header(data: bytes | bytearray | mmap.mmap, file_bytes: int, name: str
 
     Args:
         data: how the file begins; may hold all of it.
-        file_bytes: of the whole file.
-        name: of the file, for messages.
 
     Raises:
         ShortHeader: `data` ends before the header does, or the file does.

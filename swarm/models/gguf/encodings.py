@@ -24,8 +24,6 @@ class Encoding:
     """A type of values.
 
     Attributes:
-        kind: its number in GGUF files.
-        name: its name, in small letters.
         block: values of a block; 1 where each is stored alone.
         block_bytes: bytes of a block.
         dtype: torch's type for the same bytes; None where it has none.

@@ -96,7 +96,6 @@ def hub_files(repo: str, part: str, names: Iterable[str]) -> list[str]:
     Args:
         repo: the hub id.
         part: a file's name, or how one ends: `Q4_K_M`; empty for the only one that there is.
-        names: of all its files.
 
     Raises:
         UnknownModel: none or several are meant; the message says which there are.

@@ -52,7 +52,6 @@ class PartFile:
 
     Attributes:
         digest: SHA-256 of the whole file.
-        size_bytes: of the whole file.
     """
 
     digest: str
@@ -184,7 +183,6 @@ class KeptPart:
     """A part that lies here.
 
     Attributes:
-        file: it.
         origins: what the file is called on the hub, the name last used last; none where its list cannot be read.
         fetched_at: Unix seconds at which its list, or without one its bytes, changed last.
     """

@@ -58,7 +58,6 @@ class RangeDownload:
 
         Args:
             url: of the file, at a commit.
-            part: where it goes.
             report: called with the bytes that have arrived.
         """
         self._url, self._part, self._report = url, part, report
@@ -69,7 +68,6 @@ class RangeDownload:
         """Fetch those of these bytes that are not here.
 
         Args:
-            wanted: within the file.
             origin: what the file is called on the hub.
 
         Raises:

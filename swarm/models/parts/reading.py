@@ -26,7 +26,6 @@ def header_file(whole: Path, name: str, hub: HasParts | None) -> Path | None:
 
     Args:
         whole: where it is, or comes to be.
-        name: on the hub.
         hub: whence it comes; None for a folder of the user's.
     """
     if hub is None or whole.exists():
@@ -43,10 +42,8 @@ def readable_file(whole: Path, name: str, hub: HasParts | None, needed: Callable
 
     Args:
         whole: where it is, or comes to be.
-        name: on the hub.
         hub: whence it comes; None for a folder of the user's.
         needed: which bytes; asked where the whole file is not here.
-        model: for messages.
 
     Raises:
         UnsupportedModel: only a part is here, and it lacks some of these.

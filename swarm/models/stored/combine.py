@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from swarm.models.stored.eight_bits import KNOWN, TYPES, Fp8Matrix
-from swarm.models.stored.fp4 import Fp4Matrix
+from swarm.models.stored.fp4 import Fp4Matrix, LookupMatrix
 from swarm.models.stored.grouped import GroupedMatrix, awq_codes, bytes_of_words, column_order, nibbles, words_along
-from swarm.models.stored.lookup import LookupMatrix
 from swarm.models.stored.matrix import PartedMatrix, bits_of
 from swarm.models.stored.source import StoredTensor
 

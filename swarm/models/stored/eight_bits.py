@@ -26,13 +26,10 @@ class Fp8Matrix(PartedMatrix):
     """A matrix in FP8.
 
     Attributes:
-        rows: as of `StoredMatrix`.
-        columns: as of `StoredMatrix`.
         encoding: `fp8`.
         codes: uint8 [rows, columns], the numbers' bits.
         place: int32 [rows], which row of `scales` is this row's.
         scales: bits of scales, an integer type, [n, columns / width].
-        width: columns that share a scale.
         code_type: what a byte is: `float8_e4m3fn` or `float8_e5m2`.
         scale_type: what a scale is; uint8 is a power of two whose exponent is the byte - 127.
         result: the type to which values are rounded.

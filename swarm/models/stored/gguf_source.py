@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy
 import torch
@@ -20,7 +20,7 @@ from swarm.models.gguf.folder import TensorTable
 from swarm.models.parts.byte_ranges import ByteRange, ByteRanges
 from swarm.models.parts.reading import readable_file
 from swarm.models.pretrained import first_line
-from swarm.models.stored.gguf_matrix import GgufMatrix
+from swarm.models.stored.matrix import StoredMatrix
 from swarm.models.stored.source import StoredSize, StoredTensor
 from swarm.models.text_classes import class_of
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from swarm.models.gguf.container import TensorPlace
+    from swarm.models.gguf.encodings import Encoding
     from swarm.models.hub import Hub
+
 
 FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*experts\.gate_up_proj(?P<bias>_bias)?")
 """Gate and up of all experts in one tensor, which GGUF holds in two."""
@@ -51,18 +53,36 @@ TILED: Final = re.compile(
 BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 
 
+class GgufMatrix(StoredMatrix):
+    """Rows of blocks, uint8 [rows, bytes of a row], byte for byte those of the file."""
+
+    def __init__(self, blocks: torch.Tensor, values: Encoding) -> None:
+        self.blocks, self.values = blocks, values
+        self.rows = blocks.shape[0]
+        self.columns = blocks.shape[1] // values.block_bytes * values.block
+        self.encoding = values.name
+
+    def parts(self) -> Mapping[str, torch.Tensor]:
+        """The blocks, which are all that lies in memory."""
+        return {"blocks": self.blocks}
+
+    def with_parts(self, parts: Mapping[str, torch.Tensor]) -> Self:
+        """A matrix of these blocks."""
+        return type(self)(parts["blocks"], self.values)
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        """Rows `[start, end)` as float32 [end - start, columns]."""
+        return self.values.decode(self.blocks[start:end])
+
+
 @dataclass(frozen=True, slots=True)
 class GgufSource:
     """Tensors of a GGUF model.
 
     Attributes:
         folder: as `swarm.models.gguf.folder` makes it.
-        model: its name, for messages.
         config: of the model, which is a language model alone.
-        architecture: how its family is written.
-        table: where its tensors lie.
         stored: llama.cpp's names of what a tensor is made of, by its name in the class.
-        shapes: of the class's tensors.
         hub: whence its files come; None for files of the user's.
     """
 

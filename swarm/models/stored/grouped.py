@@ -22,8 +22,6 @@ class GroupedMatrix(PartedMatrix):
     """A matrix of 4-bit or 8-bit integers.
 
     Attributes:
-        rows: as of `StoredMatrix`.
-        columns: as of `StoredMatrix`.
         encoding: such as `gptq4`, `awq4`, `ct4`, `bnb8`.
         codes: uint8 [rows, columns / 2], an even column in a byte's low half; or [rows, columns], uint8 or int8.
         scales: bits of scales, an integer type, [rows, groups].
@@ -32,7 +30,6 @@ class GroupedMatrix(PartedMatrix):
         place: int32 [rows], which row of `order` is this row's; None without.
         bits: of a code: 4 or 8.
         zero: what stands for 0, where `zeros` is None.
-        scale_type: what a scale is.
         result: the type to which values are rounded.
         factor: what values are multiplied with at the end.
     """
@@ -62,8 +59,6 @@ class GroupedMatrix(PartedMatrix):
 
         Args:
             encoding: the format's name, which ends with the bits of a code.
-            codes: as of the class.
-            scales: of a floating type.
             zeros: [rows, groups], or what stands for 0 everywhere.
             order: int [columns], the group of each column, if neighbours need not be of one.
 

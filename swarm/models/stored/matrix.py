@@ -77,9 +77,6 @@ class PartedMatrix(StoredMatrix):
     What several rows share lies in tables. A row's entry in `place` says where in them. A selection keeps tables whole.
 
     Attributes:
-        rows: as of `StoredMatrix`.
-        columns: as of `StoredMatrix`.
-        encoding: as of `StoredMatrix`.
         codes: of an integer type, [rows, …].
     """
 

@@ -27,7 +27,6 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
         folder: holds config.json, and the weights' index or the weights themselves.
         hub: whence other files come; None for a folder of the user's.
         config: what `read_config` read.
-        model: its name, for messages.
 
     Raises:
         UnsupportedModel: there are no weights that Canopy reads.

@@ -181,10 +181,8 @@ class QuantisedSource:
 
     Attributes:
         base: of its tensors as they are.
-        model: its name, for messages.
         config: its `quantization_config`.
         parts: what makes each quantised tensor, by the tensor's name: names of `base`, by the ends of their names.
-        files: as of `WeightSource`.
     """
 
     base: SafetensorsSource

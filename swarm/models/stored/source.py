@@ -101,7 +101,6 @@ class SafetensorsSource:
 
     Attributes:
         folder: where the files are, or come to be.
-        model: its name, for messages.
         files: the file that holds each tensor.
         hub: where headers are read of files that are not in the folder; None for a folder of the user's.
         encoding: as of `WeightSource`: none.

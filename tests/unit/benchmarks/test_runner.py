@@ -95,8 +95,9 @@ def test_the_list_has_one_line_per_benchmark() -> None:
     out = io.StringIO()
     show_all(make_console(out))
     lines = [line.strip() for line in out.getvalue().splitlines()]
+    width = max(map(len, names()))
     for name in names():
-        assert [line for line in lines if line.startswith(f"{name} ")] == [f"{name:<15}  {summary_of(name)}"]
+        assert [line for line in lines if line.startswith(f"{name} ")] == [f"{name:<{width}}  {summary_of(name)}"]
     assert len(lines) == len(PROGRAMS) + len(names()) + 2
 
 

@@ -13,9 +13,8 @@ from client.drafting.search.ranking import Ranker
 from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.graphs.fixed_memory import StaticLimits
 from swarm.inference.picks.device_picks import noise_rows
-from swarm.inference.static_forward import StaticForward
+from swarm.inference.static_forward import StaticForward, StaticLimits
 from swarm.protocol.messages import Sampling
 from tests.model.tiny_models import FEW, tiny_model, whole_model
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import swarm.inference.class_attention.calls
+import swarm.inference.class_attention
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, dissect
 from swarm.ids import TreeNodeId
-from swarm.inference.class_attention.calls import MAX_CALL_BYTES
+from swarm.inference.class_attention import MAX_CALL_BYTES
 from swarm.inference.fast_path import use_static
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import PLAIN_PATH, SessionRows
@@ -117,7 +117,7 @@ def test_rows_are_cut_where_keys_and_scores_would_take_too_much(name: str, monke
     model, counts = whole_model(make_tiny(name)), []
     rows = []
     for limit in (MAX_CALL_BYTES, 1_000):
-        monkeypatch.setattr(swarm.inference.class_attention.calls, "MAX_CALL_BYTES", limit)
+        monkeypatch.setattr(swarm.inference.class_attention, "MAX_CALL_BYTES", limit)
         forwards: list[int] = []
         caches = [KvCache(model.layout, 32) for _ in range(2)]
         hook = model.layers[0].register_forward_hook(lambda *_, ran=forwards: ran.append(1))

@@ -14,9 +14,9 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import modeling_gguf_pytorch_utils as by_transformers
 
 from node.model.checkpoint import open_checkpoint
+from node.model.loading import format_of
 from node.model.packed_span import load_packed
 from node.model.span import SpanModel, dissect
-from node.model.stored_sizes import format_of
 from swarm.errors import UnsupportedModel
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from node.model.checkpoint import Checkpoint, open_checkpoint
+from node.model.loading import format_of
 from node.model.packed_span import load_packed
 from node.model.span import dissect
-from node.model.stored_sizes import format_of
 from swarm.errors import UnsupportedModel
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.weights.stored_weight import StoredWeight

@@ -16,9 +16,16 @@ from node.config import ServeConfig
 from node.engine.measure import OFFLOADED_ROWS, step_cost
 from node.model.checkpoint import open_checkpoint
 from node.model.loading import load
-from node.model.offload import Offload, OffloadedSpan, held_bytes, load_offloaded
+from node.model.offload import (
+    MAX_TRACE_EVENTS,
+    Offload,
+    OffloadedSpan,
+    TraceEvent,
+    held_bytes,
+    load_offloaded,
+    overlaps,
+)
 from node.model.span import SpanModel, dissect, load_span
-from node.model.weight_streaming import MAX_TRACE_EVENTS, TraceEvent, overlaps
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.ids import TreeNodeId

@@ -18,12 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from node.config import ServeConfig
 from node.model.checkpoint import Checkpoint, open_checkpoint
-from node.model.loading import AUTO_SHARE, fitting_layers, load
+from node.model.loading import AUTO_SHARE, fitting_layers, format_of, load
 from node.model.malloc_trim import trim_heap
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import SpanModel, dissect, load_span, shared_parts
-from node.model.stored_sizes import format_of
 from swarm.demo import TARGET
 from swarm.errors import UnsupportedModel
 from swarm.inference.fast_path import use_static

@@ -14,12 +14,17 @@ import torch
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.fast_path import use_row_invariant_products
-from swarm.inference.graphs.address_table import AddressTable
-from swarm.inference.graphs.captures import GraphKey, SweepGraphs
-from swarm.inference.graphs.fixed_memory import FixedMemory, StaticLimits
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
-from swarm.inference.static_forward import StaticForward, StaticOutput
+from swarm.inference.static_forward import (
+    AddressTable,
+    FixedMemory,
+    GraphKey,
+    StaticForward,
+    StaticLimits,
+    StaticOutput,
+    SweepGraphs,
+)
 from swarm.kernels.batch_plan import BatchPlan
 from swarm.layers import Span
 from tests.model.tiny_models import FAMILIES, FEW, chain, reference, tiny_model, whole_model

@@ -14,8 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import swarm.inference.fast_path
 import swarm.inference.static_proof
 from swarm.inference.devices import numeric_class_of
-from swarm.inference.fast_path import GRAPHS, KERNELS, use_static
-from swarm.inference.graphs.plain_rotary import use_plain_rotary
+from swarm.inference.fast_path import GRAPHS, KERNELS, use_plain_rotary, use_static
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import HeadOutput, RaggedModel, SessionRows
 from swarm.inference.static_proof import PlainTrial, ProofVerdict, late_failure, plain_trial, prove

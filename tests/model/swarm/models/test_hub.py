@@ -20,12 +20,11 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-import swarm.models.download
+import swarm.models.hub
 from client.target import load_target
 from node.model.checkpoint import Checkpoint, check_disk, open_checkpoint
-from node.model.loading import progress_lines
+from node.model.loading import progress_lines, stored_sizes
 from node.model.span import dissect, load_span
-from node.model.stored_sizes import stored_sizes
 from swarm.demo import TARGET
 from swarm.errors import HubError, NotEnoughSpace, UnsupportedModel
 from swarm.inference.ragged_batch import load_whole
@@ -134,7 +133,7 @@ def fill_disk(patch: pytest.MonkeyPatch) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(data)
 
-    patch.setattr(swarm.models.download, "io", SimpleNamespace(BufferedWriter=io.BufferedWriter, FileIO=Full))
+    patch.setattr(swarm.models.hub, "io", SimpleNamespace(BufferedWriter=io.BufferedWriter, FileIO=Full))
 
 
 def test_a_full_disk_is_told_and_what_arrived_is_kept_for_the_next_run(

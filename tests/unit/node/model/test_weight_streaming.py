@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 import pytest
 import torch
 
-from node.model.weight_streaming import (
+from node.model.offload import (
     BUFFERS,
     MAX_TRACE_EVENTS,
     PIECE_BYTES,

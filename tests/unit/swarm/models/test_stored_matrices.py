@@ -16,10 +16,9 @@ from swarm.inference.weights.stored_weight import StoredWeight
 from swarm.models.gguf.encodings import ENCODINGS
 from swarm.models.stored.combine import compressed, fp8, modelopt
 from swarm.models.stored.eight_bits import Fp8Matrix
-from swarm.models.stored.fp4 import NUMBERS
-from swarm.models.stored.gguf_matrix import GgufMatrix
+from swarm.models.stored.fp4 import NUMBERS, LookupMatrix
+from swarm.models.stored.gguf_source import GgufMatrix
 from swarm.models.stored.grouped import GroupedMatrix
-from swarm.models.stored.lookup import LookupMatrix
 from swarm.models.stored.matrix import PartedMatrix
 from swarm.models.stored.quantised import format_name, refusal
 from swarm.models.stored.source import StoredTensor

@@ -11,9 +11,9 @@ import torch
 import swarm.inference.recurrent.plan
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
+from swarm.inference import state_slots
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
-from swarm.inference.states import state_slots
 from swarm.inference.tree_attention import use_canopy
 from swarm.layers import Span
 from tests.devices import DEVICE

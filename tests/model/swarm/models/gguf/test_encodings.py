@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarm.models.gguf.encodings import ENCODINGS, Encoding
-from swarm.models.stored.gguf_matrix import GgufMatrix
+from swarm.models.stored.gguf_source import GgufMatrix
 
 PLAIN = {"f32": numpy.float32, "f16": numpy.float16}
 PACKED = [one for one in ENCODINGS.values() if one.dtype is None]

@@ -22,7 +22,7 @@ from swarm.models.gguf import folder as folders
 from swarm.models.gguf.config import config_of
 from swarm.models.gguf.container import GgufHeader, TensorPlace, read_header
 from swarm.models.gguf.encodings import ENCODINGS
-from swarm.models.gguf.tokenizer import write_tokenizer
+from swarm.models.gguf.folder import write_tokenizer
 from swarm.models.hub import find_model
 from tests.fake_hub import FakeHub, Repo
 from tests.model.gguf_files import TinyGguf

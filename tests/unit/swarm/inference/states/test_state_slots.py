@@ -7,7 +7,7 @@ import random
 import pytest
 
 from swarm.ids import TreeNodeId
-from swarm.inference.states.state_slots import (
+from swarm.inference.state_slots import (
     MAX_SNAPSHOTS,
     MIN_ENTRIES,
     POOL_BYTES,

@@ -1,4 +1,4 @@
-"""Which states of a session's text are kept, and where: bookkeeping only, no tensors.
+"""Which states of a session's text are kept and where, and the tensors that hold them.
 
 A state after a token stands for all of the text up to it. States are a cache: what a mixer was given per token is kept
 beside the KV, so any state that is not here is computed again from the nearest one before it.
@@ -9,8 +9,11 @@ beside the KV, so any state that is not here is computed again from the nearest 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import torch
 
 from swarm.errors import LocalProtocolError
 
@@ -19,12 +22,80 @@ if TYPE_CHECKING:
 
     from swarm.ids import TreeNodeId
 
+
+StateKey = tuple[Literal["conv", "recurrent", "linear"], int]
+"""A state of a mixer: what its cache calls it, and its number."""
+
+
 MAX_SNAPSHOTS = 16
 """States of committed tokens that a session keeps at most."""
 MIN_ENTRIES = 4
 """States of a session, however large they are: where it starts from, where it ends, and one each before them."""
 POOL_BYTES = 256 << 20
 """Memory for the states of a session, where more than `MIN_ENTRIES` fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """One tensor of a state.
+
+    Attributes:
+        shape: for one sequence, without the batch.
+    """
+
+    key: StateKey
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory for one."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class MixerState:
+    """What a mixer keeps of a text.
+
+    Attributes:
+        index: the layer's number in the whole model.
+        name: of the mixer in its layer.
+    """
+
+    index: int
+    name: str
+    parts: tuple[StatePart, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory for one state."""
+        return sum(part.size_bytes for part in self.parts)
+
+
+class SessionStates:
+    """States of one session in every mixer of a span, allocated at once.
+
+    Attributes:
+        slots: which entry is after which token.
+    """
+
+    def __init__(self, mixers: Sequence[MixerState], entries: int, device: torch.device) -> None:
+        self.slots = StateSlots(entries)
+        self._parts = {
+            (mixer.index, mixer.name): [
+                torch.empty(entries, *part.shape, dtype=part.dtype, device=device) for part in mixer.parts
+            ]
+            for mixer in mixers
+        }
+
+    def read(self, layer: int, name: str, entries: torch.Tensor) -> list[torch.Tensor]:
+        """A mixer's states at some entries, copied: each [len(entries), *shape]."""
+        return [part.index_select(0, entries) for part in self._parts[layer, name]]
+
+    def write(self, layer: int, name: str, entries: torch.Tensor, states: Sequence[torch.Tensor]) -> None:
+        """Keep a mixer's states, each [len(entries), *shape]."""
+        for part, state in zip(self._parts[layer, name], states, strict=True):
+            part.index_copy_(0, entries, state.to(part.dtype))
 
 
 def state_entries(state_bytes: int, nodes: int) -> int:
@@ -56,10 +127,8 @@ class StateSlots:
     """Entries of one session.
 
     Attributes:
-        entries: how many there are.
         max_snapshots: of them for committed tokens.
         snapshots: committed length → entry, by rising length.
-        live: tree node → entry.
     """
 
     def __init__(self, entries: int) -> None:
@@ -92,7 +161,6 @@ class StateSlots:
 
         Args:
             committed: tokens before.
-            path: the nodes.
             survivors: nodes that stay live; all others are freed.
         """
         for length, node in enumerate(path, start=committed + 1):
