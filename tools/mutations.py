@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ("swarm", "node", "client")
-ALL = ("-m", "not crossing", "tests")
+ALL = ("--core", "tests")
 """What `make test` runs."""
 PYTEST = ("-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
 
