@@ -8,11 +8,11 @@ NPM_STAMP := tests/npm/node_modules/.package-lock.json
 
 export DELAY_MS TORCH_INDEX_URL
 
-.PHONY: help install demo check test floors docs protos
+.PHONY: help install demo check test test-all floors docs protos
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## .venv with everything that developers need
 
@@ -22,13 +22,18 @@ demo: $(STAMP) ## a swarm on this machine: a text streams, a table compares; DEL
 LINT = $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/typos && $(BIN)/mypy
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 --durations 25
 
-check test: export OMP_NUM_THREADS = 1
-check test: export PYTHONDONTWRITEBYTECODE =
+check test test-all: export OMP_NUM_THREADS = 1
+check test test-all: export PYTHONDONTWRITEBYTECODE =
 check: $(STAMP) ## lint, spelling, types and the unit tests, among them the import levels: under a minute
 	$(LINT)
 	$(PYTEST) tests/unit
 
-test: $(STAMP) $(NPM_STAMP) ## lint, spelling, types and all tests
+# TENTH=0 … 9 adds a tenth of the crossings, which are products of cases but for their diagonals.
+test: $(STAMP) $(NPM_STAMP) ## lint, spelling, types and what a change needs of the tests
+	$(LINT)
+	$(PYTEST) $(if $(TENTH),--tenth $(TENTH),--core)
+
+test-all: $(STAMP) $(NPM_STAMP) ## the same with all crossings, followed guides and homes behind routers
 	$(LINT)
 	$(PYTEST)
 

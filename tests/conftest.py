@@ -10,7 +10,9 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+import zlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,65 @@ def place_of(path: Path, *, is_worker: bool) -> tuple[int, int]:
     return -order, LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
+def crossings(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """What `make test` leaves to `make test-all`: products of cases but for their diagonal (decision 0074).
+
+    A case of several parameters is on the diagonal if it is the k-th of each, counted round where one has fewer values:
+    so each value of each is there once at least. A marked test is left out whole, or keeps `part` of its cases.
+    """
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        tests[item.nodeid.partition("[")[0]].append(item)
+    found: set[pytest.Item] = set()
+    for cases in tests.values():
+        marker = cases[0].get_closest_marker("crossing")
+        if marker is None:
+            found.update(_off_diagonal(cases))
+        else:
+            first, of = marker.kwargs.get("part", (len(cases), len(cases)))
+            found.update(case for number, case in enumerate(cases) if number % of != first)
+    return found
+
+
+def _off_diagonal(cases: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    places = [case.callspec.indices if hasattr(case, "callspec") else {} for case in cases]
+    counts: dict[str, int] = defaultdict(int)
+    for place in places:
+        for name, index in place.items():
+            counts[name] = max(counts[name], index + 1)
+    longest = max(counts.values(), default=0)
+    diagonal = [{name: number % count for name, count in counts.items()} for number in range(longest)]
+    yield from (case for case, place in zip(cases, places, strict=True) if place and place not in diagonal)
+
+
+def tenth_of(item: pytest.Item) -> int:
+    """The day, of ten, on which a crossing is run."""
+    return zlib.crc32(item.nodeid.encode()) % 10
+
+
+def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the crossings that were not asked for."""
+    core, tenth = config.getoption("core"), config.getoption("tenth")
+    if not core and tenth is None:
+        return
+    left_out = {item for item in crossings(items) if tenth is None or tenth_of(item) != tenth}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("crossings", "products of cases (decision 0074)")
+    group.addoption("--core", action="store_true", help="leave all crossings out")
+    group.addoption("--tenth", type=int, choices=range(10), help="leave all crossings out but for this tenth")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    tenth = config.getoption("tenth")
+    if tenth is not None:
+        return f"crossings: --tenth {tenth}"
+    return "crossings: none" if config.getoption("core") else "crossings: all"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("loadscopereorder", None):  # pytest-xdist would begin with the files that have most tests
         config.option.loadscopereorder = False
@@ -118,6 +179,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_worker = hasattr(config, "workerinput")
+    choose(config, items)
     items.sort(key=lambda item: place_of(item.path, is_worker=is_worker))
     for item in items:
         if item.get_closest_marker("timeout") is None:

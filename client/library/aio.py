@@ -20,8 +20,7 @@ from client.chain.opening import PeerLatency
 from client.decode.state import GenerationState
 from client.drafting.drafter import Drafters, aux_layers_of
 from client.drafting.loading import drafting_thread, load_drafter
-from client.library.chat import AsyncChat
-from client.library.conversation import Conversation
+from client.library.chat import AsyncChat, Conversation
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
 from client.options import (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.programs import program, within
 
 
@@ -17,6 +19,7 @@ def test_the_demo_ends_in_order_when_its_terminal_goes(tmp_path: Path) -> None:
     assert status == 143
 
 
+@pytest.mark.crossing
 def test_nothing_of_a_killed_demo_stays(tmp_path: Path) -> None:
     with program(["client.demo"], tmp_path / "demo.log") as demo:
         demo.wait_for("starting a bootstrap peer")

@@ -80,6 +80,7 @@ def read_notebook() -> nbformat.NotebookNode:
     return notebook
 
 
+@pytest.mark.crossing
 def test_the_notebook_runs_from_top_to_bottom(peer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = {"CANOPY_MODEL": str(TARGET), "CANOPY_JOIN": peer, "CANOPY_DRAFT": str(DRAFT)}
     for name, value in {**environment(), **told, "IPYTHONDIR": str(tmp_path)}.items():

@@ -179,6 +179,7 @@ def check_path(machines: Machines, result: Result, grown: dict[str, tuple[int, i
 # Hanging: nothing breaks, it is only silent; afterwards it goes on and still believes in its session
 
 
+@pytest.mark.crossing(part=(1, 3))
 @pytest.mark.parametrize(
     ("position", "at", "options"),
     [(1, 3, SAMPLED), (2, PREFILL_SWEEPS + 3, GREEDY), (0, PREFILL_SWEEPS + 2, SAMPLED)],
@@ -226,6 +227,7 @@ async def test_a_machine_that_wakes_up_does_no_harm(
 # Dying
 
 
+@pytest.mark.crossing(part=(0, 3))
 @pytest.mark.parametrize(("position", "options"), [(0, GREEDY), (1, SAMPLED), (2, SAMPLED)])
 async def test_a_machine_that_is_killed(
     position: int, options: GenerateOptions, machines: Machines, ids: list[int]

@@ -36,6 +36,7 @@ def start(arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:  #
     return ForkedPopen(shared_server(), [MODULES[words[0]], *words[1:]], namespaces=[network], **options)
 
 
+@pytest.mark.crossing
 @pytest.mark.timeout(290)  # a minute on a machine that does nothing else
 def test_the_guides_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))

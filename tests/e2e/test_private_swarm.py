@@ -168,6 +168,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     assert not left, left
 
 
+@pytest.mark.crossing
 @pytest.mark.needs_root
 @pytest.mark.needs_program("mosquitto", "mosquitto")
 @pytest.mark.needs_program("ip", "iproute2")

@@ -138,6 +138,7 @@ def reader(browser: Browser, address: str) -> Iterator[Browser]:
         yield browser
 
 
+@pytest.mark.crossing
 @in_browser
 @pytest.mark.parametrize("way", ["served", "file"])
 def test_search_finds_a_word_and_nobody_else_is_asked(way: str, site: Path, address: str, reader: Browser) -> None:
@@ -153,6 +154,7 @@ def test_search_finds_a_word_and_nobody_else_is_asked(way: str, site: Path, addr
     assert errors == []
 
 
+@pytest.mark.crossing
 @in_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_can_be_read_on_a_phone(scheme: Literal["light", "dark"], address: str, reader: Browser) -> None:

@@ -145,6 +145,7 @@ def test_what_is_built_of_a_checkout_notes_its_commit(tree: Path, tmp_path: Path
     assert not (checkout / "swarm/runtime" / NOTE).exists(), "a checkout is left as it is"
 
 
+@pytest.mark.crossing
 def test_the_demo_streams_compares_and_leaves_nothing(installed: Path, tmp_path: Path) -> None:
     """As `make demo`, on faster links."""
     done = run(installed, tmp_path, "client", "demo", "--delay-ms", "10")

@@ -16,6 +16,7 @@ TOKENS, ATTEMPTS = 6, 4
 LEG_MS = 25.0
 
 
+@pytest.mark.crossing
 @pytest.mark.needs_root
 @pytest.mark.needs_program("nft", "nftables")
 @pytest.mark.needs_program("conntrack", "conntrack")

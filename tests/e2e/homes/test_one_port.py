@@ -69,6 +69,7 @@ async def test_a_network_that_lets_443_out_alone(tmp_path: Path) -> None:
         assert out == {f"{world.address('P')}:{TLS_PORT}"}
 
 
+@pytest.mark.crossing
 async def test_a_network_that_lets_a_proxy_out_alone(tmp_path: Path) -> None:
     """The proxy stands between all machines of that network and the TLS port, and passes nothing else."""
     plan = HomesPlan((Home("office", machines=2),), public=("P", "proxy"))
@@ -92,6 +93,7 @@ async def test_a_network_that_lets_a_proxy_out_alone(tmp_path: Path) -> None:
         assert "secret" not in "".join(program.log.read_text() for program in swarm.programs.values())
 
 
+@pytest.mark.crossing
 async def test_a_network_with_ipv6_alone_that_lets_443_out_alone(tmp_path: Path) -> None:
     plan = HomesPlan((Home("office", machines=2, ipv4=False),), ipv6=True)
     async with HomesNetwork(plan) as world, open_homes_swarm(world, tmp_path) as swarm:
@@ -102,6 +104,7 @@ async def test_a_network_with_ipv6_alone_that_lets_443_out_alone(tmp_path: Path)
         await written(client, (swarm.peers["office"], FIRST), (swarm.peers["Q"], SECOND))
 
 
+@pytest.mark.crossing
 async def test_a_path_that_drops_large_packets_and_says_nothing(tmp_path: Path) -> None:
     """As behind a tunnel whose router sends no ICMP: what is short passes, so that everything seems to be well."""
     async with (

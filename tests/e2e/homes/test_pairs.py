@@ -28,6 +28,7 @@ from swarm.demo import TARGET
 from tests.forked.machines import forked_json_program, forked_program
 
 pytestmark = [
+    pytest.mark.crossing,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.needs_root,
     pytest.mark.needs_program("nft", "nftables"),

@@ -41,18 +41,18 @@ def marked() -> set[str]:
     return {found for page in PAGES.glob("*.md") for found in re.findall(r"<!-- (\w+): begin -->", page.read_text())}
 
 
-@pytest.mark.parametrize("name", names())
-def test_a_name_is_a_module_with_a_main(name: str) -> None:
-    tree = ast.parse(source(name).read_text())
-    assert any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+def test_a_name_is_a_module_with_a_main() -> None:
+    for name in names():
+        tree = ast.parse(source(name).read_text())
+        assert any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body), name
 
 
-@pytest.mark.parametrize("name", names())
-def test_its_docstring_begins_with_one_sentence_on_a_line(name: str) -> None:
-    text = summary_of(name)
-    assert text[-1:] in set("?.")
-    assert len(re.findall(r"[?.:](?:\s|$)", text.replace(": Petals'", ""))) == 1
-    assert len(text) <= LINE
+def test_its_docstring_begins_with_one_sentence_on_a_line() -> None:
+    for name in names():
+        text = summary_of(name)
+        assert text[-1:] in set("?."), name
+        assert len(re.findall(r"[?.:](?:\s|$)", text.replace(": Petals'", ""))) == 1, name
+        assert len(text) <= LINE, name
 
 
 def test_every_program_of_the_folder_is_listed() -> None:
@@ -70,10 +70,10 @@ def test_every_record_and_every_table_of_the_pages_belongs_to_a_name() -> None:
     assert marked() == recorded
 
 
-@pytest.mark.parametrize("table", sorted(marked()))
-def test_a_table_stands_in_a_page_of_its_folder(table: str) -> None:
-    room = module_of(owner(table)).split(".")[1]
-    assert page_of(table).stem.partition("-")[0] == room
+def test_a_table_stands_in_a_page_of_its_folder() -> None:
+    for table in sorted(marked()):
+        room = module_of(owner(table)).split(".")[1]
+        assert page_of(table).stem.partition("-")[0] == room, table
 
 
 def test_the_index_has_a_claim_with_its_command_for_every_benchmark_that_records() -> None:
@@ -82,13 +82,13 @@ def test_the_index_has_a_claim_with_its_command_for_every_benchmark_that_records
     assert said == {name for name in names() if set(PARTS.get(name, (name,))) <= marked()}
 
 
-@pytest.mark.parametrize("table", sorted(marked()))
-def test_a_section_has_its_question_and_its_command(table: str) -> None:
-    name = owner(table)
-    text = page_of(table).read_text().partition(f"<!-- {table}: begin -->")[0]
-    section = text[text.rindex("\n## ") :]
-    assert f"\n\n{summary_of(name)}\n\n" in section
-    assert f"python -m benchmarks {name} --record`" in section
+def test_a_section_has_its_question_and_its_command() -> None:
+    for table in sorted(marked()):
+        name = owner(table)
+        text = page_of(table).read_text().partition(f"<!-- {table}: begin -->")[0]
+        section = text[text.rindex("\n## ") :]
+        assert f"\n\n{summary_of(name)}\n\n" in section, table
+        assert f"python -m benchmarks {name} --record`" in section, table
 
 
 def test_the_list_has_one_line_per_benchmark() -> None:

@@ -60,6 +60,7 @@ def test_layers_that_are_too_large_to_make_are_estimated(monkeypatch: pytest.Mon
     assert all(ms > 0 for ms in speed.layer_ms.values())
 
 
+@pytest.mark.crossing(part=(0, 4))
 @pytest.mark.parametrize("family", sorted(FAMILIES | OTHER_KINDS))
 def test_layers_of_every_tested_family_can_be_made(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.engine.benchmark, "BUDGET_S", 0.0)

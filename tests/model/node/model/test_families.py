@@ -87,6 +87,7 @@ def test_the_list_of_tested_families_is_what_is_tested_here() -> None:
     assert set(FAMILIES) | set(OTHER_KINDS) | set(RECURRENT) == TESTED
 
 
+@pytest.mark.crossing(part=(0, 2))
 def test_three_spans_give_the_whole_models_logits(family: Family) -> None:
     ids = random_ids(20, seed=3)
     assert len(ids) > max(WINDOW, MAX_FOLDED_ROWS)
@@ -95,6 +96,7 @@ def test_three_spans_give_the_whole_models_logits(family: Family) -> None:
     assert (family.spans[-1].logits(rows).cpu() - reference(family.whole, ids)).abs().max() <= TOLERANCE
 
 
+@pytest.mark.crossing(part=(1, 2))
 def test_trees_of_two_ragged_sessions_in_one_forward_give_what_each_path_gives_alone(family: Family) -> None:
     prompts = [random_ids(11, seed=4), random_ids(4, seed=5)]
     trees = [random_ids(len(PARENTS), seed=6), random_ids(len(PARENTS), seed=7)]

@@ -205,6 +205,7 @@ def logits_of(spans: list[SpanModel], ids: torch.Tensor = IDS) -> torch.Tensor:
     return spans[-1].logits(run_chain(spans, kv_caches, [chain(kv_caches[0][0], ids)]))
 
 
+@pytest.mark.crossing(part=(0, 2))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_three_spans_of_a_family_are_the_whole_model(name: str, tmp_path: Path) -> None:
     made = tiny(name)
@@ -235,6 +236,7 @@ def test_memory_is_the_files_own(name: str, tmp_path: Path) -> None:
         assert abs(layout.bytes_in(span, form) - model.weight_bytes) <= 0.05 * in_file, "known before it is loaded"
 
 
+@pytest.mark.crossing(part=(1, 2))
 @pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
 def test_tensors_are_those_that_transformers_reads(name: str, tmp_path: Path) -> None:
     made = tiny(name)

@@ -57,6 +57,7 @@ def saved(name: str, folder: Path, **changes: object) -> Checkpoint:
     return open_checkpoint(folder)
 
 
+@pytest.mark.crossing(part=(0, 2))
 @pytest.mark.parametrize("name", MODELS)
 def test_values_are_those_that_the_library_reads(name: str, tmp_path: Path) -> None:
     checkpoint = saved(name, tmp_path / "model")
@@ -68,6 +69,7 @@ def test_values_are_those_that_the_library_reads(name: str, tmp_path: Path) -> N
     assert {one: digest(tensor) for one, tensor in plain.items()} == MODELS[name]["values"]
 
 
+@pytest.mark.crossing(part=(1, 2))
 @pytest.mark.parametrize("name", MODELS)
 def test_spans_are_the_model_that_the_library_reads(name: str, tmp_path: Path) -> None:
     checkpoint = saved(name, tmp_path / "model")

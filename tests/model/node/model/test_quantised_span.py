@@ -114,6 +114,7 @@ def packed_bytes(model: SpanModel) -> int:
     return sum(one.numel() * one.itemsize for one in model.model.parameters() if not one.is_floating_point())
 
 
+@pytest.mark.crossing(part=(0, 3))
 @pytest.mark.parametrize("name", FORMS)
 def test_values_are_those_that_the_library_reads(name: str, saved: Callable[[str], QuantisedModel]) -> None:
     model = saved(name)
@@ -128,6 +129,7 @@ def test_values_are_those_that_the_library_reads(name: str, saved: Callable[[str
         assert torch.equal(tensor.float(), meant[one]), one
 
 
+@pytest.mark.crossing(part=(1, 3))
 @pytest.mark.parametrize("name", FORMS)
 def test_three_spans_are_the_model_that_the_library_reads_and_stay_packed(
     name: str, saved: Callable[[str], QuantisedModel]
@@ -160,6 +162,7 @@ def _matrices(checkpoint: Checkpoint, span: Span) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.crossing(part=(2, 3))
 @pytest.mark.parametrize("name", FORMS)
 def test_memory_is_that_of_the_file(name: str, tmp_path: Path) -> None:
     family = {"deepseek_v3": "llama", "phi3": "llama"}.get(FORMS[name][1], FORMS[name][1])

@@ -38,6 +38,7 @@ def held() -> list[object]:
     return [thing for thing in gc.get_objects() if type(thing) in (HopSession, KvCache)]
 
 
+@pytest.mark.crossing
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("broken_calls")
 async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -64,6 +64,11 @@ def test_sessions_are_bounded_like_tokens() -> None:
     assert give_way([*one_each[:7], ("h", 1, IDLE)], ("h", 1)) == [7]
 
 
+def test_of_sessions_in_use_the_one_that_did_least_lately_goes() -> None:
+    held = [("a", 300, ACTIVE), ("a", 300, IDLE / 2), ("a", 300, IDLE / 3), ("b", 100, IDLE / 2)]
+    assert give_way(held, ("c", 100)) == [1]
+
+
 def test_a_machine_that_carries_others_sessions_may_have_more() -> None:
     held = {place: Reservation(CARRIED + "8.8.8.8", 90) for place in range(10)} | {10: Reservation("9.9.9.9", 100)}
     assert victims(held, Reservation("9.9.9.9", 50), Room(1_000, 99), lambda _: ACTIVE, weight_of) is None
