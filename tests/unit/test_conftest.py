@@ -52,7 +52,7 @@ class Case:
 
 
 def core(cases: list[Case]) -> list[str]:
-    left_out = crossings(cast("list[pytest.Item]", cases))
+    left_out: set[object] = {*crossings(cast("list[pytest.Item]", cases))}
     return [case.nodeid[8:-1] for case in cases if case not in left_out]
 
 
