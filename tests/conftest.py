@@ -132,14 +132,11 @@ def crossings(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 
 def _off_diagonal(cases: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    places = [case.callspec.indices if hasattr(case, "callspec") else {} for case in cases]
-    counts: dict[str, int] = defaultdict(int)
-    for place in places:
-        for name, index in place.items():
-            counts[name] = max(counts[name], index + 1)
-    longest = max(counts.values(), default=0)
-    diagonal = [{name: number % count for name, count in counts.items()} for number in range(longest)]
-    yield from (case for case, place in zip(cases, places, strict=True) if place and place not in diagonal)
+    labels = [tuple(case.callspec._idlist) if hasattr(case, "callspec") else () for case in cases]
+    axes = [list(dict.fromkeys(axis)) for axis in zip(*labels, strict=True)]
+    longest = max(map(len, axes), default=0)
+    diagonal = {tuple(axis[number % len(axis)] for axis in axes) for number in range(longest)}
+    yield from (case for case, label in zip(cases, labels, strict=True) if label and label not in diagonal)
 
 
 def tenth_of(item: pytest.Item) -> int:

@@ -1,7 +1,8 @@
 """What runs between two accepts, in the client and three nodes: so many files, functions and calls.
 
-The bounds are what it takes today (88 to 98 files, 683 to 730 functions, 3,765 to 4,347 calls for a sweep) with some room
-for chance; a change may lower them and never raises them. They keep a token's way short enough to be read, which no cap on files or lines does.
+The bounds are what it takes today (88 to 98 files, 683 to 730 functions, 3,765 to 4,347 calls for a sweep) with some
+room for chance; a change may lower them and never raises them. They keep a token's way short enough to be read, which
+no cap on files or lines does.
 """
 
 from __future__ import annotations

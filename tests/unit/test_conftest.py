@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
-from tests.conftest import FOLDERS, LONGEST, in_one_chunk, place_of
+import pytest
+
+from tests.conftest import FOLDERS, LONGEST, crossings, in_one_chunk, place_of, tenth_of
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
@@ -33,3 +37,36 @@ def test_a_test_runs_below_a_frame_that_all_others_fit_behind() -> None:
     codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
     assert in_one_chunk.__code__ in codes
     assert in_one_chunk.__code__.co_stacksize == 1 << 16
+
+
+class Case:
+    """A case of a product, as pytest would collect it."""
+
+    def __init__(self, *labels: str, marker: pytest.Mark | None = None) -> None:
+        self.nodeid = f"test_it[{'-'.join(labels)}]"
+        self.callspec = SimpleNamespace(_idlist=labels)
+        self.marker = marker
+
+    def get_closest_marker(self, _: str) -> pytest.Mark | None:
+        return self.marker
+
+
+def core(cases: list[Case]) -> list[str]:
+    left_out: set[object] = {*crossings(cast("list[pytest.Item]", cases))}
+    return [case.nodeid[8:-1] for case in cases if case not in left_out]
+
+
+def test_each_value_of_a_product_is_on_its_diagonal() -> None:
+    assert core([Case(number, letter) for number in "12" for letter in "abcd"]) == ["1-a", "1-c", "2-b", "2-d"]
+    assert core([Case(letter) for letter in "abc"]) == ["a", "b", "c"]
+
+
+def test_a_mark_leaves_all_cases_out_but_for_a_part() -> None:
+    assert core([Case(letter, marker=pytest.mark.crossing.mark) for letter in "abc"]) == []
+    part = pytest.mark.crossing(part=(1, 3)).mark
+    assert core([Case(letter, marker=part) for letter in "abcdef"]) == ["b", "e"]
+
+
+def test_ten_days_run_all_crossings() -> None:
+    days = [tenth_of(cast("pytest.Item", Case(str(number)))) for number in range(200)]
+    assert set(days) == set(range(10))
