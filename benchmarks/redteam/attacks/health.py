@@ -277,7 +277,8 @@ def by_hand(fight: Fight, who: Identity, changes: dict[str, Any]) -> tuple[str, 
 
     body = metrics()
     topic = topic_of("canopy", fight.ground.model.fingerprint, who.peer_id, part_of(body))
-    text = json.dumps({**messages._encode(body), **changes})
+    written = {"kind": messages._kind(body), **messages._FORMS[type(body)].encode(body)}
+    text = json.dumps({**written, **changes})
     signature = who.sign(messages._signed_bytes(topic.removeprefix("canopy/"), text))
     envelope = {"v": 1, "body": text, "key": _base64(who.public_key), "sig": _base64(signature)}
     return topic, json.dumps(envelope).encode()
