@@ -194,7 +194,6 @@ def _carry_out(command: AnyCommand, console: Console) -> int:  # noqa: C901 - a 
         case Private():
             private(command, console)
         case Top():
-            require("top", "swarm top")
             asyncio.run(_top(_meant(command, memory) if command.join else command, console))
         case MakeInvite():
             invite(command, memory, os.environ, console)

@@ -1,6 +1,6 @@
 """Optional dependencies: what a command needs beyond the base install, and the line that installs it.
 
-A volunteer's node installs no web server and no terminal toolkit. A command calls `require` before anything else; the
+A volunteer's node installs no web server. A command calls `require` before anything else; the
 modules themselves are imported where they are used.
 """
 
@@ -12,11 +12,10 @@ from typing import Final, Literal
 
 from swarm.errors import ConfigError
 
-Extra = Literal["health", "top", "metrics", "plot", "upnp", "api"]
+Extra = Literal["health", "metrics", "plot", "upnp", "api"]
 
 MODULES: Final[Mapping[Extra, tuple[str, ...]]] = {
-    "health": ("amqtt", "fastapi", "httpx2", "pydantic", "starlette", "uvicorn"),
-    "top": ("httpx2", "pydantic"),
+    "health": ("amqtt", "fastapi", "starlette", "uvicorn"),
     "metrics": ("starlette", "uvicorn"),
     "plot": ("matplotlib",),
     "upnp": ("miniupnpc",),

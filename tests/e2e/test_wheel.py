@@ -25,7 +25,6 @@ PACKAGES = ("swarm", "node", "client")
 BUILD = "import setuptools.build_meta as backend, sys; backend.build_wheel(sys.argv[1])"
 EXTRAS = {
     "health": ("swarm", "health", "--embedded-broker"),
-    "top": ("swarm", "top", "--once"),
     "plot": ("client", "bench", "--plot", "plot.png"),
     "metrics": ("node", "serve", "--layers", "0-4", "--metrics-port", "0"),
 }

@@ -18,7 +18,6 @@ from node.config import ServeConfig
 from swarm.errors import ConfigError
 from swarm.health.options import Health
 from swarm.runtime.extras import MODULES, Extra, require
-from swarm.top.options import Top
 
 PROJECT = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
@@ -58,16 +57,15 @@ def test_only_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         require("health", "a command")
 
 
-@pytest.mark.parametrize("command", [Health(), Health(embedded_broker=True), Top(), Top(join=("nobody",))])
-def test_health_and_top_say_their_line(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: Health | Top
+@pytest.mark.parametrize("command", [Health(), Health(embedded_broker=True)])
+def test_health_says_its_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: Health
 ) -> None:
-    extra: Extra = "health" if isinstance(command, Health) else "top"
-    hide(monkeypatch, extra)
+    hide(monkeypatch, "health")
     assert swarm.cli.run(command) == 1
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"swarm: swarm {extra} needs ")
-    assert line.endswith(f": pip install 'canopy-swarm[{extra}]'")
+    assert line.startswith("swarm: swarm health needs ")
+    assert line.endswith(": pip install 'canopy-swarm[health]'")
 
 
 def test_a_plot_says_its_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
