@@ -215,8 +215,8 @@ class DraftOptions:
 
     Attributes:
         draft: hub id, folder or GGUF file of a draft model, best with the same tokenizer, or of a head trained for this
-            target (also an EAGLE head), or mtp: the layer that comes with the target's checkpoint; may be repeated, and
-            then they work together on one tree (default: none).
+            target (also an EAGLE-3 head), or mtp: the layer that comes with the target's checkpoint; may be repeated,
+            and then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1, xpu, mps (default: a GPU, or the CPU).
         lookup: propose what followed the same tokens earlier in the text, with a draft or without.
         siblings: propose what the target picked on rejected branches, with a draft or without.

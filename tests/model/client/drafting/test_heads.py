@@ -260,7 +260,7 @@ def test_from_the_hub_only_a_head_and_the_file_that_it_borrows_from_are_fetched(
 @pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused(device: str) -> None:
     with pytest.raises(ConfigError, match=device):
-        made(DRAFT, device=device)
+        made(DRAFT, draft_device=device)
 
 
 def test_too_many_drafts_are_refused() -> None:
