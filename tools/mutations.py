@@ -55,7 +55,7 @@ MUTATIONS = (
         "wire",
         "if not 0 < len(data) <= missing:",
         "if not 0 < len(data):",
-        "tests/unit/swarm/wire/test_frames.py",
+        "tests/unit/swarm/protocol/test_frames.py",
         "a part may bring more bytes than were announced",
     ),
     Mutation(
