@@ -21,7 +21,8 @@ from swarm.models.fingerprint import client_identity, known_identity
 from swarm.models.hub import find_model
 from swarm.models.model_config import read_config
 from swarm.models.pretrained import first_line
-from swarm.models.tokenizer_files import check_encodes, check_tokenizer, load_tokenizer
+from swarm.models.tokenizer_files import check_tokenizer, load_tokenizer
+from swarm.models.tokenizer_trial import check_encodes
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import RouteQuery, no_route
 from swarm.routing.served import ServedModels

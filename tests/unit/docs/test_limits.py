@@ -17,7 +17,7 @@ from swarm.discovery.dht import protocol as directory
 from swarm.egress import lines
 from swarm.inference import grammars
 from swarm.joining import command, invite, lan, lan_choice, remembered, resolve
-from swarm.models import tokenizer_files
+from swarm.models import tokenizer_trial
 from swarm.protocol import limits, manifest, pick_rules
 from swarm.relay import fair_share, machines, openings
 from swarm.relay.limits import RelayLimits
@@ -183,9 +183,9 @@ JOINING = {
 }
 CHECKPOINT = {
     "rendering a chat template": f"{lease_of(rendering.RENDERING)}, {n(rendering.RENDERING_BYTES / MIB)} MiB",
-    "trying a tokenizer": f"{n(tokenizer_files.LOADING.cpu_s)} s of a processor and "
-    f"{n(tokenizer_files.LOADING.wall_s)} s in all to load it, {n(tokenizer_files.ENCODING.cpu_s)} s and "
-    f"{n(tokenizer_files.ENCODING.wall_s)} s to encode a line; {n(tokenizer_files.TRIAL_BYTES / GIB)} GiB",
+    "trying a tokenizer": f"{n(tokenizer_trial.LOADING.cpu_s)} s of a processor and "
+    f"{n(tokenizer_trial.LOADING.wall_s)} s in all to load it, {n(tokenizer_trial.ENCODING.cpu_s)} s and "
+    f"{n(tokenizer_trial.ENCODING.wall_s)} s to encode a line; {n(tokenizer_trial.TRIAL_BYTES / GIB)} GiB",
 }
 SECTIONS = {
     "# What one peer may cost a node": NODE,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import swarm.models.tokenizer_files
+import swarm.models.tokenizer_trial
 from client.target import load_target
 from swarm.demo import TARGET
 from swarm.errors import UnsupportedModel
@@ -39,8 +39,8 @@ TWICE = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
 def test_a_tokenizer_that_never_ends_is_refused_by_name(
     change: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swarm.models.tokenizer_files, "TRIAL_BYTES", 128 << 20)
-    monkeypatch.setattr(swarm.models.tokenizer_files, "ENCODING", WorkLease(cpu_s=1.0, wall_s=20.0))
+    monkeypatch.setattr(swarm.models.tokenizer_trial, "TRIAL_BYTES", 128 << 20)
+    monkeypatch.setattr(swarm.models.tokenizer_trial, "ENCODING", WorkLease(cpu_s=1.0, wall_s=20.0))
     for file in TARGET.glob("*.json"):
         shutil.copy(file, tmp_path)
     raw = json.loads((TARGET / "tokenizer.json").read_text())
