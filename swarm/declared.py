@@ -24,8 +24,6 @@ from itertools import pairwise
 from operator import index
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from google.protobuf.message_factory import GetMessageClass
-
 from swarm.errors import LayersError, ProtocolError, RemoteProtocolError
 from swarm.runtime.version import unknown_here
 
@@ -436,6 +434,8 @@ class ProtoForm(Form[T]):
         return _chosen(numbers, kinds, fact)
 
     def _nested(self, kind: Any, fact: Fact) -> tuple[Put, Get]:
+        from google.protobuf.message_factory import GetMessageClass  # who declares no message imports no protobuf
+
         form: Form[Any] = ProtoForm(kind, GetMessageClass(self._field(fact).message_type), self.error)
         return form.encode, _read_by(form, fact)
 
