@@ -298,13 +298,11 @@ async def test_replies_that_nobody_can_hold_make_no_room(nodes: tuple[Node, ...]
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(temperature=1.0, top_p=0.0), Sampling(temperature=1e-300)], ids=["top_p", "cold"]
+    ("sampling", "field"),
+    [(Sampling(temperature=1.0, top_p=0.0), "top_p"), (Sampling(temperature=1e-300), "temperature")],
 )
-async def test_meaningless_sampling_is_refused(sampling: Sampling, nodes: tuple[Node, ...]) -> None:
-    async with attacked_link(nodes) as link, raw_replies(nodes[2], valid_attach(nodes).session) as replies:
+async def test_meaningless_sampling_is_refused(sampling: Sampling, field: str, nodes: tuple[Node, ...]) -> None:
+    async with attacked_link(nodes) as link:
         await link.send(SweepFrame(SweepNumbering(sampling).chain(WORDS)))
         fault = await link.until(Fault)
-        assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "sampling")
-        await link.send(SweepFrame(SweepNumbering(Sampling(temperature=1.0)).chain(WORDS)))
-        assert (await replies.read()).sequence == 1
-        await link.send(Close("done"))
+        assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, field)
