@@ -152,7 +152,7 @@ class Suspicion:
         return frozenset(relay for relay, at_s in self._relays.items() if now_s - at_s < SUSPECT_S)
 
     def in_turn(self, now_s: float) -> tuple[frozenset[str], ...]:
-        """Whom to go around at first; then, where that leaves no route, whom instead.
+        """Sets of peers for routes to avoid, best first: the next one counts where a set leaves no route.
 
         First those of whom one other machine alone speaks ill make way for that machine. Then those make way that are
         only what troubles have in common: a machine that nobody can replace meets several that fail.

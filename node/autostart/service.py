@@ -281,7 +281,7 @@ CARRIED: Final = (
 )
 """Variables that decide what `node serve` does: where they are set, the service has them too."""
 PROGRAM: Final = "swarm-node"
-"""Nobody else's name, as `node` may be."""
+"""The name of the installed program; another package may own the name `node`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class Seal(Generic[T]):
                 raise RecordError("data", f"not {self.what}")
 
     def claimed_peer(self, data: bytes) -> str | None:
-        """Whose it says that it is, before its signature is checked; None if it is nothing sealed."""
+        """The peer id that it claims, before its signature is checked; None if it is no sealed record."""
         try:
             values = _unpacked(self.parts(data)[1])
         except RecordError:

@@ -272,7 +272,7 @@ async def _records(registry: DhtRegistry) -> list[NodeRecord]:
 
 
 def own_peer(identity: Path) -> PeerId | None:
-    """Whose key lies in a file; None if there is none, or it cannot be read."""
+    """The peer id of the key in an identity file; None if there is no file, or it cannot be read."""
     try:
         own = Identity.load(identity)
     except SwarmError:

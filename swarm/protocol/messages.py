@@ -571,7 +571,7 @@ class Hold:
     """What a client wants of a hop whose upstream may be lost (R9), besides the answer (R17).
 
     Attributes:
-        session: whose.
+        session: the session's id.
         generation: of its route; a hop that heard of a newer one does nothing.
         ttl_s: keep the session for so many more seconds; with 0 it is only asked.
         is_release: end it on this hop, which is needed no more.
