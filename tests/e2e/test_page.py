@@ -26,10 +26,21 @@ STATES = {
     "dht_only": VIEWS[2:3],
     "several": VIEWS[3:],
 }
-OPEN_S = 1.5
-"""CPU of the page's own thread until a thousand machines are shown and a click is answered; the aim is 2 s in all."""
-UPDATE_S = 0.25
-"""The same for one update, of which two come each second. CPU and not time: other tests run beside this one."""
+OPEN_UNITS = 1.4
+"""CPU of the page's own thread until a thousand machines are shown and a click is answered. The unit is what WORK takes
+in the same browser: 1.1 s where the aim is 2 s in all. Time would count the tests that run beside this one."""
+UPDATE_UNITS = 0.3
+"""The same for one update, of which two come each second."""
+WORK = """() => {
+  const list = document.createElement("ul");
+  for (let row = 0; row < 10000; row++) {
+    list.append(Object.assign(document.createElement("li"), { textContent: `row ${row}` }));
+  }
+  document.body.append(list);
+  const height = list.offsetHeight;
+  list.remove();
+  return height;
+}"""
 
 
 def test_the_files_need_no_inline_code_and_no_other_server() -> None:
@@ -230,15 +241,17 @@ def test_a_thousand_machines_are_shown_at_once_and_kept_up_with(page: Page, serv
         return next(float(metric["value"]) for metric in metrics if metric["name"] == "ThreadTime")
 
     blank_s = spent_s()
+    page.evaluate(WORK)
+    unit_s = (started_s := spent_s()) - blank_s
     page.goto(server.url)
     page.get_by_role("button", name="Uptime").click()
     expect(page.get_by_role("columnheader", name="Uptime")).to_have_attribute("aria-sort", "ascending")
-    assert (opened_s := spent_s()) - blank_s < OPEN_S
+    assert (opened_s := spent_s()) - started_s < OPEN_UNITS * unit_s
     expect(page.locator("#map .bar")).to_have_count(1_000)
     expect(page.locator("#nodes tbody tr")).to_have_count(100)
     for number in range(4):
         server.show(state := page_states.later(state, swarm=f"update {number}"))
         expect(page.locator("#swarm")).to_have_text(f"update {number}")
-    assert (spent_s() - opened_s) / 4 < UPDATE_S
+    assert (spent_s() - opened_s) / 4 < UPDATE_UNITS * unit_s
     page.get_by_role("button", name="Show all 1,000").click()
     expect(page.locator("#nodes tbody tr")).to_have_count(1_000)
