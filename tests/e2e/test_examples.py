@@ -95,6 +95,7 @@ def test_the_notebook_runs_from_top_to_bottom(peer: str, monkeypatch: pytest.Mon
     assert "tokens per tree" in "".join(output.text for output in outputs)
 
 
+@pytest.mark.crossing  # the notebook is run as one
 def test_the_notebooks_code_is_typed(tmp_path: Path) -> None:
     notebook = read_notebook()
     code = tmp_path / "notebook.py"
