@@ -21,15 +21,15 @@ PROGRAMS: Final = {
     "drafting": ("calibration", "codec", "drafters", "near_ties", "quantised", "vocabularies"),
     "emulation": ("homes", "network"),
     "models": ("families",),
-    "operations": ("api_overhead", "page_server", "telemetry"),
-    "recovery": ("faults", "fuzz", "schedules"),
+    "operations": ("api_overhead", "page_server"),
+    "recovery": ("faults", "schedules"),
     "redteam": ("costs", "redteam"),
-    "routing": ("placement", "routing"),
+    "routing": ("placement",),
     "simulation": ("acceptance",),
     "speed": ("card", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star", "wide_area"),
 }
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""
-MODULES: Final = {"homes": "homes_faults", "network": "network_check", "routing": "routes"}
+MODULES: Final = {"homes": "homes_faults", "network": "network_check"}
 """Names that differ from their module's."""
 PARTS: Final = {"codec": ("codec_cost", "codec_effect")}
 """Tables of the benchmarks that make more than one. All others make one, which is called like them."""

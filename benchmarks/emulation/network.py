@@ -68,7 +68,6 @@ class NetworkPlan:
     """Namespaces to make besides, on no link, for machines behind the hosts. TUN alone."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built."""
         if not 2 <= self.hosts <= MAX_HOSTS:
             raise ConfigError(f"{self.hosts} hosts: a network has 2 to {MAX_HOSTS}")
         if not MTU_BYTES[0] <= self.mtu <= MTU_BYTES[1]:
@@ -230,7 +229,6 @@ class TunNetwork(Network):
             return socket.socket(socket.AF_INET, kind)
 
     def shapes(self, near: int, far: int) -> tuple[LinkShape, LinkShape]:
-        """The two directions between them."""
         return self._shapes[near, far], self._shapes[far, near]
 
     def namespace(self, host: int) -> str:

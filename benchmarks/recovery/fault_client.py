@@ -65,7 +65,6 @@ class Reporter(logging.Handler):
         print(f"{time.monotonic():.3f} {record.getMessage()}", flush=True)  # noqa: T201 - its log file
 
     def watch(self) -> None:
-        """Report sweeps, drafting, tokens and routes."""
         send, begin, draft = Chain.send, Chain.begin, Generation._grow_tree
         push, route = TextStream.push, SessionOpener.route
 
@@ -146,7 +145,6 @@ async def tell(swarm: AsyncSwarm, reporter: Reporter, ids: Sequence[int], job: d
 
 
 def all_passages() -> list[int]:
-    """The demo's passages, one after another."""
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     lines = PASSAGES.read_text(encoding="utf-8").splitlines()
     return [token for line in lines for token in tokenizer(json.loads(line)["text"])["input_ids"]]

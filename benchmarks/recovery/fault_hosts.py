@@ -79,11 +79,9 @@ class Hosts:
         return [host.peer for host in self.all if host.is_dead]
 
     def replicas(self, span: str) -> int:
-        """Living replicas of a span."""
         return sum(host.span == span and not host.is_dead for host in self.all)
 
     def of(self, peer: str) -> Host:
-        """The host of a peer."""
         return next(host for host in self.all if host.peer == peer)
 
     async def start(self, host: Host) -> None:
@@ -104,7 +102,6 @@ class Hosts:
         host.peer, host.is_dead = said.split()[-1], False
 
     async def revive(self) -> None:
-        """Start all who are dead."""
         async with asyncio.TaskGroup() as group:
             for host in self.all:
                 if host.is_dead:
@@ -175,7 +172,6 @@ class Hosts:
 
 @asynccontextmanager
 async def open_hosts(net: Network, folder: Path) -> AsyncIterator[Hosts]:
-    """Start everything but the client."""
     hosts = Hosts(net, folder)
     async with AsyncExitStack() as stack:
         boot = ["swarm.cli", "bootstrap", "--host", net.bind_address(0)[0], "--port", "0"]

@@ -92,8 +92,6 @@ class Options(Recording):
 
 
 class FaultBench:
-    """Injects faults one after another."""
-
     def __init__(self, hosts: Hosts, client: Client) -> None:
         self._hosts = hosts
         self._client = client
@@ -165,7 +163,6 @@ class FaultTrigger:
         self._has_begun = False
 
     async def hear(self, event: dict[str, Any]) -> None:
-        """One event of the client's."""
         if event["event"] == "begin":
             self._hops = [self._hosts.of(peer) for peer in event["hops"]]
         self._drafts += event["event"] == "draft"

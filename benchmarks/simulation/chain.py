@@ -112,7 +112,6 @@ class Costs:
         )
 
     def transfer_ms(self, rows: int) -> float:
-        """Hidden rows over one link."""
         return rows * self.row_bytes * 8 / (self.mbit * 1e3)
 
 
@@ -181,7 +180,6 @@ class RecordedTail:
         self._true: set[TreeNodeId | None] = {None}
 
     def picks(self, sweep: Sweep) -> NodePicks:
-        """What follows in the text."""
         applied, picks, text = self._state.apply(sweep), list[tuple[TreeNodeId, int]](), self._text
         for node, token, parent, position in zip(
             applied.appended, sweep.tokens, sweep.parents, applied.positions, strict=True
@@ -203,7 +201,6 @@ class ModelTail:
         self._session = LocalSession(target, limits)
 
     def picks(self, sweep: Sweep) -> NodePicks:
-        """One forward of the whole target."""
         return tuple(answer(self._session, sweep).picks)
 
 

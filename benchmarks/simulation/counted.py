@@ -27,7 +27,6 @@ class CountedDrafter(TreeDrafter):
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
-        """Grow a tree, and count anew."""
         self.passes = self.rows = 0
         return super().grow(sequence, nodes, depth, sampling, stop_rule)
 

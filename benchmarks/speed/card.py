@@ -180,8 +180,6 @@ class CardSession:
 
 
 class CardBench:
-    """One checkpoint on one device."""
-
     def __init__(
         self, checkpoint: Checkpoint, options: Options, console: Console, keep: Callable[[CardFindings], None]
     ) -> None:

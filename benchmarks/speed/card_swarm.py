@@ -92,8 +92,6 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRuns:
-    """What one network's runs gave."""
-
     kind: str
     runs: list[dict[str, Any]]
 

@@ -124,7 +124,6 @@ async def measure(name: str, options: Options, console: Console) -> tuple[list[R
 
 
 def lines(name: str, found: dict[str, Any]) -> list[Row]:
-    """The rows of a profile."""
     shape = LinkShape(**found["profile"]["shape"])
     bare = {
         (one.nodes, one.temperature): one

@@ -1,7 +1,4 @@
-"""A seeded fuzz of two live nodes: every answer is typed, a text beside it is right, and nothing is left behind.
-
-`python -m benchmarks fuzz` sends a hundred thousand frames and more, and looks at memory.
-"""
+"""A seeded fuzz of two live nodes: every answer is typed, a text beside it is right, and nothing is left behind."""
 
 from __future__ import annotations
 
