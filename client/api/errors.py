@@ -100,6 +100,11 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, code=code, param=param)
 
 
+def missing(param: str) -> ApiError:
+    """A field that the request must have."""
+    return invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+
+
 def unsupported(param: str, message: str) -> ApiError:
     """A field whose meaning this server does not offer: refused, since passing over it would change the answer."""
     return ApiError(400, message, code="unsupported_parameter", param=param)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -22,10 +21,11 @@ from client.api.openai.fields import (
     RequestBody,
     Whole,
     asked_options,
-    chat_log_probs,
+    log_prob_entries,
     penalties,
     schema_grammar,
     stop_strings,
+    written_time,
 )
 from client.api.request_fields import BodyKind, LeftOut
 from client.api.writers import AnswerWriter, send_answer
@@ -33,10 +33,6 @@ from client.dialogue.messages import Message, Tool, ToolCall, ToolCallDelta
 from client.options import GenerateOptions, Grammar
 
 NS_PER_S: Final = 1e9
-
-
-def written_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 class RunWriter(AnswerWriter):
@@ -64,7 +60,7 @@ class RunWriter(AnswerWriter):
         self._log_probs: list[JsonObject] = []
 
     def _take_log_probs(self, delta: Delta) -> list[JsonObject]:
-        entries: list[JsonObject] = chat_log_probs(delta.log_probs, self._token_bytes)["content"]
+        entries = log_prob_entries(delta.log_probs, self._token_bytes)
         self._log_probs += entries
         return entries
 

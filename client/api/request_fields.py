@@ -84,8 +84,6 @@ def header(scope: Scope) -> list[tuple[bytes, bytes]]:
     return [(HEADER.encode(), ", ".join(words).encode())] if words else []
 
 
-logger = logging.getLogger(__name__)
-
 MAX_LEFT_OUT: Final = 32
 """Names in that header, at most."""
 _NAME: Final = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)

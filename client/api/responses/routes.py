@@ -17,10 +17,20 @@ from pydantic import Field
 
 from client.api.backend import ApiCaller, ChatJob, Delta, Job, ModelCard
 from client.api.context import ApiContext
-from client.api.errors import ApiError, invalid, unsupported
+from client.api.errors import ApiError, invalid, missing, unsupported
 from client.api.json_text import JsonObject, JsonRoute
 from client.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
-from client.api.openai.fields import ApiModel, Limit, SampledRequest, Whole, chat_log_probs, schema_grammar, token_limit
+from client.api.openai.fields import (
+    ApiModel,
+    Effort,
+    Limit,
+    SampledRequest,
+    Whole,
+    log_prob_entries,
+    schema_grammar,
+    thinks,
+    token_limit,
+)
 from client.api.request_fields import BodyKind, LeftOut, note_left_out
 from client.api.responses.items import InputItem, read_items
 from client.api.responses.tools import AnyToolSpec, OfferedTools, read_tools
@@ -33,8 +43,6 @@ LOG_PROBS: Final = "message.output_text.logprobs"
 INCLUDABLE: Final = frozenset({LOG_PROBS, "reasoning.encrypted_content"})
 """What `include` may ask for; thoughts are never encrypted here, so asking for that adds nothing."""
 MAX_METADATA: Final = 16
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextFormat(ApiModel):
@@ -118,7 +126,7 @@ def read_conversation(request: ResponsesInput, earlier: Sequence[Message], left_
         ApiError: there is nothing to answer, or an item is not valid.
     """
     if not request.input:
-        raise invalid("Missing required parameter: 'input'.", "input", "missing_required_parameter")
+        raise missing("input")
     calls = [call for message in earlier for call in message.tool_calls]
     return [*earlier, *read_items(request.input, left_out, calls)]
 
@@ -139,13 +147,12 @@ def make_job(
         note_left_out("text.verbosity")
     if request.reasoning is not None and request.reasoning.summary is not None:
         note_left_out("reasoning.summary")
-    effort = None if request.reasoning is None else request.reasoning.effort
     return ChatJob(
         messages=(*instructions, *conversation),
         options=_options(request),
         tools=offered.tools,
         tool_choice=offered.choice,
-        reasoning=None if effort is None else effort not in {"none", "minimal"},
+        reasoning=None if request.reasoning is None else thinks(request.reasoning.effort),
         left_out=left_out.words,
     )
 
@@ -170,9 +177,7 @@ def _grammar(text_format: TextFormat | None) -> Grammar | None:
     if text_format.type == "json_object":
         return Grammar("json")
     if text_format.schema_ is None:
-        raise invalid(
-            "Missing required parameter: 'text.format.schema'.", "text.format.schema", "missing_required_parameter"
-        )
+        raise missing("text.format.schema")
     return schema_grammar(text_format.schema_)
 
 
@@ -451,8 +456,7 @@ class _Responses:
         return response if self._store.keep(caller.key, stored) else {**response, "store": False}
 
     def _log_prob_entries(self, delta: Delta) -> list[JsonObject]:
-        entries: list[JsonObject] = chat_log_probs(delta.log_probs, self._context.backend.token_bytes)["content"]
-        return entries
+        return log_prob_entries(delta.log_probs, self._context.backend.token_bytes)
 
 
 def response_head(request: ResponsesRequest, card: ModelCard, offered: OfferedTools, created_at: float) -> JsonObject:

@@ -114,6 +114,7 @@ def packed_bytes(model: SpanModel) -> int:
     return sum(one.numel() * one.itemsize for one in model.model.parameters() if not one.is_floating_point())
 
 
+@pytest.mark.crossing(part=(0, 2))
 @pytest.mark.parametrize("name", FORMS)
 def test_three_spans_are_the_model_that_the_library_reads_and_stay_packed(
     name: str, saved: Callable[[str], QuantisedModel]
