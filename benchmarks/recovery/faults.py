@@ -23,9 +23,10 @@ import psutil
 import tyro
 from rich.console import Console
 
+from benchmarks.emulation.json_program import JsonProgram
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS
-from benchmarks.recovery.fault_hosts import Client, Host, Hosts, open_client, open_hosts
+from benchmarks.recovery.fault_hosts import Host, Hosts, open_client, open_hosts
 from benchmarks.recovery.fault_plan import (
     DEADLY,
     LONG_TOKENS,
@@ -92,7 +93,7 @@ class Options(Recording):
 
 
 class FaultBench:
-    def __init__(self, hosts: Hosts, client: Client) -> None:
+    def __init__(self, hosts: Hosts, client: JsonProgram) -> None:
         self._hosts = hosts
         self._client = client
         self._plain: dict[FaultText, ObservedText] = {}
@@ -135,7 +136,7 @@ class FaultBench:
             }
         )
         script = FaultTrigger(planned, self._hosts, self._prefills(text)) if planned is not None else None
-        while (event := await self._client.event())["event"] != "told":
+        while (event := await self._client.next())["event"] != "told":
             if script is not None:
                 await script.hear(event)
         arrivals = tuple((when, count) for when, count in event["arrivals"])
