@@ -22,7 +22,7 @@ PROGRAMS: Final = {
     "emulation": ("homes", "network"),
     "models": ("families",),
     "operations": ("api_overhead", "page_server"),
-    "recovery": ("faults", "schedules"),
+    "recovery": ("faults",),
     "redteam": ("costs", "redteam"),
     "routing": ("placement",),
     "simulation": ("acceptance",),

@@ -89,7 +89,6 @@ class Size:
     """How much to generate.
 
     Attributes:
-        new_tokens: New tokens.
         nodes: Tree nodes per sweep (K).
     """
 

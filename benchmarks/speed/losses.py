@@ -44,7 +44,6 @@ class Job:
 
     Attributes:
         pairs: Passages, one per pair.
-        new_tokens: New tokens of each text.
     """
 
     peer: str

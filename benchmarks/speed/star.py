@@ -103,7 +103,6 @@ class StarRun:
     """One text.
 
     Attributes:
-        tokens: Its tokens.
         first_s: Until the prompt's pass brought its one token.
         steps: Milliseconds of each step after the prompt's.
     """

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
 from swarm.ids import SessionId
@@ -24,6 +23,7 @@ from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import introduce
 from swarm.transport.link import Stream
+from tests.net.node.session.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 
 WORKERS = 6
 PATIENCE_S = 30.0
