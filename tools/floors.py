@@ -58,7 +58,6 @@ def _wanted(project: Mapping[str, Any], extras: tuple[str, ...]) -> Iterator[Req
 
 
 def main() -> None:
-    """Print them, one a line."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     for name, version in floors(project).items():
         sys.stdout.write(f"{name}=={version}\n")

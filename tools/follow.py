@@ -60,7 +60,6 @@ class RunningCommand:
     log: Path
 
     def output(self) -> str:
-        """Its output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
@@ -262,7 +261,6 @@ def _indented(text: str) -> str:
 
 
 def main() -> int:
-    """Entry point."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.follow", description="Execute the commands of guides on clean machines."
     )

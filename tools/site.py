@@ -186,7 +186,6 @@ class Page(HTMLParser):
 
     @classmethod
     def read(cls, path: Path) -> Page:
-        """A page by its file."""
         page = cls()
         page.feed(path.read_text(encoding="utf-8"))
         return page
@@ -208,12 +207,10 @@ class Page(HTMLParser):
                 self.paragraphs.append("")
 
     def handle_endtag(self, tag: str) -> None:
-        """Leave a paragraph or the title."""
         if self._inside and self._inside[-1] == tag:
             self._inside.pop()
 
     def handle_data(self, data: str) -> None:
-        """Gather text."""
         if self._inside and self._inside[-1] == "title":
             self.title += data
         elif self._inside:

@@ -446,7 +446,6 @@ class ShowRequest(ApiModel):
 
 
 def routes(context: ApiContext) -> APIRouter:
-    """All routes."""
     router = APIRouter(tags=["Ollama"], route_class=JsonRoute)
     service = _Ollama(context)
     router.post("/api/chat", response_model=None, summary="Chat")(service.chat)
@@ -461,8 +460,6 @@ def routes(context: ApiContext) -> APIRouter:
 
 
 class _Ollama:
-    """What the routes share."""
-
     def __init__(self, context: ApiContext) -> None:
         self._context = context
 
@@ -494,7 +491,6 @@ class _Ollama:
         return JSONResponse({"models": models})
 
     async def show(self, body: ShowRequest) -> Response:
-        """What is known of the model."""
         return JSONResponse(shown(self._card(body.model or body.name or "")))
 
     def _card(self, name: str) -> ModelCard:

@@ -55,8 +55,6 @@ class Prepared:
 
 
 class JobReader:
-    """Reads jobs for one model."""
-
     def __init__(self, factory: GenerationFactory) -> None:
         self.factory = factory
         self.template = ChatTemplate(factory.target.tokenizer)

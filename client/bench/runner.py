@@ -244,7 +244,6 @@ class Measured:
         return found is not None and found.same_text < found.pairs and all(run.reproducible for run in self.runs)
 
     def to_json(self) -> str:
-        """Everything, as JSON."""
         found = self.comparison
         return json.dumps({**asdict(self), "comparison": None if found is None else asdict(found)}, indent=2)
 
@@ -266,7 +265,6 @@ def report(measured: Measured) -> Iterator[str | Table]:
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """One line per way of decoding."""
     shown = Table(title="medians over prompts; acceptance length is a mean")
     for title in ("", "answers", "tokens", "tokens/s", "acceptance length", "ms per sweep", "first token, s"):
         shown.add_column(title, justify="right" if title else "left")

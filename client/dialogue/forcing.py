@@ -108,8 +108,6 @@ def grammar_for(
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes one grammar."""
-
     template: ChatTemplate
     prompt: ChatPrompt
     rules: list[str] = field(default_factory=list)

@@ -130,7 +130,6 @@ class ModelLabels:
 
     @property
     def entries(self) -> torch.Tensor:
-        """The lines themselves."""
         return self.lines
 
     @property
@@ -140,7 +139,6 @@ class ModelLabels:
 
     @property
     def vocab_size(self) -> int:
-        """Of the target."""
         size: int = self.target.config.vocab_size
         return size
 
@@ -175,9 +173,7 @@ class LabelSampler(Protocol):
     """Makes labelled lines."""
 
     @property
-    def at_once(self) -> int:
-        """Lines per batch."""
-        ...
+    def at_once(self) -> int: ...
 
     @property
     def top(self) -> int:
@@ -205,7 +201,6 @@ class SwarmLabels:
 
     @property
     def entries(self) -> torch.Tensor:
-        """Each line's number."""
         return torch.arange(len(self.files))
 
     def labels(self, entries: torch.Tensor) -> TargetLabels:

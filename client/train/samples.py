@@ -67,9 +67,7 @@ class Sampler(Protocol):
     """Makes lines; a line depends on the seed and its number alone."""
 
     @property
-    def at_once(self) -> int:
-        """Lines per batch."""
-        ...
+    def at_once(self) -> int: ...
 
     def make(self, amount: SampleAmount, first: int, count: int) -> torch.Tensor:
         """The lines `[first, first + count)`: int32 [count, tokens]."""
@@ -125,7 +123,6 @@ class LocalSampler:
 
     @property
     def at_once(self) -> int:
-        """Lines per forward."""
         return LINES
 
     @torch.inference_mode()

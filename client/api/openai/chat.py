@@ -261,7 +261,6 @@ def _text(content: str | Sequence[ContentPart], place: str, left_out: LeftOut) -
 
 
 def routes(context: ApiContext) -> APIRouter:
-    """The route."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", response_model=None)
@@ -276,8 +275,6 @@ def routes(context: ApiContext) -> APIRouter:
 
 
 class ChatWriter(ChoicesWriter):
-    """Writes chat completions."""
-
     kinds = ("chat.completion", "chat.completion.chunk")
 
     def __init__(self, context: ApiContext, request: ChatRequest, card: ModelCard, prefix: str) -> None:

@@ -28,7 +28,6 @@ CODEX_INSTRUCTIONS: Final = (
 
 
 def routes(context: ApiContext) -> APIRouter:
-    """The routes."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.get("/v1/models")

@@ -355,8 +355,6 @@ def routes(context: ApiContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that was read."""
-
     request: ResponsesRequest
     job: ChatJob
     conversation: Sequence[Message]
@@ -365,8 +363,6 @@ class _Asked:
 
 
 class _Responses:
-    """What the routes share."""
-
     def __init__(self, context: ApiContext, store: ResponseStore) -> None:
         self._context = context
         self._store = store
@@ -391,13 +387,11 @@ class _Responses:
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def retrieve(self, response_id: str, request: Request, stream: bool = False) -> Response:
-        """A response of this key, whole."""
         if stream:
             raise unsupported("stream", "A stored response is not streamed again.")
         return JSONResponse(self._found(response_id, request).response)
 
     async def delete(self, response_id: str, request: Request) -> Response:
-        """Forget a response of this key."""
         self._found(response_id, request)
         self._store.delete(self._context.caller(request).key, response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})

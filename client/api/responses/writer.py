@@ -51,8 +51,6 @@ class _OpenItem:
 
 
 class ResponseWriter(AnswerWriter):
-    """Writes one response."""
-
     def __init__(
         self,
         head: Mapping[str, Any],

@@ -60,11 +60,9 @@ class LookupMatrix(PartedMatrix):
 
     @property
     def places_per_entry(self) -> int:
-        """As of `PartedMatrix`."""
         return self.nested_block
 
     def decode(self, start: int, end: int) -> torch.Tensor:
-        """As `StoredMatrix.decode`."""
         values = pairs_of(self.numbers, self.codes[start:end], high_first=True)
         scales = self._scales(start, end)
         values.view(len(values), -1, self.block).mul_(scales[..., None])
@@ -104,7 +102,6 @@ class Fp4Matrix(PartedMatrix):
     result: torch.dtype
 
     def decode(self, start: int, end: int) -> torch.Tensor:
-        """As `StoredMatrix.decode`."""
         values = pairs_of(NUMBERS, self.codes[start:end], high_first=False)
         scales = scale_values(self.scales[start:end], self.scale_type)
         if self.overall is not None:
@@ -215,7 +212,6 @@ class GroupedMatrix(PartedMatrix):
         )
 
     def decode(self, start: int, end: int) -> torch.Tensor:
-        """As `StoredMatrix.decode`."""
         codes = self.codes[start:end]
         values = torch.empty(len(codes), self.columns, device=codes.device)
         if self.bits == 4:
