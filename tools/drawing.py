@@ -48,8 +48,6 @@ class Drawing:
         """A box with centred lines of text.
 
         Args:
-            at: the upper left corner.
-            size: width and height.
             kind: class of the style sheet.
             lines: the first is bold, the others soft; one that begins with ` is a token.
         """

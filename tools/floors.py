@@ -28,7 +28,6 @@ def floors(project: Mapping[str, Any], extras: tuple[str, ...] = EXTRAS) -> dict
 
     Args:
         project: the table `project` of a pyproject.toml.
-        extras: names of extras.
 
     Raises:
         ValueError: a requirement has no lowest version.

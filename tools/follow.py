@@ -52,7 +52,6 @@ class RunningCommand:
     """A command that was started.
 
     Attributes:
-        process: its process.
         log: the file that its output goes to.
     """
 

@@ -168,11 +168,8 @@ class Page(HTMLParser):
     """The parts of a built page that are checked.
 
     Attributes:
-        title: its title.
         navigation: the pages that its navigation leads to.
-        pictures: where its pictures are.
         loads: every address from which it loads scripts, styles and the like, pictures too.
-        paragraphs: the text of each.
     """
 
     def __init__(self) -> None:

@@ -112,10 +112,6 @@ class RequestField:
     """One field.
 
     Attributes:
-        name: of it.
-        handling: what becomes of it.
-        bodies: that may have it.
-        source: whose it is.
         note: what it does here; of a refused one, what to do instead.
         neutral: values of a refused field that ask for nothing, beside null.
     """

@@ -36,7 +36,6 @@ class Prompt:
     """One prompt.
 
     Attributes:
-        name: for the report.
         text: to continue; None for a conversation.
         turns: what the user says in a conversation.
     """
@@ -51,11 +50,9 @@ class Run:
     """One measured answer; the fields that `client.Stats` has too mean the same.
 
     Attributes:
-        prompt: its name.
         turn: of the conversation, from 0.
         way: name of the way of decoding.
         tokens: ids, by which two ways of decoding are compared.
-        sweeps: how many there were.
         nodes: K as asked for; None where it was chosen.
         parts: stages of a sweep, medians.
     """
@@ -196,9 +193,7 @@ class PairedComparison:
     """The first way against the second, pair by pair.
 
     Attributes:
-        speedup: ratio of the speeds.
         same_text: pairs whose answers are equal token for token.
-        pairs: how many.
     """
 
     speedup: Median
@@ -211,11 +206,7 @@ class Measured:
     """All that was measured, and with what.
 
     Attributes:
-        model: the target.
-        draft: for the report.
-        options: as asked for.
         route: the chain at the beginning.
-        runs: one per answer.
         skipped: names of prompts that exceed the context.
     """
 

@@ -133,7 +133,6 @@ class Proxy:
         """Change links.
 
         Args:
-            verb: "shape", "cut" or "join".
             ends: source and target host of the links; None stands for every host.
             values: for "shape", the fields of a `LinkShape`.
 

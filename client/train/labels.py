@@ -192,7 +192,6 @@ class SwarmLabels:
     Attributes:
         files: (file, place in it) of each line.
         vocab_size: rows of the target's output matrix.
-        device: where they are wanted.
     """
 
     files: list[tuple[Path, int]]
@@ -239,9 +238,6 @@ class LabelFolder:
     """Where labels are, and of what they have to be.
 
     Attributes:
-        folder: of the files.
-        amount: how much text.
-        target: whose labels they are.
         width: values of a hidden row; 0 where none are needed.
     """
 
@@ -267,7 +263,6 @@ class LabelFolder:
         """Have a swarm make what is missing; the folder grows file by file.
 
         Args:
-            sampler: makes the lines.
             report: takes the number of lines so far.
 
         Raises:

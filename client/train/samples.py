@@ -50,13 +50,7 @@ TEMPERATURES = (1.0, 0.7)
 
 @dataclass(frozen=True, slots=True)
 class SampleAmount:
-    """How much text to sample.
-
-    Attributes:
-        lines: in all.
-        tokens: of each line.
-        seed: of all lines.
-    """
+    """How much text to sample."""
 
     lines: int
     tokens: int
@@ -86,8 +80,6 @@ def sampled_lines(sampler: Sampler, amount: SampleAmount, file: Path, report: Ca
 
     Args:
         sampler: makes the lines that are missing.
-        amount: how much text.
-        file: of the lines.
         report: takes the number of lines so far.
 
     Raises:
@@ -225,8 +217,6 @@ class SwarmSampler:
     """Samples through an open connection, `SWARM_LINES` at a time.
 
     Attributes:
-        swarm: the connection.
-        portal: to its event loop.
         with_rows: whether hidden rows are wanted too.
     """
 

@@ -178,7 +178,6 @@ class CanopyFields(ApiModel):
 
     Attributes:
         trace: whether chunks carry the sweeps behind them.
-        nodes: tree nodes per sweep.
         multistep: as `client.Options.multistep`.
     """
 
@@ -420,8 +419,6 @@ def usage(prompt_tokens: int, ends: Iterable[Finished], reasoning_tokens: int = 
     Accepted predictions are drafted tokens that the target picked; rejected ones are the other nodes of the trees.
 
     Args:
-        prompt_tokens: of every prompt once.
-        ends: of the choices.
         reasoning_tokens: of the answers, those thought and not said.
     """
     stats = [end.result.stats for end in ends]

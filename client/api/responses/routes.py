@@ -118,7 +118,6 @@ def read_conversation(request: ResponsesInput, earlier: Sequence[Message], left_
     """The messages of a request after those of an earlier response, without the instructions.
 
     Args:
-        request: to read.
         earlier: messages up to that response.
         left_out: takes what is no text.
 
@@ -137,9 +136,7 @@ def make_job(
     """The job of a request.
 
     Args:
-        request: whose fields count.
         conversation: all messages but the instructions, which come first and are not carried on.
-        offered: the tools.
         left_out: what the request goes without.
     """
     instructions = [Message("system", request.instructions)] if request.instructions else []
