@@ -17,22 +17,19 @@ from rich.text import Text
 from swarm.runtime.console import make_console
 
 PROGRAMS: Final = {
-    "control": ("cells", "changes", "cold", "first_texts", "pipe", "replay", "uneven", "wide_rows"),
-    "drafting": ("boost", "calibration", "codec", "drafters", "near_ties", "quantised", "vocabularies"),
+    "control": ("cells", "pipe", "replay"),
+    "drafting": ("calibration", "codec", "drafters", "near_ties", "quantised", "vocabularies"),
     "emulation": ("homes", "network"),
     "models": ("families",),
-    "operations": ("api_load", "api_overhead", "health_load", "page_server", "telemetry"),
-    "recovery": ("faults", "fuzz", "hedging", "schedules"),
+    "operations": ("api_overhead", "page_server"),
+    "recovery": ("faults",),
     "redteam": ("costs", "redteam"),
-    "routing": ("placement", "routing"),
+    "routing": ("placement",),
     "simulation": ("acceptance",),
-    "speed": (
-        *("card", "card_streamed", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star"),
-        *("together", "wide_area"),
-    ),
+    "speed": ("card", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star", "wide_area"),
 }
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""
-MODULES: Final = {"homes": "homes_faults", "network": "network_check", "routing": "routes"}
+MODULES: Final = {"homes": "homes_faults", "network": "network_check"}
 """Names that differ from their module's."""
 PARTS: Final = {"codec": ("codec_cost", "codec_effect")}
 """Tables of the benchmarks that make more than one. All others make one, which is called like them."""

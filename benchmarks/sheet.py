@@ -73,7 +73,6 @@ class Sheet:
             console.print(note, soft_wrap=True, markup=False, highlight=False)
 
     def markdown(self) -> str:
-        """The table and its notes."""
         lines = [f"**{self.title}**", "", _line(self.columns), _line(["---"] + ["--:"] * (len(self.columns) - 1))]
         lines += [_line(row) for row in self.rows]
         return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]).rstrip()
@@ -135,7 +134,6 @@ def page_of(name: str) -> Path:
 
 
 def machine() -> dict[str, object]:
-    """What a measurement was made on."""
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "processor": _processor(),

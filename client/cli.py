@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO, assert_never, cast
+from typing import TYPE_CHECKING, Any, Final, TextIO, assert_never, cast
 
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress
@@ -18,7 +19,6 @@ from rich.progress import MofNCompleteColumn, Progress
 from client.demo import command as demo
 from client.demo.command import Demo
 from client.terminal.commands import ApiCommand, Bench, ChatCommand, Generate, SwarmCommand
-from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.terminal.setups import ProgramName, ask_server, setup
 from client.train.options import TrainDraft
 from swarm.discovery.node_record import bracketed
@@ -29,7 +29,7 @@ from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
-from swarm.runtime.logs import set_up_logging
+from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_for, plain_line
 from swarm.runtime.program import exit_code
 
@@ -356,3 +356,38 @@ def _connection(command: SwarmCommand) -> tuple[str, ConnectOptions]:
 
 if __name__ == "__main__":
     main()
+
+
+class LineTrackingStream:
+    """An output stream that knows whether its last line is open.
+
+    Attributes:
+        is_open: whether the last text that was written did not end its line.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.is_open = False
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text, as a stream does; returns the characters written."""
+        if text:
+            self.is_open = not text.endswith("\n")
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a stream
+        """Any other attribute of the stream."""
+        return getattr(self._stream, name)
+
+
+class NoteFormatter(OneLineFormatter):
+    """Formats log records; begins a new line where the text's last line is open."""
+
+    def __init__(self, text: LineTrackingStream, fmt: str) -> None:
+        super().__init__(fmt)
+        self._text = text
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The log line, after a line break where one is missing."""
+        start, self._text.is_open = "\n" * self._text.is_open, False
+        return start + super().format(record)

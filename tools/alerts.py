@@ -53,7 +53,6 @@ def _text(text: str) -> str:
 
 
 def main() -> None:
-    """Write both files."""
     for file, made in ((PAGE, with_table), (RULES, with_rules)):
         file.write_text(made(file.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -48,8 +48,6 @@ class Drawing:
         """A box with centred lines of text.
 
         Args:
-            at: the upper left corner.
-            size: width and height.
             kind: class of the style sheet.
             lines: the first is bold, the others soft; one that begins with ` is a token.
         """
@@ -61,7 +59,6 @@ class Drawing:
             self.words((x + width / 2, top + 17 * number), line.removeprefix("`"), kinds, "middle")
 
     def words(self, at: tuple[float, float], text: str, kind: str = "soft", anchor: str = "start") -> None:
-        """One line of text."""
         self._shapes.append(
             f'<text class="{kind}" x="{at[0]:g}" y="{at[1]:g}" text-anchor="{anchor}" '
             f'xml:space="preserve">{escape(text)}</text>'
@@ -91,7 +88,6 @@ class Drawing:
         self._shapes.append(f'<path class="{kind}" d="M{drawn}"{end}/>')
 
     def svg(self) -> str:
-        """The file's text."""
         tips = "".join(
             f'<marker id="{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
             f'orient="auto-start-reverse"><path class="{kind}" d="M0 0L10 5L0 10z"/></marker>'

@@ -28,7 +28,6 @@ def floors(project: Mapping[str, Any], extras: tuple[str, ...] = EXTRAS) -> dict
 
     Args:
         project: the table `project` of a pyproject.toml.
-        extras: names of extras.
 
     Raises:
         ValueError: a requirement has no lowest version.
@@ -58,7 +57,6 @@ def _wanted(project: Mapping[str, Any], extras: tuple[str, ...]) -> Iterator[Req
 
 
 def main() -> None:
-    """Print them, one a line."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     for name, version in floors(project).items():
         sys.stdout.write(f"{name}=={version}\n")

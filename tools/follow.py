@@ -52,7 +52,6 @@ class RunningCommand:
     """A command that was started.
 
     Attributes:
-        process: its process.
         log: the file that its output goes to.
     """
 
@@ -60,7 +59,6 @@ class RunningCommand:
     log: Path
 
     def output(self) -> str:
-        """Its output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
@@ -262,7 +260,6 @@ def _indented(text: str) -> str:
 
 
 def main() -> int:
-    """Entry point."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.follow", description="Execute the commands of guides on clean machines."
     )

@@ -52,9 +52,7 @@ class Block:
     """A code block that is executed on one machine.
 
     Attributes:
-        guide: file of the guide.
         line: line number of the block.
-        host: name of the machine.
         flags: of `stays`, `fails`, `slow`.
         file: name of the file that the text is written to, None for commands.
         text: lines of the block.
@@ -95,7 +93,6 @@ class Guide:
     """One guide.
 
     Attributes:
-        path: its file.
         after: guides that must be executed first.
         blocks: what is executed, in order.
     """

@@ -31,9 +31,7 @@ class Mutation:
     Attributes:
         room: in whose code it is.
         old: the text, which stands once in all shipped files.
-        new: what takes its place.
         caught_by: test files or pytest node ids that fail then.
-        means: what goes wrong.
     """
 
     room: str

@@ -46,7 +46,6 @@ class NetworkLab:
         return ["nsenter", "--target", str(self._keepers[host]), "--net"]
 
     def build(self) -> None:
-        """Make the bridge and every host."""
         bridge = self._keep("the bridge")
         _ip(bridge, "link add bridge type bridge", "link set bridge up")
         for number, (host, address) in enumerate(self.addresses.items()):

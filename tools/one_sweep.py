@@ -107,7 +107,6 @@ def _told(listener: Listener, result: Result, text: Any) -> dict[str, Any]:  # n
 
 
 def main() -> None:
-    """Entry point."""
     set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
     OUT.write_text(json.dumps(asyncio.run(record()), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -179,7 +179,6 @@ def commit(record: dict[str, Any]) -> Drawing:
 
 
 def pipe() -> Drawing:
-    """Several sweeps in flight."""
     drawing = Drawing(
         960, 346, "Sweeps in flight", "A second part of the tree leaves before the first part's answer has come."
     )
@@ -238,7 +237,6 @@ def repair() -> Drawing:
 
 
 def main() -> None:
-    """Draw all pictures."""
     record = json.loads((FOLDER / "sweep.json").read_text(encoding="utf-8"))
     drawings = {"tree": tree(record), "chain": chain(record), "commit": commit(record), "pipe": pipe(),
                 "repair": repair()}  # fmt: skip

@@ -168,11 +168,8 @@ class Page(HTMLParser):
     """The parts of a built page that are checked.
 
     Attributes:
-        title: its title.
         navigation: the pages that its navigation leads to.
-        pictures: where its pictures are.
         loads: every address from which it loads scripts, styles and the like, pictures too.
-        paragraphs: the text of each.
     """
 
     def __init__(self) -> None:
@@ -186,7 +183,6 @@ class Page(HTMLParser):
 
     @classmethod
     def read(cls, path: Path) -> Page:
-        """A page by its file."""
         page = cls()
         page.feed(path.read_text(encoding="utf-8"))
         return page
@@ -208,12 +204,10 @@ class Page(HTMLParser):
                 self.paragraphs.append("")
 
     def handle_endtag(self, tag: str) -> None:
-        """Leave a paragraph or the title."""
         if self._inside and self._inside[-1] == tag:
             self._inside.pop()
 
     def handle_data(self, data: str) -> None:
-        """Gather text."""
         if self._inside and self._inside[-1] == "title":
             self.title += data
         elif self._inside:

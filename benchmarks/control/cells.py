@@ -114,7 +114,6 @@ class CellResult:
 
 
 async def measure(network: str, options: Options, console: Console) -> list[Run]:
-    """All runs of one network's cells."""
     costs = PROFILES[network]
     cells = tuple((kind, temperature) for name, kind, temperature in CELLS if name == network)
     with tempfile.TemporaryDirectory(prefix="canopy-cells-") as temporary:

@@ -21,7 +21,7 @@ import psutil
 import torch
 
 from benchmarks.emulation.swarm import covered
-from benchmarks.simulation.counted import CountedDrafter
+from benchmarks.simulation.chain import CountedDrafter
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import prompts_of
 from client.drafting.drafter import NO_PICKS, TreeDrafter
@@ -48,7 +48,6 @@ class Job:
 
     Attributes:
         prompts: Prompts of each kind, taken in turn for the pairs.
-        new_tokens: New tokens of each text.
         root: The process that all programs of this benchmark descend from.
     """
 

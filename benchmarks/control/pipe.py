@@ -160,7 +160,6 @@ def replay_with_draft(
 
 
 def measure(name: tuple[str, str, float], options: Options) -> Cell:
-    """All methods of one cell."""
     network, kind, temperature = name
     costs, given = PROFILES[network], prompts_of(kind, options.prompts)
     if options.measured is not None:
@@ -258,7 +257,6 @@ def _spread(kind: str, cells: Sequence[Cell]) -> str:
 
 
 def _costs(options: Options) -> str:
-    """Where a table's costs are from."""
     row = "as in the replay"
     if options.measured is not None:
         costs = measured(options.measured, PROFILES[MEASURED_NETWORK])

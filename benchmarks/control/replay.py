@@ -3,7 +3,7 @@
 Recorded texts and trees are replayed over simulated networks. The real decode loop and the real controller run against
 a chain and a draft that take virtual time only. So a whole grid of networks, kinds of text and temperatures takes
 minutes, and gives the same result each time. The controller begins each cell with the forecast of routing, which is
-true here (`benchmarks.control.first_texts` has wrong ones). The prompts of a cell follow one another. Cells share the
+true here. The prompts of a cell follow one another. Cells share the
 machine's cores.
 
     python -m benchmarks replay --record

@@ -109,8 +109,6 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class PairRunner:
-    """Runs the demo pair over prompts."""
-
     options: Options
     console: Console
     target: RaggedModel
@@ -119,7 +117,6 @@ class PairRunner:
     def runs(
         self, cases: list[tuple[list[int], Sampling]], nodes: int, model: AcceptanceModel, about: str
     ) -> list[Run]:
-        """Decode every case with one drafter."""
         drafter = ModelDrafter(
             self.draft, self.target.vocab_size, self.draft.max_positions or 2048, acceptance_model=model
         )
@@ -132,7 +129,6 @@ class PairRunner:
         return [(prompt, Sampling(seed + place, temperature)) for place, prompt in enumerate(prompts)]
 
     def measure(self) -> list[Cell]:
-        """Every cell of the table."""
         cells: list[Cell] = []
         for temperature in self.options.temperatures:
             learned = Calibration()
@@ -177,7 +173,6 @@ def _side(runs: list[Run]) -> Side:
 
 
 def sheet(cells: list[Cell]) -> Sheet:
-    """The cells as a table."""
     made = Sheet(
         "calibration",
         "Acceptance length of the demo pair, in one process: fixed prior and learned probabilities",

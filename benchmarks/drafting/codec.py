@@ -133,7 +133,6 @@ class SplitSession(LocalSession):
 
 
 def median_ms(step: Callable[[], object], repeats: int) -> float:
-    """Median time of a step."""
     taken = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -143,7 +142,6 @@ def median_ms(step: Callable[[], object], repeats: int) -> float:
 
 
 def costs(options: Options) -> list[Cost]:
-    """Bytes and times of every codec."""
     values = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
     found = []
     for name, (codec, dtype) in TIMED.items():

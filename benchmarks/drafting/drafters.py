@@ -151,7 +151,6 @@ class DrafterFactory:
             self._heads[name] = load_head(folder, config, TARGET)
 
     def drafter(self, names: Sequence[str]) -> TreeDrafter:
-        """A new drafter of these sources."""
         vocab, window = self.target.vocab_size, self._draft.max_positions or 2048
 
         def ranker(*, coupled: bool = True) -> Ranker:
@@ -214,7 +213,6 @@ def replay(
 
 
 def sheet(shop: DrafterFactory, options: Options, console: Console) -> Sheet:
-    """The table of all drafters."""
     made = Sheet(
         "drafters",
         "Drafters of the demo target: tokens per sweep, and what drafting costs",

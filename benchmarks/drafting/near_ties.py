@@ -92,7 +92,6 @@ def logits(target: RaggedModel, text: list[int], rows: int) -> torch.Tensor:
 
 
 def note(margins: Margins, one_by_one: torch.Tensor, in_sweeps: torch.Tensor, sampling: Sampling) -> None:
-    """One text's picks with one seed."""
     positions = range(1, len(one_by_one) + 1)
     scores = ranking_scores(one_by_one, positions, sampling)
     others = ranking_scores(in_sweeps, positions, sampling)

@@ -30,7 +30,6 @@ def demo_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def passages() -> list[str]:
-    """The demo's passages of held-out books."""
     return [json.loads(line)["text"] for line in PASSAGES.read_text(encoding="utf-8").splitlines()]
 
 

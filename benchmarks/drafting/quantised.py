@@ -219,7 +219,6 @@ def effect_of(
 
 
 def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> list[FormatEffect]:
-    """Every format of one model."""
     cases = cases_of(folder, prompts)
     count = sum(dissect(open_checkpoint(folder).config).weights.values())
     load(folder, "int8")  # what is made once, such as scratch memory, is no format's

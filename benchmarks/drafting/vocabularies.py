@@ -62,8 +62,6 @@ class Options(Recording):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and a draft."""
-
     name: str
     model: RaggedModel
     shared: SharedVocabulary

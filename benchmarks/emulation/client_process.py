@@ -62,6 +62,5 @@ def work(job_type: Callable[..., Any], measure: Callable[[Any], Awaitable[object
 
 
 def _last_words(folder: Path) -> str:
-    """What every program said last."""
     logs = sorted(folder.glob("*.log"))
     return "\n".join(f"--- {log.stem}\n" + "\n".join(log.read_text().splitlines()[-8:]) for log in logs)

@@ -346,7 +346,6 @@ class HomesNetwork:
         await _run(self.net.command(self._router(self._homes[home]), arguments), stdin)
 
     async def _start_mapper(self, home: Home) -> None:
-        """Start miniupnpd; returns once it answers."""
         settings = self._folder / f"{home.name}.conf"
         external = None if home.carrier is None else self._public[home.name]
         settings.write_text(home_router.mapping_settings(self._setup(home), external), encoding="utf-8")

@@ -58,7 +58,6 @@ class ChosenMachines:
         return getattr(self._registry, name)
 
     async def records(self, fingerprint: str, num_layers: int, *, within_s: float = 1.5) -> list[NodeRecord]:
-        """The records of the chosen machines."""
         found = await self._registry.records(fingerprint, num_layers, within_s=within_s)
         return [replace(record, span=self.spans[record.peer]) for record in found if record.peer in self.spans]
 
@@ -108,7 +107,6 @@ class HomesTexts:
         }
 
     async def _listed(self, peers: Sequence[str]) -> None:
-        """Wait until the directory lists them."""
         identity = self._swarm.identity
         while True:
             found = await self._registry.records(identity.fingerprint, identity.num_layers, within_s=0.0)

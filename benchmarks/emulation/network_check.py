@@ -88,8 +88,6 @@ class Options(Recording):
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One direction of a connection."""
-
     name: str
     shape: LinkShape
     writer: asyncio.StreamWriter

@@ -178,7 +178,6 @@ class Carrier:
 
 
 def _serve(carrier: Carrier, devices: Sequence[int], orders: int) -> None:
-    """Carry packets until the orders' end."""
     inputs = (*devices, orders)  # what was sent before an order was given goes by the old rules
     unread = b""
     while True:

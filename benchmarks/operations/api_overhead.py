@@ -12,8 +12,8 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,17 +25,70 @@ import tyro
 from rich.console import Console
 
 from benchmarks.emulation.swarm import covered
-from benchmarks.operations.api_program import api_program
 from benchmarks.sheet import Recording, Sheet
 from client.bench.paired_ratio import median_of, ratios
+from client.demo.programs import RunningProgram, start_program
 from client.demo.swarm import demo_swarm
 from client.library.aio import AsyncSwarm
 from client.library.session import Piece
 from client.options import GenerateOptions
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.errors import SwarmError
+from swarm.errors import RegistryError, SwarmError
 from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
+
+COMPLETE_S = 60.0
+"""A model whose layers are not all found by then will not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiProgram:
+    """The API as it runs.
+
+    Attributes:
+        url: its base, without a slash at its end.
+    """
+
+    url: str
+    running: RunningProgram
+
+    def http(self, key: str) -> httpx2.AsyncClient:
+        """A client with this key and connections of its own, as many as it needs."""
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, limits=limits, timeout=None, trust_env=False)
+
+
+@asynccontextmanager
+async def api_program(peer: str, folder: Path, keys: Sequence[str], *options: str) -> AsyncIterator[ApiProgram]:
+    """Start it with the demo's draft; the block begins when it finds every layer.
+
+    Args:
+        peer: address of the swarm's bootstrap peer.
+        folder: for its log and what it learns about the draft.
+        options: more of `client api`.
+
+    Raises:
+        RegistryError: it did not start, or does not find the model.
+    """
+    command = ["client.cli", "api", str(TARGET), "--join", peer, "--draft", str(DRAFT), "--threads", "1"]
+    command += ["--port", "0", *(word for key in keys for word in ("--api-key", key)), *options]
+    async with start_program("api", command, folder, ["env", f"XDG_CACHE_HOME={folder}"]) as running:
+        url = (await running.wait_for(r"http://\S+/v1")).removesuffix("/v1")
+        program = ApiProgram(url, running)
+        async with program.http(keys[0]) as http:
+            await _complete(http)
+        yield program
+
+
+async def _complete(http: httpx2.AsyncClient) -> None:
+    for _ in range(int(COMPLETE_S / 0.2)):
+        models = (await http.get("/v1/models")).json()["data"]
+        if models and models[0]["health"]["is_complete"]:
+            return
+        await asyncio.sleep(0.2)
+    raise RegistryError(f"the API did not find every layer in {COMPLETE_S:.0f} s")
+
 
 KEY = "benchmark-key"
 KINDS = ("completions", "chat")
@@ -86,7 +139,6 @@ class PairedTexts:
 
     @property
     def speed_ratios(self) -> list[float]:
-        """The API's tokens/s over the library's."""
         return ratios(*([one.tokens_per_s for one in some] for some in (self.api, self.library)))
 
     @property
@@ -96,7 +148,6 @@ class PairedTexts:
 
 
 async def by_library(swarm: AsyncSwarm, kind: str, prompt: str, options: GenerateOptions) -> TextTimes:
-    """Make a text in this process."""
     began = time.perf_counter()
     if kind == "chat":
         async with swarm.chat() as chat:

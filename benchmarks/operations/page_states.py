@@ -56,7 +56,6 @@ def node(number: int, span: Sequence[int], name: str | None = None, **changes: o
 
 
 def probe(nodes: Sequence[State], **changes: object) -> State:
-    """A sweep through these machines."""
     hops = [
         {
             "peer": one["peer"],
@@ -157,7 +156,6 @@ def state(*models: State, alerts: Sequence[State] = (), **changes: object) -> St
 
 
 def alert(kind: str, severity: str, text: str, since: float = AT - 754) -> State:
-    """Something that an operator should see."""
     return {
         "id": f"{kind} {text}",
         "severity": severity,
@@ -242,7 +240,6 @@ def empty() -> State:
 
 
 def several() -> State:
-    """Three models, one of each verdict."""
     nodes = swarm_of_six()
     first = broken()["models"][0]
     second = model(nodes, 12, "Qwen/Qwen3-32B", fingerprint="b2" * 16)

@@ -1,7 +1,6 @@
 """The client of a fault benchmark, in a process of its own: generates texts on demand and reports what it does.
 
-Jobs come and events go as JSON lines over a Unix socket, which reaches out of a network namespace. Times are of the
-machine's monotonic clock, which all its processes share. It injects no faults.
+Times are of the machine's monotonic clock, which all its processes share. It injects no faults.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 import client.library.jobs
+from benchmarks.emulation.json_program import jobs, tell
 from benchmarks.emulation.swarm import covered
 from client.chain.chain import Chain
 from client.control.policy import SpeculationPlan
@@ -48,24 +48,22 @@ PATHS = ("replays", "catch_ups", "restores", "replay_us")
 class Reporter(logging.Handler):
     """Reports what the client library does, once `watch` is called."""
 
-    def __init__(self, out: asyncio.StreamWriter) -> None:
+    def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._out = out
         self.arrivals: list[tuple[float, int]] = []
         self.chains: list[Chain] = []
         self.absent: frozenset[str] = frozenset()
 
     def say(self, event: str, **words: Any) -> None:  # noqa: ANN401 - whatever JSON holds
-        self._out.write(json.dumps({"event": event, "at": time.monotonic(), **words}).encode() + b"\n")
+        tell(event, at=time.monotonic(), **words)
 
     def emit(self, record: logging.LogRecord) -> None:
         """The chain logs every new route."""
         if record.msg.startswith("generation %d goes over"):
             self.say("reroute", hops=[str(hop.peer) for hop in self.chains[-1].route.hops])
-        print(f"{time.monotonic():.3f} {record.getMessage()}", flush=True)  # noqa: T201 - its log file
+        print(f"{time.monotonic():.3f} {record.getMessage()}", file=sys.stderr, flush=True)  # noqa: T201 - its log
 
     def watch(self) -> None:
-        """Report sweeps, drafting, tokens and routes."""
         send, begin, draft = Chain.send, Chain.begin, Generation._grow_tree
         push, route = TextStream.push, SessionOpener.route
 
@@ -117,7 +115,7 @@ async def counters(addresses: Mapping[str, str]) -> dict[str, dict[str, int]]:
     return dict(one for one in asked if one is not None)
 
 
-async def tell(swarm: AsyncSwarm, reporter: Reporter, ids: Sequence[int], job: dict[str, Any]) -> None:
+async def generate(swarm: AsyncSwarm, reporter: Reporter, ids: Sequence[int], job: dict[str, Any]) -> None:
     reporter.absent = frozenset(job["absent"])
     reporter.arrivals.clear()
     client.library.jobs.PREFILL_CHUNK = job["chunk"]
@@ -146,26 +144,24 @@ async def tell(swarm: AsyncSwarm, reporter: Reporter, ids: Sequence[int], job: d
 
 
 def all_passages() -> list[int]:
-    """The demo's passages, one after another."""
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     lines = PASSAGES.read_text(encoding="utf-8").splitlines()
     return [token for line in lines for token in tokenizer(json.loads(line)["text"])["input_ids"]]
 
 
-async def work(path: str, peer: str, ids: Sequence[int]) -> None:
-    """Take jobs until the socket is closed."""
-    jobs, out = await asyncio.open_unix_connection(path)
-    reporter = Reporter(out)
+async def work(peer: str, ids: Sequence[int]) -> None:
+    """Take jobs until standard input is closed."""
+    reporter = Reporter()
     reporter.watch()
     connecting = AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None)
     async with connecting as swarm:
         await covered(swarm)
         reporter.say("up")
-        while job := await jobs.readline():
-            await tell(swarm, reporter, ids, json.loads(job))
+        async for job in jobs():
+            await generate(swarm, reporter, ids, job)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     quiet_libraries()
-    asyncio.run(work(sys.argv[1], sys.argv[2], all_passages()))
+    asyncio.run(work(sys.argv[1], all_passages()))

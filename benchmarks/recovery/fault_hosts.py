@@ -7,17 +7,16 @@ during one, because its start costs seconds of CPU that the others would miss.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from benchmarks.emulation.json_program import JsonProgram, json_program
 from benchmarks.emulation.network import Network, TunNetwork
 from benchmarks.emulation.swarm import SPANS
 from benchmarks.recovery.fault_plan import Fault
@@ -79,11 +78,9 @@ class Hosts:
         return [host.peer for host in self.all if host.is_dead]
 
     def replicas(self, span: str) -> int:
-        """Living replicas of a span."""
         return sum(host.span == span and not host.is_dead for host in self.all)
 
     def of(self, peer: str) -> Host:
-        """The host of a peer."""
         return next(host for host in self.all if host.peer == peer)
 
     async def start(self, host: Host) -> None:
@@ -104,7 +101,6 @@ class Hosts:
         host.peer, host.is_dead = said.split()[-1], False
 
     async def revive(self) -> None:
-        """Start all who are dead."""
         async with asyncio.TaskGroup() as group:
             for host in self.all:
                 if host.is_dead:
@@ -175,7 +171,6 @@ class Hosts:
 
 @asynccontextmanager
 async def open_hosts(net: Network, folder: Path) -> AsyncIterator[Hosts]:
-    """Start everything but the client."""
     hosts = Hosts(net, folder)
     async with AsyncExitStack() as stack:
         boot = ["swarm.cli", "bootstrap", "--host", net.bind_address(0)[0], "--port", "0"]
@@ -194,43 +189,10 @@ async def open_hosts(net: Network, folder: Path) -> AsyncIterator[Hosts]:
                 await host.stack.aclose()
 
 
-class Client:
-    """The client's program and the socket over which it takes jobs and reports events."""
-
-    def __init__(self) -> None:
-        self._streams: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
-        self._streams = asyncio.get_running_loop().create_future()
-
-    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._streams.done():
-            self._streams.set_result((reader, writer))
-
-    async def send(self, job: Mapping[str, Any]) -> None:
-        _, writer = await self._streams
-        writer.write(json.dumps(job).encode() + b"\n")
-        await writer.drain()
-
-    async def event(self) -> dict[str, Any]:
-        """What it does next.
-
-        Raises:
-            RegistryError: it ended.
-        """
-        reader, _ = await self._streams
-        line = await reader.readline()
-        if not line:
-            raise RegistryError("the client's program ended; see its log")
-        event: dict[str, Any] = json.loads(line)
-        return event
-
-
 @asynccontextmanager
-async def open_client(hosts: Hosts, net: Network, folder: Path) -> AsyncIterator[Client]:
+async def open_client(hosts: Hosts, net: Network, folder: Path) -> AsyncIterator[JsonProgram]:
     """Start the client's program and wait until it sees a whole chain."""
-    path, client = folder / "client.socket", Client()
-    server = await asyncio.start_unix_server(client.connected, path, limit=1 << 20)
-    arguments = ["benchmarks.recovery.fault_client", str(path), hosts.peer]
-    async with server, start_program("client", arguments, folder, net.command(hosts.client, [])):
-        while (await client.event())["event"] != "up":
-            pass
+    arguments = ["benchmarks.recovery.fault_client", hosts.peer]
+    async with json_program("client", arguments, folder, net.command(hosts.client, [])) as client:
+        await client.hear("up")
         yield client

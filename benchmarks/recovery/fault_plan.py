@@ -119,7 +119,6 @@ class ObservedText:
     """One generation as the client saw it. Times are seconds of one clock.
 
     Attributes:
-        tokens: Its tokens.
         arrivals: (when, how many tokens) of each reply that brought some.
         repairs: What the client reports of its repairs.
         paths: Recovery counters that grew, by node.

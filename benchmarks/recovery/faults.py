@@ -23,9 +23,10 @@ import psutil
 import tyro
 from rich.console import Console
 
+from benchmarks.emulation.json_program import JsonProgram
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS
-from benchmarks.recovery.fault_hosts import Client, Host, Hosts, open_client, open_hosts
+from benchmarks.recovery.fault_hosts import Host, Hosts, open_client, open_hosts
 from benchmarks.recovery.fault_plan import (
     DEADLY,
     LONG_TOKENS,
@@ -92,9 +93,7 @@ class Options(Recording):
 
 
 class FaultBench:
-    """Injects faults one after another."""
-
-    def __init__(self, hosts: Hosts, client: Client) -> None:
+    def __init__(self, hosts: Hosts, client: JsonProgram) -> None:
         self._hosts = hosts
         self._client = client
         self._plain: dict[FaultText, ObservedText] = {}
@@ -137,7 +136,7 @@ class FaultBench:
             }
         )
         script = FaultTrigger(planned, self._hosts, self._prefills(text)) if planned is not None else None
-        while (event := await self._client.event())["event"] != "told":
+        while (event := await self._client.next())["event"] != "told":
             if script is not None:
                 await script.hear(event)
         arrivals = tuple((when, count) for when, count in event["arrivals"])
@@ -165,7 +164,6 @@ class FaultTrigger:
         self._has_begun = False
 
     async def hear(self, event: dict[str, Any]) -> None:
-        """One event of the client's."""
         if event["event"] == "begin":
             self._hops = [self._hosts.of(peer) for peer in event["hops"]]
         self._drafts += event["event"] == "draft"

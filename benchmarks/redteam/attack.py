@@ -86,12 +86,10 @@ class Fight:
             number += 1
 
     def breach(self, found: str) -> None:
-        """Note what must not happen, once."""
         if found not in self.tally.breaches and len(self.tally.breaches) < 16:
             self.tally.breaches.append(found)
 
     def note(self, line: str) -> None:
-        """Note something for the table, once."""
         if line not in self.tally.notes and len(self.tally.notes) < 16:
             self.tally.notes.append(line)
 
@@ -130,7 +128,6 @@ class Attack:
 
     @property
     def about(self) -> str:
-        """What it does, in one line."""
         return (self.act.__doc__ or "").partition("\n")[0].rstrip(".")
 
 

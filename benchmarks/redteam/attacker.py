@@ -47,7 +47,6 @@ async def fight_once(attack: Attack, fight: Fight) -> str:
 
 
 async def serve(attack: Attack, ground: Ground) -> None:
-    """Follow orders until standard input closes."""
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     async with asyncio.TaskGroup() as group:

@@ -92,8 +92,6 @@ Spend = Callable[[str], Spent]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Something that reads what strangers send."""
-
     name: str
     seeds: Sequence[str]
     mutate: Callable[[random.Random, str], str]
@@ -368,7 +366,6 @@ def template_reader() -> Reader:
 
 @contextmanager
 def page_reader() -> Iterator[Reader]:
-    """The chat page's Markdown, in Chromium."""
     handler = functools.partial(_Quiet, directory=str(PAGE))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -91,15 +91,12 @@ class KeptMembership(DhtRegistry):
 
 
 class HonestUser:
-    """One user of the swarm."""
-
     def __init__(self, job: Job) -> None:
         self._job = job
         self._registry: KeptMembership | None = None
         self._joined_s = 0.0
 
     async def work(self, say: Say) -> None:
-        """Generate until standard input closes."""
         ending = asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
         cases = cycle(self._job.cases)
         while not ending.done():

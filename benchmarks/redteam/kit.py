@@ -7,6 +7,7 @@ asks for that. It comes from addresses of its own on loopback, so that a bound p
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,6 @@ from benchmarks.redteam import h2
 from benchmarks.redteam.ground import Ground, NodeMark, Tally
 from benchmarks.redteam.membership import Membership
 from benchmarks.redteam.sealing import filings_of, quick_identities
-from benchmarks.redteam.strangers import Strangers
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import Filing
@@ -48,12 +48,34 @@ from swarm.protocol.messages import (
     SweepFrame,
     Upstream,
 )
+from swarm.runtime.quota import STAND_INS
 from swarm.runtime.stream_tasks import spawn_on
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate, server_name
 from swarm.transport.dial import CHANNEL_OPTIONS, Connection, Dialer, open_channel
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import Metadata, Signer, introduce
+
+MANY = 1 << 12
+"""Addresses of one attacker, at most."""
+
+
+class Strangers:
+    """Addresses of one attacker; nobody came from there before, so nothing is held against them."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        """Choose them.
+
+        Args:
+            rng: chooses; a real one by default.
+        """
+        rng = rng or random.SystemRandom()
+        self._first = rng.randrange(1, STAND_INS.num_addresses - MANY - 1)
+
+    def __getitem__(self, number: int) -> str:
+        assert 0 <= number < MANY, "an attacker has no more"
+        return str(STAND_INS[self._first + number])
+
 
 CHUNK_BYTES = 1 << 16
 ANSWER_S = 10.0
@@ -184,7 +206,6 @@ class RawLink:
         return False
 
     async def listen(self) -> None:
-        """Read until the stream ends."""
         with suppress(grpc.aio.AioRpcError):
             while await self.read() is not None:
                 pass
@@ -478,7 +499,6 @@ class Kit:
 
 
 def _any_certificate() -> ssl.SSLContext:
-    """What speaks HTTP/2 to whoever answers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -42,7 +42,6 @@ class Members:
         self._slots = asyncio.Semaphore(JOINING)
 
     async def answer(self, number: int, path: str, entries: Sequence[Entry]) -> None:
-        """File the entries of one message."""
         taken = [False] * len(entries)
         if path not in self._nodes:
             self._nodes[path] = self._group.create_task(self._enter(path))

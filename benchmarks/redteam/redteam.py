@@ -103,8 +103,6 @@ class Cost:
 
 @dataclass(slots=True)
 class Outcome:
-    """One row of the table."""
-
     attack: Attack
     felt: Felt
     cost: Cost
@@ -132,7 +130,6 @@ class Outcome:
         )
 
     def why(self) -> list[str]:
-        """Lines that explain the verdict."""
         felt, is_held = self.felt, self.verdict in {Verdict.HELD, Verdict.CONTROL}
         lines = [] if is_held else [*felt.troubles, *felt.broken]
         if not is_held and felt.ratio < HELD_RATIO:
@@ -200,8 +197,6 @@ class Attacker:
 
 
 class Campaign:
-    """Attacks one range with one attack."""
-
     def __init__(self, here: Range, attack: Attack, options: Options, folder: Path) -> None:
         self._here = here
         self._attack = attack
@@ -256,7 +251,6 @@ class Campaign:
         return Outcome(self._attack, felt, cost)
 
     def _pairs(self, windows: Sequence[tuple[Window, Window]]) -> Felt:
-        """What users felt so far."""
         users = self._here.texts()
         pairs = []
         for quiet, attacked in windows:

@@ -50,7 +50,6 @@ def merged(old: Rows, new: Rows, attacks: Mapping[str, Attack]) -> Rows:
 
 
 def table(rows: Rows) -> Sheet:
-    """The table of some rows."""
     pairs = min((row["pairs"] for row in rows.values()), default=0)
     seconds = min((row["seconds"] for row in rows.values()), default=0.0)
     attacks = [row for row in rows.values() if row["kind"] != Kind.CONTROLS]

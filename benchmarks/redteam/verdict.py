@@ -140,7 +140,6 @@ class Felt:
 
     @property
     def broken(self) -> list[str]:
-        """What must not have happened."""
         found = [*self.wrong, *(f"{name} ended" for name in self.ended), *self.breaches]
         found += [f"{name} grew by {grown:.0f} MB" for name, grown in self.growth_mb.items() if grown > GROWTH_MB]
         for name, (files, limit) in self.files.items():

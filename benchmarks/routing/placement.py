@@ -99,7 +99,6 @@ def large_swarm(rng: random.Random, count: int) -> RandomSwarm:
 
 
 def best_of_all(swarm: RandomSwarm) -> BestPlacement:
-    """By brute force over all assignments."""
     counts, rates = np.zeros((1, swarm.num_layers), np.int8), np.zeros((1, swarm.num_layers))
     layers = np.arange(swarm.num_layers)
     for size, capacity in swarm.machines:

@@ -89,7 +89,6 @@ class Size:
     """How much to generate.
 
     Attributes:
-        new_tokens: New tokens.
         nodes: Tree nodes per sweep (K).
     """
 
@@ -179,7 +178,6 @@ def accepted(tree: DraftTree, picks: Mapping[int | None, int]) -> list[bool]:
 
 
 def measure(options: Options, console: Console) -> list[Cell]:
-    """Every cell of the table."""
     target, draft = load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32)
     drafter = ModelDrafter(draft, target.vocab_size, draft.max_positions or 2048)
     prompts = demo_prompts(options.prompts)
@@ -199,7 +197,6 @@ def measure(options: Options, console: Console) -> list[Cell]:
 
 
 def sheet(cells: list[Cell]) -> Sheet:
-    """The cells as a table."""
     made = Sheet(
         "acceptance",
         "Acceptance length of the demo pair with fixed acceptance probabilities, in one process",

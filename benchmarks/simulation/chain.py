@@ -18,18 +18,56 @@ from typing import Any, Protocol, TypeVar
 
 from benchmarks.simulation.acceptance import answer
 from benchmarks.simulation.clock import Clock, FifoServer, Then
-from benchmarks.simulation.counted import CountedDrafter
 from benchmarks.simulation.recorded import RecordedSearch, RecordedText
 from client.chain.answers import Answer
 from client.drafting.drafter import NO_PICKS, TreeDrafter
+from client.drafting.search.source import Search
 from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
-from client.drafting.sources.model import LocalSession
+from client.drafting.sources.model import LocalSession, ModelSource
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Credits, HopTime, Reply, Sampling, Sweep
 from swarm.protocol.session import Limits, SessionState
 from swarm.routing.costs import RouteForecast
 from swarm.routing.staircase import BucketSteps, padded_ms
+
+
+class CountedDrafter(TreeDrafter):
+    """A drafter one of whose sources is a model.
+
+    Attributes:
+        passes: Passes of the model for the last tree.
+        rows: Rows that it ran for the last tree.
+    """
+
+    def __init__(self, drafter: TreeDrafter) -> None:
+        super().__init__(drafter.sources)
+        self._model = next(source for source in drafter.sources if isinstance(source, ModelSource))
+        self.passes = self.rows = 0
+
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
+    ) -> DraftTree:
+        self.passes = self.rows = 0
+        return super().grow(sequence, nodes, depth, sampling, stop_rule)
+
+    def _begin(self, search: Search) -> Search:
+        first = self._model.session.state.next_id
+        begun = super()._begin(search)
+        self._ran(begun.rounds, first)
+        return begun
+
+    def _round(self, search: Search, nodes: Sequence[int]) -> bool:
+        first = self._model.session.state.next_id
+        has_passed = super()._round(search, nodes)
+        self._ran(int(has_passed), first)
+        return has_passed
+
+    def _ran(self, passes: int, first: int) -> None:
+        """The model ran, from that node of its session on."""
+        self.passes += passes
+        self.rows += max(self._model.session.state.next_id - first, 0)
+
 
 T = TypeVar("T")
 HOPS = 3
@@ -112,7 +150,6 @@ class Costs:
         )
 
     def transfer_ms(self, rows: int) -> float:
-        """Hidden rows over one link."""
         return rows * self.row_bytes * 8 / (self.mbit * 1e3)
 
 
@@ -181,7 +218,6 @@ class RecordedTail:
         self._true: set[TreeNodeId | None] = {None}
 
     def picks(self, sweep: Sweep) -> NodePicks:
-        """What follows in the text."""
         applied, picks, text = self._state.apply(sweep), list[tuple[TreeNodeId, int]](), self._text
         for node, token, parent, position in zip(
             applied.appended, sweep.tokens, sweep.parents, applied.positions, strict=True
@@ -203,7 +239,6 @@ class ModelTail:
         self._session = LocalSession(target, limits)
 
     def picks(self, sweep: Sweep) -> NodePicks:
-        """One forward of the whole target."""
         return tuple(answer(self._session, sweep).picks)
 
 

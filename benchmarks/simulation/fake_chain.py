@@ -129,7 +129,6 @@ class SweepWriter:
 
     @property
     def can_restart(self) -> bool:
-        """Whether another turn may begin now."""
         return bool(self.text) and self.walk.in_flight < self.limits.sweeps
 
     def sweep(self) -> Sweep:
@@ -155,7 +154,6 @@ class SweepWriter:
         return commit, kept
 
     def accept(self, reply: Reply) -> None:
-        """Take the tokens of a reply."""
         self._can_send = None
         self.text += self.walk.accept(reply)
 

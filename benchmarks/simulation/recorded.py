@@ -54,7 +54,6 @@ class ModelPair:
 
     Attributes:
         draft: The model that drafts. It has learned already.
-        new_tokens: New tokens of each text.
     """
 
     target: RaggedModel

@@ -144,7 +144,6 @@ class Sender:
         self.link.send(Attach(SESSION, self.generation, self.route, self.index + 1, OPEN))
 
     def hear(self, stream: Stream, message: UpMessage) -> None:
-        """Take what the successor says."""
         if stream is not self.link:
             return
         match message:
@@ -240,7 +239,6 @@ class Hop(Sender):
         return None if self.journal.is_dropped else self.log.received.sequence or None
 
     def receive(self, stream: Stream, message: DownMessage) -> None:
-        """Take a message from upstream."""
         match message:
             case Attach():
                 self.attach(stream, message)

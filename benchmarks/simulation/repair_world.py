@@ -137,11 +137,9 @@ class World:
             self.notice()
 
     def send(self) -> None:
-        """The client sends its next sweep."""
         self.dispatch(self.writer.sweep())
 
     def restart(self) -> None:
-        """The client begins another turn."""
         self.restarts -= 1
         commit, _ = self.writer.restart()
         if commit is not None:
@@ -328,7 +326,6 @@ class World:
         return found
 
     def go(self, route: Route) -> None:
-        """Give the client a new route."""
         self.deadline = self.now + self.rng.randint(60, 400)
         self.client.take(route)
 
@@ -351,7 +348,6 @@ class World:
         return hop
 
     def make_log(self, limits: Limits) -> HopLog:
-        """The log of a new session."""
         if self.plan.make_log is not None:
             return self.plan.make_log(limits, self.rng)
         return HopLog(limits) if self.looks_far else GlancingLog(limits, self.rng)

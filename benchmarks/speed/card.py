@@ -29,7 +29,6 @@ import tyro
 from rich.console import Console
 
 from benchmarks.sheet import Recording, Sheet
-from benchmarks.speed.card_streamed import copy_rates
 from benchmarks.speed.grown import SHAPES, device_name, grown_model
 from node.model.checkpoint import Checkpoint, open_checkpoint
 from node.model.loading import DTYPES
@@ -53,6 +52,7 @@ REPLAYS: Final = 12
 """Replays one behind the other, so that the card never waits for the host."""
 FORCED_BUCKETS: Final = (16, 64)
 """On a CPU, where the interpreter takes a minute for what a card does in milliseconds."""
+COPY_BYTES: Final = 2 << 30
 MOVED: Final = 16
 """Rows of the commit that is measured, of which the last one moves to the front."""
 
@@ -180,8 +180,6 @@ class CardSession:
 
 
 class CardBench:
-    """One checkpoint on one device."""
-
     def __init__(
         self, checkpoint: Checkpoint, options: Options, console: Console, keep: Callable[[CardFindings], None]
     ) -> None:
@@ -191,7 +189,7 @@ class CardBench:
             keep: is given what was measured so far, after every span and format.
         """
         self._keep = keep
-        self.found = CardFindings(copy_rates(torch.device(options.device))[0])
+        self.found = CardFindings(copy_rate(torch.device(options.device)))
         self._checkpoint, self._options, self._console = checkpoint, options, console
         self._device, self._dtype = torch.device(options.device), DTYPES[options.dtype]
         self._plain_ms: dict[tuple[int, int, int], float] = {}
@@ -269,14 +267,7 @@ class CardBench:
 
     def _wall_ms(self, work: Callable[[], object]) -> float:
         """The median of some calls, each until the device is done."""
-        took = []
-        for _ in range(self._options.repeats + 2):
-            synchronize(self._device)
-            started = time.perf_counter()
-            work()
-            synchronize(self._device)
-            took.append((time.perf_counter() - started) * 1e3)
-        return median(took[2:])
+        return _median_s(work, self._options.repeats, self._device) * 1e3
 
     def _card_ms(self, work: Callable[[], object]) -> float:
         """Of several calls one behind the other."""
@@ -290,6 +281,26 @@ class CardBench:
     def _clear(self) -> None:
         gc.collect()
         empty_cache()
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes per second that the device's memory moves, read and written."""
+    size = COPY_BYTES if device.type == "cuda" else COPY_BYTES // 16
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_(255)
+    target = torch.empty_like(source)
+    return 2 * size / _median_s(partial(target.copy_, source), 7, device)
+
+
+def _median_s(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """The median of some calls, each until the device is done."""
+    took = []
+    for _ in range(repeats + 2):
+        synchronize(device)
+        started = time.perf_counter()
+        work()
+        synchronize(device)
+        took.append(time.perf_counter() - started)
+    return median(took[2:])
 
 
 def sheet(found: CardFindings, options: Options) -> Sheet:

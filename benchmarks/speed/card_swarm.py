@@ -74,11 +74,7 @@ class Options(Recording):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The client's part.
-
-    Attributes:
-        new_tokens: New tokens of each text.
-    """
+    """The client's part."""
 
     model: str
     peer: str
@@ -92,8 +88,6 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRuns:
-    """What one network's runs gave."""
-
     kind: str
     runs: list[dict[str, Any]]
 

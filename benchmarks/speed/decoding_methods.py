@@ -26,11 +26,7 @@ LINEAR = (4, 10)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt and how to continue it.
-
-    Attributes:
-        prompt: Its tokens.
-    """
+    """One prompt and how to continue it."""
 
     prompt: tuple[int, ...]
     temperature: float

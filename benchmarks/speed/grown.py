@@ -84,7 +84,6 @@ def grown_model(folder: Path | None, shape: str, dtype: torch.dtype, device: str
 
 
 def device_name(device: str) -> str:
-    """What a table calls it."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 

@@ -64,7 +64,6 @@ class FreeDrafter:
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
-        """The recorded tree's best part."""
         tree = self._trees[len(sequence)]
         worthy = bisect_right(tree.acceptance_probs, -stop_rule.min_probability, key=lambda probability: -probability)
         return shallow(tree.first(min(nodes, worthy)), depth)

@@ -10,7 +10,9 @@ Plain decoding and what the controller chooses go in turns, and must make the sa
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,14 +21,74 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.emulation.client_process import run_part
+from benchmarks.emulation.client_process import run_part, work
 from benchmarks.emulation.network import NetworkPlan, open_network
-from benchmarks.emulation.swarm import SPANS, ServeOptions, hosted_swarm
+from benchmarks.emulation.swarm import SPANS, ServeOptions, covered, hosted_swarm
 from benchmarks.sheet import Recording, Sheet
-from benchmarks.speed.losses_worker import CHOSEN, PLAIN, Job
+from benchmarks.simulation.acceptance import demo_prompts
+from benchmarks.simulation.profiles import FIRST_SEED
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
+from client.library.aio import AsyncSwarm
+from client.stats import Result
+from swarm.demo import DRAFT, TARGET
 from swarm.runtime.console import make_console
+
+PLAIN, CHOSEN = "plain", "chosen"
+WAYS: dict[str, int | None] = {PLAIN: 0, CHOSEN: None}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to measure.
+
+    Attributes:
+        pairs: Passages, one per pair.
+    """
+
+    peer: str
+    temperature: float
+    pairs: int
+    new_tokens: int
+    result: str
+
+
+async def run_pairs(job: Job) -> list[dict[str, Any]]:
+    runs, prompts = [], demo_prompts(job.pairs)
+    async with AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None) as swarm:
+        await covered(swarm)
+        await swarm.generate(prompts[0], max_new_tokens=8)
+        for pair in range(job.pairs):
+            swarm.forget_texts()
+            texts = []
+            for way in WAYS if pair % 2 == 0 else reversed(WAYS):
+                result, waits = await _generate(swarm, prompts[pair % len(prompts)], WAYS[way], job, FIRST_SEED + pair)
+                stats = result.stats
+                repairs = [repair.seconds for repair in stats.repairs]
+                said = f", repaired in {', '.join(f'{s:.2f}' for s in repairs)} s" if repairs else ""
+                print(f"pair {pair}, {way}: {stats.tokens_per_s:.1f} tokens/s{said}", flush=True)  # noqa: T201
+                texts.append(result.tokens)
+                runs.append(
+                    {"pair": pair, "way": way, "tokens": stats.tokens, "seconds": stats.total_s}
+                    | {"tokens_per_s": stats.tokens_per_s, "repairs": repairs, "waits": [max(waits)]}
+                    | {"is_same": texts[0] == result.tokens}
+                )
+    return runs
+
+
+async def _generate(
+    swarm: AsyncSwarm, prompt: list[int], nodes: int | None, job: Job, seed: int
+) -> tuple[Result, list[float]]:
+    """One text, and the seconds between its pieces."""
+    result, waits, before = None, [0.0], time.monotonic()
+    async for piece in swarm.stream(
+        prompt, max_new_tokens=job.new_tokens, temperature=job.temperature, seed=seed, nodes=nodes
+    ):
+        now, result = time.monotonic(), piece.result
+        waits.append(now - before)
+        before = now
+    assert result is not None, "a stream ends with a result or an error"
+    return result, waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +116,6 @@ class Options(Recording):
 
 
 async def measure(loss: float, options: Options, console: Console) -> list[dict[str, Any]]:
-    """All runs at one loss."""
     spans = SPANS * (1 + options.spares)
     shape = LinkShape(options.delay_ms, options.mbit, options.jitter_ms, loss)
     with tempfile.TemporaryDirectory(prefix="canopy-losses-") as temporary:
@@ -64,7 +125,7 @@ async def measure(loss: float, options: Options, console: Console) -> list[dict[
             console.print(f"{loss:.1%} lost: {net.kind} network ({net.reason})")
             result = str(folder / "result.json")
             job = asdict(Job(hosted.peer, options.temperature, options.pairs, options.new_tokens, result))
-            runs: list[dict[str, Any]] = await run_part("benchmarks.speed.losses_worker", job, net, folder, console)
+            runs: list[dict[str, Any]] = await run_part("benchmarks.speed.losses", job, net, folder, console)
             return runs
 
 
@@ -108,6 +169,14 @@ async def _run(options: Options, console: Console) -> dict[float, list[dict[str,
 
 
 def main() -> None:
+    """Measure and print; with a job, be the client's part."""
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        work(Job, run_pairs)
+        return
     options = tyro.cli(Options)
     console = make_console()
     sheet(asyncio.run(_run(options, console)), options).finish(console, options)
+
+
+if __name__ == "__main__":
+    main()

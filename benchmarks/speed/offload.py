@@ -65,7 +65,6 @@ class Run:
 
     Attributes:
         nodes: Tree nodes per sweep (K), or `CHOSEN`.
-        tokens: Its tokens.
         draft_ms: Median drafting per sweep.
         acceptance_length: Tokens per sweep.
     """

@@ -87,7 +87,6 @@ class LinearDraft:
         return self._run(sequence[known:])
 
     def _run(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Append tokens to what is committed."""
         first = self._session.state.next_id
         ids = [TreeNodeId(first + offset) for offset in range(len(tokens))]
         logits = self._session.score(self._session.next(tokens, [None, *ids[:-1]]), last=1).logits
@@ -104,7 +103,6 @@ class StarRun:
     """One text.
 
     Attributes:
-        tokens: Its tokens.
         first_s: Until the prompt's pass brought its one token.
         steps: Milliseconds of each step after the prompt's.
     """
@@ -190,8 +188,6 @@ async def open_star(addresses: Sequence[str]) -> AsyncIterator[Star]:
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """One session's stream to one server."""
-
     address: str
     call: Stream
 
@@ -271,7 +267,6 @@ async def _serve(options: Options) -> None:
 
 
 def main() -> None:
-    """Serve until SIGINT or SIGTERM."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()

@@ -13,6 +13,7 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
@@ -21,17 +22,84 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.emulation.client_process import read, run_part
+from benchmarks.emulation.client_process import read, run_part, work
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.network_check import check
-from benchmarks.emulation.swarm import SPANS, hosted_swarm
+from benchmarks.emulation.swarm import SPANS, covered, hosted_swarm
 from benchmarks.sheet import RESULTS, Recording, Sheet
-from benchmarks.speed.bare import BareTimes
-from benchmarks.speed.worker import Job
+from benchmarks.simulation.acceptance import demo_prompts
+from benchmarks.speed.bare import BareTimer, BareTimes
+from benchmarks.speed.decoding_methods import TREES, Case, Method, canopy_methods, one_machine_methods, star_methods
+from benchmarks.speed.star import open_star
 from client.bench.paired_ratio import Median, median_of, ratios
 from client.demo.link_shape import LinkShape
+from client.library.aio import AsyncSwarm
+from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
+from swarm.layers import Span
 from swarm.runtime.console import make_console
+
+FIRST_SEED = 11
+BARE_REPEATS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to measure.
+
+    Attributes:
+        star: Addresses of star servers; none if they are not compared.
+        one_machine: Whether one machine with the whole model is measured too.
+    """
+
+    peer: str
+    spans: tuple[str, ...]
+    star: tuple[str, ...]
+    one_machine: bool
+    temperatures: tuple[float, ...]
+    pairs: int
+    new_tokens: int
+    result: str
+
+
+async def run_all(job: Job) -> dict[str, Any]:
+    """All runs of every method, interleaved, and the bare parts of a sweep, timed between them."""
+    rig = BareTimer([Span.parse(span) for span in job.spans])
+    rig.load()
+    rig.teach(job.temperatures)
+    runs: list[dict[str, Any]] = []
+    async with AsyncExitStack() as stack:
+        connecting = AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None)
+        swarm = await stack.enter_async_context(connecting)
+        ways = canopy_methods(swarm)
+        if job.star:
+            ways += star_methods(await stack.enter_async_context(open_star(job.star)))
+        ways += one_machine_methods() if job.one_machine else []
+        await covered(swarm)
+        prompts = [tuple(prompt) for prompt in demo_prompts(job.pairs)]
+        for way in ways:
+            await way.run(Case(prompts[0], 0.0, 1, 8))
+        for number in range(job.pairs):
+            prompt = prompts[number % len(prompts)]
+            for temperature in job.temperatures:
+                case = Case(prompt, temperature, FIRST_SEED + number, job.new_tokens)
+                runs += [run async for run in _round(ways, case, number)]
+                for nodes in (0, *TREES):
+                    rig.sample(nodes, temperature, BARE_REPEATS)
+    bare = [asdict(rig.result(nodes, temperature)) for nodes in (0, *TREES) for temperature in job.temperatures]
+    return {"runs": runs, "bare": bare}
+
+
+async def _round(ways: list[Method], case: Case, number: int) -> Any:  # noqa: ANN401
+    """One case through every method, beginning with another one each time."""
+    able = [way for way in ways if way.sampled or case.temperature == 0]
+    start = number % len(able)
+    for way in able[start:] + able[:start]:
+        run = await way.run(case)
+        said = f"pair {number}, temperature {case.temperature:g}, {way.name}: {run.tokens_per_s:.1f} tokens/s"
+        print(said, flush=True)  # noqa: T201
+        yield {"pair": number, "way": way.name, "nodes": way.nodes, "temperature": case.temperature, **asdict(run)}
+
 
 PLAIN = "Canopy, plain"
 COLUMNS = (
@@ -42,11 +110,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of network, and how much is measured on it.
-
-    Attributes:
-        new_tokens: New tokens of each text.
-    """
+    """One kind of network, and how much is measured on it."""
 
     shape: LinkShape
     new_tokens: int
@@ -117,14 +181,13 @@ async def measure(name: str, options: Options, console: Console) -> tuple[list[R
                     new_tokens=profile.new_tokens,
                     result=str(folder / "result.json"),
                 )
-                found = await run_part("benchmarks.speed.worker", asdict(job), net, folder, console)
+                found = await run_part("benchmarks.speed.wide_area", asdict(job), net, folder, console)
             lost = asdict(await net.load()) if hasattr(net, "load") else {}
     found |= {"profile": asdict(profile), "network": [asdict(value) for value in checked], "load": lost}
     return lines(name, found), found
 
 
 def lines(name: str, found: dict[str, Any]) -> list[Row]:
-    """The rows of a profile."""
     shape = LinkShape(**found["profile"]["shape"])
     bare = {
         (one.nodes, one.temperature): one
@@ -229,10 +292,17 @@ def _recorded() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and fail if a text differs where it must not."""
+    """Measure, print, and fail if a text differs where it must not; with a job, be the client's part."""
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        work(Job, run_all)
+        return
     options = tyro.cli(Options)
     console = make_console()
     made = asyncio.run(run(options, console))
     made.finish(console, options)
     if any(row[-1] == "NO" for row in made.rows):
         sys.exit("wide_area: a text differs from plain decoding's")
+
+
+if __name__ == "__main__":
+    main()

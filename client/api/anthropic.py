@@ -90,8 +90,6 @@ def read_messages(given: Iterable[tuple[str, Content]], left_out: LeftOut) -> li
 
 @dataclass(slots=True)
 class _TurnReader:
-    """Reads one turn after the other."""
-
     left_out: LeftOut
     messages: list[Message] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
@@ -376,8 +374,6 @@ class _OpenBlock:
 
 
 class MessageWriter(AnswerWriter):
-    """Writes one message."""
-
     def __init__(
         self, model: str, max_tokens: int, *, hides_thinking: bool = False, request_name: str | None = None
     ) -> None:
@@ -510,7 +506,6 @@ def _usage(input_tokens: int, cached_tokens: int, output_tokens: int) -> JsonObj
 
 
 def routes(context: ApiContext) -> APIRouter:
-    """All routes."""
     router = APIRouter(tags=["Anthropic messages"], route_class=JsonRoute)
 
     @router.post("/v1/messages", response_model=None, summary="Create a message")

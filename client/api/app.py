@@ -61,7 +61,6 @@ def build_app(backend: Backend, settings: ApiSettings | None = None, more: Seque
     Args:
         backend: the model of the swarm.
         settings: how it behaves towards callers.
-        more: routes beside the dialects'.
     """
     settings = settings or ApiSettings()
     context = ApiContext(backend, settings)

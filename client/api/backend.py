@@ -28,7 +28,6 @@ class ChatJob:
         messages: so far, the system's first if there is one.
         options: how to generate; dialects set nothing that they were not asked for. `max_new_tokens` is a limit: no
             more than the rest of the context is generated.
-        tools: that may be called.
         tool_choice: whether they may or must be.
         reasoning: whether to think first, where the template knows a switch; None leaves it to the model.
         continues: whether the last message is the assistant's own beginning, which the answer goes on with.
@@ -82,7 +81,6 @@ class Delta:
 
     Attributes:
         parts: of the answer; empty when tokens brought no whole character.
-        tokens: ids that became certain.
         log_probs: one per token, where the job asked for them.
         sweeps: what the chat page draws of the sweeps behind it (`canopy` extension), one JSON object each; empty
             unless the job's option `trace` is set.
@@ -102,7 +100,6 @@ class Finished:
     """The last thing that a run hands out.
 
     Attributes:
-        reason: why the answer ended.
         stop_string: which of the asked strings ended it; empty for an end of turn.
         result: of the library: whole text, tokens, statistics.
     """
@@ -120,10 +117,8 @@ class ModelCard:
     """The swarm's model.
 
     Attributes:
-        id: its name.
         created: when it was first seen, in seconds of the epoch.
         context_length: tokens of prompt and answer together.
-        fingerprint: of its weights.
         is_complete: whether every layer is served now.
         missing: ranges of layers that nobody serves, as `5-8`.
         serve_line: what a volunteer types to serve them; empty when nothing is missing.

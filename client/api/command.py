@@ -118,7 +118,6 @@ class ServerOptions:
     """Where the API listens, and to whom.
 
     Attributes:
-        host: IP address.
         port: TCP port; 0 takes any free one.
         keys: API keys of which a caller must show one.
         open_to_all: whether others than this machine may call without one.
@@ -195,8 +194,6 @@ async def serve_api(source: SwarmSource, options: ServerOptions, say: Callable[[
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        source: where the model is.
-        options: of the server.
         say: shows a line to the user.
 
     Raises:

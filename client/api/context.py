@@ -36,7 +36,6 @@ class ApiSettings:
         aliases: further names of the model.
         any_model: whether every other name is taken for it too.
         origins: web pages' origins, such as `https://chat.example.org`, that may call it; `*` accepts any.
-        max_body_bytes: of a request.
         body_s: seconds in which a request's body has to come.
         keep_alive_s: seconds of silence after which a stream carries a comment.
         stalled_s: seconds that a reader may take nothing before it is cut, and that a run may wait for it in all.
@@ -64,7 +63,6 @@ class StartedAnswer:
     """A run whose prompt was taken.
 
     Attributes:
-        begun: its first event.
         events: the others; `close` it where they are not read to the end, and every hop is free.
     """
 

@@ -62,7 +62,6 @@ class ApiError(Exception):
     """An answer that is an error.
 
     Attributes:
-        status: HTTP status.
         message: one line for the user.
         code: what went wrong, in OpenAI's words, such as `model_not_found`; None where there is no word.
         param: the field of the request that is at fault; None for none.
@@ -98,6 +97,11 @@ class ApiError(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A request that cannot be right, whoever sends it again (400)."""
     return ApiError(400, message, code=code, param=param)
+
+
+def missing(param: str) -> ApiError:
+    """A field that the request must have."""
+    return invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
 
 
 def unsupported(param: str, message: str) -> ApiError:
@@ -159,8 +163,6 @@ def error_body(form: ErrorForm, error: ApiError, request_id: str | None = None) 
     """The body of an error, as JSON values; in a stream it is the data of the error event.
 
     Args:
-        form: whose.
-        error: what to tell.
         request_id: of the request, which Anthropic's bodies repeat.
     """
     match form:

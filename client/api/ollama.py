@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -22,10 +21,11 @@ from client.api.openai.fields import (
     RequestBody,
     Whole,
     asked_options,
-    chat_log_probs,
+    log_prob_entries,
     penalties,
     schema_grammar,
     stop_strings,
+    written_time,
 )
 from client.api.request_fields import BodyKind, LeftOut
 from client.api.writers import AnswerWriter, send_answer
@@ -33,10 +33,6 @@ from client.dialogue.messages import Message, Tool, ToolCall, ToolCallDelta
 from client.options import GenerateOptions, Grammar
 
 NS_PER_S: Final = 1e9
-
-
-def written_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 class RunWriter(AnswerWriter):
@@ -64,7 +60,7 @@ class RunWriter(AnswerWriter):
         self._log_probs: list[JsonObject] = []
 
     def _take_log_probs(self, delta: Delta) -> list[JsonObject]:
-        entries: list[JsonObject] = chat_log_probs(delta.log_probs, self._token_bytes)["content"]
+        entries = log_prob_entries(delta.log_probs, self._token_bytes)
         self._log_probs += entries
         return entries
 
@@ -450,7 +446,6 @@ class ShowRequest(ApiModel):
 
 
 def routes(context: ApiContext) -> APIRouter:
-    """All routes."""
     router = APIRouter(tags=["Ollama"], route_class=JsonRoute)
     service = _Ollama(context)
     router.post("/api/chat", response_model=None, summary="Chat")(service.chat)
@@ -465,8 +460,6 @@ def routes(context: ApiContext) -> APIRouter:
 
 
 class _Ollama:
-    """What the routes share."""
-
     def __init__(self, context: ApiContext) -> None:
         self._context = context
 
@@ -498,7 +491,6 @@ class _Ollama:
         return JSONResponse({"models": models})
 
     async def show(self, body: ShowRequest) -> Response:
-        """What is known of the model."""
         return JSONResponse(shown(self._card(body.model or body.name or "")))
 
     def _card(self, name: str) -> ModelCard:

@@ -30,8 +30,6 @@ class QueueFull(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Bounds of the queue."""
-
     running: int = 16
     waiting: int = 256
     waiting_per_key: int = 64

@@ -84,8 +84,6 @@ def header(scope: Scope) -> list[tuple[bytes, bytes]]:
     return [(HEADER.encode(), ", ".join(words).encode())] if words else []
 
 
-logger = logging.getLogger(__name__)
-
 MAX_LEFT_OUT: Final = 32
 """Names in that header, at most."""
 _NAME: Final = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
@@ -114,10 +112,6 @@ class RequestField:
     """One field.
 
     Attributes:
-        name: of it.
-        handling: what becomes of it.
-        bodies: that may have it.
-        source: whose it is.
         note: what it does here; of a refused one, what to do instead.
         neutral: values of a refused field that ask for nothing, beside null.
     """

@@ -38,7 +38,6 @@ class SessionLimits:
     """Bounds of what is kept.
 
     Attributes:
-        kept: idle sessions.
         idle_s: how long one is kept.
         share: whether a key's request may take a session of another key.
     """
@@ -53,7 +52,6 @@ class LentSession:
     """An open session and what it holds.
 
     Attributes:
-        session: open.
         nodes: tree nodes of a sweep that it was opened for.
         owner: key whose request opened it.
         sequence: token ids that its machines hold.
@@ -80,8 +78,6 @@ class ComingPrompt:
     """A prompt that machines compute just now.
 
     Attributes:
-        owner: key of the request.
-        tokens: its ids.
         is_held: set once the machines hold it, or never will.
     """
 
@@ -130,10 +126,6 @@ class SessionPool:
         It is kept afterwards where `is_good` was set, else closed. With the first token `is_held` is to be set, so that
         requests with the same opening go on.
 
-        Args:
-            state: of the generation.
-            owner: key of the request.
-
         Raises:
             RouteError: nobody serves some layers.
             HopError: no machine takes the session.
@@ -162,8 +154,6 @@ class SessionPool:
         machines have no room for that, it is.
 
         Args:
-            state: of the generation.
-            owner: key of the request.
             larger_than: tokens of the window that was too small; 0 for none.
             max_new_tokens: that may come after the prompt in all.
         """
@@ -197,8 +187,6 @@ class SessionPool:
         """A session in the place of one that was lent and ended, or is full: then it begins with what that holds.
 
         Args:
-            lent: is closed.
-            state: of the generation.
             larger_than: tokens of the window that was too small; 0 where the session has ended.
             max_new_tokens: as of `open`.
         """

@@ -21,7 +21,6 @@ from swarm.runtime.version import VERSION
 
 
 def health_routes(context: ApiContext) -> APIRouter:
-    """The route."""
     router = APIRouter(tags=["health"])
 
     @router.get("/health")
@@ -45,7 +44,6 @@ _PATH: Final = "/openapi.json"
 
 
 def reference_routes(context: ApiContext) -> APIRouter:
-    """The route."""
     router = APIRouter()
 
     @router.get("/docs", include_in_schema=False)

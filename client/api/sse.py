@@ -62,7 +62,6 @@ def sse_response(answer: Closable, frames: Frames, error_frame: ErrorFrame, sett
         answer: the run; it is closed when the stream ends, however it ends.
         frames: what the dialect makes of the answer's events; read and closed in one task.
         error_frame: the event for an error in mid-stream.
-        settings: keep-alive and bounds.
     """
     return _AnswerStream(answer, frames, error_frame, settings, EventSourceResponse.media_type)
 

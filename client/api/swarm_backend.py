@@ -31,8 +31,6 @@ AHEAD: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class BackendLimits:
-    """Bounds of a backend."""
-
     queue: QueueLimits = field(default_factory=QueueLimits)
     sessions: SessionLimits = field(default_factory=SessionLimits)
 

@@ -42,8 +42,6 @@ class Prepared:
     """A job that can be run.
 
     Attributes:
-        state: of the generation.
-        parser: of its text.
         stops: strings that the job asked for; others end an answer as its turn's end does.
         ends: tokens that end a turn and are no part of the answer.
     """
@@ -55,8 +53,6 @@ class Prepared:
 
 
 class JobReader:
-    """Reads jobs for one model."""
-
     def __init__(self, factory: GenerationFactory) -> None:
         self.factory = factory
         self.template = ChatTemplate(factory.target.tokenizer)
@@ -160,9 +156,6 @@ class ModelLink:
     """A swarm that was found: its model, the sessions that are kept there, and which layers are served.
 
     Attributes:
-        swarm: connected.
-        sessions: that are kept.
-        reader: of jobs.
         coverage: as last read; None before the first time.
     """
 

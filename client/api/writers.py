@@ -80,10 +80,6 @@ async def send_answer(
     """Run a job and send what the writer makes of it; errors as of `ApiContext.begin`.
 
     Args:
-        context: to run it in.
-        job: that is asked for.
-        request: of the client.
-        writer: for this answer.
         stream: `events` or `lines`; None sends the answer as one object.
     """
     if stream is None:

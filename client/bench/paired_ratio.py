@@ -19,7 +19,6 @@ class Median:
     Attributes:
         value: the median.
         low: the interval's lower end; None where there are too few values for one.
-        high: its upper end, likewise.
     """
 
     value: float

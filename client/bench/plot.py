@@ -47,7 +47,6 @@ class WaterfallStage:
     """One stage of a sweep.
 
     Attributes:
-        name: as shown.
         kind: one of `COLOURS`.
         ms: how long the sweep was in it.
     """

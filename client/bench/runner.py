@@ -36,7 +36,6 @@ class Prompt:
     """One prompt.
 
     Attributes:
-        name: for the report.
         text: to continue; None for a conversation.
         turns: what the user says in a conversation.
     """
@@ -51,11 +50,9 @@ class Run:
     """One measured answer; the fields that `client.Stats` has too mean the same.
 
     Attributes:
-        prompt: its name.
         turn: of the conversation, from 0.
         way: name of the way of decoding.
         tokens: ids, by which two ways of decoding are compared.
-        sweeps: how many there were.
         nodes: K as asked for; None where it was chosen.
         parts: stages of a sweep, medians.
     """
@@ -196,9 +193,7 @@ class PairedComparison:
     """The first way against the second, pair by pair.
 
     Attributes:
-        speedup: ratio of the speeds.
         same_text: pairs whose answers are equal token for token.
-        pairs: how many.
     """
 
     speedup: Median
@@ -211,11 +206,7 @@ class Measured:
     """All that was measured, and with what.
 
     Attributes:
-        model: the target.
-        draft: for the report.
-        options: as asked for.
         route: the chain at the beginning.
-        runs: one per answer.
         skipped: names of prompts that exceed the context.
     """
 
@@ -244,7 +235,6 @@ class Measured:
         return found is not None and found.same_text < found.pairs and all(run.reproducible for run in self.runs)
 
     def to_json(self) -> str:
-        """Everything, as JSON."""
         found = self.comparison
         return json.dumps({**asdict(self), "comparison": None if found is None else asdict(found)}, indent=2)
 
@@ -266,7 +256,6 @@ def report(measured: Measured) -> Iterator[str | Table]:
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """One line per way of decoding."""
     shown = Table(title="medians over prompts; acceptance length is a mean")
     for title in ("", "answers", "tokens", "tokens/s", "acceptance length", "ms per sweep", "first token, s"):
         shown.add_column(title, justify="right" if title else "left")

@@ -33,7 +33,6 @@ QUEUED_CHUNKS = 1_024
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in servers]
     for server in servers:
@@ -64,7 +63,6 @@ class Direction:
         self._link.shape = replace(shape, queue_ms=math.inf)
 
     def cut(self) -> None:
-        """Hold all bytes back."""
         self._open.clear()
 
     def join(self) -> None:
@@ -116,7 +114,6 @@ class Proxy:
         self._directions = {link: Direction(shape, f"{link}") for link in ends}
 
     async def forward(self, host: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection to a host."""
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._targets[host])
         except OSError:
@@ -136,7 +133,6 @@ class Proxy:
         """Change links.
 
         Args:
-            verb: "shape", "cut" or "join".
             ends: source and target host of the links; None stands for every host.
             values: for "shape", the fields of a `LinkShape`.
 
@@ -185,7 +181,6 @@ def _answer(number: int | None, answer: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     loop = partial(
         asyncio.SelectorEventLoop, selectors.SelectSelector()
     )  # select sleeps with µs precision, epoll with ms

@@ -69,7 +69,6 @@ class Interface:
         """Admit a packet that arrives at `now_s`.
 
         Args:
-            now_s: arrival of the packet.
             transmit_s: how long it occupies the interface.
             queue_s: the longest time that it may wait.
 

@@ -25,7 +25,6 @@ class RunningProgram:
     """A program that was started.
 
     Attributes:
-        process: its process.
         log: the file that its output goes to.
     """
 

@@ -245,7 +245,6 @@ class CallParser(TextParser):
 
         Args:
             begin: the marker, which was read.
-            ends: markers that may follow.
         """
         kept, before = begin, self.calls
         kept += yield from self._space()

@@ -76,8 +76,6 @@ class ControlTokens:
         """Token ids of a rendered text.
 
         Args:
-            text: with marks.
-            marks: of this text.
             begins: whether the tokenizer adds what it puts around every text.
 
         Returns:

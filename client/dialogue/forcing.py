@@ -28,10 +28,6 @@ class CallForm:
 
     Attributes:
         head: up to the arguments; `{name}` and `{json_name}` stand for the tool's name.
-        tail: behind them.
-        first: before the first call.
-        between: two calls.
-        last: behind the last one.
         trigger: with which calls begin in the middle of a text.
         is_single: whether an answer has one call at most.
     """
@@ -84,8 +80,6 @@ def grammar_for(
     """What an answer has to match.
 
     Args:
-        template: that made the prompt.
-        prompt: that is answered.
         tools: that the model was told of.
         choice: whether it must call one of them.
         answer: what the answer's content has to match where it is no call, such as a JSON schema.
@@ -108,8 +102,6 @@ def grammar_for(
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes one grammar."""
-
     template: ChatTemplate
     prompt: ChatPrompt
     rules: list[str] = field(default_factory=list)

@@ -18,7 +18,6 @@ class ToolCall:
 
     Attributes:
         id: unique within a conversation; names the call in its result.
-        name: of the tool.
         arguments: JSON text, as the model wrote it.
     """
 
@@ -33,9 +32,7 @@ class Message:
 
     Attributes:
         role: who speaks. A `developer` of some dialects is `system` here.
-        content: plain text.
         reasoning: what an assistant thought before it; empty where it did not.
-        tool_calls: of an assistant.
         tool_call_id: of a tool's result: the call that it answers.
         name: of the speaker or of the tool, where the dialect gives one.
     """
@@ -54,7 +51,6 @@ class Tool:
 
     Attributes:
         name: `[A-Za-z0-9_.-]{1,128}`.
-        description: for the model.
         parameters: JSON schema of its arguments; an empty object takes none.
         strict: whether arguments must follow the schema, which the tail then enforces.
     """
@@ -99,7 +95,6 @@ class ToolCallDelta:
     Attributes:
         index: of the call in its answer, from 0.
         id: set in the first delta of a call, empty in later ones.
-        name: likewise.
         arguments: the next characters of the JSON text.
     """
 

@@ -32,8 +32,6 @@ def parser_for(
     """A parser for the answer to a prompt.
 
     Args:
-        template: that made the prompt.
-        prompt: that is answered.
         tools: that the model was told of; without any, nothing is a call.
         new_id: gives each call an id, by default a random one in the form that the family wants.
     """
@@ -73,9 +71,7 @@ class AnswerRequest:
 
     Attributes:
         messages: so far, the system's first if there is one.
-        tools: that may be called.
         choice: whether they may or must be; with `none` the model is not told of them.
-        switches: of the prompt.
         grammar: what the answer's content has to match where it is no call.
     """
 
@@ -91,7 +87,6 @@ class AnswerPlan:
     """How a model is made to answer.
 
     Attributes:
-        tokens: of the prompt.
         parser: of the answer's text, for this one answer.
         stop: strings that end the answer, beside the caller's own.
         show: special tokens that the text must show, so that the parser sees them: the option `show`.

@@ -36,7 +36,6 @@ class TemplateRenderer:
         """The text.
 
         Args:
-            template: its source.
             values: the arguments of transformers' `render_jinja_template` beside the template: what JSON can hold.
 
         Raises:

@@ -130,7 +130,6 @@ def message_dicts(
     """Messages as templates expect them.
 
     Args:
-        messages: of a conversation.
         as_text: whether a call's arguments are its JSON text; else the object that it stands for.
         call_id: gives a call's id in the form that the template wants.
     """
@@ -286,7 +285,6 @@ class ChatPrompt:
     """A conversation as the model reads it.
 
     Attributes:
-        tokens: ids.
         opens_reasoning: whether it ends with the mark after which the model thinks.
         closes_reasoning: whether it ends with the mark behind which it answers, so that it does not think.
     """
@@ -371,7 +369,6 @@ class ChatTemplate:
         Args:
             messages: so far, the system's first if there is one.
             tools: that the model is told of.
-            switches: of this answer.
 
         Raises:
             ConfigError: the template does not take these messages, such as a system message where it knows none, or

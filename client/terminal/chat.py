@@ -32,7 +32,6 @@ class ChatTerminal:
         """Talk through a chat.
 
         Args:
-            chat: to talk through.
             console: to print to.
             seed: of each answer; None draws one.
             draft_notes: what /stats says of the drafts.

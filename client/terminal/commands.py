@@ -50,7 +50,6 @@ class SwarmCommand(ConnectionOptions):
     network_key: NetworkKeyFile = None
 
     def connect_options(self) -> ConnectOptions:
-        """The keyword arguments of `connect`."""
         given = {one.name: getattr(self, one.name) for one in fields(ConnectionOptions)}
         drafts = tuple(draft for draft in self.draft if draft != "none")
         return cast("ConnectOptions", {**given, "peers": self.join, "draft": drafts})

@@ -31,7 +31,6 @@ class ServerModel:
 
     Attributes:
         url: of the server, without `/v1`.
-        name: of its model.
         context_length: tokens of prompt and answer together.
         has_key: whether it asks for a key.
     """

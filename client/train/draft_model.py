@@ -37,7 +37,6 @@ class Compared:
 
     Attributes:
         drafts: log-probabilities [n, vocab_size] of each draft, the one in training first.
-        target: the target's.
     """
 
     drafts: Sequence[torch.Tensor]
@@ -49,7 +48,6 @@ class DraftTraining:
     """Training of one draft.
 
     Attributes:
-        draft: the model that learns.
         source: what the target says; the last `HELD_OUT_LINES` of its lines are held out.
         schedule: how long and how fast.
         checkpoint: file of an interrupted training.

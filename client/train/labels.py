@@ -130,7 +130,6 @@ class ModelLabels:
 
     @property
     def entries(self) -> torch.Tensor:
-        """The lines themselves."""
         return self.lines
 
     @property
@@ -140,7 +139,6 @@ class ModelLabels:
 
     @property
     def vocab_size(self) -> int:
-        """Of the target."""
         size: int = self.target.config.vocab_size
         return size
 
@@ -175,9 +173,7 @@ class LabelSampler(Protocol):
     """Makes labelled lines."""
 
     @property
-    def at_once(self) -> int:
-        """Lines per batch."""
-        ...
+    def at_once(self) -> int: ...
 
     @property
     def top(self) -> int:
@@ -196,7 +192,6 @@ class SwarmLabels:
     Attributes:
         files: (file, place in it) of each line.
         vocab_size: rows of the target's output matrix.
-        device: where they are wanted.
     """
 
     files: list[tuple[Path, int]]
@@ -205,7 +200,6 @@ class SwarmLabels:
 
     @property
     def entries(self) -> torch.Tensor:
-        """Each line's number."""
         return torch.arange(len(self.files))
 
     def labels(self, entries: torch.Tensor) -> TargetLabels:
@@ -244,9 +238,6 @@ class LabelFolder:
     """Where labels are, and of what they have to be.
 
     Attributes:
-        folder: of the files.
-        amount: how much text.
-        target: whose labels they are.
         width: values of a hidden row; 0 where none are needed.
     """
 
@@ -272,7 +263,6 @@ class LabelFolder:
         """Have a swarm make what is missing; the folder grows file by file.
 
         Args:
-            sampler: makes the lines.
             report: takes the number of lines so far.
 
         Raises:

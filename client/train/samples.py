@@ -50,13 +50,7 @@ TEMPERATURES = (1.0, 0.7)
 
 @dataclass(frozen=True, slots=True)
 class SampleAmount:
-    """How much text to sample.
-
-    Attributes:
-        lines: in all.
-        tokens: of each line.
-        seed: of all lines.
-    """
+    """How much text to sample."""
 
     lines: int
     tokens: int
@@ -67,9 +61,7 @@ class Sampler(Protocol):
     """Makes lines; a line depends on the seed and its number alone."""
 
     @property
-    def at_once(self) -> int:
-        """Lines per batch."""
-        ...
+    def at_once(self) -> int: ...
 
     def make(self, amount: SampleAmount, first: int, count: int) -> torch.Tensor:
         """The lines `[first, first + count)`: int32 [count, tokens]."""
@@ -88,8 +80,6 @@ def sampled_lines(sampler: Sampler, amount: SampleAmount, file: Path, report: Ca
 
     Args:
         sampler: makes the lines that are missing.
-        amount: how much text.
-        file: of the lines.
         report: takes the number of lines so far.
 
     Raises:
@@ -125,7 +115,6 @@ class LocalSampler:
 
     @property
     def at_once(self) -> int:
-        """Lines per forward."""
         return LINES
 
     @torch.inference_mode()
@@ -228,8 +217,6 @@ class SwarmSampler:
     """Samples through an open connection, `SWARM_LINES` at a time.
 
     Attributes:
-        swarm: the connection.
-        portal: to its event loop.
         with_rows: whether hidden rows are wanted too.
     """
 

@@ -42,8 +42,6 @@ def batches(lines_of: Callable[[int], torch.Tensor], steps: range, device: torch
 
     Args:
         lines_of: the lines of a step.
-        steps: in order.
-        device: where they are wanted.
     """
     ahead: torch.Tensor | None = None
     for step in steps:
@@ -94,14 +92,7 @@ FINAL_RATE_PART = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast to train.
-
-    Attributes:
-        steps: in all.
-        lines: per step.
-        rate: the highest learning rate.
-        seed: of the lines' order.
-    """
+    """How long and how fast to train."""
 
     steps: int
     lines: int
@@ -132,7 +123,6 @@ class TrainingPlan:
         schedule: how long and how fast.
         checkpoint: file of an interrupted training; gone when all steps are done.
         entries: [n, ...] to train on.
-        device: where they are wanted.
     """
 
     schedule: Schedule
@@ -150,7 +140,6 @@ def run_steps(
     """Train what of a model wants gradients, from the checkpoint of an interrupted run if there is one.
 
     Args:
-        model: what learns.
         plan: for how long, and on what.
         loss_of: the loss of a step's entries.
         report: takes the steps done and the loss of the last one.

@@ -172,7 +172,6 @@ class GrammarCompiler:
             max(idle, key=lambda entry: entry[:2])[2].close()
 
     def close(self) -> None:
-        """Let all workers end."""
         self._kept.clear()
         for grammar in list(self._live.values()):
             grammar.close()

@@ -49,7 +49,6 @@ class StatePart:
 
     @property
     def size_bytes(self) -> int:
-        """Memory for one."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -68,7 +67,6 @@ class MixerState:
 
     @property
     def size_bytes(self) -> int:
-        """Memory for one state."""
         return sum(part.size_bytes for part in self.parts)
 
 

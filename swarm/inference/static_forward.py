@@ -306,7 +306,6 @@ class AddressTable:
         self._held: weakref.WeakKeyDictionary[KvCache, int] = weakref.WeakKeyDictionary()
 
     def __len__(self) -> int:
-        """How many sessions have a line."""
         return len(self._held)
 
     def line(self, kv_cache: KvCache, together: Collection[KvCache]) -> int:

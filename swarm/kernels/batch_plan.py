@@ -183,7 +183,6 @@ class _PlannedRows:
 
     @property
     def tile_sizes(self) -> NDArray[np.int64]:
-        """Rows of each tile."""
         return np.diff(self.tiles, append=len(self.position))
 
 

@@ -192,7 +192,6 @@ class Hub:
     """One commit of a hub model and the cache folder for its files.
 
     Attributes:
-        repo: the hub id.
         folder: of the commit's snapshot in the cache.
         files: what the hub lists, by name; empty when the hub did not answer.
         failure: why it did not answer, else None.

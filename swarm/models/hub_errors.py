@@ -49,7 +49,6 @@ def explain(error: Exception, model: str, what: str = "", kept: StorePlace | Non
 
     Args:
         error: one of `FETCH_ERRORS`.
-        model: the hub id.
         what: the file or revision that was requested; empty for the model itself.
         kept: where it was to be kept; None for Hugging Face's cache.
     """

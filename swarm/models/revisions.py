@@ -26,7 +26,6 @@ def fitting_commits(repo: str, manifest: Manifest, hints: Sequence[str]) -> Iter
     """Commits that have all files of a manifest; small files may differ between them.
 
     Args:
-        repo: the hub id.
         hints: commits that are looked at first.
 
     Yields:

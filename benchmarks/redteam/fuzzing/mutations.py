@@ -55,7 +55,6 @@ def parse_wire(data: bytes) -> list[WireField] | None:
 
 
 def build_wire(fields: list[WireField]) -> bytes:
-    """The bytes of some fields."""
     out = bytearray()
     for one in fields:
         out += write_varint(one.number << 3 | one.kind)
@@ -250,7 +249,6 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def write_varint(value: int) -> bytes:
-    """A number as protobuf writes it."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -75,8 +75,6 @@ Mutate = Callable[[random.Random, bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One kind of message."""
-
     name: str
     seeds: Sequence[bytes]
     mutate: Mutate
@@ -245,7 +243,6 @@ def sample_record(who: Identity) -> NodeRecord:
 
 
 def sample_metrics(who: Identity) -> tuple[str, bytes]:
-    """Topic and payload of valid telemetry."""
     stamp = Stamp("ab" * 8, 1, NOW_S)
     status = Status(
         stamp, True, ServedModel("model", "cd" * 32, 12), Span(0, 12), Presence.SERVING, "cpu", "cpu-float32", "0.2.0",

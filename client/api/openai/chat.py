@@ -12,16 +12,18 @@ from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob, Delta, Finished, ModelCard
 from client.api.context import ApiContext, FullAnswer
-from client.api.errors import invalid, unsupported
+from client.api.errors import invalid, missing, unsupported
 from client.api.json_text import JsonObject, JsonRoute
 from client.api.openai.choices import ChoicesWriter
 from client.api.openai.fields import (
     ApiModel,
+    Effort,
     Limit,
     SamplingRequest,
     Whole,
-    chat_log_probs,
     for_choice,
+    log_prob_entries,
+    thinks,
     token_limit,
 )
 from client.api.request_fields import BodyKind, LeftOut
@@ -151,7 +153,7 @@ class ChatRequest(SamplingRequest):
     tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateFields | None = None
@@ -206,7 +208,7 @@ class ChatRequest(SamplingRequest):
         switches = self.chat_template_kwargs or TemplateFields()
         if (asked := switches.thinking if switches.enable_thinking is None else switches.enable_thinking) is not None:
             return asked
-        return None if self.reasoning_effort is None else self.reasoning_effort not in {"none", "minimal"}
+        return thinks(self.reasoning_effort)
 
 
 def _tools(fields: Sequence[ToolField], left_out: LeftOut) -> Iterator[Tool]:
@@ -215,8 +217,7 @@ def _tools(fields: Sequence[ToolField], left_out: LeftOut) -> Iterator[Tool]:
             left_out.tool(tool.type)
             continue
         if tool.function is None:
-            where = f"tools[{place}].function"
-            raise invalid(f"Missing required parameter: '{where}'.", where, code="missing_required_parameter")
+            raise missing(f"tools[{place}].function")
         spec = tool.function
         yield Tool(spec.name, spec.description or "", spec.parameters or {}, bool(spec.strict))
 
@@ -237,8 +238,7 @@ def _message(given: ChatMessage, place: str, left_out: LeftOut) -> Message:
     if given.content is None and role != "assistant":
         raise invalid(f"Invalid value for '{place}.content': expected a string, got null.", f"{place}.content")
     if role == "tool" and not given.tool_call_id:
-        where = f"{place}.tool_call_id"
-        raise invalid(f"Missing required parameter: '{where}'.", where, code="missing_required_parameter")
+        raise missing(f"{place}.tool_call_id")
     if role != "assistant" and calls:
         raise invalid("Only an assistant calls tools.", f"{place}.tool_calls")
     content = _text(given.content if given.content is not None else given.refusal or "", place, left_out)
@@ -250,20 +250,17 @@ def _text(content: str | Sequence[ContentPart], place: str, left_out: LeftOut) -
         return content
     texts = []
     for number, part in enumerate(content):
-        where = f"{place}.content[{number}]"
         if part.type not in {"text", "refusal"}:
             texts.append(left_out.part(part.type))
             continue
         text = part.text if part.type == "text" else part.refusal
         if text is None:
-            missing = f"{where}.{part.type}"
-            raise invalid(f"Missing required parameter: '{missing}'.", missing, code="missing_required_parameter")
+            raise missing(f"{place}.content[{number}].{part.type}")
         texts.append(text)
     return "".join(texts)
 
 
 def routes(context: ApiContext) -> APIRouter:
-    """The route."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", response_model=None)
@@ -278,8 +275,6 @@ def routes(context: ApiContext) -> APIRouter:
 
 
 class ChatWriter(ChoicesWriter):
-    """Writes chat completions."""
-
     kinds = ("chat.completion", "chat.completion.chunk")
 
     def __init__(self, context: ApiContext, request: ChatRequest, card: ModelCard, prefix: str) -> None:
@@ -330,7 +325,7 @@ class ChatWriter(ChoicesWriter):
         return {"index": number, "message": message, "logprobs": log_probs, "finish_reason": answer.end.reason}
 
     def _log_probs(self, log_probs: Sequence[TokenLogProbs]) -> JsonObject:
-        return chat_log_probs(log_probs, self.context.backend.token_bytes)
+        return {"content": log_prob_entries(log_probs, self.context.backend.token_bytes), "refusal": None}
 
 
 def _part(part: AnswerDelta) -> JsonObject:

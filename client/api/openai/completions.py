@@ -80,7 +80,6 @@ class CompletionRequest(SamplingRequest):
 
 
 def routes(context: ApiContext) -> APIRouter:
-    """The route."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post("/v1/completions", response_model=None)
@@ -100,8 +99,6 @@ def _echo(context: ApiContext, job: TextJob) -> str:
 
 
 class CompletionWriter(ChoicesWriter):
-    """Writes completions of texts."""
-
     kinds = ("text_completion", "text_completion")
 
     def __init__(

@@ -6,13 +6,14 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from client.api.backend import Finished, ModelCard
-from client.api.errors import invalid
+from client.api.errors import invalid, missing
 from client.api.json_text import read_json
 from client.api.request_fields import BodyKind, take_fields
 from client.options import GenerateOptions, Grammar
@@ -111,6 +112,19 @@ def one_grammar(given: Mapping[str, Grammar | None]) -> Grammar | None:
     return given[asked[0]] if asked else None
 
 
+def written_time(seconds: float) -> str:
+    """A moment of the epoch, as JSON has it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def thinks(effort: Effort | None) -> bool | None:
+    """Whether to think first, where a request says how much."""
+    return None if effort is None else effort not in {"none", "minimal"}
+
+
 def wrapped_seed(seed: int | None) -> int | None:
     """A seed that the library takes, for any whole number."""
     return None if seed is None else seed % SEEDS
@@ -164,7 +178,6 @@ class CanopyFields(ApiModel):
 
     Attributes:
         trace: whether chunks carry the sweeps behind them.
-        nodes: tree nodes per sweep.
         multistep: as `client.Options.multistep`.
     """
 
@@ -209,8 +222,7 @@ class ResponseFormat(ApiModel):
                 return Grammar("json") if schema is None else schema_grammar(schema)
             case "json_schema":
                 if self.json_schema is None:
-                    param = "response_format.json_schema"
-                    raise invalid(f"Missing required parameter: '{param}'.", param, code="missing_required_parameter")
+                    raise missing("response_format.json_schema")
                 return schema_grammar(self.json_schema.schema_)
 
 
@@ -407,8 +419,6 @@ def usage(prompt_tokens: int, ends: Iterable[Finished], reasoning_tokens: int = 
     Accepted predictions are drafted tokens that the target picked; rejected ones are the other nodes of the trees.
 
     Args:
-        prompt_tokens: of every prompt once.
-        ends: of the choices.
         reasoning_tokens: of the answers, those thought and not said.
     """
     stats = [end.result.stats for end in ends]
@@ -433,23 +443,15 @@ def usage(prompt_tokens: int, ends: Iterable[Finished], reasoning_tokens: int = 
     }
 
 
-def chat_log_probs(log_probs: Sequence[TokenLogProbs], token_bytes: Callable[[int], bytes]) -> dict[str, Any]:
+def log_prob_entries(log_probs: Sequence[TokenLogProbs], token_bytes: Callable[[int], bytes]) -> list[dict[str, Any]]:
+    """One object per token, with the likeliest ones in its place."""
+
     def one(token: int, log_prob: float) -> dict[str, Any]:
         written = token_bytes(token)
-        return {
-            "token": written.decode(errors="replace"),
-            "logprob": max(log_prob, LEAST_LOG_PROB),
-            "bytes": list(written),
-        }
+        shown = max(log_prob, LEAST_LOG_PROB)
+        return {"token": written.decode(errors="replace"), "logprob": shown, "bytes": list(written)}
 
-    content = [
-        {
-            **one(entry.token, entry.log_prob),
-            "top_logprobs": [one(token, log_prob) for token, log_prob in entry.top],
-        }
-        for entry in log_probs
-    ]
-    return {"content": content, "refusal": None}
+    return [{**one(at.token, at.log_prob), "top_logprobs": [one(*other) for other in at.top]} for at in log_probs]
 
 
 def speed(result: Result) -> dict[str, Any]:

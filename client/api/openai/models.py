@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -14,6 +13,7 @@ from client.api.backend import ModelCard
 from client.api.context import ApiContext, speaks_anthropic
 from client.api.errors import ApiError
 from client.api.json_text import JsonRoute
+from client.api.openai.fields import written_time
 
 CODEX_INSTRUCTIONS: Final = (
     "You are a coding agent. You work in a terminal, in the folder of the user's project.\n"
@@ -28,7 +28,6 @@ CODEX_INSTRUCTIONS: Final = (
 
 
 def routes(context: ApiContext) -> APIRouter:
-    """The routes."""
     router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
     @router.get("/v1/models")
@@ -85,7 +84,7 @@ def model_info(card: ModelCard) -> dict[str, Any]:
         "type": "model",
         "id": card.id,
         "display_name": card.id,
-        "created_at": datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z"),
+        "created_at": written_time(card.created),
         "lifecycle": "active",
         "max_input_tokens": card.context_length,
         "max_tokens": card.context_length,

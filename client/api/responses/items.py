@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from client.api.errors import invalid, unsupported
+from client.api.errors import invalid, missing, unsupported
 from client.api.openai.chat import MAX_TOOLS
 from client.api.openai.fields import ApiModel
 from client.api.request_fields import LeftOut
@@ -188,7 +188,7 @@ def part_text(content: str | Sequence[InputPart] | None, param: str, left_out: L
         ApiError: there is none; `param` names it.
     """
     if content is None:
-        raise invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+        raise missing(param)
     if isinstance(content, str):
         return content
     texts = []
@@ -209,7 +209,7 @@ def _speaker(role: str | None, param: str) -> Role:
         case "system" | "developer":
             return "system"
         case None:
-            raise invalid(f"Missing required parameter: '{param}.role'.", f"{param}.role", "missing_required_parameter")
+            raise missing(f"{param}.role")
         case _:
             words = "Supported values are: 'assistant', 'system', 'developer', and 'user'."
             raise invalid(f"Invalid value: '{role[:100]}'. {words}", f"{param}.role", "invalid_value")
@@ -217,7 +217,7 @@ def _speaker(role: str | None, param: str) -> Role:
 
 def _wanted(value: _FieldValue | None, param: str) -> _FieldValue:
     if value is None:
-        raise invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+        raise missing(param)
     return value
 
 

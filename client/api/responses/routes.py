@@ -17,10 +17,20 @@ from pydantic import Field
 
 from client.api.backend import ApiCaller, ChatJob, Delta, Job, ModelCard
 from client.api.context import ApiContext
-from client.api.errors import ApiError, invalid, unsupported
+from client.api.errors import ApiError, invalid, missing, unsupported
 from client.api.json_text import JsonObject, JsonRoute
 from client.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
-from client.api.openai.fields import ApiModel, Limit, SampledRequest, Whole, chat_log_probs, schema_grammar, token_limit
+from client.api.openai.fields import (
+    ApiModel,
+    Effort,
+    Limit,
+    SampledRequest,
+    Whole,
+    log_prob_entries,
+    schema_grammar,
+    thinks,
+    token_limit,
+)
 from client.api.request_fields import BodyKind, LeftOut, note_left_out
 from client.api.responses.items import InputItem, read_items
 from client.api.responses.tools import AnyToolSpec, OfferedTools, read_tools
@@ -33,8 +43,6 @@ LOG_PROBS: Final = "message.output_text.logprobs"
 INCLUDABLE: Final = frozenset({LOG_PROBS, "reasoning.encrypted_content"})
 """What `include` may ask for; thoughts are never encrypted here, so asking for that adds nothing."""
 MAX_METADATA: Final = 16
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextFormat(ApiModel):
@@ -110,7 +118,6 @@ def read_conversation(request: ResponsesInput, earlier: Sequence[Message], left_
     """The messages of a request after those of an earlier response, without the instructions.
 
     Args:
-        request: to read.
         earlier: messages up to that response.
         left_out: takes what is no text.
 
@@ -118,7 +125,7 @@ def read_conversation(request: ResponsesInput, earlier: Sequence[Message], left_
         ApiError: there is nothing to answer, or an item is not valid.
     """
     if not request.input:
-        raise invalid("Missing required parameter: 'input'.", "input", "missing_required_parameter")
+        raise missing("input")
     calls = [call for message in earlier for call in message.tool_calls]
     return [*earlier, *read_items(request.input, left_out, calls)]
 
@@ -129,9 +136,7 @@ def make_job(
     """The job of a request.
 
     Args:
-        request: whose fields count.
         conversation: all messages but the instructions, which come first and are not carried on.
-        offered: the tools.
         left_out: what the request goes without.
     """
     instructions = [Message("system", request.instructions)] if request.instructions else []
@@ -139,13 +144,12 @@ def make_job(
         note_left_out("text.verbosity")
     if request.reasoning is not None and request.reasoning.summary is not None:
         note_left_out("reasoning.summary")
-    effort = None if request.reasoning is None else request.reasoning.effort
     return ChatJob(
         messages=(*instructions, *conversation),
         options=_options(request),
         tools=offered.tools,
         tool_choice=offered.choice,
-        reasoning=None if effort is None else effort not in {"none", "minimal"},
+        reasoning=None if request.reasoning is None else thinks(request.reasoning.effort),
         left_out=left_out.words,
     )
 
@@ -170,9 +174,7 @@ def _grammar(text_format: TextFormat | None) -> Grammar | None:
     if text_format.type == "json_object":
         return Grammar("json")
     if text_format.schema_ is None:
-        raise invalid(
-            "Missing required parameter: 'text.format.schema'.", "text.format.schema", "missing_required_parameter"
-        )
+        raise missing("text.format.schema")
     return schema_grammar(text_format.schema_)
 
 
@@ -350,8 +352,6 @@ def routes(context: ApiContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that was read."""
-
     request: ResponsesRequest
     job: ChatJob
     conversation: Sequence[Message]
@@ -360,8 +360,6 @@ class _Asked:
 
 
 class _Responses:
-    """What the routes share."""
-
     def __init__(self, context: ApiContext, store: ResponseStore) -> None:
         self._context = context
         self._store = store
@@ -386,13 +384,11 @@ class _Responses:
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def retrieve(self, response_id: str, request: Request, stream: bool = False) -> Response:
-        """A response of this key, whole."""
         if stream:
             raise unsupported("stream", "A stored response is not streamed again.")
         return JSONResponse(self._found(response_id, request).response)
 
     async def delete(self, response_id: str, request: Request) -> Response:
-        """Forget a response of this key."""
         self._found(response_id, request)
         self._store.delete(self._context.caller(request).key, response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
@@ -451,8 +447,7 @@ class _Responses:
         return response if self._store.keep(caller.key, stored) else {**response, "store": False}
 
     def _log_prob_entries(self, delta: Delta) -> list[JsonObject]:
-        entries: list[JsonObject] = chat_log_probs(delta.log_probs, self._context.backend.token_bytes)["content"]
-        return entries
+        return log_prob_entries(delta.log_probs, self._context.backend.token_bytes)
 
 
 def response_head(request: ResponsesRequest, card: ModelCard, offered: OfferedTools, created_at: float) -> JsonObject:

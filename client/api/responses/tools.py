@@ -247,7 +247,6 @@ def read_tools(
     """The tools that may be called, and whether they must be.
 
     Args:
-        specs: as they were declared.
         choice: `tool_choice`.
         parallel: whether an answer may have several calls.
         left_out: takes what is not offered.

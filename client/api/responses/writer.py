@@ -51,8 +51,6 @@ class _OpenItem:
 
 
 class ResponseWriter(AnswerWriter):
-    """Writes one response."""
-
     def __init__(
         self,
         head: Mapping[str, Any],
@@ -65,7 +63,6 @@ class ResponseWriter(AnswerWriter):
 
         Args:
             head: the fields of the response that do not change, its id among them.
-            entries: log-probabilities as JSON values.
             declared: how tools were declared, by the names that the model knows; others are functions.
             clock: seconds of the epoch.
             keep: stores the whole response and its answer, before the client hears of its end; returns it.

@@ -77,7 +77,6 @@ class RestoredWeight(PackedWeight):
         self.scales = _frozen(quantised.scales.t().contiguous().view(torch.int16))
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """As `PackedWeight.product`."""
         return self.product_of(x, 0, self.rows, bias)
 
     def product_of(self, x: torch.Tensor, start: int, end: int, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -96,7 +95,6 @@ class RestoredWeight(PackedWeight):
         return self._restore(self.words.index_select(0, ids), scales, fresh=True)
 
     def restored(self) -> torch.Tensor:
-        """As `PackedWeight.restored`."""
         return self._restore(self.words, self.scales, fresh=True)
 
     def _restore(self, words: torch.Tensor, scales: torch.Tensor | None, *, fresh: bool = False) -> torch.Tensor:
@@ -138,7 +136,6 @@ class TorchInt4Weight(PackedWeight):
         self.scales = _frozen(pairs.view(torch.int32)[..., 0].contiguous())
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """As `PackedWeight.product`."""
         pairs = self.scales.view(torch.bfloat16).view(*self.scales.shape, 2)
         flat = x.reshape(-1, self.columns).contiguous()
         out: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.words, self.group, pairs)
@@ -176,18 +173,15 @@ class KernelWeight(PackedWeight):
         self.words, self.scales = _frozen(words), _frozen(scales.view(torch.int16))
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """As `PackedWeight.product`."""
         scales = None if self.scales is None else self.scales.view(torch.bfloat16)
         out: torch.Tensor = torch.ops.canopy.packed_product(x, self.words, scales, bias, self.bits, self.group)
         return out
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
-        """As `PackedWeight.take`."""
         words = self.words.index_select(0, ids)
         return words if self.scales is None else self._restore(words, self.scales.index_select(1, ids))
 
     def restored(self) -> torch.Tensor:
-        """As `PackedWeight.restored`."""
         return self.words if self.scales is None else self._restore(self.words, self.scales)
 
     def _restore(self, words: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,6 @@ class StoredWeight(PackedWeight):
         self._parts = nn.ModuleList(_HeldMatrix(piece) for piece in pieces)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """As `PackedWeight.product`."""
         return self.product_of(x, 0, self.rows, bias)
 
     def product_of(self, x: torch.Tensor, start: int, end: int, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -51,7 +50,6 @@ class StoredWeight(PackedWeight):
         return made[0] if len(made) == 1 else torch.cat(made, -1)
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
-        """As `PackedWeight.take`."""
         out = torch.empty(len(ids), self.columns, dtype=self.dtype, device=ids.device)
         for parts, start, end in zip(self._parts, self.edges, self.edges[1:], strict=False):
             assert isinstance(parts, _HeldMatrix)
@@ -61,7 +59,6 @@ class StoredWeight(PackedWeight):
         return out
 
     def restored(self) -> torch.Tensor:
-        """As `PackedWeight.restored`."""
         return torch.cat([block for _, _, block in self._blocks(0, self.rows)])
 
     def _blocks(self, start: int, end: int) -> Iterator[tuple[int, int, torch.Tensor]]:

@@ -92,7 +92,6 @@ class OwnFields:
 
     @classmethod
     def of(cls, header: GgufHeader, family: str) -> OwnFields:
-        """Those of a file."""
         begins = f"{family}."
         own = {key.removeprefix(begins): one for key, one in header.metadata.items() if key.startswith(begins)}
         return cls(family, {key: _short(value) for key, value in own.items()})
@@ -103,7 +102,6 @@ class OwnFields:
         return self.values.get(key)
 
     def whole(self, key: str, default: int = 0) -> int:
-        """A whole number."""
         value = self.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 

@@ -64,7 +64,6 @@ class TensorPlace:
 
     @property
     def columns(self) -> int:
-        """Values of a row."""
         return self.shape[-1] if self.shape else 1
 
     @property

@@ -156,7 +156,6 @@ def _backend(header: GgufHeader, name: str) -> Tokenizer:
 
 
 def _complete(backend: Tokenizer, kind: str, split: str, *, has_space: bool) -> None:
-    """Put in what transformers leaves out."""
     from tokenizers import Regex, decoders, pre_tokenizers
 
     parts: Any = backend
@@ -247,7 +246,6 @@ class TensorTable:
         return cls(content["family"], content["files"], places)
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder."""
         rows = [
             [name, file, list(place.shape), place.encoding.kind, place.start]
             for name, (file, place) in self.places.items()

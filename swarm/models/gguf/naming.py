@@ -94,7 +94,6 @@ def hub_files(repo: str, part: str, names: Iterable[str]) -> list[str]:
     """The files of a model on the hub, the first one first.
 
     Args:
-        repo: the hub id.
         part: a file's name, or how one ends: `Q4_K_M`; empty for the only one that there is.
 
     Raises:

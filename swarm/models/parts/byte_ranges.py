@@ -40,12 +40,10 @@ class ByteRanges:
         return cls(tuple(merged))
 
     def __iter__(self) -> Iterator[ByteRange]:
-        """The ranges in order."""
         return iter(self.ranges)
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes these are."""
         return sum(end - start for start, end in self.ranges)
 
     def with_ranges(self, others: Iterable[ByteRange], gap: int = 0) -> ByteRanges:

@@ -70,7 +70,6 @@ class PartFile:
 
     @property
     def is_here(self) -> bool:
-        """Whether some of it is here."""
         return bool(self.here().ranges)
 
     @contextmanager
@@ -85,7 +84,6 @@ class PartFile:
             yield
 
     def here(self) -> ByteRanges:
-        """Which of its bytes are here."""
         found = _read(self._list)
         try:
             sizes = {self.data.stat().st_size, self.size_bytes}

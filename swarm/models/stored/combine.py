@@ -1,23 +1,268 @@
-"""How the tensors of a quantised module become one: a function per format. Reads no file.
+"""Matrices of the stored formats, and how the tensors of a quantised module become one. Reads no file.
 
-Each takes the module's tensors by the ends of their names, and the config's `quantization_config`. A KeyError or a
-ValueError says that something is missing or does not fit.
+A function per format takes the module's tensors by the ends of their names, and the config's `quantization_config`. A
+KeyError or a ValueError says that something is missing or does not fit.
+
+Values, in float32 and then rounded to `result`:
+
+    mxfp4   number × 2^(scale - 127)                    gpt-oss and compressed-tensors; exact in bfloat16
+    nvfp4   number × (scale / overall), to bfloat16     compressed-tensors
+    nvfp4   number × (scale × overall)                  ModelOpt
+    groups  (code - zero) × scale                       GPTQ, AWQ and compressed-tensors; `result` is the scale's type
+    int8    code × scale × 1 / 127                      bitsandbytes
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, Final, Self
 
 import torch
 
-from swarm.models.stored.eight_bits import KNOWN, TYPES, Fp8Matrix
-from swarm.models.stored.fp4 import Fp4Matrix, LookupMatrix
-from swarm.models.stored.grouped import GroupedMatrix, awq_codes, bytes_of_words, column_order, nibbles, words_along
-from swarm.models.stored.matrix import PartedMatrix, bits_of
+from swarm.models.stored.eight_bits import KNOWN, TYPES, Fp8Matrix, scale_values
+from swarm.models.stored.matrix import PartedMatrix, bits_of, look_up, rounded
 from swarm.models.stored.source import StoredTensor
+
+NUMBERS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+@dataclass(frozen=True, eq=False)
+class LookupMatrix(PartedMatrix):
+    """A matrix in nf4 or bitsandbytes' fp4.
+
+    Attributes:
+        encoding: `nf4` or `bnbfp4`.
+        codes: uint8 [rows, columns / 2], an even column in a byte's high half.
+        scales: [rows, columns / block]: bits of float32, int32, or uint8 where they are quantised again.
+        place: int32 [rows], the number of a row's first block in `nested`; None where scales are float32.
+        nested: int32 [n], bits of float32, for so many blocks each.
+        offset: int32 [rows], bits of float32, added to a scale.
+        numbers: what the 16 codes mean.
+        nested_numbers: what the 256 bytes of scales mean.
+        nested_block: scales that share an entry of `nested`.
+        result: the type to which values are rounded.
+    """
+
+    TABLES: ClassVar[tuple[str, ...]] = ("nested",)
+
+    scales: torch.Tensor
+    place: torch.Tensor | None
+    nested: torch.Tensor | None
+    offset: torch.Tensor | None
+    block: int
+    numbers: tuple[float, ...]
+    nested_numbers: tuple[float, ...]
+    nested_block: int
+    result: torch.dtype
+
+    @property
+    def places_per_entry(self) -> int:
+        return self.nested_block
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        values = pairs_of(self.numbers, self.codes[start:end], high_first=True)
+        scales = self._scales(start, end)
+        values.view(len(values), -1, self.block).mul_(scales[..., None])
+        return rounded(values, self.result)
+
+    def _scales(self, start: int, end: int) -> torch.Tensor:
+        """float32 [end - start, columns / block]"""
+        scales = self.scales[start:end]
+        if self.place is None or self.nested is None or self.offset is None:
+            return scales.view(torch.float32)
+        numbers = torch.tensor(self.nested_numbers, dtype=torch.float32, device=scales.device)
+        found = look_up(numbers, scales)
+        which = (self.place[start:end, None] + torch.arange(scales.shape[1], device=scales.device)) // self.nested_block
+        found.mul_(self.nested.view(torch.float32).index_select(0, which.reshape(-1).int()).view(scales.shape))
+        return found.add_(self.offset[start:end].view(torch.float32)[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Fp4Matrix(PartedMatrix):
+    """A matrix in FP4.
+
+    Attributes:
+        encoding: `mxfp4` or `nvfp4`.
+        codes: uint8 [rows, columns / 2], an even column in a byte's low half.
+        scales: uint8 [rows, columns / group], bits of scales.
+        overall: int32 [rows], a float32 for the whole matrix; None where there is none.
+        scale_type: what a scale is; uint8 is a power of two.
+        divides: whether scales are divided by `overall`, and not multiplied.
+        result: the type to which values are rounded.
+    """
+
+    scales: torch.Tensor
+    overall: torch.Tensor | None
+    group: int
+    scale_type: torch.dtype
+    divides: bool
+    result: torch.dtype
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        values = pairs_of(NUMBERS, self.codes[start:end], high_first=False)
+        scales = scale_values(self.scales[start:end], self.scale_type)
+        if self.overall is not None:
+            overall = self.overall[start:end].view(torch.float32)[:, None]
+            scales = scales / overall if self.divides else scales * overall
+        values.view(len(values), -1, self.group).mul_(scales[..., None])
+        return rounded(values, self.result)
+
+
+def pairs_of(numbers: tuple[float, ...], codes: torch.Tensor, *, high_first: bool) -> torch.Tensor:
+    """What bytes [n, columns / 2] of two codes each mean: float32 [n, columns].
+
+    Args:
+        numbers: of the 16 codes.
+        codes: uint8.
+        high_first: whether a byte's high half is the first column.
+    """
+    return look_up(_pair_table(numbers, high_first, codes.device), codes).view(torch.float32)
+
+
+@cache
+def _pair_table(numbers: tuple[float, ...], high_first: bool, device: torch.device) -> torch.Tensor:
+    """int64 [256]: the bits of two float32 for each byte, so that one look-up gives both."""
+    with torch.inference_mode(mode=False):
+        byte = torch.arange(256)
+        low, high = (torch.tensor(numbers)[half] for half in (byte & 15, byte >> 4))
+        pair = torch.stack((high, low) if high_first else (low, high), -1)
+        return pair.contiguous().view(torch.int64).flatten().to(device)
+
+
+AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which nibble of an AWQ word holds which of eight neighbouring outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedMatrix(PartedMatrix):
+    """A matrix of 4-bit or 8-bit integers.
+
+    Attributes:
+        encoding: such as `gptq4`, `awq4`, `ct4`, `bnb8`.
+        codes: uint8 [rows, columns / 2], an even column in a byte's low half; or [rows, columns], uint8 or int8.
+        scales: bits of scales, an integer type, [rows, groups].
+        zeros: [rows, groups], uint8 or int8; None where every group has `zero`.
+        order: int32 [n, columns], the group of each column; None where neighbours are a group.
+        place: int32 [rows], which row of `order` is this row's; None without.
+        bits: of a code: 4 or 8.
+        zero: what stands for 0, where `zeros` is None.
+        result: the type to which values are rounded.
+        factor: what values are multiplied with at the end.
+    """
+
+    TABLES: ClassVar[tuple[str, ...]] = ("order",)
+
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    order: torch.Tensor | None
+    place: torch.Tensor | None
+    bits: int
+    zero: int
+    scale_type: torch.dtype
+    result: torch.dtype
+    factor: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        encoding: str,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | int = 0,
+        order: torch.Tensor | None = None,
+    ) -> Self:
+        """Hold codes [rows, columns], or [rows, columns / 2] of 4 bits, with scales [rows, groups].
+
+        Args:
+            encoding: the format's name, which ends with the bits of a code.
+            zeros: [rows, groups], or what stands for 0 everywhere.
+            order: int [columns], the group of each column, if neighbours need not be of one.
+
+        Raises:
+            ValueError: the shapes do not fit each other.
+        """
+        bits = int(encoding[-1])
+        rows, columns = len(codes), codes.shape[1] * 8 // bits
+        if scales.shape[0] != rows or (order is None and columns % scales.shape[1]):
+            raise ValueError(f"scales {list(scales.shape)} do not fit {rows} rows of {columns} columns")
+        if isinstance(zeros, torch.Tensor) and zeros.shape != scales.shape:
+            raise ValueError(f"zeros {list(zeros.shape)} do not fit scales {list(scales.shape)}")
+        if isinstance(zeros, torch.Tensor) and zeros.numel() and bool((zeros == zeros.flatten()[0]).all()):
+            zeros = int(zeros.flatten()[0])  # of a format that is symmetric, and need not be held
+        if order is not None and len(order) != columns:
+            raise ValueError(f"an order of {len(order)} columns does not fit {columns}")
+        if order is not None and not 0 <= int(order.min()) <= int(order.max()) < scales.shape[1]:
+            raise ValueError("a column's group has no scale")
+        return cls(
+            rows=rows,
+            columns=columns,
+            encoding=encoding,
+            codes=codes.contiguous(),
+            scales=bits_of(scales.contiguous()),
+            zeros=None if isinstance(zeros, int) else zeros.contiguous(),
+            order=None if order is None else order.int()[None],
+            place=None if order is None else torch.zeros(rows, dtype=torch.int32),
+            bits=bits,
+            zero=zeros if isinstance(zeros, int) else 0,
+            scale_type=scales.dtype,
+            result=scales.dtype,
+        )
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        codes = self.codes[start:end]
+        values = torch.empty(len(codes), self.columns, device=codes.device)
+        if self.bits == 4:
+            pairs = values.view(len(codes), -1, 2)
+            pairs[..., 0], pairs[..., 1] = codes & 15, codes >> 4
+        else:
+            values.copy_(codes)
+        scales = self.scales[start:end].view(self.scale_type).float()
+        zeros = None if self.zeros is None else self.zeros[start:end].float()
+        if self.order is None or self.place is None:
+            grouped = values.view(len(values), scales.shape[1], -1)
+            grouped.sub_(self.zero if zeros is None else zeros[..., None]).mul_(scales[..., None])
+        elif len(self.order) == 1:
+            values.sub_(self.zero if zeros is None else zeros.index_select(1, self.order[0]))
+            values.mul_(scales.index_select(1, self.order[0]))
+        else:
+            groups = self.order.index_select(0, self.place[start:end]).long()
+            values.sub_(self.zero if zeros is None else zeros.gather(1, groups)).mul_(scales.gather(1, groups))
+        if self.factor != 1.0:
+            values.mul_(self.factor)
+        return rounded(values, self.result)
+
+
+def column_order(g_idx: torch.Tensor, groups: int) -> torch.Tensor | None:
+    """The group of each column, [columns]; None where neighbours are a group, so that nothing need be held."""
+    plain = torch.arange(len(g_idx)) // max(1, len(g_idx) // groups)
+    return None if torch.equal(g_idx.long(), plain) else g_idx
+
+
+def bytes_of_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """int32 words along inputs, [columns × bits / 32, rows], as bytes of rows, [rows, columns × bits / 8]."""
+    assert bits in (4, 8)
+    return words.t().contiguous().view(torch.uint8)
+
+
+def words_along(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes in int32 words along the last dimension, [n, m] as uint8 [n, m × 32 / bits]."""
+    as_bytes = words.contiguous().view(torch.uint8)
+    return torch.stack((as_bytes & 15, as_bytes >> 4), -1).flatten(1) if bits == 4 else as_bytes
+
+
+def awq_codes(words: torch.Tensor) -> torch.Tensor:
+    """Codes in AWQ's words along outputs, [n, rows / 8], in the order of outputs: uint8 [n, rows]."""
+    eights = words_along(words, 4).view(len(words), -1, 8)
+    return eights[..., list(AWQ_ORDER)].flatten(1)
+
+
+def nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """uint8 [n, columns] of 4-bit codes as [n, columns / 2], an even column in a byte's low half."""
+    return codes[:, ::2] | (codes[:, 1::2] << 4)
+
 
 Parts = Mapping[str, torch.Tensor]
 """The tensors that make one, by the ends of their names that the format adds."""

@@ -92,7 +92,6 @@ class Fp8Matrix(PartedMatrix):
         )
 
     def decode(self, start: int, end: int) -> torch.Tensor:
-        """As `StoredMatrix.decode`."""
         codes = self.codes[start:end]
         values = look_up(numbers(self.code_type, codes.device), codes)
         scales = scale_values(self.scales.index_select(0, self.place[start:end]), self.scale_type)

@@ -67,7 +67,6 @@ class GgufMatrix(StoredMatrix):
         return {"blocks": self.blocks}
 
     def with_parts(self, parts: Mapping[str, torch.Tensor]) -> Self:
-        """A matrix of these blocks."""
         return type(self)(parts["blocks"], self.values)
 
     def decode(self, start: int, end: int) -> torch.Tensor:
@@ -138,11 +137,9 @@ class GgufSource:
 
     @property
     def files(self) -> Mapping[str, tuple[str, ...]]:
-        """As `WeightSource.files`."""
         return {name: tuple({self.table.places[one][0]: None for one in parts}) for name, parts in self.stored.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
-        """As `WeightSource.read`."""
         asked = sorted(set(names))
         opened = {file: self._map(file, needed) for file, needed in self.ranges(asked).items()}
         return {name: self._tensor(name, opened) for name in asked}

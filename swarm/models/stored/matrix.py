@@ -66,7 +66,6 @@ class StoredMatrix(ABC):
 
     @property
     def size_bytes(self) -> int:
-        """What the parts take."""
         return sum(part.numel() * part.itemsize for part in self.parts().values())
 
 
@@ -89,17 +88,14 @@ class PartedMatrix(StoredMatrix):
     codes: torch.Tensor
 
     def parts(self) -> dict[str, torch.Tensor]:
-        """As `StoredMatrix.parts`."""
         every = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in every if isinstance(value, torch.Tensor)}
 
     def with_parts(self, parts: Mapping[str, torch.Tensor]) -> Self:
-        """As `StoredMatrix.with_parts`."""
         changed: dict[str, Any] = {"rows": len(parts["codes"]), **parts}
         return replace(self, **changed)
 
     def select(self, rows: torch.Tensor) -> Self:
-        """As `StoredMatrix.select`."""
         parts = self.parts()
         chosen = {
             name: part if name in self.TABLES else part.index_select(0, rows.to(part.device))

@@ -193,7 +193,6 @@ class QuantisedSource:
 
     @property
     def encoding(self) -> str:
-        """As of `WeightSource`."""
         return format_name(self.config)
 
     @classmethod
@@ -212,7 +211,6 @@ class QuantisedSource:
         return cls(base, model, config, parts, files)
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
-        """As `WeightSource.read`."""
         asked = list(names)
         read = self.base.read(self._stored(asked))
         found: dict[str, torch.Tensor | StoredTensor] = {}
@@ -229,7 +227,6 @@ class QuantisedSource:
         return tensor
 
     def ranges(self, names: Iterable[str]) -> Mapping[str, ByteRanges]:
-        """As `WeightSource.ranges`."""
         return self.base.ranges(self._stored(names))
 
     def _stored(self, names: Iterable[str]) -> set[str]:

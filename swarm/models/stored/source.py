@@ -139,7 +139,6 @@ class SafetensorsSource:
         return self.headers[file].get(name)
 
     def ranges(self, names: Iterable[str]) -> Mapping[str, ByteRanges]:
-        """As `WeightSource.ranges`."""
         asked: dict[str, list[str]] = {}
         for name in names:
             asked.setdefault(self.files[name][0], []).append(name)
@@ -167,7 +166,6 @@ class SafetensorsSource:
         return {_text_name(one): header for one, header in read.items()}
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
-        """As `WeightSource.read`."""
         asked = set(names)
         found: dict[str, torch.Tensor | StoredTensor] = {}
         for file in sorted({file for name in asked for file in self.files[name]}):

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.emulation import homes_swarm
 from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan
-from benchmarks.emulation.homes_paths import HomesPath
 from benchmarks.emulation.homes_swarm import open_homes_swarm
+from tests.e2e.homes.paths import HomesPath
 from tests.forked.machines import forked_json_program, forked_program
 
 TOKENS, ATTEMPTS = 6, 4

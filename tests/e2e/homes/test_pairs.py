@@ -22,9 +22,9 @@ from benchmarks.emulation import homes_swarm
 from benchmarks.emulation.home_router import RouterKind, UnaskedTraffic
 from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan
 from benchmarks.emulation.homes_client import PROMPT
-from benchmarks.emulation.homes_paths import HomesPath, path_between
 from benchmarks.emulation.homes_swarm import HomesClient, HomesSwarm, open_homes_swarm
 from swarm.demo import TARGET
+from tests.e2e.homes.paths import HomesPath, path_between
 from tests.forked.machines import forked_json_program, forked_program
 
 pytestmark = [

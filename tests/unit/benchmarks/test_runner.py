@@ -58,14 +58,14 @@ def test_its_docstring_begins_with_one_sentence_on_a_line() -> None:
 def test_every_program_of_the_folder_is_listed() -> None:
     listed = {source(name) for name in names()}
     programs = {path for path in (ROOT / "benchmarks").rglob("*.py") if "tyro.cli(" in path.read_text()}
-    assert len(programs) > 30
+    assert len(programs) > 15
     assert programs <= listed
 
 
 def test_every_record_and_every_table_of_the_pages_belongs_to_a_name() -> None:
     assert set(PARTS) <= set(names())
     recorded = {path.stem for path in RESULTS.glob("*.json")}
-    assert len(recorded) > 30
+    assert len(recorded) > 20
     assert recorded <= tables()
     assert marked() == recorded
 

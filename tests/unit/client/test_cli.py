@@ -15,11 +15,11 @@ from typing import Any, ClassVar, TextIO, cast
 import pytest
 
 import client.cli
+from client.cli import LineTrackingStream, NoteFormatter
 from client.library.session import Piece
 from client.options import GenerateOptions, Grammar, Options, make_options
 from client.terminal.chat import typed_lines
 from client.terminal.commands import Bench, ChatCommand, Generate
-from client.terminal.notes import LineTrackingStream, NoteFormatter
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, GenerationInterrupted
 

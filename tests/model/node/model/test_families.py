@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 
 import swarm.inference.class_attention
 from node.model.checkpoint import open_checkpoint
-from node.model.span import SpanModel, dissect
+from node.model.span import ModelLayout, SpanModel, dissect
 from swarm.ids import TreeNodeId
 from swarm.inference.class_attention import MAX_CALL_BYTES
 from swarm.inference.fast_path import use_static
@@ -40,21 +39,6 @@ from tests.model.tiny_models import tiny_model as make_tiny
 TOLERANCE = 1e-5
 PARENTS = (None, 0, 0, 1, 1, 2, None)
 """A tree of seven nodes, by offset; None is the tip."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    whole: PreTrainedModel
-    folder: Path
-    spans: list[SpanModel]
-
-
-@pytest.fixture(params=sorted(FAMILIES | OTHER_KINDS), scope="module")
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
-    folder = tmp_path_factory.mktemp(request.param)
-    whole = make_tiny(request.param)
-    save_sharded(whole, folder / "whole")
-    return Family(whole, folder, [load_alone(folder / "whole", span, folder / str(span)) for span in SPANS])
 
 
 def random_ids(count: int, seed: int) -> torch.Tensor:
@@ -87,30 +71,48 @@ def test_the_list_of_tested_families_is_what_is_tested_here() -> None:
     assert set(FAMILIES) | set(OTHER_KINDS) | set(RECURRENT) == TESTED
 
 
-@pytest.mark.crossing(part=(0, 2))
-def test_three_spans_give_the_whole_models_logits(family: Family) -> None:
+@pytest.mark.parametrize("name", sorted(FAMILIES | OTHER_KINDS))
+def test_three_spans_of_a_family_are_the_whole_model(name: str, tmp_path: Path) -> None:
+    whole = make_tiny(name)
+    save_sharded(whole, tmp_path / "whole")
+    spans = [load_alone(tmp_path / "whole", span, tmp_path / str(span)) for span in SPANS]
+    compare_weights(whole, spans, dissect(open_checkpoint(tmp_path / "whole").config))
+    compare_texts(whole, spans)
+    compare_trees(whole, spans)
+
+
+def compare_weights(whole: PreTrainedModel, spans: list[SpanModel], layout: ModelLayout) -> None:
+    """A span has its own weights and no others."""
+    for model, span in zip(spans, SPANS, strict=True):
+        assert model.weight_bytes == 4 * layout.weights_in(span)
+    shared = 4 * layout.weights[layout.front[0]] if layout.is_tied else 0  # the tail has a copy of the embedding
+    total = sum(4 * weight.numel() for weight in whole.parameters())
+    assert sum(model.weight_bytes for model in spans) == total + shared
+    assert layout.weights_in(Span(0, LAYERS)) * 4 == total
+
+
+def compare_texts(whole: PreTrainedModel, spans: list[SpanModel]) -> None:
+    """Logits of a text that is longer than a window."""
     ids = random_ids(20, seed=3)
     assert len(ids) > max(WINDOW, MAX_FOLDED_ROWS)
-    kv_caches = new_kv_caches(family.spans, sessions=1)
-    rows = run_chain(family.spans, kv_caches, [chain(kv_caches[0][0], ids)])
-    assert (family.spans[-1].logits(rows).cpu() - reference(family.whole, ids)).abs().max() <= TOLERANCE
+    kv_caches = new_kv_caches(spans, sessions=1)
+    rows = run_chain(spans, kv_caches, [chain(kv_caches[0][0], ids)])
+    assert (spans[-1].logits(rows).cpu() - reference(whole, ids)).abs().max() <= TOLERANCE
 
 
-@pytest.mark.crossing(part=(1, 2))
-def test_trees_of_two_ragged_sessions_in_one_forward_give_what_each_path_gives_alone(family: Family) -> None:
+def compare_trees(whole: PreTrainedModel, spans: list[SpanModel]) -> None:
+    """Trees of two ragged sessions in one forward give what each path gives alone."""
     prompts = [random_ids(11, seed=4), random_ids(4, seed=5)]
     trees = [random_ids(len(PARENTS), seed=6), random_ids(len(PARENTS), seed=7)]
-    kv_caches = new_kv_caches(family.spans, sessions=2)
-    run_chain(
-        family.spans, kv_caches, [chain(kv_cache, ids) for kv_cache, ids in zip(kv_caches[0], prompts, strict=True)]
-    )
+    kv_caches = new_kv_caches(spans, sessions=2)
+    run_chain(spans, kv_caches, [chain(kv_cache, ids) for kv_cache, ids in zip(kv_caches[0], prompts, strict=True)])
     works = [
         tree(kv_cache, ids, len(prompt)) for kv_cache, ids, prompt in zip(kv_caches[0], trees, prompts, strict=True)
     ]
-    logits = family.spans[-1].logits(run_chain(family.spans, kv_caches, works)).cpu()
+    logits = spans[-1].logits(run_chain(spans, kv_caches, works)).cpu()
     for ids, prompt, got in zip(trees, prompts, torch.split(logits, len(PARENTS)), strict=True):
         for offset in range(len(PARENTS)):
-            alone = reference(family.whole, torch.cat([prompt, ids[path_to(offset)]]))[-1]
+            alone = reference(whole, torch.cat([prompt, ids[path_to(offset)]]))[-1]
             assert (got[offset] - alone).abs().max() <= TOLERANCE
 
 
@@ -139,14 +141,3 @@ def test_kernels_decline_other_kinds_of_attention_and_say_why(name: str) -> None
     use_static(model, 64, forced=True)
     assert model.path == PLAIN_PATH
     assert re.search("attention|computes", model.path_reason)
-
-
-def test_a_span_has_its_own_weights_and_no_others(family: Family) -> None:
-    layout = dissect(open_checkpoint(family.folder / "whole").config)
-    for model, span in zip(family.spans, SPANS, strict=True):
-        assert model.weight_bytes == 4 * layout.weights_in(span)
-    is_tied = layout.is_tied
-    shared = 4 * layout.weights[layout.front[0]] if is_tied else 0  # the tail has a copy of the embedding
-    total = sum(4 * weight.numel() for weight in family.whole.parameters())
-    assert sum(model.weight_bytes for model in family.spans) == total + shared
-    assert layout.weights_in(Span(0, LAYERS)) * 4 == total

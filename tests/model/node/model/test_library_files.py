@@ -57,9 +57,8 @@ def saved(name: str, folder: Path, **changes: object) -> Checkpoint:
     return open_checkpoint(folder)
 
 
-@pytest.mark.crossing(part=(0, 2))
 @pytest.mark.parametrize("name", MODELS)
-def test_values_are_those_that_the_library_reads(name: str, tmp_path: Path) -> None:
+def test_values_and_spans_are_those_that_the_library_reads(name: str, tmp_path: Path) -> None:
     checkpoint = saved(name, tmp_path / "model")
     read = checkpoint.read(checkpoint.weight_map)
     stored = {one: tensor for one, tensor in read.items() if isinstance(tensor, StoredTensor)}
@@ -67,12 +66,6 @@ def test_values_are_those_that_the_library_reads(name: str, tmp_path: Path) -> N
     assert checkpoint.source.encoding == "_".join(sorted(ENCODINGS[name]))
     plain = dict(checkpoint.tensors(stored))
     assert {one: digest(tensor) for one, tensor in plain.items()} == MODELS[name]["values"]
-
-
-@pytest.mark.crossing(part=(1, 2))
-@pytest.mark.parametrize("name", MODELS)
-def test_spans_are_the_model_that_the_library_reads(name: str, tmp_path: Path) -> None:
-    checkpoint = saved(name, tmp_path / "model")
     layout = dissect(checkpoint.config)
     form = format_of(checkpoint, layout, "auto", torch.float32, CPU)
     spans = [load_packed(checkpoint, span, form, CPU) for span in SPANS]

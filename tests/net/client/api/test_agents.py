@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from client.api.app import build_app
 from client.api.openai.models import CODEX_INSTRUCTIONS
 from client.dialogue.messages import Message, ToolCall, ToolCallDelta
-from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import ScriptedBackend, saying
 
@@ -24,17 +21,6 @@ HERE = Path(__file__).parent / "agents"
 CODEX, CLAUDE = (json.loads((HERE / name).read_text()) for name in ("codex.json", "claude_code.json"))
 IMAGE = "[Here was an image; this model reads text only.]"
 PATCH = 'begin\n+café "é" \\\nend\n'
-
-
-@pytest.fixture(scope="module")
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(saying("Hello"))
-
-
-@pytest.fixture(scope="module")
-def http(backend: ScriptedBackend) -> Iterator[httpx2.Client]:
-    with served(build_app(backend)) as url, httpx2.Client(base_url=url) as made:
-        yield made
 
 
 def send(http: httpx2.Client, recorded: dict[str, Any], number: int) -> httpx2.Response:

@@ -18,13 +18,11 @@ from anthropic.types import Message as AnthropicMessage
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from client.api.app import build_app
 from client.api.context import ApiSettings
 from client.api.errors import PromptTooLong
 from client.dialogue.messages import Message, ReasoningDelta, Tool, ToolCall, ToolCallDelta, ToolChoice
 from client.options import Grammar
 from swarm.errors import Busy, ConfigError, GenerationInterrupted, RouteError
-from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import Script, ScriptedBackend, saying, steps
 
@@ -45,14 +43,8 @@ def request(**asks: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 @pytest.fixture(scope="module")
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(saying("Hello"))
-
-
-@pytest.fixture(scope="module")
-def url(backend: ScriptedBackend) -> Iterator[str]:
-    with served(build_app(backend, ApiSettings(keys=(KEY,)))) as base:
-        yield base
+def settings() -> ApiSettings:
+    return ApiSettings(keys=(KEY,))
 
 
 @pytest.fixture(scope="module")

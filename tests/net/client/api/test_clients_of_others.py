@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import httpx2
 import pytest
 import yaml
 
-from client.api.app import build_app
 from client.options import Grammar
-from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import CARD, ScriptedBackend, saying
 
@@ -33,18 +30,6 @@ SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "require
 @pytest.fixture(scope="module")
 def backend() -> ScriptedBackend:
     return ScriptedBackend(saying("At ", "sea."), replace(CARD, id=MODEL))
-
-
-@pytest.fixture(scope="module")
-def url(backend: ScriptedBackend) -> Iterator[str]:
-    with served(build_app(backend)) as base:
-        yield base
-
-
-@pytest.fixture(scope="module")
-def http(url: str) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=url, trust_env=False) as made:
-        yield made
 
 
 def test_every_example_is_tried() -> None:
@@ -128,10 +113,3 @@ def test_open_webui_finds_the_model_in_both_dialects(http: httpx2.Client) -> Non
     assert mismatch(models, {"object": "list", "data": [{"id": MODEL, "owned_by": str}]}) == ""
     assert mismatch(http.get("/api/version").json(), {"version": str}) == ""
     assert mismatch(http.get("/api/tags").json(), {"models": [{"name": str, "model": str, "details": dict}]}) == ""
-
-
-def test_an_image_is_answered_in_words(http: httpx2.Client, backend: ScriptedBackend) -> None:
-    parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": parts}]})
-    assert answer.status_code == 200
-    assert backend.last.messages[0].content == "What is it?[Here was an image; this model reads text only.]"

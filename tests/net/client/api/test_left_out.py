@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 import pytest
 
-from client.api.app import build_app
 from client.dialogue.messages import Message, ToolCall
-from tests.api_server import served
-from tests.scripted_backend import ScriptedBackend, saying
+from tests.scripted_backend import ScriptedBackend
 
 MODEL = "demo-model"
 IMAGE = "[Here was an image; this model reads text only.]"
@@ -235,17 +232,6 @@ CASES = {
         "/api/chat", "tool web", {"messages": [{"role": "user", "content": "Hi"}], "tools": [{"type": "web"}]}
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(saying("Hello"))
-
-
-@pytest.fixture(scope="module")
-def http(backend: ScriptedBackend) -> Iterator[httpx2.Client]:
-    with served(build_app(backend)) as url, httpx2.Client(base_url=url) as made:
-        yield made
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

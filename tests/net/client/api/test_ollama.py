@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 
-from client.api.app import build_app
 from client.api.backend import ChatJob, TextJob
 from client.dialogue.messages import Message, ReasoningDelta, Tool, ToolCall, ToolCallDelta
 from client.options import Grammar
 from client.stats import TokenLogProbs
 from swarm.errors import Busy, GenerationInterrupted, RouteError
-from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps
 
@@ -38,17 +35,6 @@ TOOK = {
     "prompt_eval_duration": 100_000_000,
     "eval_duration": 400_000_000,
 }
-
-
-@pytest.fixture(scope="module")
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(saying("Hello"))
-
-
-@pytest.fixture(scope="module")
-def url(backend: ScriptedBackend) -> Iterator[str]:
-    with served(build_app(backend)) as base:
-        yield base
 
 
 @pytest.fixture(autouse=True)

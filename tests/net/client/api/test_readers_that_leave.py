@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
-from client.api.app import build_app
-from tests.api_server import served
-from tests.scripted_backend import Gate, ScriptedBackend, saying, steps
+from tests.scripted_backend import Gate, ScriptedBackend, steps
 
 HI = [{"role": "user", "content": "Hi"}]
 ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI},
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"model": "demo-model", "max_tokens": 9, "messages": HI},
     "/api/chat": {"model": "demo-model", "messages": HI},
     "/api/generate": {"model": "demo-model", "prompt": "Hi"},
 }
-
-
-@pytest.fixture(scope="module")
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(saying("Hello"))
-
-
-@pytest.fixture(scope="module")
-def url(backend: ScriptedBackend) -> Iterator[str]:
-    with served(build_app(backend)) as base:
-        yield base
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED.items(), ids=ASKED.keys())

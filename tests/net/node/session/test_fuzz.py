@@ -1,7 +1,4 @@
-"""A seeded fuzz of two live nodes: every answer is typed, a text beside it is right, and nothing is left behind.
-
-`python -m benchmarks fuzz` sends a hundred thousand frames and more, and looks at memory.
-"""
+"""A seeded fuzz of two live nodes: every answer is typed, a text beside it is right, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ import logging
 import pytest
 
 import node.session.lease
-from benchmarks.recovery.frame_flood import FloodCounts, FloodTarget, fuzz
-from benchmarks.recovery.garbage import ENDING, GOING_ON, FrameKind, ServedModel
 from node.serve import Node
 from node.session.hop_session import HopSession
 from swarm.demo import TARGET
@@ -21,6 +16,8 @@ from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from tests.in_process_swarm import in_process_swarm
 from tests.net.healthy_session import WORDS, right_picks
+from tests.net.node.session.frame_flood import FloodCounts, FloodTarget, fuzz
+from tests.net.node.session.garbage import ENDING, GOING_ON, FrameKind, ServedModel
 from tests.net.raw_client import info
 from tests.net.three_nodes import until, until_freed
 

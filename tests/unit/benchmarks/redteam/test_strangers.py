@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.redteam.strangers import MANY, Strangers
+from benchmarks.redteam.kit import MANY, Strangers
 from node.session.admission import is_near
 from swarm.runtime.quota import address_key
 

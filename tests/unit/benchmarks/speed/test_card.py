@@ -26,7 +26,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
 
     monkeypatch.setattr(card, "grown_model", nothing)
     monkeypatch.setattr(card, "open_checkpoint", lambda _: None)
-    monkeypatch.setattr(card, "copy_rates", lambda _: (1e9, 1e9))
+    monkeypatch.setattr(card, "copy_rate", lambda _: 1e9)
     monkeypatch.setattr(CardBench, "_run_plain", lambda *_: None)
     return Options(layers=(32, 10), weights=("auto", "int4"), device="cpu", json=tmp_path / "card.json")
 

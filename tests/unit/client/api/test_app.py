@@ -36,6 +36,12 @@ def url(backend: ScriptedBackend) -> Iterator[str]:
         yield base
 
 
+def client_of(backend: ScriptedBackend, settings: ApiSettings | None = None) -> httpx2.AsyncClient:
+    """A client of the application itself."""
+    transport = httpx2.ASGITransport(build_app(backend, settings))
+    return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+
 def test_health_says_what_is_missing(url: str, backend: ScriptedBackend) -> None:
     assert httpx2.get(f"{url}/health").json()["status"] == "ok"
     backend.model = replace(CARD, is_complete=False, missing=("5-8",), serve_line="node serve demo --layers 5-8")
@@ -121,8 +127,7 @@ def test_no_guard_takes_a_path_from_a_header() -> None:
 
 @pytest.mark.parametrize("host", ["localhost:#", "localhost:?", "localhost/#", "localhost"])
 async def test_a_strange_host_header_opens_nothing(backend: ScriptedBackend, host: str) -> None:
-    app = build_app(backend, ApiSettings(keys=KEYS))
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    async with client_of(backend, ApiSettings(keys=KEYS)) as http:
         answer = await http.get("/v1/models", headers={"host": host})
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
@@ -203,8 +208,7 @@ HI = [{"role": "user", "content": "Hi"}]
 async def test_an_error_names_the_rule_that_was_broken(
     backend: ScriptedBackend, fields: dict[str, object], param: str, says: str
 ) -> None:
-    transport = httpx2.ASGITransport(build_app(backend))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+    async with client_of(backend) as http:
         answer = await http.post("/v1/chat/completions", json={"messages": HI, **fields})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
@@ -221,8 +225,7 @@ async def test_a_body_is_json_whatever_its_header_says(
 ) -> None:
     """`curl -d` says that it sends a form."""
     body = {"model": CARD.id, "messages": HI, "stream": False, **more}
-    transport = httpx2.ASGITransport(build_app(backend))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+    async with client_of(backend) as http:
         headers = {} if kind is None else {"content-type": kind}
         answer = await http.post(path, content=json.dumps(body), headers=headers)
     assert (answer.status_code, "Hello" in answer.text) == (200, True)
@@ -244,8 +247,7 @@ ASKED_BY_NAME = [("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 8
 async def test_a_model_has_further_names(
     backend: ScriptedBackend, settings: ApiSettings, name: str, answers_as: str | None
 ) -> None:
-    transport = httpx2.ASGITransport(build_app(backend, settings))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+    async with client_of(backend, settings) as http:
         for path, more in ASKED_BY_NAME:
             answer = await http.post(path, json={"model": name, "messages": HI, "stream": False, **more})
             assert answer.status_code == (404 if answers_as is None else 200)
@@ -256,8 +258,7 @@ async def test_a_model_has_further_names(
 
 
 async def test_further_names_are_listed(backend: ScriptedBackend) -> None:
-    transport = httpx2.ASGITransport(build_app(backend, ApiSettings(aliases=("claude-x",))))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+    async with client_of(backend, ApiSettings(aliases=("claude-x",))) as http:
         openai = (await http.get("/v1/models")).json()["data"]
         anthropic = (await http.get("/v1/models", headers={"anthropic-version": "x"})).json()
         ollama = (await http.get("/api/tags")).json()["models"]
@@ -269,8 +270,7 @@ async def test_further_names_are_listed(backend: ScriptedBackend) -> None:
 
 async def test_the_models_own_sampling_is_told(backend: ScriptedBackend) -> None:
     own = replace(CARD, sampling=GenerateOptions(temperature=0.6, repetition_penalty=1.05))
-    transport = httpx2.ASGITransport(build_app(ScriptedBackend(saying("Hello"), own)))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+    async with client_of(ScriptedBackend(saying("Hello"), own)) as http:
         assert (await http.get("/v1/models/demo-model")).json()["sampling"] == dict(own.sampling)
         shown = (await http.post("/api/show", json={"model": "demo-model"})).json()
     assert shown["parameters"] == "temperature 0.6\nrepeat_penalty 1.05"
@@ -287,7 +287,6 @@ class SilentDirectory(ScriptedBackend):
     ("path", "more"), [("/v1/chat/completions", {}), ("/v1/messages", {"max_tokens": 8}), ("/api/chat", {})]
 )
 async def test_a_request_waits_for_no_directory(path: str, more: dict[str, int]) -> None:
-    app = build_app(SilentDirectory(saying("Hello")))
     body = {"model": CARD.id, "messages": [{"role": "user", "content": "Hi"}], "stream": False, **more}
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    async with client_of(SilentDirectory(saying("Hello"))) as http:
         assert (await http.post(path, json=body)).status_code == 200

@@ -14,11 +14,9 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from swarm.inference.weights.stored_rows import DecodedMatrix, StoredRows
 from swarm.inference.weights.stored_weight import StoredWeight
 from swarm.models.gguf.encodings import ENCODINGS
-from swarm.models.stored.combine import compressed, fp8, modelopt
+from swarm.models.stored.combine import NUMBERS, GroupedMatrix, LookupMatrix, compressed, fp8, modelopt
 from swarm.models.stored.eight_bits import Fp8Matrix
-from swarm.models.stored.fp4 import NUMBERS, LookupMatrix
 from swarm.models.stored.gguf_source import GgufMatrix
-from swarm.models.stored.grouped import GroupedMatrix
 from swarm.models.stored.matrix import PartedMatrix
 from swarm.models.stored.quantised import format_name, refusal
 from swarm.models.stored.source import StoredTensor

@@ -1,30 +1,12 @@
-"""A server of OpenAI's dialect over a backend that is played, and its official client."""
+"""A server that takes small bodies alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import openai
 import pytest
 
-from client.api.app import build_app
 from client.api.context import ApiSettings
-from tests.api_server import served
-from tests.scripted_backend import ScriptedBackend, saying
 
 
 @pytest.fixture(scope="module")
-def backend() -> ScriptedBackend:
-    return ScriptedBackend(saying("Hello"))
-
-
-@pytest.fixture(scope="module")
-def url(backend: ScriptedBackend) -> Iterator[str]:
-    with served(build_app(backend, ApiSettings(keep_alive_s=0.05, max_body_bytes=100_000))) as base:
-        yield base
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+def settings() -> ApiSettings:
+    return ApiSettings(max_body_bytes=100_000)

@@ -80,8 +80,6 @@ WEIGHTS = (16, 46, 8, 14, 8, 8, 4)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the nodes serve."""
-
     fingerprint: str
     width: int
     vocab_size: int
@@ -101,8 +99,6 @@ class Role:
 
 
 class GarbageWriter:
-    """One session's side of a link."""
-
     def __init__(self, rng: random.Random, model: ServedModel, role: Role) -> None:
         self.rng = rng
         self.role = role

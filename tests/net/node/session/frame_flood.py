@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +12,6 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
 from swarm.ids import SessionId
@@ -26,6 +23,7 @@ from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import introduce
 from swarm.transport.link import Stream
+from tests.net.node.session.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 
 WORKERS = 6
 PATIENCE_S = 30.0
@@ -255,13 +253,13 @@ class Episode:
         self._changed.set()
 
 
-async def fuzz(target: FloodTarget, frames: int, seed: int, counts: FloodCounts, per_s: float = math.inf) -> None:
-    """Send so many frames in sessions side by side, at most so many a second; the same seed says the same things.
+async def fuzz(target: FloodTarget, frames: int, seed: int, counts: FloodCounts) -> None:
+    """Send so many frames in sessions side by side; the same seed says the same things.
 
     Raises:
         Broken: a node answered as it must not, or not at all.
     """
-    roles, began = target.roles(), time.monotonic()
+    roles = target.roles()
 
     async def work(number: int) -> None:
         rng = random.Random(f"{seed}/{number}")
@@ -270,7 +268,6 @@ async def fuzz(target: FloodTarget, frames: int, seed: int, counts: FloodCounts,
             open_channel(target.behind, CHANNEL_OPTIONS) as behind,
         ):
             while counts.frames < frames:
-                await asyncio.sleep(began + counts.frames / per_s - time.monotonic())
                 role, tail = rng.choice(roles)
                 episode = Episode(GarbageWriter(rng, target.model, role), target, tail, counts)
                 await episode.run(node, node if tail == target.node else behind)
