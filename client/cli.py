@@ -279,8 +279,8 @@ async def bench(command: Bench) -> int:
 
 def _settle_imports() -> None:
     """Quiet the libraries that were imported, and keep their objects out of garbage collection."""
-    from swarm.runtime.gc_freeze import freeze_imports
-    from swarm.runtime.library_logging import quiet_libraries
+    from swarm.runtime.logs import quiet_libraries
+    from swarm.runtime.process_limits import freeze_imports
 
     quiet_libraries()
     freeze_imports()
@@ -289,7 +289,7 @@ def _settle_imports() -> None:
 def train(command: TrainDraft) -> None:
     """Train a draft."""
     from client.train.command import train_draft
-    from swarm.runtime.library_logging import quiet_libraries
+    from swarm.runtime.logs import quiet_libraries
 
     quiet_libraries()
     train_draft(command, make_console(stderr=True))

@@ -42,8 +42,8 @@ from swarm.runtime.cli_types import (
     Url,
     headed,
 )
-from swarm.runtime.cpu_threads import check_threads
 from swarm.runtime.extras import require
+from swarm.runtime.process_limits import check_threads
 from swarm.runtime.quiet_hours import QuietHours
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix

@@ -49,8 +49,8 @@ from swarm.runtime.cli import fit
 from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
-from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
+from swarm.runtime.process_limits import raise_file_limit
 from swarm.runtime.program import exit_code
 from swarm.runtime.tasks import TaskScope
 from swarm.top.options import Top

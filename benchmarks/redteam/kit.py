@@ -48,12 +48,11 @@ from swarm.protocol.messages import (
     SweepFrame,
     Upstream,
 )
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope, spawn_on
 from swarm.transport.certificate import ServerCertificate, server_name
 from swarm.transport.dial import CHANNEL_OPTIONS, Connection, Dialer, open_channel
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.introduction import Metadata, Signer, introduce
+from swarm.transport.link import Metadata, Signer, introduce
 
 CHUNK_BYTES = 1 << 16
 ANSWER_S = 10.0

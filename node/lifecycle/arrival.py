@@ -40,9 +40,7 @@ from swarm.discovery.registry import Registry, RelayOffer
 from swarm.egress.streams import connect
 from swarm.errors import ConfigError, RegistryError, SwarmError
 from swarm.gateway.messages import PCP_NONCE_BYTES
-from swarm.gateway.ports import NoMapping, PcpRouter, PmpRouter, PortMapper, Router
-from swarm.gateway.routes import default_gateways
-from swarm.gateway.upnp import UpnpRouter
+from swarm.gateway.ports import NoMapping, PcpRouter, PmpRouter, PortMapper, Router, UpnpRouter, default_gateways
 from swarm.ids import shown_swarm
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.transport.certificate import ServerCertificate

@@ -40,7 +40,7 @@ from swarm.inference.picks.device_picks import picks_on
 from swarm.inference.ragged_batch import PLAIN_PATH
 from swarm.layers import Span
 from swarm.routing.latency import measure_delays, measure_rate
-from swarm.runtime.file_limit import file_limit
+from swarm.runtime.process_limits import file_limit
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import SERVER_OPTIONS, bind_port
 from swarm.transport.network_key import NetworkKey

@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 from swarm.discovery.node_record import bracketed, split_address
 from swarm.discovery.sealing import RecordError
-from swarm.transport.relayed import first_stop, parse_relayed
+from swarm.transport.endpoint import first_stop, parse_relayed
 
 RESOLVE_S = 2.0
 """How long a host name may take."""

@@ -28,7 +28,7 @@ from swarm.errors import IdentityError
 from swarm.kernels.toolchain import MIN_CAPABILITY, Toolchain
 from swarm.protocol.numeric_class import NumericClass
 from swarm.runtime.files import foreign_part, why_unusable
-from swarm.runtime.memory_limit import MainMemory
+from swarm.runtime.process_limits import MainMemory
 from swarm.runtime.version import VERSION
 
 GIB: Final = 1 << 30

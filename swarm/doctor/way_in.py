@@ -24,12 +24,10 @@ from swarm.discovery.sealing import RecordError
 from swarm.doctor.directory import SwarmView
 from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.probes import Ran, Resolve
-from swarm.egress.lines import MAX_LINE_BYTES, words
+from swarm.egress.streams import MAX_LINE_BYTES, words
 from swarm.errors import RemoteProtocolError
 from swarm.gateway.messages import PCP_NONCE_BYTES
-from swarm.gateway.ports import FAILURES, NoMapping, PcpRouter, PmpRouter, Router
-from swarm.gateway.routes import default_gateways
-from swarm.gateway.upnp import UpnpRouter
+from swarm.gateway.ports import FAILURES, NoMapping, PcpRouter, PmpRouter, Router, UpnpRouter, default_gateways
 
 ANY_PORT: Final = 0
 MAP_S: Final = 120

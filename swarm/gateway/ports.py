@@ -1,20 +1,24 @@
 """A port of the home router that leads to this machine: asked for, renewed, watched and given back.
 
-Three protocols, tried one shortly after the other: PCP, NAT-PMP, and UPnP where its library is installed. The router's
-word proves nothing: whether peers come through is found by dial-back.
+Three protocols, tried one shortly after the other: PCP, NAT-PMP, and UPnP by `miniupnpc` where that is installed. The
+router's word proves nothing: whether peers come through is found by dial-back. Which router this machine's packets
+leave by is read from the system's routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
+from swarm.discovery.dialable import IpAddress, is_public
 from swarm.discovery.node_record import bracketed
 from swarm.errors import RemoteProtocolError
 from swarm.gateway import messages
@@ -369,3 +373,127 @@ def _plainly(error: Exception) -> str:
     if isinstance(error, OSError):
         return "nobody listens"
     return str(error)
+
+
+DISCOVER_MS: Final = 500
+PORTS_TRIED: Final = 5
+"""External ports that are tried where one is taken."""
+DESCRIPTION: Final = "canopy"
+
+
+class UpnpRouter:
+    """The gateway that answers in this machine's network."""
+
+    name = "UPnP"
+
+    def __init__(self, internal_port: int) -> None:
+        self._internal = internal_port
+        self._gateway: Any = None
+        self._external = 0
+        self._is_wanted = True
+
+    async def map(self, external_port: int, lifetime_s: int) -> Mapping:
+        """Ask for the mapping, or renew it.
+
+        Raises:
+            NoMapping: the library is not installed, no router answers, or it refuses.
+        """
+        self._is_wanted = True
+        try:
+            return await asyncio.to_thread(self._map, external_port, lifetime_s)
+        except asyncio.CancelledError:
+            self._is_wanted = False  # the thread goes on until it looks
+            raise
+
+    async def holds(self) -> bool:
+        """Ask whether it has the mapping, and the same address outside."""
+        return await asyncio.to_thread(self._holds)
+
+    async def unmap(self) -> None:
+        """Delete the mapping."""
+        if self._gateway is not None and self._external:
+            await asyncio.to_thread(self._call, "deleteportmapping", self._external, "TCP")
+
+    def _map(self, external_port: int, lifetime_s: int) -> Mapping:
+        if self._gateway is None:
+            self._gateway = _discover()
+        for port in range(external_port, min(external_port + PORTS_TRIED, 65_536)):
+            for lease_s in (lifetime_s, 0):  # some routers know permanent ones only
+                if not self._is_wanted:
+                    raise NoMapping("another protocol was faster")
+                try:
+                    added = self._call(
+                        "addportmapping", port, "TCP", self._gateway.lanaddr, self._internal, DESCRIPTION, "", lease_s
+                    )
+                except NoMapping:
+                    continue
+                if added:
+                    self._external = port
+                    self._host = str(self._call("externalipaddress"))
+                    return Mapping(self._host, port, lease_s or lifetime_s, self.name)
+        raise NoMapping("the router refuses")
+
+    def _holds(self) -> bool:
+        found = self._call("getspecificportmapping", self._external, "TCP")
+        is_own = bool(found) and tuple(found[:2]) == (self._gateway.lanaddr, self._internal)
+        return is_own and str(self._call("externalipaddress")) == self._host
+
+    def _call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - the library is untyped
+        try:
+            return getattr(self._gateway, method)(*arguments)
+        except Exception as error:  # the library raises bare ones
+            raise NoMapping(f"the router refuses: {str(error)[:100]}") from error
+
+
+def _discover() -> Any:  # noqa: ANN401 - the library is untyped
+    try:
+        import miniupnpc
+    except ImportError:
+        raise NoMapping("not tried: pip install 'canopy-swarm[upnp]' adds it") from None
+    gateway = miniupnpc.UPnP()
+    gateway.discoverdelay = DISCOVER_MS
+    try:
+        gateway.discover()
+        gateway.selectigd()
+    except Exception as error:
+        raise NoMapping("no router answers") from error
+    return gateway
+
+
+ROUTES: Final = Path("/proc/net/route")
+MAX_GATEWAYS: Final = 2
+_UP_GATEWAY: Final = 0x3
+_GATEWAY_FIRST: Final = 1
+"""Where routes cannot be read: most home routers have the first address of their network."""
+
+
+def default_gateways(found: Iterable[IpAddress], routes: Path = ROUTES) -> list[IPv4Address]:
+    """The routers of the default routes, those with the lowest metric first; a guess where they cannot be read.
+
+    Args:
+        found: this machine's own addresses, for the guess.
+        routes: the kernel's table.
+    """
+    try:
+        table = routes.read_text(encoding="ascii")
+    except (OSError, UnicodeError):
+        private = [ip for ip in found if isinstance(ip, IPv4Address) and not is_public(ip)]
+        return [IPv4Address(int(ip) & ~0xFF | _GATEWAY_FIRST) for ip in private][:MAX_GATEWAYS]
+    return parse_routes(table)
+
+
+def parse_routes(table: str) -> list[IPv4Address]:
+    """The gateways of the default routes in the kernel's table; lines that are odd are passed over."""
+    routes: list[tuple[int, IPv4Address]] = []
+    for line in table.splitlines()[1:]:
+        columns = line.split()
+        try:
+            destination, gateway, flags, metric = columns[1], columns[2], int(columns[3], 16), int(columns[6])
+            is_default = int(destination, 16) == 0 and int(columns[7], 16) == 0
+            address = IPv4Address(int(gateway, 16).to_bytes(4, sys.byteorder)) if is_default else None
+        except (ValueError, IndexError, OverflowError):
+            continue
+        if address is not None and flags & _UP_GATEWAY == _UP_GATEWAY:
+            routes.append((metric, address))
+    routes.sort(key=lambda route: route[0])
+    return list(dict.fromkeys(address for _, address in routes))[:MAX_GATEWAYS]

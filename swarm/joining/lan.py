@@ -27,7 +27,7 @@ from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.peer_proof import proven as prove
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import MAX_MODEL_NAME, SWARM_ID_BYTES, PeerId, SwarmId, is_model_name
-from swarm.runtime.counted_log import describe
+from swarm.runtime.logs import describe
 from swarm.runtime.tasks import TaskScope
 
 SERVICE: Final = "_canopy._tcp.local."

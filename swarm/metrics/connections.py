@@ -15,7 +15,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from swarm.runtime.file_limit import file_limit
+from swarm.runtime.process_limits import file_limit
 from swarm.runtime.quota import NEAR_WEIGHT, HoldingLimit, Quota, QuotaLimits, address_key, is_private
 
 MAX_CONNECTIONS: Final = 800

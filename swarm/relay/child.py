@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from swarm.ids import PeerId
 from swarm.relay.server import RelayLoad, RelayServer
 from swarm.relay.tls_port import TlsEntry
-from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
+from swarm.runtime.process_limits import raise_file_limit
 from swarm.runtime.tasks import TaskScope
 
 MAX_LINE_BYTES = 65_536

@@ -17,7 +17,7 @@ from swarm.ids import PeerId
 from swarm.relay.child import RelaySettings
 from swarm.relay.process import RelayProcess, relay_process
 from swarm.relay.server import FindNode, RelayLoad
-from swarm.runtime.counted_log import describe
+from swarm.runtime.logs import describe
 from swarm.runtime.tasks import TaskScope
 
 CHECK_S = 60.0

@@ -1,14 +1,182 @@
-"""Connections to a relay, from the moment that they are accepted: who pays for them, and what they hold."""
+"""Connections to a relay: who pays for them, what they hold, what each may cost, and who goes where it is full."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from swarm.ids import PeerId
 from swarm.relay.connection import RelayConnection
-from swarm.relay.limits import CIRCUITS, CONNECTIONS, NEW, OPENINGS, RelayLimits, RelayPlace, RelayPlaces, weight_of
+from swarm.runtime.quota import NEAR_WEIGHT, HoldingLimit, Quota, QuotaLimits, RateLimit, is_private
+
+CONNECTIONS: Final = "connections"
+OPENINGS: Final = "openings"
+NAMES: Final = "names"
+CIRCUITS: Final = "circuits"
+SEEN: Final = "questions for an address"
+NEW: Final = "new connections"
+SUMMONS: Final = "summons"
+OWN_SUMMONS: Final = "summons by one dialler"
+PROOFS: Final = "questions whose relay this is"
+BEYOND: Final = "links to nodes that stand elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """Every bound of a relay. An address is an IPv4 address or an IPv6 /56; private ones have 16 times as much.
+
+    Attributes:
+        connections: of an address, and in all.
+        openings: connections that have not said yet what they want.
+        names: machines that are reached through this relay.
+        circuits: of a dialler's address, and in all; each may hold 128 KiB of memory.
+        machine_circuits: to one machine.
+        seen: connections kept open because they asked for their address.
+        new: connections per second.
+        summons: what one machine is told to open or to call, per second: its key is the machine.
+        own_summons: what one address has one machine told, per second: a fifth of what the machine bears, so that
+            nobody alone uses that up, whatever its address may stand for.
+        proofs: answers to WHO per second: each is a signature.
+        beyond: links per second to nodes that do not stand here, for who comes by the TLS port: each may take a look-up
+            in the directory and a call.
+        idle_s: a circuit that carries nothing for so long is closed.
+    """
+
+    connections: HoldingLimit = field(default_factory=lambda: HoldingLimit(96, 1_024))
+    openings: HoldingLimit = field(default_factory=lambda: HoldingLimit(16, 128))
+    names: HoldingLimit = field(default_factory=lambda: HoldingLimit(8, 256))
+    circuits: HoldingLimit = field(default_factory=lambda: HoldingLimit(32, 128))
+    machine_circuits: int = 48
+    seen: HoldingLimit = field(default_factory=lambda: HoldingLimit(8, 64))
+    new: RateLimit = field(default_factory=lambda: RateLimit(4.0, 64.0, 200.0, 800.0))
+    summons: RateLimit = field(default_factory=lambda: RateLimit(20.0, 100.0, 200.0, 800.0))
+    own_summons: RateLimit = field(default_factory=lambda: RateLimit(4.0, 20.0, 400.0, 1_600.0))
+    proofs: RateLimit = field(default_factory=lambda: RateLimit(0.2, 6.0, 4.0, 40.0))
+    beyond: RateLimit = field(default_factory=lambda: RateLimit(1.0, 20.0, 10.0, 80.0))
+    idle_s: float = 60.0
+
+    def quota(self, clock: Callable[[], float]) -> Quota:
+        """The same as one object that counts."""
+        holdings = {
+            CONNECTIONS: self.connections,
+            OPENINGS: self.openings,
+            NAMES: self.names,
+            CIRCUITS: self.circuits,
+            SEEN: self.seen,
+        }
+        rates = {
+            NEW: self.new,
+            SUMMONS: self.summons,
+            OWN_SUMMONS: self.own_summons,
+            PROOFS: self.proofs,
+            BEYOND: self.beyond,
+        }
+        return Quota(QuotaLimits(holdings, rates), clock, weight_of)
+
+
+@dataclass(eq=False, slots=True)
+class RelayPlace:
+    """What somebody holds.
+
+    Attributes:
+        kind: one of the kinds above.
+        key: who pays for it.
+        end: called where it has to give way.
+        machine: of a circuit: whom it leads to.
+        is_held: until it was given back.
+    """
+
+    kind: str
+    key: str
+    end: Callable[[], object]
+    machine: PeerId | None = None
+    is_held: bool = True
+
+
+class RelayPlaces:
+    """Who holds what of a relay.
+
+    Where a kind is used up, its heaviest holder gives way to whoever holds less: so a stranger with many connections
+    shuts nobody out. Of an address's openings the oldest goes, which is the slowest; of all else the newest, so that
+    what works goes on.
+    """
+
+    def __init__(self, limits: RelayLimits, quota: Quota) -> None:
+        """Hold nothing.
+
+        Args:
+            limits: of every kind.
+            quota: made of these limits.
+        """
+        self._quota = quota
+        self._machine_circuits = limits.machine_circuits
+        self._taken: dict[str, dict[RelayPlace, None]] = {}
+
+    def take(
+        self, kind: str, key: str, end: Callable[[], object], *, machine: PeerId | None = None
+    ) -> RelayPlace | None:
+        """Hold one more; None where the key has as much as it may, or nobody has to give way.
+
+        Args:
+            kind: what.
+            key: who.
+            end: ends what the place is for, if it has to give way later.
+            machine: of a circuit: whom it leads to.
+        """
+        taken = self._taken.setdefault(kind, {})
+        if machine is not None:
+            to_machine = [place for place in taken if place.machine == machine]
+            if len(to_machine) >= self._machine_circuits and not self._make_room(kind, to_machine, key):
+                return None
+        if not self._quota.take(kind, key):
+            is_own_limit = self._quota.held(kind, key) >= self._quota.limit(kind, key)
+            if is_own_limit or not self._make_room(kind, taken, key) or not self._quota.take(kind, key):
+                return None
+        place = RelayPlace(kind, key, end, machine)
+        taken[place] = None
+        return place
+
+    def give(self, place: RelayPlace) -> None:
+        """Give back what was taken; once more does nothing."""
+        if place.is_held:
+            place.is_held = False
+            del self._taken[place.kind][place]
+            self._quota.give(place.kind, place.key)
+
+    def _make_room(self, kind: str, among: Iterable[RelayPlace], key: str) -> bool:
+        victim = whose_turn(among, key, is_oldest_first=kind == OPENINGS)
+        if victim is None:
+            return False
+        self.give(victim)
+        victim.end()
+        return True
+
+
+def whose_turn(places: Iterable[RelayPlace], newcomer: str, *, is_oldest_first: bool) -> RelayPlace | None:
+    """The place that must go so that a newcomer gets one: of who holds most by its weight, if that is more than its.
+
+    Args:
+        places: in the order in which they were taken.
+        newcomer: the key that wants one more.
+        is_oldest_first: whether the first of that key goes, and not the last.
+    """
+    listed = list(places)
+    held = Counter(place.key for place in listed)
+    if not held:
+        return None
+    heaviest = max(held, key=lambda key: (held[key] / weight_of(key), key))
+    if held[heaviest] / weight_of(heaviest) <= (held[newcomer] + 1) / weight_of(newcomer):
+        return None
+    own = [place for place in listed if place.key == heaviest]
+    return own[0] if is_oldest_first else own[-1]
+
+
+def weight_of(key: str) -> int:
+    """How many clients an address may stand for."""
+    return NEAR_WEIGHT if is_private(key) else 1
 
 
 @dataclass(eq=False, slots=True)

@@ -1,6 +1,7 @@
 """How every program writes its log: a record is one line, nobody else's words can forge another, and none fills a disk.
 
-Owns the handler and its form; the programs own the level. A library sets none of this up.
+Owns the handler and its form, and keeps other libraries' bars and warnings out; the programs own the level. A library
+sets none of this up.
 """
 
 from __future__ import annotations
@@ -10,11 +11,85 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
+from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
+from transformers.utils import logging as transformers_logging
+
+from swarm.errors import SwarmError
 from swarm.runtime.plain_text import plain, plain_line
+
+EVERY_S = 60.0
+MAX_KEYS = 64
+"""Kinds of lines that are told apart; all further ones are one kind."""
+OTHERS = "others"
+
+
+@dataclass(slots=True)
+class _Said:
+    at: float
+    unsaid: int = 0
+
+
+class CountedLog:
+    """At most `MAX_KEYS` + 1 lines a minute, whoever causes them."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._said: dict[str, _Said] = {}
+
+    def say(self, key: str, text: str) -> None:
+        """Log a line, or count it where one with this key was logged within a minute.
+
+        Args:
+            key: whom or what it is about.
+            text: the line; nothing in it may be a stranger's without being escaped.
+        """
+        now = self._clock()
+        if key not in self._said and len(self._said) >= MAX_KEYS:
+            self._said = {known: said for known, said in self._said.items() if now - said.at < EVERY_S}
+            key = key if len(self._said) < MAX_KEYS else OTHERS
+        said = self._said.get(key)
+        if said is not None and now - said.at < EVERY_S:
+            said.unsaid += 1
+            return
+        more = f" (and {said.unsaid} more before)" if said is not None and said.unsaid else ""
+        self._said[key] = _Said(now)
+        self._logger.warning("%s%s", text, more)
+
+
+def describe(error: Exception) -> str:
+    """An error in one line: its text, and its kind where it is not one of this program's own."""
+    text = " ".join(str(error).split())[:500]
+    return text if isinstance(error, SwarmError) else f"{type(error).__name__}: {text}"
+
+
+def quiet_libraries() -> None:
+    """Silence Hugging Face's bars and warnings for the whole process: for commands, never for the Python library."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def bars_hidden() -> Iterator[None]:
+    """Hide Hugging Face's bars in a block: for the Python library, whose host program may want them elsewhere."""
+    shown, hub_hidden = transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        if hub_hidden:
+            disable_progress_bars()
+
 
 PER_WINDOW: Final = 60
 """Records of one place in the program that are shown per window; a debugger's are all shown."""

@@ -22,9 +22,8 @@ from grpc import ChannelConnectivity
 
 from swarm.errors import SwarmError
 from swarm.transport.certificate import ServerCertificate, server_name
-from swarm.transport.endpoint import Endpoint
+from swarm.transport.endpoint import Door, Endpoint, LinkPath, Ways
 from swarm.transport.network_key import RENEW_S, NetworkKey
-from swarm.transport.way import Door, LinkPath, Ways
 
 ChannelOptions = list[tuple[str, int | str]]
 

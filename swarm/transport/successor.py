@@ -34,9 +34,7 @@ from swarm.protocol.messages import (
 )
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection
-from swarm.transport.introduction import Signer
-from swarm.transport.link import Link, open_link
-from swarm.transport.uplink import Uplink
+from swarm.transport.link import Link, Signer, Uplink, open_link
 
 ATTACH_S = 3.0
 """How long a machine may take to be dialled and to take the stream."""

@@ -14,27 +14,224 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from swarm.egress.ports import Egress
-from swarm.egress.streams import CHUNK_BYTES, Streams, splice
-from swarm.errors import ConfigError, SwarmError
+from swarm.egress.ports import RELAY, Egress, TlsPort
+from swarm.egress.streams import CHUNK_BYTES, MAX_LINE_BYTES, Streams, connect, splice
+from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
 from swarm.ids import PeerId
-from swarm.runtime.counted_log import describe
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.way import LinkPath
-from swarm.ways.confined import DirectWay, confined_ways
+from swarm.relay.openings import MAX_HEADER_BYTES
+from swarm.runtime.logs import describe
+from swarm.runtime.plain_text import plain_line
+from swarm.runtime.tasks import TaskScope, spawn_on
+from swarm.transport.endpoint import Endpoint, LinkPath
 from swarm.ways.hole import IS_SUPPORTED
-from swarm.ways.memory import WayMemory
 from swarm.ways.punch import PunchWay
-from swarm.ways.relay_circuit import RelayCircuit
-from swarm.ways.way import SOON_S, NoWay, OpenedWay, Way
+from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay, OpenedWay, Way
+
+logger = logging.getLogger(__name__)
+
+
+CONNECT_S: Final = 5.0
+"""How long a relay and the peer behind it may take."""
+
+DialRelay = Callable[[str], Awaitable[Streams]]
+
+
+class RelayCircuit:
+    """Asks a relay for a circuit."""
+
+    name = "relay"
+
+    def __init__(self, dial: DialRelay = connect) -> None:
+        """Ask nobody yet.
+
+        Args:
+            dial: connects to a relay at `host:port`.
+        """
+        self._dial = dial
+
+    async def open(self, peer: PeerId, relay: str) -> OpenedWay:
+        """A circuit to a peer; errors as of every way."""
+        streams: Streams | None = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                streams = await self._dial(relay)
+                streams.writer.write(f"CONNECT {peer}:1 HTTP/1.1\r\n\r\n".encode())
+                await streams.writer.drain()
+                status = await _answer(streams.reader)
+        except BaseException:
+            if streams is not None:
+                streams.abort()
+            raise
+        if status[1:2] != ["200"]:
+            streams.abort()
+            raise NoWay(f"the relay at {relay} answers {plain_line(' '.join(status[1:]))[:80]!r}")
+        return OpenedWay(streams, LinkPath.RELAYED)
+
+
+async def _answer(reader: asyncio.StreamReader) -> list[str]:
+    """The words of a status line, whose headers are read past.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    left = MAX_HEADER_BYTES
+    lines: list[bytes] = []
+    while not lines or lines[-1] not in (b"\r\n", b"\n"):
+        try:
+            line = await reader.readline()
+        except ValueError as error:
+            raise RemoteProtocolError("status", "longer than a header may be") from error
+        left -= len(line)
+        if not line.endswith(b"\n") or left < 0 or (not lines and len(line) > MAX_LINE_BYTES):
+            raise RemoteProtocolError("status", "no answer of a relay")
+        lines.append(line)
+    status = lines[0].decode("ascii", "replace").split()
+    if not status[:1] or not status[0].startswith("HTTP/1."):
+        raise RemoteProtocolError("status", "no answer of a relay")
+    return status
+
+
+class DirectWay:
+    """Dials a node at its own address, in small packets, through the proxy where there is one."""
+
+    name = "direct"
+
+    def __init__(self, egress: Egress) -> None:
+        """Dial nobody yet.
+
+        Args:
+            egress: how connections leave.
+        """
+        self._egress = egress
+
+    async def open(self, _peer: PeerId, address: str) -> OpenedWay:
+        """A connection to a node at `host:port`; errors as of every way."""
+        try:
+            return OpenedWay(await self._egress.open(address), LinkPath.DIRECT)
+        except (OSError, TimeoutError) as error:
+            raise NoWay(f"{address} is not reached: {describe(error)}", REMEMBERED_S) from error
+
+
+class PortWay:
+    """Asks peers that have a TLS port to lead on."""
+
+    name = "TLS port"
+
+    def __init__(self, egress: Egress) -> None:
+        """Ask nobody yet.
+
+        Args:
+            egress: knows the ports.
+        """
+        self._egress = egress
+
+    async def open(self, peer: PeerId, address: str) -> OpenedWay:
+        """A circuit to a node, through the first port that leads there; errors as of every way."""
+        why = "no peer that was joined has a TLS port"
+        for port in self._egress.ports:
+            try:
+                return await RelayCircuit(partial(self._dial, port)).open(peer, port.address)
+            except (OSError, TimeoutError, SwarmError) as error:
+                why = describe(error)
+        raise NoWay(f"{address} is not reached: {why}")
+
+    async def _dial(self, port: TlsPort, _address: str) -> Streams:
+        return await self._egress.open_tls(port, RELAY)
+
+
+def confined_ways(best: Way, egress: Egress) -> tuple[list[Way], Way]:
+    """The ways that are tried first, and the last one: through a TLS port, where one is known.
+
+    Args:
+        best: the way that leads to a machine without a TLS port.
+        egress: how connections leave.
+    """
+    return ([best], PortWay(egress)) if egress.ports else ([], best)
+
+
+MAX_PEERS: Final = 512
+"""Peers that are remembered; the least recent one is forgotten for a new one."""
+
+
+@dataclass(slots=True)
+class _Learned:
+    """About one peer.
+
+    Attributes:
+        again_at: per way that failed, when it may be tried again.
+        worked: the way that worked last, and has not failed since.
+    """
+
+    again_at: dict[str, float] = field(default_factory=dict)
+    worked: str | None = None
+
+
+class WayMemory:
+    """Knows nothing at first. Its ways are few, so only peers are bounded."""
+
+    def __init__(self, clock: Callable[[], float], max_peers: int = MAX_PEERS) -> None:
+        """Start.
+
+        Args:
+            clock: seconds that never go back.
+            max_peers: how many are remembered.
+        """
+        self._clock = clock
+        self._max_peers = max_peers
+        self._learned: OrderedDict[PeerId, _Learned] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Peers remembered."""
+        return len(self._learned)
+
+    def worth_trying(self, peer: PeerId, ways: Sequence[Way]) -> list[Way]:
+        """The ways that did not fail lately, the one that worked first."""
+        learned = self._learned.get(peer)
+        if learned is None:
+            return list(ways)
+        now = self._clock()
+        left = [way for way in ways if learned.again_at.get(way.name, now) <= now]
+        return sorted(left, key=lambda way: way.name != learned.worked)
+
+    def works(self, peer: PeerId) -> bool:
+        """Whether some way worked the last time it was tried."""
+        learned = self._learned.get(peer)
+        return learned is not None and learned.worked is not None
+
+    def worked(self, peer: PeerId, way: Way) -> None:
+        """A way led to the peer."""
+        learned = self._about(peer)
+        learned.worked = way.name
+        learned.again_at.pop(way.name, None)
+
+    def failed(self, peer: PeerId, way: Way, again_s: float) -> None:
+        """A way did not lead to the peer.
+
+        Args:
+            peer: whom.
+            way: which.
+            again_s: seconds until it may be tried again.
+        """
+        learned = self._about(peer)
+        if learned.worked == way.name:
+            learned.worked = None
+        learned.again_at[way.name] = self._clock() + again_s
+
+    def _about(self, peer: PeerId) -> _Learned:
+        learned = self._learned.setdefault(peer, _Learned())
+        self._learned.move_to_end(peer)
+        while len(self._learned) > self._max_peers:
+            self._learned.popitem(last=False)
+        return learned
+
 
 HEAD_START_S: Final = 0.7
 """What a better way gets before the relay is taken, where nobody knows whether it works."""
@@ -52,8 +249,6 @@ MAX_TURNS: Final = 3
 """Attempts that one connection waits for: another connection may take what one brings."""
 MAX_SOCKET_PATH: Final = 100
 """Bytes of a socket's path; systems take 103 to 107."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

@@ -22,9 +22,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.openings import MAX_ADDRESSES, TOKEN_BYTES, check_token, parse_addresses
 from swarm.runtime.plain_text import plain_line
-from swarm.ways.hole import Hole, HoleTokens
-from swarm.ways.own_addresses import OwnAddresses, own_addresses
-from swarm.ways.targets import allowed_targets
+from swarm.ways.hole import Hole, HoleTokens, OwnAddresses, allowed_targets, own_addresses
 from swarm.ways.way import REMEMBERED_S, NoWay, OpenedWay
 
 AGREE_S: Final = 5.0

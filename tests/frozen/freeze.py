@@ -66,12 +66,12 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.pick_rules import DraftDistribution
 from swarm.protocol.v1 import node_pb2
-from swarm.relay.presence import prove_presence
+from swarm.relay.openings import prove_presence
 from swarm.runtime.version import VERSION
 from swarm.telemetry.messages import Body, seal_body
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.introduction import Metadata, introduce
+from swarm.transport.link import Metadata, introduce
 from tests.frozen.conversation import picks_of
 from tests.frozen.reading import FOLDER, NONCE, NOW, plain
 from tests.telemetry_messages import event, metrics, status, topic, will

@@ -35,9 +35,8 @@ from swarm.discovery.sealing import RecordError
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.transport.certificate import check_certificate
-from swarm.transport.endpoint import Endpoint
+from swarm.transport.endpoint import Endpoint, first_stop, parse_relayed
 from swarm.transport.network_key import NetworkKey
-from swarm.transport.relayed import first_stop, parse_relayed
 
 HANDLER = "canopy/v1/dial-back"
 RELAY_HANDLER = "canopy/v1/dial-back-relay"

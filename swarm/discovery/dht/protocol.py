@@ -27,7 +27,7 @@ from swarm.discovery.record_store import FiledItem, RecordStore, open_item
 from swarm.discovery.registry import StorageKey
 from swarm.discovery.sealing import RecordError
 from swarm.ids import PeerId
-from swarm.runtime.counted_log import CountedLog
+from swarm.runtime.logs import CountedLog
 from swarm.runtime.quota import UNKNOWN, Quota, QuotaLimits, RateLimit, address_key, link_of, site_key
 
 MAX_ASKED = 40

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from swarm.discovery.dht.addresses import MAX_TRIED, ListenAddresses, host_and_port
-from swarm.egress.forwarder import Forwarder
 from swarm.egress.path_probe import PathVerdict, probe_path
-from swarm.egress.ports import DIRECTORY, Egress, TlsPort, tls_port
+from swarm.egress.ports import DIRECTORY, Egress, Forwarder, TlsPort, tls_port
 from swarm.egress.proxy import HttpProxy
 from swarm.egress.streams import Streams
 from swarm.ids import PeerId

@@ -22,7 +22,7 @@ from typing import Any, Final, Self, TypeVar
 
 from swarm.errors import ConfigError
 from swarm.health.state.verdict import Grade
-from swarm.runtime.strict_json import strict_json
+from swarm.runtime.files import strict_json
 
 T = TypeVar("T")
 

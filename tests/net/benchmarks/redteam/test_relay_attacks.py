@@ -18,7 +18,7 @@ from benchmarks.redteam.listing import all_attacks
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.layers import Span
-from swarm.relay.limits import RelayLimits
+from swarm.relay.visits import RelayLimits
 from swarm.runtime.quota import HoldingLimit
 from tests.net.relay_kit import LiveRelay, open_relay
 from tests.sample_records import MODEL

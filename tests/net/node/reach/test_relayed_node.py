@@ -20,8 +20,7 @@ from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, Reach
 from swarm.discovery.registry import RelayOffer
 from swarm.errors import ConfigError, SwarmError
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.relayed import parse_relayed
+from swarm.transport.endpoint import Endpoint, parse_relayed
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm, swarm_in
 from tests.net.lent_relay import lent_relay
 from tests.net.three_nodes import prompt, until
