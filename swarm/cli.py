@@ -24,9 +24,8 @@ from swarm.discovery.coverage import Coverage, cover, fill_lines, serve_line, sh
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import default_identity_path
-from swarm.discovery.listing import name_models, read_models
 from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import Registry
+from swarm.discovery.registry import Registry, name_models, read_models
 from swarm.doctor.options import Doctor
 from swarm.errors import ConfigError, UnknownModel
 from swarm.health.options import Health

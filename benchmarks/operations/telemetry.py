@@ -42,7 +42,7 @@ from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.runtime.console import make_console
 from swarm.runtime.logs import quiet_libraries
-from swarm.telemetry.broker_address import parse_broker
+from swarm.telemetry.messages import parse_broker
 
 WAYS = ("without", "with --mqtt")
 ADDRESS = r"/ip4/\S+"

@@ -33,8 +33,7 @@ from swarm.discovery.address_proof import NONCE_BYTES, check_hello
 from swarm.discovery.dht.addresses import DhtConfig, free_port
 from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.dht.registry import DhtRegistry
-from swarm.discovery.dialable import DialPolicy
-from swarm.discovery.interfaces import behind_router, interface_addresses
+from swarm.discovery.dialable import DialPolicy, behind_router, interface_addresses
 from swarm.discovery.node_record import NodeRecord, Reach, bracketed
 from swarm.discovery.registry import Registry, RelayOffer
 from swarm.egress.streams import connect

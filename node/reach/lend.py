@@ -12,8 +12,7 @@ from typing import Final
 from node.config import ServeConfig
 from node.reach.reached import Whereabouts
 from swarm.discovery.dht.registry import DhtRegistry
-from swarm.discovery.dialable import is_public
-from swarm.discovery.interfaces import interface_addresses
+from swarm.discovery.dialable import interface_addresses, is_public
 from swarm.discovery.node_record import Reach, bracketed, split_address
 from swarm.discovery.registry import Registry
 from swarm.gateway.ports import NoMapping

@@ -145,8 +145,7 @@ async def serving_metrics(
         return
     from starlette.applications import Starlette  # a node without metrics needs no web server
 
-    from swarm.metrics.http import Guarded, make_server
-    from swarm.metrics.page import MetricsPage
+    from swarm.metrics.http import Guarded, MetricsPage, make_server
 
     page = MetricsPage(lambda: figures, in_thread=False)
     server = make_server(Guarded(Starlette(routes=[page.route()])))

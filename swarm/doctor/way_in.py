@@ -17,8 +17,7 @@ from typing import Final
 import psutil
 
 from swarm.discovery.dht.addresses import free_port
-from swarm.discovery.dialable import is_public
-from swarm.discovery.interfaces import behind_router, interface_addresses
+from swarm.discovery.dialable import behind_router, interface_addresses, is_public
 from swarm.discovery.node_record import split_address
 from swarm.discovery.sealing import RecordError
 from swarm.doctor.directory import SwarmView

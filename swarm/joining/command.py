@@ -23,9 +23,8 @@ from rich.text import Text
 
 from swarm.discovery.dht.addresses import Membership, family_of
 from swarm.discovery.dialable import is_public
-from swarm.discovery.identity import Identity, default_identity_path
+from swarm.discovery.identity import Identity, default_identity_path, forget_swarm
 from swarm.discovery.peer_proof import proven as prove
-from swarm.discovery.swarm_file import forget_swarm
 from swarm.egress.ports import tls_port
 from swarm.errors import ConfigError
 from swarm.ids import is_model_name, shown_swarm, without_ending

@@ -118,9 +118,9 @@ async def _read(answer: httpx2.Response, watched: LatestState) -> None:
 async def poll_dht(join: Sequence[str], membership: Membership, watched: LatestState) -> None:
     """Poll the DHT, for ever: verdicts and machines without load, probes or history."""
     from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-    from swarm.health.state.assessment import LinkState
     from swarm.health.state.directory import Directory
     from swarm.health.state.overview import Overview
+    from swarm.health.state.verdict import LinkState
 
     overview = Overview(join, "DHT only", time.time())
 

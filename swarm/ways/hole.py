@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Address, ip_address, ip_network
 from typing import Final
 
-from swarm.discovery.dialable import IpAddress, is_dialable, is_public
-from swarm.discovery.interfaces import listed_addresses
+from swarm.discovery.dialable import IpAddress, is_dialable, is_public, listed_addresses
 from swarm.discovery.node_record import split_address
 from swarm.discovery.sealing import RecordError
 from swarm.egress.streams import CHUNK_BYTES, Streams, tuned

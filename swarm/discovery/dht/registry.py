@@ -33,13 +33,12 @@ from swarm.discovery.dht.addresses import (
 )
 from swarm.discovery.dht.child import NO_ANSWER, DhtPipe, start_pipe
 from swarm.discovery.dht.way_out import read_egress
-from swarm.discovery.identity import Identity
+from swarm.discovery.identity import Identity, fresh_swarm_id, keep_swarm, kept_swarm
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import NodeRecord, live_records, tombstone
 from swarm.discovery.peer_proof import is_provable
 from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key
 from swarm.discovery.sealing import MAX_TTL_S, RecordError
-from swarm.discovery.swarm_file import fresh_swarm_id, keep_swarm, kept_swarm
 from swarm.egress.ports import Egress
 from swarm.errors import IdentityError, RegistryError
 from swarm.ids import SWARM_ID_BYTES, ModelIdentity, PeerId, SwarmId, as_swarm_id, shown_swarm

@@ -24,8 +24,7 @@ from typing import Any, Final
 import httpx2
 
 from swarm.errors import ConfigError
-from swarm.health.alerts.record import change_shown
-from swarm.health.alerts.rules import AlertTransition, Change, Severity
+from swarm.health.alerts.rules import AlertTransition, Change, Severity, change_shown
 
 logger = logging.getLogger(__name__)
 for _name in ("httpx2", "httpcore2"):

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from swarm.errors import ConfigError
-from swarm.telemetry.broker_address import BrokerAddress
+from swarm.telemetry.messages import BrokerAddress
 
 logger = logging.getLogger(__name__)
 

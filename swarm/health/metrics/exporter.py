@@ -14,11 +14,11 @@ from swarm.health.alerts.rules import Severity
 from swarm.health.metrics.models import FIGURES as MODEL_FIGURES
 from swarm.health.metrics.models import ModelView, write_models
 from swarm.health.state.alert_rules import DELAYS
-from swarm.health.state.assessment import LinkState, SourceStatus
-from swarm.health.state.totals import Totals
+from swarm.health.state.contributions import Totals
+from swarm.health.state.verdict import LinkState, SourceStatus
 from swarm.health.tasks.recorder import HealthLoop
+from swarm.metrics.http import MetricsPage
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
-from swarm.metrics.page import MetricsPage
 from swarm.runtime.version import VERSION
 from swarm.telemetry.guard import Reason, TelemetryGuard
 from swarm.telemetry.messages import MessageKind

@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import RECORD_TTL_S
-from swarm.health.state.contributions import ContributionBook
+from swarm.health.state.contributions import ContributionBook, TotalsBook
 from swarm.health.state.model_slots import ModelSlots
 from swarm.health.state.node import Condition, EvidenceSource, NodeView, SwarmEvent
-from swarm.health.state.totals import TotalsBook
 from swarm.ids import PeerId
 from swarm.telemetry.guard import MAX_SKEW_S
 from swarm.telemetry.messages import Body, Event, Metrics, Presence, ServedModel, Status, Will

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import aiomqtt
 
-from swarm.health.state.assessment import LinkState
-from swarm.telemetry.broker_address import BrokerAddress
+from swarm.health.state.verdict import LinkState
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
+from swarm.telemetry.messages import BrokerAddress
 
 logger = logging.getLogger(__name__)
 

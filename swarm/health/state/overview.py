@@ -12,13 +12,12 @@ from typing import Any
 
 from swarm.health.alerts.rules import Alert, AlertBook, Change
 from swarm.health.state.alert_rules import DELAYS, SwarmSources, all_findings, is_unobservable
-from swarm.health.state.assessment import Assessment, LinkState, SourceStatus
 from swarm.health.state.contributions import shares
 from swarm.health.state.model import Knowledge
 from swarm.health.state.model_slots import SlotStanding
 from swarm.health.state.node import NodeView, SwarmEvent
 from swarm.health.state.probe_results import Probe, ProbeLog, ReplicaComparison
-from swarm.health.state.verdict import Grade, judge
+from swarm.health.state.verdict import Assessment, Grade, LinkState, SourceStatus, judge
 from swarm.telemetry.guard import Reason
 from swarm.telemetry.messages import ServedModel
 

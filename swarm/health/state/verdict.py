@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from swarm.discovery.coverage import serve_line
 from swarm.health.state.node import Condition, NodeView
+from swarm.health.state.probe_results import ProbeLog
 from swarm.layers import Span, missing_layers, name_layers
 from swarm.telemetry.messages import ServedModel
 
@@ -136,3 +137,50 @@ def _machines(count: int) -> str:
 
 def _classes(serving: Sequence[NodeView]) -> str:
     return ", ".join(sorted(Counter(node.numeric_class for node in serving)))
+
+
+class LinkState(enum.StrEnum):
+    """How the connection to one of the two sources is."""
+
+    OFF = "off"
+    CONNECTED = "connected"
+    OK = "ok"
+    DOWN = "down"
+
+
+@dataclass(slots=True)
+class SourceStatus:
+    """The connection to the broker, or to the DHT, and since when its state holds (Unix seconds)."""
+
+    state: LinkState = LinkState.OFF
+    since: float = 0.0
+
+    def change_to(self, state: LinkState, now: float) -> bool:
+        """Set the state; whether it is another one."""
+        if state is self.state:
+            return False
+        self.state, self.since = state, now
+        return True
+
+    def shown(self) -> dict[str, object]:
+        """As JSON values."""
+        return {"state": self.state.value, "since": round(self.since, 3)}
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """One model, its nodes, and the verdict.
+
+    Attributes:
+        model: which.
+        nodes: all that are known.
+        verdict: how the model fares.
+        since: when the verdict became what it is, in Unix seconds.
+        log: its probes.
+    """
+
+    model: ServedModel
+    nodes: Sequence[NodeView]
+    verdict: Verdict
+    since: float
+    log: ProbeLog

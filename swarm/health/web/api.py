@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
-from swarm.health.alerts.record import alerts_shown
+from swarm.health.alerts.rules import alerts_shown
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
 from swarm.health.web.badge import MAX_LABEL, badge

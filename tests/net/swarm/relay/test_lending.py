@@ -19,7 +19,6 @@ from swarm.discovery.address_proof import check_who
 from swarm.discovery.dht.dialback import call_who
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.registry import RelayOffer
 from swarm.errors import ConfigError, SwarmError
 from swarm.ids import PeerId
@@ -28,6 +27,7 @@ from swarm.relay.child import RelaySettings
 from swarm.relay.lending import lend, lent_settings, offered_hosts
 from swarm.relay.process import relay_process
 from tests.leftovers import descendants
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.relay_kit import HOST, dialled
 
 ROOT = Path(__file__).parents[4]

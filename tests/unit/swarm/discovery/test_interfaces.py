@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from swarm.discovery.interfaces import interface_addresses, listed_addresses
+from swarm.discovery.dialable import interface_addresses, listed_addresses
 from swarm.ways.hole import OwnAddresses, own_addresses
 
 LISTED: dict[str, list[tuple[str, str | None]]] = {

@@ -25,7 +25,6 @@ from swarm.discovery.dht.dialback import DialBack, pack_request
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState, seal, split_address
 from swarm.discovery.registry import RECORD_TTL_S, Registry, RelayOffer
 from swarm.discovery.sealing import RecordError
@@ -34,6 +33,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.hello_server import answering
 
 ROOT = Path(__file__).parents[5]
