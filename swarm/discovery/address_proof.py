@@ -74,24 +74,13 @@ def who_question(nonce: bytes) -> bytes:
 
 
 def who_answer(identity: Identity, nonce: bytes) -> bytes:
-    """The line with which a relay answers: its owner's public key and signature, in base 64.
-
-    Args:
-        identity: whose relay it is.
-        nonce: the caller's, 16 bytes.
-    """
+    """The line with which a relay answers: its owner's public key and signature, in base 64."""
     key, signature = b64encode(identity.public_key), b64encode(identity.sign(_WHO_DOMAIN + nonce))
     return b"WHO %b %b\n" % (key, signature)
 
 
 def check_who(peer_id: PeerId, nonce: bytes, line: bytes) -> bool:
-    """Whether a line was signed by this peer, over this nonce; never raises.
-
-    Args:
-        peer_id: whose relay it should be.
-        nonce: what was sent.
-        line: any bytes.
-    """
+    """Whether a line was signed by this peer, over this nonce; never raises."""
     match line.split():
         case [b"WHO", key, signature] if len(line) <= MAX_WHO_BYTES:
             try:

@@ -78,5 +78,4 @@ def is_serve_line(line: str) -> bool:
 
 
 def fill_lines(coverage: Coverage, join: Sequence[str]) -> list[str]:
-    """One command per gap."""
     return [serve_line(coverage.model.name, gap, join) for gap in coverage.missing]

@@ -36,7 +36,6 @@ def fresh_swarm_id() -> SwarmId:
 
 
 def swarm_file(identity: Path) -> Path:
-    """Where the swarm of an identity is kept."""
     return identity.with_suffix(".swarm")
 
 
@@ -59,7 +58,6 @@ def keep_swarm(identity: Path | None, swarm: SwarmId) -> None:
 
 
 def forget_swarm(identity: Path, swarm: SwarmId) -> None:
-    """Keep it no more."""
     if kept_swarm(identity) == swarm:
         with suppress(OSError):
             swarm_file(identity).unlink()
@@ -91,7 +89,6 @@ class Identity:
 
     @classmethod
     def ephemeral(cls) -> Identity:
-        """A fresh identity that lives in memory only."""
         return cls(rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
     @classmethod

@@ -82,7 +82,6 @@ class FiledItem:
 
     @property
     def cost(self) -> int:
-        """Bytes that it counts for."""
         return len(self.data) + OVERHEAD_BYTES
 
 
@@ -140,7 +139,6 @@ class RecordStore:
 
     @property
     def bytes_held(self) -> int:
-        """What all items count for."""
         return self._bytes
 
     def put(self, item: FiledItem, now: float) -> bool:

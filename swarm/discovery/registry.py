@@ -196,7 +196,6 @@ def record_keys(record: NodeRecord) -> list[str]:
 
 
 def storage_key(name: str) -> StorageKey:
-    """Where a key lies."""
     return StorageKey(hashlib.sha1(msgpack.packb(name), usedforsecurity=False).digest())
 
 

@@ -76,7 +76,6 @@ class Seal(Generic[T]):
         self._opened = lru_cache(kept)(self._open_signed)
 
     def sign(self, body: list[Any], identity: Identity) -> bytes:
-        """Sign a body, whatever it says."""
         packed = msgpack.packb(body)
         sealed: bytes = msgpack.packb([identity.public_key, packed, identity.sign(self.domain + packed)])
         return sealed

@@ -154,7 +154,6 @@ def _cached(model: str) -> Path | None:
 
 
 def hub_cache() -> Path:
-    """Where the hub's library keeps files."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)

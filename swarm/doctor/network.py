@@ -149,7 +149,6 @@ class Pages:
 
 
 def look_at_link(interfaces: Mapping[str, bool], peers: Iterable[NamedPeer]) -> Diagnosis:
-    """Whether any interface is up."""
     up = [name for name, is_up in interfaces.items() if is_up]
     if up:
         return ok("link", f"{', '.join(up)} up")

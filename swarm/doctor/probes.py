@@ -115,7 +115,6 @@ Resolve = Callable[[str], Awaitable[LookedUp]]
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address and no name."""
     try:
         ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -124,7 +123,6 @@ def is_address(host: str) -> bool:
 
 
 async def look_up(host: str) -> LookedUp:
-    """Ask the system for a name."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(RESOLVE_S):
@@ -140,7 +138,6 @@ async def look_up(host: str) -> LookedUp:
 
 
 def name_servers(file: Path = Path("/etc/resolv.conf")) -> list[str]:
-    """Those that the system asks."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -203,7 +200,6 @@ class ConnectProxy:
 
 
 async def knock(ip: str, port: int) -> TcpAnswer:
-    """Try a TCP connection."""
     try:
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_connection(ip, port)
@@ -317,7 +313,6 @@ def interfaces() -> dict[str, bool]:
 
 
 def own_addresses() -> Sequence[str]:
-    """All IP addresses of this machine, without zones."""
     return [one for held in _held_addresses().values() for one in held]
 
 

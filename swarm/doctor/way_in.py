@@ -241,7 +241,6 @@ RunProgram = Callable[[Sequence[str]], Awaitable[Ran | None]]
 def look_at_ports(
     ports: Sequence[int], bind: Callable[[int], OSError | None], owner: Callable[[int], str | None]
 ) -> Diagnoses:
-    """Whether a node could listen."""
 
     def one(port: int) -> Diagnosis:
         error = bind(port)

@@ -52,7 +52,6 @@ class HttpProxy:
 
     @property
     def address(self) -> str:
-        """`host:port`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -87,11 +86,6 @@ class HttpProxy:
 
 async def ask_proxy(proxy: HttpProxy, address: str, sock: socket.socket) -> None:
     """Have a proxy connect; afterwards the socket is the other end's.
-
-    Args:
-        proxy: what was connected to.
-        address: `host:port` that is wanted.
-        sock: connected to the proxy, and not blocking.
 
     Raises:
         ProxyRefused: it does not.

@@ -145,11 +145,9 @@ class Streams:
         return words(line) if line.endswith(b"\n") else []
 
     def close(self) -> None:
-        """Close after what was written has left."""
         self.writer.close()
 
     def abort(self) -> None:
-        """Close now."""
         self.writer.transport.abort()
 
 

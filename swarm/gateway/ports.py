@@ -61,7 +61,6 @@ class Mapping:
 
     @property
     def address(self) -> str:
-        """`host:port`."""
         return f"{bracketed(self.host)}:{self.port}"
 
 
@@ -139,8 +138,6 @@ class _Epoch:
 
 
 class PcpRouter:
-    """PCP."""
-
     name = "PCP"
 
     def __init__(
@@ -165,7 +162,6 @@ class PcpRouter:
         self._epoch = _Epoch(clock)
 
     async def map(self, external_port: int, lifetime_s: int) -> Mapping:
-        """Ask for the mapping, or renew it."""
         answer = await self._ask(external_port, lifetime_s)
         self._epoch.note(answer.epoch_s)
         return _given(answer, answer.address, self.name)
@@ -181,7 +177,6 @@ class PcpRouter:
             raise
 
     async def unmap(self) -> None:
-        """Delete the mapping."""
         await self._ask(0, 0)
 
     async def _ask(self, external_port: int, lifetime_s: int) -> MapAnswer:
@@ -193,8 +188,6 @@ class PcpRouter:
 
 
 class PmpRouter:
-    """NAT-PMP."""
-
     name = "NAT-PMP"
 
     def __init__(
@@ -204,13 +197,11 @@ class PmpRouter:
         port: int = messages.PORT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask nothing yet; as `PcpRouter`."""
         self._gateway, self._port, self._internal = gateway, port, internal_port
         self._epoch = _Epoch(clock)
         self._address: IPv4Address | None = None
 
     async def map(self, external_port: int, lifetime_s: int) -> Mapping:
-        """Ask for the mapping, or renew it."""
         answer = await self._ask(external_port, lifetime_s)
         told = await self._ask_address()
         self._epoch.note(told.epoch_s)
@@ -223,7 +214,6 @@ class PmpRouter:
         return not self._epoch.note(told.epoch_s) and told.address == self._address
 
     async def unmap(self) -> None:
-        """Delete the mapping."""
         await self._ask(0, 0)
 
     async def _ask(self, external_port: int, lifetime_s: int) -> MapAnswer:
@@ -269,13 +259,7 @@ class PortMapper:
         routers: Callable[[], Sequence[Router]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask nobody yet.
-
-        Args:
-            port: this machine's TCP port.
-            routers: the protocols to try, best first.
-            clock: a monotonic one, in seconds.
-        """
+        """Ask nobody yet."""
         self.mapping: Mapping | None = None
         self.is_silent = False
         self._port = port
@@ -410,7 +394,6 @@ class UpnpRouter:
         return await asyncio.to_thread(self._holds)
 
     async def unmap(self) -> None:
-        """Delete the mapping."""
         if self._gateway is not None and self._external:
             await asyncio.to_thread(self._call, "deleteportmapping", self._external, "TCP")
 
@@ -468,12 +451,7 @@ _GATEWAY_FIRST: Final = 1
 
 
 def default_gateways(found: Iterable[IpAddress], routes: Path = ROUTES) -> list[IPv4Address]:
-    """The routers of the default routes, those with the lowest metric first; a guess where they cannot be read.
-
-    Args:
-        found: this machine's own addresses, for the guess.
-        routes: the kernel's table.
-    """
+    """The routers of the default routes, those with the lowest metric first; a guess where they cannot be read."""
     try:
         table = routes.read_text(encoding="ascii")
     except (OSError, UnicodeError):

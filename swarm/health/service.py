@@ -130,7 +130,6 @@ class HealthService:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        """Stop everything, the readers first."""
         self.publisher.close()
         return await self._stack.__aexit__(kind, error, trace)
 

@@ -236,7 +236,6 @@ def qr_lines(code: segno.QRCode, quiet: int) -> list[str]:
 
 
 def list_swarms(memory: SwarmMemory, console: Console) -> None:
-    """Print what is remembered."""
     swarms = memory.swarms()
     if not swarms:
         console.print(Text("no swarm was joined yet: use an invite, or --join"))

@@ -158,9 +158,6 @@ def check_expiry(invite: Invite, now: float) -> None:
 def read_invite(word: str) -> Invite:
     """Read an invite, whether or not it has expired.
 
-    Args:
-        word: as it was pasted; blanks and line ends within it are left out.
-
     Raises:
         ConfigError: it is damaged, too long, or of another version. The message holds nothing of it.
     """

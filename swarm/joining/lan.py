@@ -165,11 +165,6 @@ async def keep_announced(
     """Announce a swarm until this is cancelled, also when the machine comes into another network.
 
     A network that does not let it costs a log line and nothing else.
-
-    Args:
-        swarm: what is said.
-        addresses: the machine's IPv4 addresses in local networks, as they are now.
-        wait: sleeps between two looks at them.
     """
     last = ""
     while True:

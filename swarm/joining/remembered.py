@@ -77,17 +77,14 @@ class RememberedSwarm:
 
     @property
     def peer_ids(self) -> frozenset[str]:
-        """Who its peers are."""
         return frozenset(map(peer_of, self.peers))
 
     @property
     def own_ids(self) -> frozenset[str]:
-        """Which of them are this machine's own."""
         return frozenset(map(peer_of, self.here))
 
     @property
     def swarm_id(self) -> SwarmId | None:
-        """The id of an open swarm."""
         return None if self.swarm is None else SwarmId(bytes.fromhex(self.swarm))
 
     def is_same(self, other: RememberedSwarm) -> bool:
@@ -129,7 +126,6 @@ class RememberedSwarm:
 
 
 def peer_of(address: str) -> str:
-    """The peer id at the end of a multiaddress."""
     return address.rpartition("/")[2]
 
 

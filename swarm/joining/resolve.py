@@ -382,10 +382,6 @@ class ExpandedJoin:
 def expand(words: Sequence[str], now: float) -> ExpandedJoin:
     """Take addresses and invites apart.
 
-    Args:
-        words: of `--join`; whoever joins checks the addresses.
-        now: Unix seconds.
-
     Raises:
         ConfigError: an invite cannot be used, or they are of different private swarms.
     """

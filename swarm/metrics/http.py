@@ -182,8 +182,6 @@ _ACCEPTS: Final = {True: f"{_OPENMETRICS}; version=1.0.0", False: "text/plain; v
 
 
 class Collector(Protocol):
-    """Metrics at one moment."""
-
     def collect(self) -> Iterable[Metric]:
         """All families with their samples."""
 
@@ -245,13 +243,10 @@ class MetricsPage:
 
 
 class _CollectorChain:
-    """Several collectors as one."""
-
     def __init__(self, collectors: Iterable[Collector]) -> None:
         self._collectors = collectors
 
     def collect(self) -> Iterable[Metric]:
-        """The families of all, one collector after the other."""
         for collector in self._collectors:
             yield from collector.collect()
 
@@ -282,7 +277,6 @@ class Guarded:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)

@@ -84,7 +84,6 @@ class MetricSet:
         family.add_metric([], dict(facts))
 
     def set_histogram(self, definition: MetricFamily, histogram: Histogram) -> None:
-        """Add a distribution."""
         family = self._families[definition.name]
         assert isinstance(family, HistogramMetricFamily), f"{definition.name} is no histogram"
         family.add_metric([], histogram.cumulative(), histogram.sum)

@@ -67,7 +67,6 @@ class ParentLines:
         self._unfound: dict[str, asyncio.Future[str]] = {}
 
     def say(self, **message: object) -> None:
-        """Write one line. The parent always reads."""
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
@@ -113,7 +112,6 @@ class ParentLines:
 
 
 async def serve() -> None:
-    """Relay until standard input closes."""
     reader = asyncio.StreamReader(MAX_LINE_BYTES)
     pipe = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: pipe, sys.stdin.buffer)

@@ -30,12 +30,7 @@ class RelayConnection:
     """
 
     def __init__(self, sock: socket.socket, peer: tuple[str, int]) -> None:
-        """Take over a socket.
-
-        Args:
-            sock: connected, and not blocking.
-            peer: IP address and port of the other end.
-        """
+        """Take over a socket."""
         self._sock = sock
         self._rest = bytearray()
         found = parse_ip(peer[0])

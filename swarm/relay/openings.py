@@ -136,9 +136,6 @@ class Opening:
 def parse_opening(line: bytes) -> Opening:
     """Read the first line of a connection.
 
-    Args:
-        line: with or without its line end.
-
     Raises:
         RemoteProtocolError: it is none; `field` is `opening`.
     """

@@ -48,11 +48,9 @@ class RelayProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     async def wait_ended(self) -> None:
-        """Return when the process has ended."""
         await self._process.wait()
 
     async def listen(self) -> None:
@@ -73,7 +71,6 @@ class RelayProcess:
         await self._say(found=peer, at=await self._find(peer))
 
     async def lend(self, mbit_per_s: float) -> None:
-        """Let it carry so much at most from now on."""
         await self._say(mbit_per_s=float(mbit_per_s))
 
     async def _say(self, **message: object) -> None:

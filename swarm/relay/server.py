@@ -104,13 +104,7 @@ class FairShare:
     def __init__(
         self, bytes_per_s: float, *, clock: Callable[[], float] = time.monotonic, call_later: CallLater | None = None
     ) -> None:
-        """Have carried nothing.
-
-        Args:
-            bytes_per_s: of all flows together.
-            clock: a monotonic one, in seconds.
-            call_later: the event loop's, or a test's.
-        """
+        """Have carried nothing."""
         self._rate = bytes_per_s
         self._clock = clock
         self._call_later = call_later
@@ -151,7 +145,6 @@ class FairShare:
 
     @property
     def bytes_per_s(self) -> float:
-        """What was carried lately."""
         return self._faded() / RATE_S
 
     def _note(self, count: int) -> None:
@@ -351,13 +344,7 @@ class Machine:
     """
 
     def __init__(self, peer: PeerId, visit: Visit, clock: Callable[[], float] = time.monotonic) -> None:
-        """Say nothing yet.
-
-        Args:
-            peer: its name.
-            visit: where it stands.
-            clock: a monotonic one, in seconds.
-        """
+        """Say nothing yet."""
         self.peer = peer
         self.visit = visit
         self._clock = clock
@@ -501,7 +488,6 @@ class RelayServer:
 
     @property
     def load(self) -> RelayLoad:
-        """What it carries now."""
         carried = self._share.bytes_per_s / MBIT_BYTES
         most = self._limits.circuits.total
         return RelayLoad(self._visits.circuits, most, carried, self._lent, len(self._machines))
@@ -515,7 +501,6 @@ class RelayServer:
         self._find = find
 
     def lend(self, mbit_per_s: float) -> None:
-        """Carry so much at most from now on."""
         self._lent = mbit_per_s
         self._share.change(mbit_per_s * MBIT_BYTES)
 

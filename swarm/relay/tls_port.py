@@ -36,9 +36,6 @@ _MAX_RECORD: Final = 16_384
 def named_protocols(data: bytes) -> tuple[str, ...] | None:
     """The protocols that a ClientHello names, the preferred one first; empty where it names none.
 
-    Args:
-        data: what came until now.
-
     Returns:
         None where more must come.
 
@@ -129,12 +126,7 @@ class TlsConnection(RelayConnection):
     """Takes over another connection, and what it has read. Reads only what it is asked for, as that one does."""
 
     def __init__(self, inner: RelayConnection, context: ssl.SSLContext) -> None:
-        """Say nothing yet.
-
-        Args:
-            inner: a connection whose client begins with TLS.
-            context: of this end.
-        """
+        """Say nothing yet."""
         self._inner = inner
         self._sock = inner._sock
         self._rest = bytearray()
@@ -207,12 +199,7 @@ class TlsConnection(RelayConnection):
 
 
 def tls_context(peer: PeerId, protocols: list[str]) -> ssl.SSLContext:
-    """What a TLS port answers with: a certificate of its own that nobody checks, and the protocols that it speaks.
-
-    Args:
-        peer: whose port it is.
-        protocols: ALPN names.
-    """
+    """What a TLS port answers with: a certificate of its own that nobody checks, and the protocols that it speaks."""
     certificate = ServerCertificate.fresh(peer)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -105,12 +105,7 @@ class RelayPlaces:
     """
 
     def __init__(self, limits: RelayLimits, quota: Quota) -> None:
-        """Hold nothing.
-
-        Args:
-            limits: of every kind.
-            quota: made of these limits.
-        """
+        """Hold nothing."""
         self._quota = quota
         self._machine_circuits = limits.machine_circuits
         self._taken: dict[str, dict[RelayPlace, None]] = {}
@@ -203,21 +198,13 @@ class Visit:
         return self.connection.key
 
     def end(self) -> None:
-        """End it soon."""
         if self.task is not None:
             self.task.cancel()
 
 
 class Visits:
-    """All connections to one relay."""
-
     def __init__(self, limits: RelayLimits, clock: Callable[[], float]) -> None:
-        """Nobody is here.
-
-        Args:
-            limits: what each address may cost.
-            clock: a monotonic one, in seconds.
-        """
+        """Nobody is here."""
         self._quota = limits.quota(clock)
         self._places = RelayPlaces(limits, self._quota)
 
@@ -226,13 +213,7 @@ class Visits:
         return self.spend(NEW, visit.key) and self.hold(visit, CONNECTIONS) and self.hold(visit, OPENINGS)
 
     def hold(self, visit: Visit, kind: str, machine: PeerId | None = None) -> bool:
-        """Let a visit hold something until it leaves, or loses it to somebody who has less.
-
-        Args:
-            visit: by whom.
-            kind: what.
-            machine: of a circuit: whom it leads to.
-        """
+        """Let a visit hold something until it leaves, or loses it to somebody who has less."""
         place = self._places.take(kind, visit.key, visit.end, machine=machine)
         if place is not None:
             visit.places[kind] = place
@@ -258,5 +239,4 @@ class Visits:
 
     @property
     def circuits(self) -> int:
-        """Circuits of all."""
         return self._quota.total(CIRCUITS)

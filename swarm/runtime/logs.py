@@ -103,7 +103,6 @@ class OneLineFormatter(logging.Formatter):
     """A record on one line and without controls; a stack trace follows it, each line indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, or lines."""
         record.message = record.getMessage()
         if self.usesTime():
             record.asctime = self.formatTime(record, self.datefmt)
@@ -126,7 +125,6 @@ class RepeatLimit(logging.Filter):
         self._windows: dict[tuple[str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to show the record."""
         if record.levelno < logging.INFO:
             return True
         now, place = self._clock(), (record.pathname, record.lineno)

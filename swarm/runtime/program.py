@@ -41,12 +41,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def exit_code(program: str, run: Callable[[], int]) -> int:
-    """Run a command to its end; the exit code.
-
-    Args:
-        program: its name, with which its lines begin.
-        run: does everything, reading the options included.
-    """
+    """Run a command to its end; the exit code."""
     try:
         try:
             return run()

@@ -28,14 +28,12 @@ class TaskScope:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[object, object, None], name: str | None = None) -> asyncio.Task[None]:
-        """Start a task that this scope owns."""
         task = self._group.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def __aenter__(self) -> Self:
-        """Open the scope."""
         await self._group.__aenter__()
         return self
 
@@ -125,7 +123,6 @@ class HeldContext(Generic[T]):
             raise
 
     async def close(self) -> None:
-        """Leave the context and wait until it is left."""
         self._leave.set()
         if self._task is not None:
             await asyncio.wait([self._task])

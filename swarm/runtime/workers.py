@@ -188,7 +188,6 @@ class _First:
         return Worker(ours)
 
     def close(self) -> None:
-        """Let it end."""
         with self._lock:
             if self._worker is not None and self._process is not None:
                 self._worker.close()

@@ -47,8 +47,6 @@ MESSAGES_PER_S: Final = 3.0
 
 
 class Reason(enum.StrEnum):
-    """Why a message is rejected."""
-
     MALFORMED = "malformed"
     OVERSIZED = "oversized"
     OTHER_VERSION = "other_version"

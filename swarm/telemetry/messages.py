@@ -138,8 +138,6 @@ class Presence(enum.StrEnum):
 
 
 class EventKind(enum.StrEnum):
-    """What happened to a node."""
-
     JOINED = "joined"
     DRAINING = "draining"
     MOVED = "moved"
@@ -407,11 +405,6 @@ def seal_body(body: Body, topic: str, identity: Identity) -> bytes:
 
 def open_payload(prefix: str, topic: str, payload: bytes) -> Signed:
     """Decode a message and check everything but whether it is new.
-
-    Args:
-        prefix: of the topics.
-        topic: where it was published.
-        payload: what was published.
 
     Raises:
         TelemetryError: the field at fault and why.

@@ -87,7 +87,6 @@ async def ask(client: httpx2.AsyncClient, url: httpx2.URL) -> State:
 
 
 async def follow(client: httpx2.AsyncClient, url: httpx2.URL, watched: LatestState) -> None:
-    """Follow the event stream, for ever."""
     rng = random.SystemRandom()
     pause_s = FIRST_PAUSE_S
     while True:

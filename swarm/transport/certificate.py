@@ -91,10 +91,6 @@ class ServerCertificate:
 def check_certificate(der: bytes, peer: PeerId) -> None:
     """Refuse what is no certificate of this peer.
 
-    Args:
-        der: what its record holds.
-        peer: whose name it must bear, and no other name.
-
     Raises:
         ValueError: it is too long, malformed, has another kind of key or another name.
     """

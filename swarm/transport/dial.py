@@ -120,13 +120,7 @@ def _with(options: ChannelOptions, others: ChannelOptions) -> ChannelOptions:
 
 
 def pin(der: bytes, name: str, network: NetworkKey | None = None) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
-    """What a channel needs so that only this certificate is accepted, and only under this name.
-
-    Args:
-        der: the certificate.
-        name: the DNS name in it.
-        network: of a private swarm, whose machines hear nobody but its members.
-    """
+    """What a channel needs so that only this certificate is accepted, and only under this name."""
     root = ssl.DER_cert_to_PEM_cert(der).encode()
     options: ChannelOptions = [("grpc.ssl_target_name_override", name)]
     if network is None:
@@ -162,12 +156,7 @@ def bind_port(
 
 
 def plain_reason(error: grpc.aio.AioRpcError, *, is_member: bool = False) -> str:
-    """What a failed call says, in plain words where the connection could not be made secure.
-
-    Args:
-        error: of the call.
-        is_member: whether the dialler showed that it is a member of a private swarm.
-    """
+    """What a failed call says, in plain words where the connection could not be made secure."""
     details = error.details() or error.code().name.lower()
     if _CLOSED_AT_ONCE.search(details):
         whom = "has another network key or a wrong clock" if is_member else "has not its network key"
@@ -345,11 +334,9 @@ class Dialer:
         return self._network is not None
 
     async def __aenter__(self) -> Dialer:
-        """Nothing is dialled yet."""
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Close every channel."""
         kept = [one.channel for one in self._kept.values()]
         for channel in (*kept, *self._dropped.values(), *self._abandoned, *self._outdone):
             await channel.close(grace=None)

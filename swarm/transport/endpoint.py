@@ -76,7 +76,6 @@ class Endpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether its address is on this machine."""
         return is_loopback(self.address.rpartition(":")[0])
 
 

@@ -152,7 +152,6 @@ class Uplink:
 
     @property
     def is_limited(self) -> bool:
-        """Whether anything ever waits."""
         return self.mbit_per_s is not None
 
     async def turn(self, count: int) -> None:
@@ -233,9 +232,6 @@ def introduce(
 
 def introduction_in(metadata: Iterable[tuple[str, str | bytes]]) -> Introduction:
     """The introduction of a call; its signature is not checked yet.
-
-    Args:
-        metadata: of the call; other keys are ignored.
 
     Raises:
         RemoteProtocolError: it has none, or one that no signer makes.

@@ -151,15 +151,7 @@ class SuccessorLink:
         listener: SuccessorListener,
         uplink: Uplink | None = None,
     ) -> None:
-        """Make a link that leads nowhere yet.
-
-        Args:
-            scope: owns the streams.
-            dial: connects to a hop.
-            signer: who this is: a hop's identity, or the session's key at its client.
-            listener: the session.
-            uplink: by which everything leaves; one of its own if None.
-        """
+        """Make a link that leads nowhere yet."""
         self._scope = scope
         self._dial = dial
         self._signer = signer
@@ -191,7 +183,6 @@ class SuccessorLink:
 
     @property
     def is_sending(self) -> bool:
-        """Whether the successor does not have yet all that was pushed."""
         stream = self._stream
         return stream is None or stream.link is None or not stream.is_synced or stream.link.is_sending
 
@@ -272,7 +263,6 @@ class SuccessorLink:
             self._leave(self._stream, None if reason is None else Close(reason))
 
     async def gone(self) -> None:
-        """Wait until every stream that was left has ended."""
         if self._open:
             await asyncio.wait(self._open)
 

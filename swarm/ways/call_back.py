@@ -139,11 +139,6 @@ class CallBackListener:
     async def listen(cls, calls: ExpectedCalls, host: str, port: int = 0) -> AsyncIterator[int]:
         """Listen while the block runs; gives the TCP port.
 
-        Args:
-            calls: that are waited for.
-            host: where to listen, as `node serve --host`.
-            port: 0 for any.
-
         Raises:
             OSError: the port cannot be had.
         """

@@ -201,10 +201,6 @@ class Hole:
 
         The connection that asked stays open: a router might forget the port without it.
 
-        Args:
-            relay: `host:port`.
-            own: gives this machine's addresses.
-
         Raises:
             OSError: the relay cannot be reached, or the port cannot be shared here.
             TimeoutError: it does not answer.
@@ -364,10 +360,6 @@ class _Greeting:
 
 def shared_socket(family: socket.AddressFamily, port: int) -> socket.socket:
     """A TCP socket at a port that others of this program may use too.
-
-    Args:
-        family: IPv4 or IPv6.
-        port: 0 for any.
 
     Raises:
         OSError: it cannot be had, or sharing is unknown here.

@@ -50,11 +50,7 @@ class RelayCircuit:
     name = "relay"
 
     def __init__(self, dial: DialRelay = connect) -> None:
-        """Ask nobody yet.
-
-        Args:
-            dial: connects to a relay at `host:port`.
-        """
+        """Ask nobody yet."""
         self._dial = dial
 
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
@@ -105,11 +101,7 @@ class DirectWay:
     name = "direct"
 
     def __init__(self, egress: Egress) -> None:
-        """Dial nobody yet.
-
-        Args:
-            egress: how connections leave.
-        """
+        """Dial nobody yet."""
         self._egress = egress
 
     async def open(self, _peer: PeerId, address: str) -> OpenedWay:
@@ -126,11 +118,7 @@ class PortWay:
     name = "TLS port"
 
     def __init__(self, egress: Egress) -> None:
-        """Ask nobody yet.
-
-        Args:
-            egress: knows the ports.
-        """
+        """Ask nobody yet."""
         self._egress = egress
 
     async def open(self, peer: PeerId, address: str) -> OpenedWay:
@@ -148,12 +136,7 @@ class PortWay:
 
 
 def confined_ways(best: Way, egress: Egress) -> tuple[list[Way], Way]:
-    """The ways that are tried first, and the last one: through a TLS port, where one is known.
-
-    Args:
-        best: the way that leads to a machine without a TLS port.
-        egress: how connections leave.
-    """
+    """The ways that are tried first, and the last one: through a TLS port, where one is known."""
     return ([best], PortWay(egress)) if egress.ports else ([], best)
 
 
@@ -178,18 +161,12 @@ class WayMemory:
     """Knows nothing at first. Its ways are few, so only peers are bounded."""
 
     def __init__(self, clock: Callable[[], float], max_peers: int = MAX_PEERS) -> None:
-        """Start.
-
-        Args:
-            clock: seconds that never go back.
-            max_peers: how many are remembered.
-        """
+        """Start."""
         self._clock = clock
         self._max_peers = max_peers
         self._learned: OrderedDict[PeerId, _Learned] = OrderedDict()
 
     def __len__(self) -> int:
-        """Peers remembered."""
         return len(self._learned)
 
     def worth_trying(self, peer: PeerId, ways: Sequence[Way]) -> list[Way]:
@@ -213,13 +190,7 @@ class WayMemory:
         learned.again_at.pop(way.name, None)
 
     def failed(self, peer: PeerId, way: Way, again_s: float) -> None:
-        """A way did not lead to the peer.
-
-        Args:
-            peer: whom.
-            way: which.
-            again_s: seconds until it may be tried again.
-        """
+        """A way did not lead to the peer."""
         learned = self._about(peer)
         if learned.worked == way.name:
             learned.worked = None
@@ -283,7 +254,6 @@ class PathChoice:
 
     @property
     def memory(self) -> WayMemory:
-        """What failed, and what worked."""
         return self._memory
 
     def add(self, way: Way) -> None:
@@ -396,7 +366,6 @@ class _LocalDoor:
 
     @property
     def address(self) -> str:
-        """What gRPC dials."""
         return f"unix:{self._file}"
 
     @property
@@ -410,7 +379,6 @@ class _LocalDoor:
             self._loop.call_soon_threadsafe(self._released.set)
 
     def close(self) -> None:
-        """Close now."""
         self.socket.close()
         self._file.unlink(missing_ok=True)
 

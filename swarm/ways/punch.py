@@ -33,16 +33,10 @@ NO_ADDRESSES: Final = "-"
 
 
 class PunchWay:
-    """Opens holes to peers."""
-
     name = "punch"
 
     def __init__(self, own: Callable[[], OwnAddresses] = own_addresses) -> None:
-        """Dial nobody yet.
-
-        Args:
-            own: gives this machine's addresses.
-        """
+        """Dial nobody yet."""
         self._own = own
 
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
@@ -115,10 +109,6 @@ def told(hole: Hole, *, same_home: bool, public: bool = False) -> str:
 
 async def hear_addresses(circuit: Streams, verb: str) -> ToldAddresses:
     """What the other end says.
-
-    Args:
-        circuit: through the relay.
-        verb: the word with which its line begins.
 
     Raises:
         NoWay: the circuit has ended.

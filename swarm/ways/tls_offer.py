@@ -52,14 +52,7 @@ class NodeFinder:
         call: HelloCall = call_hello,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Know nobody.
-
-        Args:
-            record_of: reads the directory.
-            policy: which addresses may be dialled on a stranger's word.
-            call: sends a Hello.
-            clock: a monotonic one, in seconds.
-        """
+        """Know nobody."""
         self._record_of = record_of
         self._policy = policy
         self._call = call

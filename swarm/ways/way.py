@@ -51,10 +51,6 @@ class Way(Protocol):
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
         """A connection to a peer, within a few seconds.
 
-        Args:
-            peer: whom.
-            relay: `host:port` of a relay at which the peer is known.
-
         Raises:
             NoWay: there is none.
             OSError, TimeoutError, RemoteProtocolError: somebody on the way does not answer, or not as they should.

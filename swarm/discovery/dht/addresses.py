@@ -283,10 +283,6 @@ def check_own_address(host: str) -> None:
 def check_join_address(address: str, named: str = "--join") -> None:
     """Refuse what is no libp2p address with a peer id.
 
-    Args:
-        address: what should be one.
-        named: where it comes from.
-
     Raises:
         ConfigError: the address is malformed.
     """

@@ -77,7 +77,6 @@ class DhtPipe(asyncio.SubprocessProtocol):
             self._turns -= not is_urgent
 
     async def wait_ended(self) -> None:
-        """Return when the process has ended."""
         await self._ended.wait()
 
     async def aclose(self) -> None:
@@ -104,7 +103,6 @@ class DhtPipe(asyncio.SubprocessProtocol):
             os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio when the process runs."""
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:

@@ -131,10 +131,6 @@ class DialBack:
     async def answer(self, peer: PeerId, request: bytes) -> bytes:
         """Carry out one request.
 
-        Args:
-            peer: who asks; libp2p has authenticated it.
-            request: see `pack_request`.
-
         Returns:
             msgpack of true (the peer answered with its signature), false (it did not, or this machine calls no such
             address), or nil (not tried: too busy).

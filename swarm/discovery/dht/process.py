@@ -160,13 +160,6 @@ class DhtPeer:
     ) -> DhtPeer:
         """Start both.
 
-        Args:
-            listen: where to listen and whom to join.
-            stack: closes what leads on to peers.
-            identity_path: the key file.
-            start_s: how long the daemon may take to start.
-            which: the swarm that is meant.
-
         Raises:
             RequestRefused: no peer answers, the clocks differ, or the daemon did not start; it begins with `SLOW`
                 where only time was missing.
@@ -351,7 +344,6 @@ class DhtPeer:
         return asdict(await self.directory.keep(items))
 
     async def answer(self, method: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401  (whatever the method gives)
-        """Carry out one request of the parent."""
         match method:
             case "describe":
                 return await self.describe()
@@ -497,7 +489,6 @@ class ParentPipe:
         self._output = output
 
     async def requests(self, source: BinaryIO) -> AsyncIterator[Request]:
-        """Requests until the pipe closes."""
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: _Pipe(reader), source)
         unpacker = msgpack.Unpacker(max_buffer_size=MAX_MESSAGE_BYTES)

@@ -250,13 +250,11 @@ class DhtRegistry:
 
     @cached_property
     def identity(self) -> Identity:
-        """Who this machine is."""
         path = self._config.identity_path
         return Identity.ephemeral() if path is None else Identity.load_or_create(path)
 
     @property
     def peer_id(self) -> PeerId:
-        """This machine's name in the swarm."""
         return self.identity.peer_id
 
     @property
@@ -437,7 +435,6 @@ class DhtRegistry:
         return await self._pipe.call(method, arguments, deadline_s, is_urgent=is_urgent)
 
     async def wait_closed(self) -> None:
-        """Return when the DHT process has ended, for whatever reason."""
         if self._pipe is not None:
             await self._pipe.wait_ended()
 

@@ -40,11 +40,7 @@ class RelayDesk:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Lend nothing yet.
-
-        Args:
-            clock: a monotonic one, in seconds.
-        """
+        """Lend nothing yet."""
         self.addresses: tuple[str, ...] = ()
         self._quota = Quota(_LIMITS, clock)
 

@@ -91,12 +91,7 @@ class DirectoryPeer:
     """
 
     def __init__(self, node: DHTNode, joined: Iterable[PeerID]) -> None:
-        """Take over a running node.
-
-        Args:
-            node: made with `DirectoryProtocol`.
-            joined: the peers that this machine joined through.
-        """
+        """Take over a running node."""
         self.node = node
         self._protocol: DirectoryProtocol = node.protocol
         admission = self._protocol.authorizer
@@ -235,9 +230,6 @@ class DirectoryPeer:
 
         Such connections carry nothing any more, but libp2p would keep them for half a minute or longer, and hivemind
         would ban the peers for twice as long each time. So both are given up; the next question dials.
-
-        Args:
-            silent: the peers that were asked.
         """
         self.node.blacklist.clear()
         now = time.monotonic()

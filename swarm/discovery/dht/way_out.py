@@ -84,11 +84,6 @@ def read_egress(said: dict[str, Any] | None, proxy: str | None) -> Egress | None
 async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: ProbePath = probe_path) -> WayOut:
     """Choose how the directory is reached: directly, in small packets, by a TLS port, or through a proxy.
 
-    Args:
-        listen: whom to join.
-        stack: closes the ports that lead on.
-        probe: looks what reaches a peer's own port.
-
     Raises:
         OSError: no port is to be had on this machine.
     """

@@ -29,8 +29,6 @@ MAX_FLAP = 16.0
 
 
 class Severity(enum.StrEnum):
-    """How bad a finding is."""
-
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
@@ -129,12 +127,10 @@ class Change:
 
     @property
     def began(self) -> bool:
-        """Whether it is the first of its alert."""
         return self.step is AlertTransition.BEGAN
 
     @property
     def is_over(self) -> bool:
-        """Whether it is the last of its alert."""
         return self.step in (AlertTransition.ENDED, AlertTransition.FORGOTTEN)
 
     @property

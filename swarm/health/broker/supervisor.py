@@ -64,7 +64,6 @@ class EmbeddedBroker:
 
     @property
     def address(self) -> BrokerAddress:
-        """Where nodes publish."""
         return BrokerAddress(self._host, self._port)
 
     def own_address(self) -> BrokerAddress:

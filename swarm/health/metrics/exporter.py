@@ -76,7 +76,6 @@ class HealthView:
     probe_every_s: float
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
         sheet = MetricSet(FIGURES)
         sheet.set_info(ABOUT, {"version": VERSION, "swarm": self.swarm})
         for kind in DELAYS:
@@ -97,7 +96,6 @@ class HealthView:
 
 
 def take_view(health_loop: HealthLoop, guard: TelemetryGuard, probe_every_s: float) -> HealthView:
-    """Copy all values."""
     overview = health_loop.overview
     totals = overview.knowledge.totals.models
     return HealthView(

@@ -49,7 +49,6 @@ class Directory:
         self._failed: frozenset[str] = frozenset()
 
     async def run(self, poll_s: float = POLL_S) -> None:
-        """Poll for ever."""
         pause_s, is_reported = FIRST_PAUSE_S, False
         while True:
             try:

@@ -86,7 +86,6 @@ class _NodeEvidence:
 
     @property
     def telemetry_at(self) -> float:
-        """When telemetry last came."""
         return max(self.status_at, self.metrics_at)
 
     @property

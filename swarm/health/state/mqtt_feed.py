@@ -37,15 +37,7 @@ class MqttFeed:
         on_link_change: Callable[[LinkState, float], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; connects nowhere.
-
-        Args:
-            guard: decides which messages are accepted.
-            prefix: first levels of the MQTT topics.
-            on_message: called with each accepted message and the time.
-            on_link_change: called with the time when the connection comes or goes.
-            clock: Unix seconds.
-        """
+        """Prepare; connects nowhere."""
         self._guard, self._topics = guard, f"{prefix}/v1/+/+/+"
         self._on_message, self._on_link_change, self._clock = on_message, on_link_change, clock
         self._rng = random.SystemRandom()

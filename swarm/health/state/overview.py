@@ -75,7 +75,6 @@ class Overview:
         self.version += self.dht.change_to(state, now)
 
     def record_probe(self, model: ServedModel, probe: Probe, now: float) -> None:
-        """Take in a canary generation."""
         log = self.probes.setdefault(model.fingerprint, ProbeLog())
         log.add(probe, now)
         if probe.ok:

@@ -170,7 +170,6 @@ class ProbeLog:
     trouble: str | None = None
 
     def add(self, probe: Probe, now: float) -> None:
-        """Take in the newest probe."""
         if probe.ok is None:
             self.trouble = probe.error
             return

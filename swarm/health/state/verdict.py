@@ -22,8 +22,6 @@ MAX_FIXES = 8
 
 
 class Grade(enum.StrEnum):
-    """The verdict's word."""
-
     SERVING = "serving"
     DEGRADED = "degraded"
     BROKEN = "broken"
@@ -56,14 +54,7 @@ class Verdict:
 
 
 def judge(model: ServedModel, nodes: Sequence[NodeView], failures: int, join: Sequence[str]) -> Verdict:
-    """Judge a model.
-
-    Args:
-        model: which.
-        nodes: all its nodes.
-        failures: probes in a row, up to now, that failed.
-        join: an address of the swarm, for the commands.
-    """
+    """Judge a model."""
     serving = [node for node in nodes if node.condition is Condition.SERVING]
     replicas = count_replicas(serving, model.num_layers)
     missing = tuple(Span(*gap) for gap in missing_layers([node.span for node in serving], model.num_layers))
@@ -163,7 +154,6 @@ class SourceStatus:
         return True
 
     def shown(self) -> dict[str, object]:
-        """As JSON values."""
         return {"state": self.state.value, "since": round(self.since, 3)}
 
 

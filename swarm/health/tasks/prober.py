@@ -156,10 +156,6 @@ def _has_stand_in(node: NodeView, exact: Sequence[NodeView], num_layers: int) ->
 async def run_probe(arguments: Sequence[str], network_key: bytes = b"") -> str:
     """Run `client.probe` and return the last line that it prints.
 
-    Args:
-        arguments: of the program.
-        network_key: what it reads from its standard input.
-
     Raises:
         TimeoutError: it took longer than `TIMEOUT_S`, and was killed.
         OSError: it could not be started.

@@ -55,7 +55,6 @@ class PageFiles(StaticFiles):
     """The page's files, revalidated each time, so that a new version is seen at once; unchanged ones are a 304."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:  # noqa: ANN401 - starlette's own
-        """One file."""
         response = super().file_response(*args, **kwargs)
         response.headers["cache-control"] = "no-cache"
         return response

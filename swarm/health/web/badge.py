@@ -48,7 +48,6 @@ class Badge:
 
 
 def badge(state: Mapping[str, Any], model_key: str, label: str | None = None) -> Badge:
-    """Draw a model's badge."""
     models = state.get("models", ())
     model = next((one for one in models if model_key in (one["name"], one["fingerprint"])), None)
     if model is None:
