@@ -19,13 +19,7 @@ _SPAN: Final = re.compile(r"[0-9]{1,6}-[0-9]{1,6}|auto")
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """One model's nodes, and the layers that no serving node holds.
-
-    Attributes:
-        model: which model.
-        records: of its nodes, also of those that do not serve now.
-        missing: layers without a serving node, in order.
-    """
+    """One model's nodes, and the layers that no serving node holds."""
 
     model: ModelIdentity
     records: tuple[NodeRecord, ...]

@@ -120,12 +120,7 @@ async def look_outside(peers: Sequence[NamedPeer], find: Resolve, pages: Pages) 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Asks for the heads of two pages.
-
-    Attributes:
-        find: looks names up.
-        environment: names the proxy.
-    """
+    """Asks for the heads of two pages."""
 
     find: Resolve
     environment: Mapping[str, str]

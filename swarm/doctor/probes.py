@@ -84,12 +84,7 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The head of an HTTP answer.
-
-    Attributes:
-        status: such as 302.
-        location: where it sends the asker; empty where it does not.
-    """
+    """The head of an HTTP answer."""
 
     status: int
     location: str = ""
@@ -169,8 +164,6 @@ class ConnectProxy:
     """An HTTP proxy.
 
     Attributes:
-        host: name or address.
-        port: TCP port.
         login: `USER:PASSWORD`; empty where there is none.
     """
 

@@ -34,7 +34,6 @@ class Forwarder:
     """One loopback port.
 
     Attributes:
-        port: its number.
         trouble: why the last connection led nowhere; empty where it did not fail.
     """
 
@@ -95,12 +94,7 @@ OPEN_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TlsPort:
-    """The one port of a peer.
-
-    Attributes:
-        peer: whose it is.
-        address: `host:port`.
-    """
+    """The one port of a peer."""
 
     peer: PeerId
     address: str

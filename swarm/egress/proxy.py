@@ -42,7 +42,6 @@ class HttpProxy:
 
     Attributes:
         host: name or IP address, without brackets.
-        port: TCP port.
         credentials: `USER:PASSWORD`; empty where it wants none.
     """
 

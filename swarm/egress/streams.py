@@ -97,12 +97,7 @@ FAMILY_DELAY_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Both directions of one connection.
-
-    Attributes:
-        reader: what comes.
-        writer: what goes.
-    """
+    """Both directions of one connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter

@@ -51,7 +51,6 @@ class Mapping:
         host: its external IP address.
         port: its external TCP port.
         lifetime_s: for how long it holds.
-        protocol: PCP, NAT-PMP or UPnP.
     """
 
     host: str

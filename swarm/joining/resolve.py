@@ -88,7 +88,6 @@ class SwarmChoice:
         mqtt: URL of the broker.
         membership: what else joining takes.
         note: a line for the user that says which swarm it is; empty where it was typed.
-        sources: where each address comes from.
     """
 
     join: tuple[str, ...] = ()
@@ -366,13 +365,7 @@ class GivenPeers:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedJoin:
-    """Addresses and invites, taken apart.
-
-    Attributes:
-        join: multiaddresses.
-        invite: the first invite.
-        network: the network key in the invites.
-    """
+    """Addresses and invites, taken apart."""
 
     join: tuple[str, ...] = ()
     invite: Invite | None = None

@@ -31,13 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class RelayProcess:
-    """A relay that runs in a process of its own.
-
-    Attributes:
-        port: where it listens.
-        tls_port: where it listens for TLS, if it does.
-        load: what it carried when it last said so.
-    """
+    """A relay that runs in a process of its own."""
 
     def __init__(self, process: Process, identity: Identity, ports: tuple[int, int | None], find: FindNode) -> None:
         self.port, self.tls_port = ports

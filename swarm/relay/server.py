@@ -336,12 +336,7 @@ _PONG: Final = b"PONG"
 
 
 class Machine:
-    """One machine that is here.
-
-    Attributes:
-        peer: its name, which it has proved.
-        visit: its standing connection.
-    """
+    """One machine that is here."""
 
     def __init__(self, peer: PeerId, visit: Visit, clock: Callable[[], float] = time.monotonic) -> None:
         """Say nothing yet."""

@@ -180,8 +180,6 @@ class Visit:
 
     Attributes:
         connection: what it says and hears.
-        places: what it holds, by kind.
-        task: serves it.
         is_taken: whether it is the machine's end of a circuit; whose task ends it then.
         is_confined: whether it came by the TLS port: its network may let nothing else out.
     """

@@ -72,13 +72,7 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcceptedMessage:
-    """A message that is accepted.
-
-    Attributes:
-        peer: who signed it.
-        fingerprint: of the model that it is about.
-        body: its contents.
-    """
+    """A message that is accepted."""
 
     peer: PeerId
     fingerprint: str
@@ -90,7 +84,6 @@ class RejectedMessage:
     """A message that is not.
 
     Attributes:
-        reason: why.
         peer: who signed it, where the signature holds; who sent it is unknown.
         fingerprint: of the model that it is about, where the signature holds.
     """

@@ -34,7 +34,6 @@ class LatestState:
     Attributes:
         changed: called after every change.
         clock: seconds, monotonic.
-        state: the newest; None before the first.
         trouble: what went wrong last; None while all is well.
         renewed_at: when a newer state last came, by `clock`.
     """

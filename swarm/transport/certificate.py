@@ -49,7 +49,6 @@ class ServerCertificate:
 
     Attributes:
         key_pem: the private key, PKCS #8.
-        pem: the certificate.
         der: the same, as records hold it.
     """
 

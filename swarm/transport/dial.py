@@ -208,8 +208,6 @@ class _Kept:
     """A channel for the next use.
 
     Attributes:
-        channel: connects when first used.
-        last_use: monotonic seconds.
         opened: monotonic seconds; in a private swarm an older channel would reconnect with a certificate that has run
             out.
         warm_until: monotonic seconds; None before its connection was warmed up.

@@ -114,9 +114,6 @@ class SuccessorStream:
     """One stream to one machine.
 
     Attributes:
-        hop: the machine and its layers.
-        link: the running stream, once it is dialled.
-        channel: the connection under it.
         is_attached: the machine took the stream.
         is_synced: it lacks nothing; what is new is sent to it at once.
         is_broken: the stream is lost, and that was reported.

@@ -182,12 +182,7 @@ class HoleTokens:
 
 
 class Hole:
-    """An end; made by `Hole.at`, which closes all of it but a connection that `meet` returned.
-
-    Attributes:
-        place: where this machine is.
-        relay: `host:port` of the relay, with the IP address that was reached.
-    """
+    """An end; made by `Hole.at`, which closes all of it but a connection that `meet` returned."""
 
     def __init__(self, asking: Streams, place: Vantage) -> None:
         self.place = place

@@ -418,11 +418,7 @@ class _LocalDoor:
 
 
 class LocalDialler:
-    """Opens doors; made by `open_ways`.
-
-    Attributes:
-        choice: of ways to relayed machines.
-    """
+    """Opens doors; made by `open_ways`."""
 
     def __init__(self, choice: PathChoice, scope: TaskScope, direct: PathChoice | None = None) -> None:
         """Open none yet.

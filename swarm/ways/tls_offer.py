@@ -93,7 +93,6 @@ class TlsOffer:
     Attributes:
         port: TCP port; 0 takes a free one.
         host: IP address that the directory and the relay are bound to.
-        network: the private swarm's key, if it is one.
         allow_private: whether nodes at private addresses are led to also from a public one.
     """
 

@@ -129,11 +129,7 @@ class ListenAddresses:
     """Where a DHT peer listens and which peers it joins, as multiaddresses.
 
     Attributes:
-        join: peers.
-        host: what to listen on.
         announce: under what others reach it; None for what it listens on.
-        client: nothing listens here.
-        allow_private: private addresses are dialled back also from a public one.
         sources: of each peer, its rank and where its address comes from.
         proxy: URL of the HTTP proxy through which peers are reached; None: nothing is between.
     """

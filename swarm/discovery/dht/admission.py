@@ -27,11 +27,7 @@ _MAX_TELLING: Final = 4_096
 
 
 class StrangerRefused(SwarmError):
-    """Who asks has not proven that it is a member, or is of another swarm.
-
-    Attributes:
-        who: what is said of it here.
-    """
+    """Who asks has not proven that it is a member, or is of another swarm."""
 
     def __init__(self, told: str, who: str = "has not this swarm's network key") -> None:
         """Refuse."""

@@ -118,8 +118,6 @@ class WhichSwarm:
     """The swarm that is meant.
 
     Attributes:
-        network: of a private one.
-        swarm: the id of an open one; None where its peers say it.
         is_certain: whether peers that were typed cannot mean another one.
     """
 
@@ -133,11 +131,7 @@ class DhtPeer:
     """One running DHT node and its daemon.
 
     Attributes:
-        daemon: libp2p.
-        directory: what it knows and holds.
-        way: by which its peers are reached.
         admission: says which swarm it is of; None in an open one that has no id.
-        swarm: the id of an open swarm.
         others: peers that were to be joined through and are of other swarms.
     """
 

@@ -52,12 +52,7 @@ ReportedItem = tuple[str, bytes, float]
 
 @dataclass(frozen=True, slots=True)
 class KeyAnswer:
-    """What one peer answered about one key; nothing of it is checked but its form.
-
-    Attributes:
-        rows: the items there, in that peer's order.
-        size: bytes of their data.
-    """
+    """What one peer answered about one key; nothing of it is checked but its form."""
 
     rows: tuple[ReportedItem, ...] = ()
     size: int = 0

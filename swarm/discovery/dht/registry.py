@@ -79,7 +79,6 @@ class PeerSurvey:
     """What became of one question to a peer of the DHT.
 
     Attributes:
-        peer: who was asked.
         ahead_s: seconds by which its clock is ahead of this machine's; None if it did not answer.
         about: what it says of itself; None if it did not answer, or its release cannot.
     """

@@ -57,8 +57,6 @@ class LookUp:
 
     Attributes:
         answers: per peer that answered, what it says of each key.
-        peers: who has which id.
-        size: bytes of all answers.
         until: when the question ends, by the monotonic clock.
     """
 

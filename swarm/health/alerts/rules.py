@@ -111,14 +111,7 @@ class AlertTransition(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An alert began, became worse or ended.
-
-    Attributes:
-        alert: as it was then.
-        step: what happened.
-        at: Unix seconds.
-        worst: the highest severity that it has had.
-    """
+    """An alert began, became worse or ended."""
 
     alert: Alert
     step: AlertTransition
@@ -144,8 +137,6 @@ class _AlertState:
     """A finding that is watched.
 
     Attributes:
-        finding: as it was last found.
-        since: when it was first found.
         flap: multiplies `clear_s`.
         worst: the highest severity that was reported; None while it is no alert yet.
         quiet_since: since when it is not found.

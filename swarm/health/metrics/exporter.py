@@ -54,15 +54,7 @@ class HealthView:
     """All values of one scrape, copied: nothing in it changes any more.
 
     Attributes:
-        swarm: its name.
-        models: each with its probes and totals.
-        alerts: how many are open, by kind and severity.
-        sources: broker and DHT.
-        believed: telemetry messages accepted, by topic.
-        refused: telemetry messages rejected, by reason.
         turned_away: messages and records for which there was no room.
-        readers: of the event stream.
-        probe_every_s: time between probes of a model.
     """
 
     swarm: str

@@ -116,13 +116,7 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """One model at the time of a scrape.
-
-    Attributes:
-        assessment: its nodes and verdict.
-        log: its probes.
-        totals: its counters.
-    """
+    """One model at the time of a scrape."""
 
     assessment: Assessment
     log: ProbeLog

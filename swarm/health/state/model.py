@@ -132,9 +132,6 @@ class Knowledge:
     """All that came in, by model and node.
 
     Attributes:
-        contributions: layer-tokens that each peer served.
-        totals: sweeps and layer-tokens of each model.
-        events: the newest first.
         turned_away: messages and records for which there was no room: none for the node, or none for its model.
         version: rises with every change of more than numbers.
         changes: rises with everything that comes in.

@@ -37,14 +37,8 @@ class Overview:
 
     Attributes:
         join: addresses of the swarm, for the commands that it shows.
-        name: what the swarm is called.
         started_at: when this service started, in Unix seconds.
         refused: messages that the guard rejected, by reason.
-        knowledge: what came in about nodes.
-        alerts: open alerts, and those that ended lately.
-        probes: results of probes, by fingerprint.
-        broker: the connection to the MQTT broker.
-        dht: the connection to the DHT.
         version: rises with every change of more than numbers, beside those of `knowledge`.
         newest_changes: alerts that began or ended by the last `assess`.
     """

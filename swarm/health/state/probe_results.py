@@ -23,7 +23,6 @@ class HopProbe:
     """One hop of a probe's chain; times are medians over its sweeps.
 
     Attributes:
-        peer: the node.
         span: the layers that it computed, half-open.
         link_ms: one way, from the machine before it.
         queue_ms: waiting at the node.

@@ -37,7 +37,6 @@ class Verdict:
     """How a model fares, and why.
 
     Attributes:
-        grade: the verdict's word.
         reason: one line for people.
         missing: layers without a serving machine.
         replicas: serving machines per layer.
@@ -162,11 +161,7 @@ class Assessment:
     """One model, its nodes, and the verdict.
 
     Attributes:
-        model: which.
-        nodes: all that are known.
-        verdict: how the model fares.
         since: when the verdict became what it is, in Unix seconds.
-        log: its probes.
     """
 
     model: ServedModel

@@ -68,8 +68,6 @@ class Sample:
     """One model at one moment.
 
     Attributes:
-        fingerprint: which model.
-        grade: its verdict.
         min_replicas: machines of the layer that the fewest hold.
         machines: machines that serve it.
         sweeps_per_s: sweeps through the whole model, where nodes report them.

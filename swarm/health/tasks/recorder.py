@@ -32,16 +32,7 @@ SAVE_S = 60.0
 
 @dataclass(slots=True)
 class HealthLoop:
-    """Turns what is known into what is shown and stored.
-
-    Attributes:
-        overview: what is known.
-        publisher: holds the state that readers get.
-        history: the file.
-        clock: Unix seconds.
-        on_changes: called with the alerts that began or ended.
-        assessments: the models as last judged.
-    """
+    """Turns what is known into what is shown and stored."""
 
     overview: Overview
     publisher: StatePublisher

@@ -36,12 +36,7 @@ _TEMPLATE: Final = Environment(autoescape=True).from_string(
 
 @dataclass(frozen=True, slots=True)
 class Badge:
-    """A badge.
-
-    Attributes:
-        svg: the picture.
-        is_known: whether there is such a model.
-    """
+    """A badge."""
 
     svg: str
     is_known: bool
