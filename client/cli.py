@@ -27,7 +27,7 @@ from swarm.joining.command_line import read_command
 from swarm.joining.lan_choice import with_lan
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.logs import set_up_logging
 from swarm.runtime.plain_text import plain_for, plain_line

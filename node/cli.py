@@ -31,7 +31,7 @@ from swarm.joining.invite import is_invite
 from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.process_limits import raise_file_limit
 from swarm.runtime.program import exit_code

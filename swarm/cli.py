@@ -44,9 +44,8 @@ from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.relay.lending import NO_RELAY, lend, lent_settings, offered_hosts
 from swarm.routing.costs import sweep_ms
-from swarm.runtime.cli import fit
+from swarm.runtime.cli import fit, make_console
 from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
-from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.process_limits import raise_file_limit

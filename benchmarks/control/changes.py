@@ -32,7 +32,7 @@ from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 CHANGES = {
     "25 → 40 ms": (Costs(25, 100), Costs(40, 100)),

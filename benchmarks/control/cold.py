@@ -26,7 +26,7 @@ from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.library.jobs import MAX_NODES
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 FIXED = ((16, 1), (64, 1), (16, 8), (32, 16))
 """Trees of so many nodes, so many in flight."""

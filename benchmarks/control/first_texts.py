@@ -34,7 +34,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import RouteForecast
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 WRONG = 3.0
 

@@ -27,7 +27,7 @@ from client.library.jobs import MAX_NODES
 from client.stats import SweepMeasurement
 from swarm.protocol.messages import HopTime, Sampling
 from swarm.routing.costs import RouteForecast
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 EVEN, IDLE = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
 CHAINS = {

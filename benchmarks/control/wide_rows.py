@@ -25,7 +25,7 @@ from client.control.policy import FixedPolicy
 from client.library.jobs import MAX_NODES
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import DEFAULT_LINK_MBIT_PER_S, RouteForecast
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 LARGE, MEDIUM = 16_384, 8_192
 NETWORKS = {

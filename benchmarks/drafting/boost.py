@@ -39,7 +39,7 @@ from client.train.steps import Schedule
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.logs import quiet_libraries
 
 WINDOW = 2_048

@@ -34,7 +34,7 @@ from client.library.aio import AsyncSwarm
 from client.options import GenerateOptions
 from swarm.demo import PASSAGES, TARGET
 from swarm.errors import SwarmError
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.logs import quiet_libraries
 from swarm.runtime.tasks import TaskScope
 

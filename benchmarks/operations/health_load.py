@@ -38,7 +38,7 @@ from swarm.errors import ConfigError
 from swarm.health.state.model_slots import MAX_MODELS
 from swarm.health.state.verdict import Grade
 from swarm.health.tasks.history import WINDOWS, History, Sample
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import METRICS_S, Presence
 

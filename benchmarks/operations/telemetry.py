@@ -40,7 +40,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeState
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.logs import quiet_libraries
 from swarm.telemetry.messages import parse_broker
 

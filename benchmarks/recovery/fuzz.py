@@ -44,7 +44,7 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.messages import NodeInfo
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 from swarm.transport.endpoint import Endpoint
 

@@ -31,7 +31,7 @@ from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
 from client.demo.programs import start_program
 from swarm.demo import TARGET
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 MIDDLE = 1
 STUTTERER, CLIENT = len(SPANS) + 1, len(SPANS) + 2

@@ -20,7 +20,7 @@ import swarm.protocol.hop_log
 from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.repair_world import World
 from swarm.errors import SwarmError
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 BLOCK = 250
 

@@ -23,7 +23,7 @@ from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.routing.route import Route, RouteQuery, best_route
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 CLIENTS = 200
 HOLDERS = 10

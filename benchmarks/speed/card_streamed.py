@@ -33,7 +33,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
 from swarm.layers import Span
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.logs import quiet_libraries
 
 COPY_BYTES = 2 << 30

@@ -26,7 +26,7 @@ from benchmarks.sheet import Recording, Sheet
 from benchmarks.speed.losses_worker import CHOSEN, PLAIN, Job
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Rows, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.logs import quiet_libraries
 
 CONTEXT = 120

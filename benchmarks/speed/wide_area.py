@@ -31,7 +31,7 @@ from benchmarks.speed.worker import Job
 from client.bench.paired_ratio import Median, median_of, ratios
 from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 PLAIN = "Canopy, plain"
 COLUMNS = (

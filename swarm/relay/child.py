@@ -1,6 +1,6 @@
 """The process that a relay runs in, so that the bytes of others never wait for a model, nor a model for them.
 
-`swarm.relay.process` starts it. Lines of JSON: the parent's first one says what to lend (`RelaySettings`), each later
+`swarm.relay.lending` starts it. Lines of JSON: the parent's first one says what to lend (`RelaySettings`), each later
 one answers a question or changes the rate. This process says `{"port": N}` once, `{"load": {...}}` every second where
 it has changed, and asks `{"sign": NONCE}`, for it holds no key, and `{"find": PEER}`, for it reads no directory. It
 ends when its standard input closes, for then its parent has ended.

@@ -92,6 +92,8 @@ LOOK_UP_S, SLOW_NAME_S = 8.0, 3.0
 """How long a peer's name may take to be looked up again where nobody answers, and from when on that is the trouble."""
 MAX_LISTED = 4
 """Addresses that one line names."""
+REFUSED = "refused a stranger"
+"""How a line of the DHT process begins that its user wants to know of."""
 SLOW = "this machine is too busy: the p2p daemon did not start"
 """With which a refusal begins that another try may change."""
 

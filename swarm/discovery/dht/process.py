@@ -1,4 +1,4 @@
-"""The process that owns the DHT node and its p2p daemon; `swarm.discovery.dht.child` starts it.
+"""The process that owns the DHT node and its p2p daemon; `swarm.discovery.dht.registry` starts it.
 
 Requests arrive as msgpack `[number, method, arguments]` on standard input, answers leave as `[number, error, value]` on
 standard output; error is nil or a message. The process ends when its standard input closes: its parent has ended.

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgpack
 
+from swarm.discovery.dht.addresses import REFUSED
 from swarm.discovery.dht.admission import DirectoryAdmission, StrangerRefused, open_place
-from swarm.discovery.dht.child import REFUSED
 from swarm.discovery.dht.hivemind_node import DHTID, DHTProtocol, P2PContext, PeerID, dht_pb2, node_module
 from swarm.discovery.record_store import FiledItem, RecordStore, open_item
 from swarm.discovery.registry import StorageKey

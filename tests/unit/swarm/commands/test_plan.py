@@ -14,7 +14,7 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, LayersError, UnknownModel
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import SpanBorders
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.unit.swarm.discovery.test_coverage import JOIN, record
 

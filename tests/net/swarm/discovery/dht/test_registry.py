@@ -20,9 +20,8 @@ import pytest_asyncio
 from swarm.discovery.address_proof import hello_response, who_answer
 from swarm.discovery.dht import addresses
 from swarm.discovery.dht import registry as dht_registry
-from swarm.discovery.dht.child import DhtPipe, start_pipe
 from swarm.discovery.dht.dialback import DialBack, pack_request
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.dht.registry import DhtConfig, DhtPipe, DhtRegistry, start_pipe
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, NodeState, seal, split_address
