@@ -258,7 +258,6 @@ class PortMapper:
         routers: Callable[[], Sequence[Router]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask nobody yet."""
         self.mapping: Mapping | None = None
         self.is_silent = False
         self._port = port

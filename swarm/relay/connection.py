@@ -30,7 +30,6 @@ class RelayConnection:
     """
 
     def __init__(self, sock: socket.socket, peer: tuple[str, int]) -> None:
-        """Take over a socket."""
         self._sock = sock
         self._rest = bytearray()
         found = parse_ip(peer[0])

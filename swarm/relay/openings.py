@@ -11,8 +11,10 @@ Whoever connects says one line, which ends with a line feed and may have a carri
     LOAD                             asks what the relay carries
     WHO NONCE                        asks whose relay this is: 16 bytes in hex, to be signed
 
-To HERE the relay answers `PROVE RELAY-PEER NONCE`; the machine answers `PROOF KEY SIGNATURE` (`swarm.relay.openings`),
-and the relay `OK HOST:PORT`, the address that the machine comes from, or `NO REASON`. From then on the relay says
+To HERE the relay answers `PROVE RELAY-PEER NONCE`; the machine answers `PROOF KEY SIGNATURE` (`prove_presence`),
+and the relay `OK HOST:PORT`, the address that the machine comes from, or `NO REASON`. Another relay cannot use the
+proof: its name is in what is signed. Nobody can use it later: the nonce is the relay's. In a private swarm both sides
+put `NetworkKey.presence` behind the nonce, so that its relays carry members only. From then on the relay says
 
     OPEN TOKEN ADDRESS               somebody connects from there: open a connection here with TAKE TOKEN
     PUNCH TOKEN ADDRESSES            somebody wants a hole and knocks from these addresses: TAKE TOKEN first

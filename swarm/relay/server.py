@@ -99,12 +99,17 @@ class _Payment:
 
 
 class FairShare:
-    """The rate that a machine lends."""
+    """The rate that a machine lends, shared fairly: fair queueing in virtual time over a token bucket.
+
+    Each circuit pays for what it has carried before it carries more. Who carried least is served first, so a circuit
+    with little to say waits for nobody's backlog.
+    Source: Golestani, "A self-clocked fair queueing scheme", 1994; as in Goyal, Vin and Cheng, "Start-time fair
+    queueing", 1996, time is the start of what is served.
+    """
 
     def __init__(
         self, bytes_per_s: float, *, clock: Callable[[], float] = time.monotonic, call_later: CallLater | None = None
     ) -> None:
-        """Have carried nothing."""
         self._rate = bytes_per_s
         self._clock = clock
         self._call_later = call_later
@@ -339,7 +344,6 @@ class Machine:
     """One machine that is here."""
 
     def __init__(self, peer: PeerId, visit: Visit, clock: Callable[[], float] = time.monotonic) -> None:
-        """Say nothing yet."""
         self.peer = peer
         self.visit = visit
         self._clock = clock

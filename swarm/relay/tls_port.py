@@ -34,7 +34,7 @@ _MAX_RECORD: Final = 16_384
 
 
 def named_protocols(data: bytes) -> tuple[str, ...] | None:
-    """The protocols that a ClientHello names, the preferred one first; empty where it names none.
+    """The protocols that a ClientHello names (ALPN, RFC 7301), the preferred one first; empty where it names none.
 
     Returns:
         None where more must come.
@@ -126,7 +126,6 @@ class TlsConnection(RelayConnection):
     """Takes over another connection, and what it has read. Reads only what it is asked for, as that one does."""
 
     def __init__(self, inner: RelayConnection, context: ssl.SSLContext) -> None:
-        """Say nothing yet."""
         self._inner = inner
         self._sock = inner._sock
         self._rest = bytearray()

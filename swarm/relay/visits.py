@@ -105,7 +105,6 @@ class RelayPlaces:
     """
 
     def __init__(self, limits: RelayLimits, quota: Quota) -> None:
-        """Hold nothing."""
         self._quota = quota
         self._machine_circuits = limits.machine_circuits
         self._taken: dict[str, dict[RelayPlace, None]] = {}
@@ -202,7 +201,6 @@ class Visit:
 
 class Visits:
     def __init__(self, limits: RelayLimits, clock: Callable[[], float]) -> None:
-        """Nobody is here."""
         self._quota = limits.quota(clock)
         self._places = RelayPlaces(limits, self._quota)
 

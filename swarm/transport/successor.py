@@ -148,7 +148,6 @@ class SuccessorLink:
         listener: SuccessorListener,
         uplink: Uplink | None = None,
     ) -> None:
-        """Make a link that leads nowhere yet."""
         self._scope = scope
         self._dial = dial
         self._signer = signer

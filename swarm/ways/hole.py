@@ -4,7 +4,8 @@ Both ends connect to each other from the port that a relay saw, at about the sam
 side's packets for answers. In one network two attempts hardly ever meet in flight, so both ends also listen there.
 
 Whatever connects proves that it is the machine of the circuit: the end that waits says its token first, the end that
-chooses answers with its own on the one connection that it takes. Nobody else is told a word.
+chooses answers with its own on the one connection that it takes. Nobody else is told a word. A machine knocks at
+addresses that another one names only where that does not look into somebody's network (`allowed_targets`).
 """
 
 from __future__ import annotations

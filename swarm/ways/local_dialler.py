@@ -50,7 +50,6 @@ class RelayCircuit:
     name = "relay"
 
     def __init__(self, dial: DialRelay = connect) -> None:
-        """Ask nobody yet."""
         self._dial = dial
 
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
@@ -101,7 +100,6 @@ class DirectWay:
     name = "direct"
 
     def __init__(self, egress: Egress) -> None:
-        """Dial nobody yet."""
         self._egress = egress
 
     async def open(self, _peer: PeerId, address: str) -> OpenedWay:
@@ -118,7 +116,6 @@ class PortWay:
     name = "TLS port"
 
     def __init__(self, egress: Egress) -> None:
-        """Ask nobody yet."""
         self._egress = egress
 
     async def open(self, peer: PeerId, address: str) -> OpenedWay:
@@ -161,7 +158,6 @@ class WayMemory:
     """Knows nothing at first. Its ways are few, so only peers are bounded."""
 
     def __init__(self, clock: Callable[[], float], max_peers: int = MAX_PEERS) -> None:
-        """Start."""
         self._clock = clock
         self._max_peers = max_peers
         self._learned: OrderedDict[PeerId, _Learned] = OrderedDict()

@@ -36,7 +36,6 @@ class PunchWay:
     name = "punch"
 
     def __init__(self, own: Callable[[], OwnAddresses] = own_addresses) -> None:
-        """Dial nobody yet."""
         self._own = own
 
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:

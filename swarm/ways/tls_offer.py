@@ -52,7 +52,6 @@ class NodeFinder:
         call: HelloCall = call_hello,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Know nobody."""
         self._record_of = record_of
         self._policy = policy
         self._call = call

@@ -30,7 +30,6 @@ class StrangerRefused(SwarmError):
     """Who asks has not proven that it is a member, or is of another swarm."""
 
     def __init__(self, told: str, who: str = "has not this swarm's network key") -> None:
-        """Refuse."""
         super().__init__(told)
         self.who = who
 
@@ -81,7 +80,6 @@ class NetworkAdmission(DirectoryAdmission):
     """Of one member of a private swarm."""
 
     def __init__(self, network: NetworkKey, own: PeerId) -> None:
-        """Speak for one member."""
         self._network = network
         self._own_proof = network.proof(own)
 
@@ -120,7 +118,6 @@ class SwarmAdmission(DirectoryAdmission):
     """Of one machine of an open swarm that has an id."""
 
     def __init__(self, swarm: SwarmId) -> None:
-        """Speak for a machine of this swarm."""
         self._swarm = swarm
         self._telling: set[PeerID] = set()
 

@@ -26,8 +26,10 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from swarm.discovery.dht import about
 from swarm.discovery.dht.addresses import (
     NOBODY_ANSWERS,
+    OPEN_SWARM,
     SLOW,
     ListenAddresses,
+    Membership,
     answers,
     check_join_address,
     host_and_port,
@@ -113,19 +115,6 @@ class RequestRefused(Exception):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
-class WhichSwarm:
-    """The swarm that is meant.
-
-    Attributes:
-        is_certain: whether peers that were typed cannot mean another one.
-    """
-
-    network: NetworkKey | None = None
-    swarm: SwarmId | None = None
-    is_certain: bool = False
-
-
 @dataclass(slots=True)
 class DhtPeer:
     """One running DHT node and its daemon.
@@ -150,7 +139,7 @@ class DhtPeer:
         identity_path: str,
         start_s: float,
         stack: AsyncExitStack,
-        which: WhichSwarm | None = None,
+        which: Membership = OPEN_SWARM,
     ) -> DhtPeer:
         """Start both.
 
@@ -158,7 +147,6 @@ class DhtPeer:
             RequestRefused: no peer answers, the clocks differ, or the daemon did not start; it begins with `SLOW`
                 where only time was missing.
         """
-        which = which or WhichSwarm()
         network, daemon = which.network, None
         way = await find_way_out(listen, stack)
         listen = way.led(listen)
@@ -383,7 +371,7 @@ async def _ask_about(daemon: Daemon, peer: PeerID, meant: SwarmId | None) -> abo
     return about.parse_about(answer.value)
 
 
-async def _meet(daemon: Daemon, listen: ListenAddresses, which: WhichSwarm, way: WayOut) -> Meeting:
+async def _meet(daemon: Daemon, listen: ListenAddresses, which: Membership, way: WayOut) -> Meeting:
     """Ask the peers to join through what they speak and which swarm they are of.
 
     Raises:
@@ -537,7 +525,8 @@ async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any], stac
     try:
         listen, secret = ListenAddresses(**arguments["listen"]), arguments["network_key"]
         network = None if secret is None else NetworkKey(secret)
-        which = WhichSwarm(network, as_swarm_id(arguments["swarm"]), arguments["is_certain"])
+        swarm, is_certain = as_swarm_id(arguments["swarm"]), arguments["is_certain"]
+        which = Membership(network, swarm=swarm, is_certain=is_certain)
         peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"], stack, which)
     except RequestRefused as error:
         parent.reply(number, error.message)

@@ -40,7 +40,6 @@ class RelayDesk:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Lend nothing yet."""
         self.addresses: tuple[str, ...] = ()
         self._quota = Quota(_LIMITS, clock)
 

@@ -89,7 +89,6 @@ class DirectoryPeer:
     """
 
     def __init__(self, node: DHTNode, joined: Iterable[PeerID]) -> None:
-        """Take over a running node."""
         self.node = node
         self._protocol: DirectoryProtocol = node.protocol
         admission = self._protocol.authorizer

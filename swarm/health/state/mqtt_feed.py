@@ -37,7 +37,6 @@ class MqttFeed:
         on_link_change: Callable[[LinkState, float], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; connects nowhere."""
         self._guard, self._topics = guard, f"{prefix}/v1/+/+/+"
         self._on_message, self._on_link_change, self._clock = on_message, on_link_change, clock
         self._rng = random.SystemRandom()
