@@ -218,17 +218,6 @@ MAX_SOCKET_PATH: Final = 100
 """Bytes of a socket's path; systems take 103 to 107."""
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """Better ways to one peer are tried.
-
-    Attributes:
-        done: it succeeded or failed.
-    """
-
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class PathChoice:
     """Chooses a way for each connection."""
 
@@ -244,13 +233,9 @@ class PathChoice:
         self._better = list(better)
         self._last = last
         self._scope = scope
-        self._memory = memory
-        self._attempts: dict[PeerId, _Attempt] = {}
+        self.memory = memory
+        self._attempts: dict[PeerId, asyncio.Event] = {}  # set when the attempt succeeded or failed
         self._spares: dict[PeerId, OpenedWay] = {}
-
-    @property
-    def memory(self) -> WayMemory:
-        return self._memory
 
     def add(self, way: Way) -> None:
         """Try another way from now on, before those that are known."""
@@ -258,11 +243,11 @@ class PathChoice:
 
     def is_hopeless(self, peer: PeerId) -> bool:
         """Whether only the relay is left."""
-        return not self._memory.worth_trying(peer, self._better)
+        return not self.memory.worth_trying(peer, self._better)
 
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
         """The best connection that can be had soon; errors as of every way."""
-        head_start_s = KNOWN_S if self._memory.works(peer) else HEAD_START_S
+        head_start_s = KNOWN_S if self.memory.works(peer) else HEAD_START_S
         opened = None
         try:
             async with asyncio.timeout(head_start_s):
@@ -280,18 +265,18 @@ class PathChoice:
             attempt = self._attempts.get(peer) or self._start(peer, relay)
             if attempt is None:
                 return None
-            await attempt.done.wait()
+            await attempt.wait()
         return self._spares.pop(peer, None)
 
-    def _start(self, peer: PeerId, relay: str) -> _Attempt | None:
-        ways = self._memory.worth_trying(peer, self._better)
+    def _start(self, peer: PeerId, relay: str) -> asyncio.Event | None:
+        ways = self.memory.worth_trying(peer, self._better)
         if not ways or len(self._attempts) >= MAX_ATTEMPTS:
             return None
-        attempt = self._attempts[peer] = _Attempt()
+        attempt = self._attempts[peer] = asyncio.Event()
         self._scope.spawn(self._run(attempt, ways, peer, relay))
         return attempt
 
-    async def _run(self, attempt: _Attempt, ways: Sequence[Way], peer: PeerId, relay: str) -> None:
+    async def _run(self, attempt: asyncio.Event, ways: Sequence[Way], peer: PeerId, relay: str) -> None:
         """Try; what comes of it lies there for a while, for whoever wants it."""
         opened = None
         try:
@@ -301,7 +286,7 @@ class PathChoice:
                     self._put(peer, opened)
             finally:
                 del self._attempts[peer]
-                attempt.done.set()
+                attempt.set()
             if opened is not None:
                 await asyncio.sleep(SPARE_S)
         finally:
@@ -321,16 +306,16 @@ class PathChoice:
             try:
                 opened = await way.open(peer, relay)
             except NoWay as error:
-                self._memory.failed(peer, way, error.again_s)
+                self.memory.failed(peer, way, error.again_s)
                 logger.debug("%s to %s: %s", way.name, peer, error)
             except (OSError, TimeoutError, SwarmError) as error:
-                self._memory.failed(peer, way, SOON_S)
+                self.memory.failed(peer, way, SOON_S)
                 logger.debug("%s to %s: %s", way.name, peer, describe(error))
             except Exception as error:  # a fault of ours must not end the program: the relay is there
-                self._memory.failed(peer, way, SOON_S)
+                self.memory.failed(peer, way, SOON_S)
                 logger.warning("%s to %s failed", way.name, peer, exc_info=error)
             else:
-                self._memory.worked(peer, way)
+                self.memory.worked(peer, way)
                 return opened
         return None
 
