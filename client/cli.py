@@ -21,7 +21,7 @@ from client.terminal.commands import ApiCommand, Bench, ChatCommand, Generate, S
 from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.terminal.setups import ProgramName, ask_server, setup
 from client.train.options import TrainDraft
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.joining.command_line import read_command
 from swarm.joining.lan_choice import with_lan

@@ -25,7 +25,7 @@ from client.library.aio import AsyncSwarm
 from client.options import ConnectOptions
 from swarm.discovery.dht.addresses import OPEN_SWARM
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError, RouteError
 from swarm.ids import without_ending
 from swarm.metrics.http import ConnectionLimits, MetricsPage, make_server

@@ -34,9 +34,9 @@ from swarm.discovery.dht.addresses import DhtConfig, free_port
 from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import DialPolicy, behind_router, interface_addresses
-from swarm.discovery.node_record import NodeRecord, Reach, bracketed
+from swarm.discovery.node_record import NodeRecord, Reach
 from swarm.discovery.registry import Registry, RelayOffer
-from swarm.egress.streams import connect
+from swarm.egress.streams import bracketed, connect
 from swarm.errors import ConfigError, RegistryError, SwarmError
 from swarm.gateway.messages import PCP_NONCE_BYTES
 from swarm.gateway.ports import NoMapping, PcpRouter, PmpRouter, PortMapper, Router, UpnpRouter, default_gateways

@@ -31,7 +31,8 @@ from node.session.successors import Successors
 from node.session.table import SessionTable
 from swarm.discovery.dht.addresses import check_own_address
 from swarm.discovery.dialable import DialPolicy
-from swarm.discovery.node_record import NodeRecord, bracketed
+from swarm.discovery.node_record import NodeRecord
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.devices import empty_cache
 from swarm.inference.grammars import GrammarCompiler

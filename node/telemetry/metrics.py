@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 
 from node.telemetry.counters import ErrorKind
 from node.telemetry.report import NodeDescription
-from swarm.discovery.node_record import NodeState, bracketed
+from swarm.discovery.node_record import NodeState
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet

@@ -14,8 +14,9 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 import psutil
 
-from swarm.discovery.node_record import bracketed, split_address
+from swarm.discovery.node_record import split_address
 from swarm.discovery.sealing import RecordError
+from swarm.egress.streams import bracketed
 from swarm.transport.endpoint import first_stop, parse_relayed
 
 RESOLVE_S = 2.0

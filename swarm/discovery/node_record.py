@@ -207,11 +207,6 @@ def tombstone(record: NodeRecord) -> NodeRecord:
     return replace(record, left=True, sequence=record.sequence + 1, expires_at=record.expires_at + 0.001)
 
 
-def bracketed(host: str) -> str:
-    """A host as it is written before a port: IPv6 addresses in brackets."""
-    return f"[{host}]" if ":" in host else host
-
-
 def split_address(address: str) -> tuple[str, int]:
     """The host and the port of `host:port` (IPv6 in brackets).
 

@@ -29,6 +29,7 @@ from urllib.parse import unquote, urlsplit
 import psutil
 
 from swarm.doctor.ladder import Once
+from swarm.egress.streams import bracketed
 
 HUB: Final = "huggingface.co"
 """A public host, which machines ask for models anyway: whether its name is found, and connections leave."""
@@ -185,7 +186,7 @@ class ConnectProxy:
 
     def wish(self, host: str, port: int) -> str:
         """The first line and the headers of a wish for a connection."""
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        place = f"{bracketed(host)}:{port}"
         login = base64.b64encode(self.login.encode()).decode()
         return f"CONNECT {place} HTTP/1.1\r\nHost: {place}" + (
             f"\r\nProxy-Authorization: Basic {login}" if login else ""

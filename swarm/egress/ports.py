@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from swarm.egress.proxy import HttpProxy, ProxyRefused, ask_proxy
-from swarm.egress.streams import CHUNK_BYTES, Streams, connected_socket, splice, split_host, tuned
+from swarm.egress.streams import CHUNK_BYTES, Streams, bracketed, connected_socket, splice, split_host, tuned
 from swarm.ids import PeerId
 from swarm.runtime.logs import describe
 from swarm.runtime.tasks import TaskScope, spawn_on
@@ -104,7 +104,7 @@ def tls_port(multiaddress: str) -> TlsPort | None:
     """The TLS port that `/ip4/A/tcp/P/tls/p2p/PEER` names; None where an address is of another kind."""
     match multiaddress.split("/"):
         case ["", _, host, "tcp", port, "tls", "p2p", peer]:
-            return TlsPort(PeerId(peer), f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            return TlsPort(PeerId(peer), f"{bracketed(host)}:{port}")
         case _:
             return None
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.runtime.plain_text import plain_line
 
@@ -51,7 +52,7 @@ class HttpProxy:
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
     def __str__(self) -> str:
         return f"the proxy {self.address}"

@@ -34,6 +34,11 @@ def split_host(address: str) -> tuple[str, int]:
     return match["host"], int(match["port"])
 
 
+def bracketed(host: str) -> str:
+    """A host as it is written before a port: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def _names_a_machine(host: str) -> bool:
     """Whether a host is a name, or an IP address that one machine can have.
 
@@ -114,8 +119,7 @@ class Streams:
         name = self.writer.get_extra_info("peername")
         if not isinstance(name, tuple):
             return ""
-        host = self.remote_host
-        return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+        return f"{bracketed(self.remote_host)}:{name[1]}"
 
     async def say(self, *line: str) -> None:
         """Send one line of words.
@@ -163,10 +167,10 @@ async def connect(address: str) -> Streams:
 async def connected_socket(address: str) -> socket.socket:
     """A socket that is connected to `host:port` in small segments (`swarm.egress.streams`); errors as of `connect`."""
     try:
-        bracketed, port = split_host(address)
+        named, port = split_host(address)
     except ValueError as error:
         raise OSError(str(error)) from None
-    host = bracketed.strip("[]")
+    host = named.strip("[]")
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     opened: list[socket.socket] = []
     taken: socket.socket | None = None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from swarm.discovery.dialable import IpAddress, is_public
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 from swarm.errors import RemoteProtocolError
 from swarm.gateway import messages
 from swarm.gateway.messages import EpochAnswer, MapAnswer, MapRequest

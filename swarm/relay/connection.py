@@ -11,7 +11,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 from swarm.errors import RemoteProtocolError
 from swarm.runtime.quota import address_key, parse_ip
 

@@ -21,8 +21,8 @@ from typing import Any
 from swarm.discovery.address_proof import who_answer
 from swarm.discovery.dialable import is_public
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import bracketed
 from swarm.discovery.registry import Registry
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError, RegistryError, SwarmError
 from swarm.ids import PeerId
 from swarm.relay.child import MAX_LINE_BYTES, RelaySettings

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from swarm.declared import RISING_PAIRS, Broken, JsonForm, Printable, Rule, Size, Within, Written
 from swarm.discovery.identity import Identity, is_peer_id, verify
 from swarm.discovery.node_record import MAX_SPEEDS
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError, LayersError, RemoteProtocolError
 from swarm.ids import PeerId, is_model_name
 from swarm.layers import Span
@@ -49,8 +50,7 @@ class BrokerAddress:
 
     def __str__(self) -> str:
         """The URL without user and password."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtt' if self.tls is None else 'mqtts'}://{host}:{self.port}"
+        return f"{'mqtt' if self.tls is None else 'mqtts'}://{bracketed(self.host)}:{self.port}"
 
 
 def parse_broker(url: str, ca: Path | None = None) -> BrokerAddress:

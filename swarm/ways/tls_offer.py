@@ -22,7 +22,8 @@ from swarm.discovery.dht.addresses import host_and_port
 from swarm.discovery.dht.dialback import HelloCall, call_hello
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import DialPolicy
-from swarm.discovery.node_record import NodeRecord, bracketed
+from swarm.discovery.node_record import NodeRecord
+from swarm.egress.streams import bracketed
 from swarm.ids import PeerId
 from swarm.relay.child import RelaySettings
 from swarm.relay.lending import LentRelay, ReachedAt, lend

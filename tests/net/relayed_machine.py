@@ -11,8 +11,7 @@ from functools import partial
 
 from node.reach.punch import PunchAnswerer
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import bracketed
-from swarm.egress.streams import Streams, connect, splice
+from swarm.egress.streams import Streams, bracketed, connect, splice
 from swarm.ids import PeerId
 from swarm.relay.openings import Opening, Verb, parse_opening
 from swarm.runtime.tasks import TaskScope, spawn_on

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from swarm.discovery.dialable import IpAddress, interface_addresses, is_reached_by_ipv6
 from swarm.discovery.identity import is_peer_id
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.ids import SwarmId
 from swarm.transport.network_key import NetworkKey

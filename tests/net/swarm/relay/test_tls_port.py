@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import bracketed
 from swarm.egress.ports import DIRECTORY, RELAY, Egress, TlsPort
+from swarm.egress.streams import bracketed
 from swarm.ids import PeerId
 from swarm.relay import server
 from swarm.relay.tls_port import TlsEntry
