@@ -28,7 +28,6 @@ def hello_response(identity: Identity, nonce: bytes, digest: bytes) -> bytes:
     """The answer to a Hello: msgpack of peer id, public key and a signature.
 
     Args:
-        identity: who answers.
         nonce: the caller's, 16 bytes.
         digest: SHA-256 of the certificate with which this machine answers; empty in an insecure swarm.
 
@@ -50,10 +49,7 @@ def check_hello(peer_id: PeerId, nonce: bytes, digest: bytes, response: bytes) -
     """Whether a response was signed by this peer, over this nonce and this certificate; never raises.
 
     Args:
-        peer_id: who should have signed it.
-        nonce: what was sent.
         digest: SHA-256 of the certificate at which the connection ends; empty for one in plain text.
-        response: any bytes.
     """
     if len(response) > MAX_HELLO_BYTES:
         return False

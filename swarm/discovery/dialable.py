@@ -42,7 +42,6 @@ def is_dialable(ip: IpAddress, *, own_is_public: bool) -> bool:
     """Whether a machine may call this address on a stranger's word.
 
     Args:
-        ip: to be called.
         own_is_public: whether the caller is reached under a public address: then it calls nothing but these. A machine
             of a private network calls all addresses of machines.
     """

@@ -190,9 +190,7 @@ def verify(peer_id: PeerId, public_key: bytes, data: bytes, signature: bytes) ->
     """Whether a signature was made by a peer.
 
     Args:
-        peer_id: whose signature it should be.
         public_key: the peer's, as libp2p encodes it; its hash must be the peer id.
-        data: what was signed.
         signature: RSA, PKCS #1 v1.5, SHA-256.
     """
     if len(public_key) > _MAX_PUBLIC_KEY_BYTES or peer_id_of(public_key) != peer_id:

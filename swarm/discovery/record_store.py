@@ -89,9 +89,7 @@ def open_item(key: StorageKey, subkey: object, data: bytes, expires_at: float, n
     """Check that something may lie where it lies: signed, for exactly the signed time, under a key of its own.
 
     Args:
-        key: where it lies.
         subkey: a peer id for a record, fingerprint and peer id for a pointer.
-        data: the sealed record or pointer.
         expires_at: the expiry with which it is stored.
         now: DHT time in seconds.
 

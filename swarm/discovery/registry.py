@@ -106,8 +106,6 @@ class Registry(Protocol):
         """Valid, unexpired records of a model, the newest per peer.
 
         Args:
-            fingerprint: the model's.
-            num_layers: the model's.
             within_s: how old a cached answer may be, in seconds.
         """
         ...

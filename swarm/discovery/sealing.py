@@ -100,7 +100,6 @@ class Seal(Generic[T]):
         """Decode a fact and check everything but whether it has expired.
 
         Args:
-            data: as it was sealed.
             now: DHT time in seconds.
 
         Raises:

@@ -98,8 +98,6 @@ async def ask(gateway: str, port: int, request: Callable[[IPv4Address], bytes]) 
     """Send a datagram to a router until it answers.
 
     Args:
-        gateway: its IPv4 address.
-        port: its UDP port.
         request: the datagram, given this machine's address towards the router.
 
     Returns:
@@ -150,10 +148,7 @@ class PcpRouter:
         """Ask nothing yet.
 
         Args:
-            gateway: the router's IPv4 address.
-            internal_port: TCP port of this machine.
             nonce: 12 bytes that nobody else knows: who knows them may delete the mapping.
-            port: the router's UDP port.
             clock: a monotonic one, in seconds.
         """
         self._gateway, self._port, self._internal = gateway, port, internal_port

@@ -293,7 +293,6 @@ def bootstrap_membership(
     """The addresses that a bootstrap peer joins, and its membership: it joins nothing that it is not told to.
 
     Args:
-        join: addresses and invites.
         network_key: file of a private swarm's key; made if missing.
         memory: takes this peer's address, so that programs of this machine find it.
 

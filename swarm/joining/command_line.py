@@ -39,7 +39,6 @@ def with_join(words: Sequence[str], command: type) -> list[str]:
     """The words of a command, with `--join` before each invite that stands by itself.
 
     Args:
-        words: after the command's name.
         command: its class of options; one that joins nothing is left as it is.
     """
     kinds = dict(_options(command))

@@ -103,7 +103,6 @@ def seal_invite(invite: Invite, identity: Identity) -> str:
 
     Args:
         invite: what it says; the inviter is filled in.
-        identity: of whoever invites.
 
     Raises:
         ConfigError: a part of it breaks its bounds, or all together are too long.

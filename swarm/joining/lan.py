@@ -96,9 +96,6 @@ def announced(
     Args:
         own: multiaddresses of this machine's DHT peer; empty where others cannot dial it.
         joined: those of the peers through which it joined.
-        model: name and fingerprint of what it serves.
-        is_private: whether the swarm takes nobody without its key.
-        swarm: the open swarm's id.
     """
     known = dict.fromkeys([*own, *joined])
     others = [one for one in known if len(one) <= MAX_ADDRESS and not one.startswith(("/ip4/127.", "/ip6/::1/"))]

@@ -163,12 +163,7 @@ class SwarmMemory:
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
-        """Use a file, which need not be there.
-
-        Args:
-            path: of the file; None remembers nothing.
-            clock: Unix seconds.
-        """
+        """Use a file, which need not be there."""
         self.path = path
         self.clock = clock
         self._has_complained = False
@@ -197,7 +192,6 @@ class SwarmMemory:
         """Put a swarm first, with the time; never raises for trouble with the file.
 
         Args:
-            swarm: what is known of it now.
             is_look: it was only looked at: it does not come before those that this machine takes part in.
             others: peers that say that they are of other swarms: whose, and the address.
         """

@@ -129,7 +129,6 @@ class SwarmFinder:
 
         Args:
             memory: swarms that were joined before; its clock says whether an invite has expired.
-            environment: of the program.
             own_peers: peer ids of this machine, which cannot join through themselves.
             is_look: whether the command only looks at a swarm, so that it does not become the one joined last.
             user: who is asked (default: whoever sits at the terminal).

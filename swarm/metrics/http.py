@@ -207,7 +207,6 @@ class MetricsPage:
         Args:
             read: called in the event loop; its collector may be used in a thread.
             in_thread: whether to encode in a thread, for pages that take long.
-            timer: monotonic seconds.
         """
         self._read, self._in_thread, self._timer = read, in_thread, timer
         self._process = (ProcessCollector(registry=None), PlatformCollector(registry=None))

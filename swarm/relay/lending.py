@@ -90,8 +90,6 @@ async def relay_process(
     """Run a relay; leaving ends it, and with it every circuit.
 
     Args:
-        identity: signs for it.
-        settings: what it is told.
         find: finds listed nodes for whoever comes by its TLS port; it never raises. None: there are none.
 
     Raises:
@@ -187,11 +185,8 @@ def lent_settings(
     """What the options of a command line say; None where nothing is lent.
 
     Args:
-        peer: whose relay it is.
         mbit_per_s: what it carries at most; 0 lends nothing.
-        host: IP address to listen on.
         port: 0 takes a free one, and None the usual one.
-        usual_port: taken where it is free.
 
     Raises:
         ConfigError: an option is none.
@@ -261,8 +256,6 @@ async def lend(
     first machine of a swarm lends to the second. A relay that nobody reaches any more is offered no more.
 
     Args:
-        registry: the directory.
-        settings: whose it is, where it listens and what it carries.
         reached_at: under which address others reach its port; asked again before each check.
         mbit_per_s: what it carries at most, as of now; None: what the settings say.
         find: finds listed nodes for whoever comes by its TLS port.

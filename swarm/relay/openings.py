@@ -63,8 +63,6 @@ def prove_presence(identity: Identity, relay: PeerId, nonce: bytes) -> tuple[str
     """Public key and signature, in base 64.
 
     Args:
-        identity: who claims its name.
-        relay: at whom.
         nonce: the relay's, 16 bytes; in a private swarm with the secret of its members behind it.
     """
     signature = identity.sign(_DOMAIN + relay.encode() + b"\n" + nonce)

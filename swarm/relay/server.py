@@ -219,9 +219,6 @@ class Circuit:
 
         Args:
             ends: both connections; who runs the circuit closes them.
-            share: the rate that all circuits share.
-            flow: this one's account.
-            clock: a monotonic one, in seconds.
             bounds: None: it lives for as long as something moves, and carries anything.
         """
         self._ends = ends
@@ -465,10 +462,7 @@ class RelayServer:
 
         Args:
             peer: whose relay it is: proofs of names are for this one.
-            sign: signs for that peer.
             lent_mbit_per_s: what all circuits together may carry, both ways counted.
-            limits: what each address may cost.
-            clock: a monotonic one, in seconds.
         """
         self._peer = peer
         self._sign = sign

@@ -219,7 +219,6 @@ class TlsEntry:
         """Offer the relay, and what else there is.
 
         Args:
-            peer: whose port it is.
             directory: `host:port` of the DHT peer of this machine; empty: it is not offered.
         """
         self._services = {DIRECTORY: directory} if directory else {}

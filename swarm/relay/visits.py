@@ -115,8 +115,6 @@ class RelayPlaces:
         """Hold one more; None where the key has as much as it may, or nobody has to give way.
 
         Args:
-            kind: what.
-            key: who.
             end: ends what the place is for, if it has to give way later.
             machine: of a circuit: whom it leads to.
         """
@@ -154,7 +152,6 @@ def whose_turn(places: Iterable[RelayPlace], newcomer: str, *, is_oldest_first: 
 
     Args:
         places: in the order in which they were taken.
-        newcomer: the key that wants one more.
         is_oldest_first: whether the first of that key goes, and not the last.
     """
     listed = list(places)

@@ -96,7 +96,6 @@ def why_unusable(error: OSError, path: Path | None = None) -> str:
     """Why a file cannot be used, and the command that mends it where the user may run one.
 
     Args:
-        error: what the system said.
         path: the file, where the error does not name it.
     """
     if path is None and error.filename is not None:

@@ -134,7 +134,6 @@ class Quota:
         """Start with nothing held, nothing spent.
 
         Args:
-            limits: of every kind.
             clock: seconds that never go back, such as `time.monotonic`.
             weight: by how much the limits of a key are multiplied, such as for a machine that carries many clients.
         """
@@ -156,8 +155,6 @@ class Quota:
         """Hold more of something; False, and nothing is taken, where that is more than the limits allow.
 
         Args:
-            kind: what.
-            key: who.
             amount: how much more.
             allowance: what this key may hold beyond its limit, for a reason of its own.
         """

@@ -70,7 +70,6 @@ async def relay(scope: TaskScope, source: AsyncGenerator[T, None], ahead: int = 
     So the reader may live in any task, or in several one after another. Leaving the loop ends the source first.
 
     Args:
-        scope: owns the task.
         source: what is iterated; it is closed at the end.
         ahead: items that may wait for the reader before the source is paused.
     """

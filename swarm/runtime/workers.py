@@ -99,8 +99,6 @@ class Worker:
         Args:
             handler: `module:function` of a `WorkHandler`.
             head: what JSON can hold.
-            data: and bytes.
-            lease: of this call.
 
         Raises:
             WorkerEnded: it took more than the lease, or broke.

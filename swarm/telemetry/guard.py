@@ -133,7 +133,6 @@ class TelemetryGuard:
         """A guard of the topics below a prefix.
 
         Args:
-            prefix: of the topics.
             max_peers: peers that it keeps at a time; a peer counts once per model.
             is_listed: whether the DHT lists a peer for a model's fingerprint. When the guard is full, a listed peer
                 takes the place of an unlisted one; messages of that one's last minute could then be replayed.
@@ -167,8 +166,6 @@ class TelemetryGuard:
         """Accept or reject a message.
 
         Args:
-            topic: where it was published.
-            payload: what was published.
             retained: whether the broker had stored it, so that it may be old.
             now: Unix seconds.
         """

@@ -91,8 +91,6 @@ def open_channel(
     """A new channel, on which only the machine with the endpoint's certificate can answer.
 
     Args:
-        endpoint: whom to dial.
-        options: of gRPC.
         insecure: whether a machine without a certificate is dialled in plain text, if it is on this machine.
         door: leads to the machine; without one gRPC dials it, or asks its relay.
         network: the private swarm's key, if it is one: the dialler shows that it is a member.
@@ -135,9 +133,6 @@ def bind_port(
     """Let a server listen at `host:port` and answer with a certificate; in plain text where there is none.
 
     Args:
-        server: not started yet.
-        address: where to listen.
-        certificate: with which it answers.
         network: of a private swarm: whoever shows no certificate of its members gets no further than the handshake.
 
     Returns:
@@ -228,7 +223,6 @@ class Dialer:
         Args:
             insecure: whether machines on this machine that announce no certificate are dialled in plain text.
             ways: lead past relays; without them relayed machines are dialled through their relays alone.
-            network: the private swarm's key, if it is one.
         """
         self._insecure = insecure
         self._network = network

@@ -138,8 +138,6 @@ class Uplink:
         Args:
             count: told of every part that was written.
             mbit_per_s: 10⁶ bits of payload a second, at most, over any longer time.
-            clock: seconds.
-            sleep: waits so many of them.
         """
         self.mbit_per_s = mbit_per_s
         self.sent = count
@@ -203,10 +201,7 @@ class Introduction:
         """What the caller signs.
 
         Args:
-            peer: whom it calls.
             digest: SHA-256 of that machine's certificate; empty in an insecure swarm.
-            method: the full name of the gRPC method.
-            subject: what the call begins with.
         """
         begins = hashlib.sha256(subject).digest()
         packed: bytes = msgpack.packb([peer, digest, method, self.nonce, self.time_ms, begins])
@@ -219,9 +214,6 @@ def introduce(
     """The metadata of one call.
 
     Args:
-        signer: who calls.
-        endpoint: whom.
-        method: the full name of the gRPC method.
         subject: what the call begins with: an Attach's signature, else the bytes of the first message.
         clock: seconds since 1970.
     """
@@ -384,11 +376,8 @@ async def open_link(
     """Open the stream to a hop and send the attach.
 
     Args:
-        connection: to that hop.
-        signer: who opens it.
         attach: first message of the stream; the hop stands at `attach.index`, or is the replica of the one that does.
         listener: called in the event loop with every message, and once with the HopError that ended the stream.
-        uplink: by which everything leaves.
     """
     hop = RouteHop(connection.endpoint.peer, attach.route[attach.index].span)
     is_cold = connection.is_cold and not uplink.is_limited  # what warms up would come before the rows, and cost as much

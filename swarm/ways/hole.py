@@ -234,7 +234,6 @@ class Hole:
 
         Args:
             targets: where the other end may be; may be empty: then it is only listened.
-            tokens: of this attempt.
             chooses: whether this is the end that takes a connection; the other one waits for its word.
 
         Returns:

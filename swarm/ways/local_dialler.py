@@ -227,8 +227,6 @@ class PathChoice:
         Args:
             better: ways that are tried first, the best first.
             last: the way that is always there, such as the relay.
-            scope: owns attempts that go on while the last way serves.
-            memory: of what failed and what worked.
         """
         self._better = list(better)
         self._last = last
@@ -405,8 +403,6 @@ class LocalDialler:
         """Open none yet.
 
         Args:
-            choice: of ways to relayed machines.
-            scope: owns the doors' tasks.
             direct: of ways to machines that have an address of their own; None: gRPC dials them itself.
         """
         self.choice = choice

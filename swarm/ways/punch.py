@@ -98,7 +98,6 @@ def told(hole: Hole, *, same_home: bool, public: bool = False) -> str:
     """The addresses of one end for the other, as they are written.
 
     Args:
-        hole: of this end.
         same_home: whether private ones may be told.
         public: whether public ones are to be told.
     """

@@ -61,9 +61,7 @@ async def call_hello(
 
     Args:
         endpoint: whom; nobody with another certificate is heard.
-        nonce: what the answer must sign.
         insecure: whether one without a certificate, on this machine, is called in plain text.
-        network: the private swarm's key, if it is one.
 
     Raises:
         grpc.aio.AioRpcError: nothing answers there.
@@ -117,9 +115,7 @@ class DialBack:
 
         Args:
             policy: which addresses this machine calls on a stranger's word.
-            call: sends a Hello.
             clock: a monotonic one, in seconds.
-            call_relay: asks a relay whose it is.
         """
         self._policy = policy
         self._call = call

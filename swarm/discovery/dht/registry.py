@@ -81,9 +81,6 @@ class DhtPipe(asyncio.SubprocessProtocol):
         """Send the DHT process a request and return its answer.
 
         Args:
-            method: what to do.
-            arguments: by name.
-            deadline_s: seconds to wait.
             is_urgent: whether it has places of its own, so that it waits for no look-up; announcements have.
 
         Raises:

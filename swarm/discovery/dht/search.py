@@ -112,9 +112,6 @@ class DirectoryPeer:
         """Join the DHT; raises what hivemind raises. Nothing is cached: values are read from peers each time.
 
         Args:
-            daemon: runs.
-            listen: where to listen and whom to join.
-            admission: says which swarm this machine is of.
             alive: those of them that answer, where some do: hivemind waits for each that does not.
         """
         node = await DHTNode.create(

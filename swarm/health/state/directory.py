@@ -37,7 +37,6 @@ class Directory:
         """Prepare; asks nothing.
 
         Args:
-            open_registry: gives a new connection to the DHT.
             on_records: called per model with its fingerprint, its records and the time.
             on_state_change: called with the time when the DHT answers, or does not.
             choose: the models to look up, of all that there are, given the number of look-ups up to now.
