@@ -78,99 +78,6 @@ class RelayLimits:
 
 
 @dataclass(eq=False, slots=True)
-class RelayPlace:
-    """What somebody holds.
-
-    Attributes:
-        kind: one of the kinds above.
-        key: who pays for it.
-        end: called where it has to give way.
-        machine: of a circuit: whom it leads to.
-        is_held: until it was given back.
-    """
-
-    kind: str
-    key: str
-    end: Callable[[], object]
-    machine: PeerId | None = None
-    is_held: bool = True
-
-
-class RelayPlaces:
-    """Who holds what of a relay.
-
-    Where a kind is used up, its heaviest holder gives way to whoever holds less: so a stranger with many connections
-    shuts nobody out. Of an address's openings the oldest goes, which is the slowest; of all else the newest, so that
-    what works goes on.
-    """
-
-    def __init__(self, limits: RelayLimits, quota: Quota) -> None:
-        self._quota = quota
-        self._machine_circuits = limits.machine_circuits
-        self._taken: dict[str, dict[RelayPlace, None]] = {}
-
-    def take(
-        self, kind: str, key: str, end: Callable[[], object], *, machine: PeerId | None = None
-    ) -> RelayPlace | None:
-        """Hold one more; None where the key has as much as it may, or nobody has to give way.
-
-        Args:
-            end: ends what the place is for, if it has to give way later.
-            machine: of a circuit: whom it leads to.
-        """
-        taken = self._taken.setdefault(kind, {})
-        if machine is not None:
-            to_machine = [place for place in taken if place.machine == machine]
-            if len(to_machine) >= self._machine_circuits and not self._make_room(kind, to_machine, key):
-                return None
-        if not self._quota.take(kind, key):
-            is_own_limit = self._quota.held(kind, key) >= self._quota.limit(kind, key)
-            if is_own_limit or not self._make_room(kind, taken, key) or not self._quota.take(kind, key):
-                return None
-        place = RelayPlace(kind, key, end, machine)
-        taken[place] = None
-        return place
-
-    def give(self, place: RelayPlace) -> None:
-        """Give back what was taken; once more does nothing."""
-        if place.is_held:
-            place.is_held = False
-            del self._taken[place.kind][place]
-            self._quota.give(place.kind, place.key)
-
-    def _make_room(self, kind: str, among: Iterable[RelayPlace], key: str) -> bool:
-        victim = whose_turn(among, key, is_oldest_first=kind == OPENINGS)
-        if victim is None:
-            return False
-        self.give(victim)
-        victim.end()
-        return True
-
-
-def whose_turn(places: Iterable[RelayPlace], newcomer: str, *, is_oldest_first: bool) -> RelayPlace | None:
-    """The place that must go so that a newcomer gets one: of who holds most by its weight, if that is more than its.
-
-    Args:
-        places: in the order in which they were taken.
-        is_oldest_first: whether the first of that key goes, and not the last.
-    """
-    listed = list(places)
-    held = Counter(place.key for place in listed)
-    if not held:
-        return None
-    heaviest = max(held, key=lambda key: (held[key] / weight_of(key), key))
-    if held[heaviest] / weight_of(heaviest) <= (held[newcomer] + 1) / weight_of(newcomer):
-        return None
-    own = [place for place in listed if place.key == heaviest]
-    return own[0] if is_oldest_first else own[-1]
-
-
-def weight_of(key: str) -> int:
-    """How many clients an address may stand for."""
-    return NEAR_WEIGHT if is_private(key) else 1
-
-
-@dataclass(eq=False, slots=True)
 class Visit:
     """One connection.
 
@@ -181,7 +88,7 @@ class Visit:
     """
 
     connection: RelayConnection
-    places: dict[str, RelayPlace] = field(default_factory=dict)
+    places: dict[str, _Place] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     is_taken: bool = False
     is_confined: bool = False
@@ -196,31 +103,70 @@ class Visit:
             self.task.cancel()
 
 
+@dataclass(eq=False, slots=True)
+class _Place:
+    """What a visit holds.
+
+    Attributes:
+        kind: one of the kinds above.
+        machine: of a circuit: whom it leads to.
+        is_held: until it was given back.
+    """
+
+    kind: str
+    visit: Visit
+    machine: PeerId | None = None
+    is_held: bool = True
+
+
 class Visits:
+    """All connections to one relay, and what they hold.
+
+    Where a kind is used up, its heaviest holder gives way to whoever holds less: so a stranger with many connections
+    shuts nobody out. Of an address's openings the oldest goes, which is the slowest; of all else the newest, so that
+    what works goes on.
+    """
+
     def __init__(self, limits: RelayLimits, clock: Callable[[], float]) -> None:
         self._quota = limits.quota(clock)
-        self._places = RelayPlaces(limits, self._quota)
+        self._machine_circuits = limits.machine_circuits
+        self._taken: dict[str, dict[_Place, None]] = {}  # in the order in which they were taken
 
     def admit(self, visit: Visit) -> bool:
         """Let somebody say what it wants; False where its address has had enough."""
         return self.spend(NEW, visit.key) and self.hold(visit, CONNECTIONS) and self.hold(visit, OPENINGS)
 
     def hold(self, visit: Visit, kind: str, machine: PeerId | None = None) -> bool:
-        """Let a visit hold something until it leaves, or loses it to somebody who has less."""
-        place = self._places.take(kind, visit.key, visit.end, machine=machine)
-        if place is not None:
-            visit.places[kind] = place
-        return place is not None
+        """Let a visit hold something until it leaves, or loses it to somebody who has less.
+
+        Args:
+            machine: of a circuit: whom it leads to.
+
+        Returns:
+            False where its address has as much as it may, or nobody has to give way.
+        """
+        taken, key = self._taken.setdefault(kind, {}), visit.key
+        if machine is not None:
+            to_machine = [place for place in taken if place.machine == machine]
+            if len(to_machine) >= self._machine_circuits and not self._make_room(to_machine, key):
+                return False
+        if not self._quota.take(kind, key):
+            is_own_limit = self._quota.held(kind, key) >= self._quota.limit(kind, key)
+            if is_own_limit or not self._make_room(taken, key) or not self._quota.take(kind, key):
+                return False
+        place = visit.places[kind] = _Place(kind, visit, machine)
+        taken[place] = None
+        return True
 
     def give(self, visit: Visit, kind: str) -> None:
         """Take something from a visit before it leaves."""
-        self._places.give(visit.places[kind])
+        self._give(visit.places[kind])
 
     def leave(self, visit: Visit) -> None:
         """Close its connection, and take back what it holds."""
         visit.connection.close()
         for place in visit.places.values():
-            self._places.give(place)
+            self._give(place)
 
     def spend(self, kind: str, key: str) -> bool:
         """Spend one of a kind that comes back with time; False where there is none."""
@@ -233,3 +179,30 @@ class Visits:
     @property
     def circuits(self) -> int:
         return self._quota.total(CIRCUITS)
+
+    def _give(self, place: _Place) -> None:
+        """Give back what was taken; once more does nothing."""
+        if place.is_held:
+            place.is_held = False
+            del self._taken[place.kind][place]
+            self._quota.give(place.kind, place.visit.key)
+
+    def _make_room(self, among: Iterable[_Place], newcomer: str) -> bool:
+        """End a place of who holds most by its weight, if that is more than what the newcomer would hold."""
+        listed = list(among)
+        held = Counter(place.visit.key for place in listed)
+        if not held:
+            return False
+        heaviest = max(held, key=lambda key: (held[key] / weight_of(key), key))
+        if held[heaviest] / weight_of(heaviest) <= (held[newcomer] + 1) / weight_of(newcomer):
+            return False
+        own = [place for place in listed if place.visit.key == heaviest]
+        victim = own[0] if own[0].kind == OPENINGS else own[-1]
+        self._give(victim)
+        victim.visit.end()
+        return True
+
+
+def weight_of(key: str) -> int:
+    """How many clients an address may stand for."""
+    return NEAR_WEIGHT if is_private(key) else 1
