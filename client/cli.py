@@ -279,7 +279,7 @@ async def bench(command: Bench) -> int:
 
 def _settle_imports() -> None:
     """Quiet the libraries that were imported, and keep their objects out of garbage collection."""
-    from swarm.runtime.logs import quiet_libraries
+    from swarm.runtime.library_logging import quiet_libraries
     from swarm.runtime.process_limits import freeze_imports
 
     quiet_libraries()
@@ -289,7 +289,7 @@ def _settle_imports() -> None:
 def train(command: TrainDraft) -> None:
     """Train a draft."""
     from client.train.command import train_draft
-    from swarm.runtime.logs import quiet_libraries
+    from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
     train_draft(command, make_console(stderr=True))

@@ -157,7 +157,7 @@ def doctor(options: Doctor) -> int:
 
 async def _run(config: ServeConfig) -> None:
     from node.serve import Node  # torch and transformers take seconds to import: bad options are reported before
-    from swarm.runtime.logs import quiet_libraries
+    from swarm.runtime.library_logging import quiet_libraries
     from swarm.runtime.process_limits import freeze_imports
 
     quiet_libraries()

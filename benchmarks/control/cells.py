@@ -51,7 +51,7 @@ from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 CELLS = (
     ("1 ms, 1 Gbit/s", "passages", 1.0),

@@ -48,7 +48,7 @@ from swarm.protocol.messages import Credits, Sampling
 from swarm.protocol.session import Limits
 from swarm.routing.costs import RouteForecast
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 IN_FLIGHT = (1, 3, 8, 16, 24, SWEEPS_IN_FLIGHT)

@@ -40,7 +40,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 WINDOW = 2_048
 

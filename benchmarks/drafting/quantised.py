@@ -42,7 +42,7 @@ from swarm.inference.weights.format import BITS, WeightFormat, WeightsName
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 CPU: Final = torch.device("cpu")
 TREE: Final = 16

@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.emulation.network import Network
 from client.demo.programs import start_program
 from swarm.errors import RegistryError
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 PROGRESS_S = 5
 

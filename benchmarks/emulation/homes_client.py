@@ -35,7 +35,7 @@ from swarm.egress.proxy import VARIABLE
 from swarm.errors import SwarmError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 from swarm.runtime.tasks import TaskScope
 
 PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)

@@ -32,7 +32,7 @@ from swarm.errors import UnsupportedModel
 from swarm.models.families import causal_lm_class
 from swarm.models.pretrained import first_line
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 LIMIT_S: Final = 60
 """A family that takes longer counts as refused."""

@@ -35,7 +35,7 @@ from client.options import GenerateOptions
 from swarm.demo import PASSAGES, TARGET
 from swarm.errors import SwarmError
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 from swarm.runtime.tasks import TaskScope
 
 LOOK_S = 5.0

@@ -41,7 +41,7 @@ from swarm.discovery.node_record import NodeState
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 from swarm.telemetry.messages import parse_broker
 
 WAYS = ("without", "with --mqtt")

@@ -36,7 +36,7 @@ from swarm.protocol import wire
 from swarm.protocol.messages import Sweep
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 from swarm.transport.certificate import name_of
 from swarm.transport.dial import CHANNEL_OPTIONS, pin
 

@@ -25,7 +25,7 @@ from client.stats import Result
 from swarm.demo import TARGET
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import SwarmError
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 from swarm.runtime.process_limits import freeze_imports
 
 PATIENCE_S = 30.0

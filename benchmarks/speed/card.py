@@ -45,7 +45,7 @@ from swarm.inference.weights.format import WeightFormat, WeightsName
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 BRANCHES: Final = 4
 """Nodes below each parent, level by level."""

@@ -34,7 +34,7 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
 from swarm.layers import Span
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 COPY_BYTES = 2 << 30
 ON_HOST_BYTES = 256 << 20

@@ -38,7 +38,7 @@ from client.library.aio import AsyncSwarm
 from node.model.loading import DTYPES
 from swarm.demo import DRAFT
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 NODES = 3
 PLAIN = "Canopy, plain"

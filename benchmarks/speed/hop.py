@@ -31,7 +31,7 @@ from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 LOOPBACK = LinkShape()
 BARE_REPEATS = 10

@@ -36,7 +36,7 @@ from client.library.aio import AsyncSwarm
 from client.stats import Stats
 from swarm.demo import DRAFT, TARGET
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 CHOSEN = -1
 """Stands for trees whose size the client chooses."""

@@ -46,7 +46,7 @@ from swarm.layers import Span
 from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.messages import Frame, Reply, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 from swarm.transport.dial import CHANNEL_OPTIONS
 from swarm.transport.link import Stream
 

@@ -31,7 +31,7 @@ from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Rows, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
 from swarm.runtime.cli import make_console
-from swarm.runtime.logs import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 CONTEXT = 120
 """Committed tokens of every session when its first sweep comes."""

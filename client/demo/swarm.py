@@ -80,6 +80,6 @@ async def wait_covered(swarm: AsyncSwarm, console: Console) -> None:
 def _load() -> None:
     """Import torch and transformers, which takes seconds, while the nodes do the same."""
     import client.library.aio  # noqa: F401
-    from swarm.runtime.logs import quiet_libraries
+    from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()

@@ -45,7 +45,7 @@ from swarm.ids import ModelIdentity
 from swarm.joining.resolve import expand
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import Route
-from swarm.runtime.logs import bars_hidden
+from swarm.runtime.library_logging import bars_hidden
 from swarm.runtime.process_limits import check_threads
 from swarm.runtime.tasks import TaskScope, relay
 from swarm.transport.dial import Dialer

@@ -186,19 +186,6 @@ class FairShare:
             self._arm()
 
 
-@dataclass(frozen=True, slots=True)
-class CircuitBounds:
-    """Of a circuit that is for a short talk.
-
-    Attributes:
-        lives_s: how long it may live.
-        most_bytes: what it may carry, both ways together.
-    """
-
-    lives_s: float
-    most_bytes: int
-
-
 class Circuit:
     """Two connections that are one from now on.
 
@@ -213,21 +200,22 @@ class Circuit:
         share: FairShare,
         flow: Flow,
         clock: Callable[[], float] = time.monotonic,
-        bounds: CircuitBounds | None = None,
+        *,
+        is_meeting: bool = False,
     ) -> None:
         """Pass nothing yet.
 
         Args:
             ends: both connections; who runs the circuit closes them.
-            bounds: None: it lives for as long as something moves, and carries anything.
+            is_meeting: whether it is for a short talk; else it lives while something moves, and carries anything.
         """
         self._ends = ends
         self._share = share
         self._flow = flow
-        self._left = None if bounds is None else bounds.most_bytes
+        self._left = MEETING_BYTES if is_meeting else None
         self._clock = clock
         self.moved_at = clock()
-        self.until = None if bounds is None else self.moved_at + bounds.lives_s
+        self.until = self.moved_at + MEETING_S if is_meeting else None
 
     async def run(self) -> None:
         """Pass bytes until both ends have said all. An end that is reset, or too much for the circuit, resets both."""
@@ -671,17 +659,14 @@ class RelayServer:
         try:
             met = f"OK {other.connection.address}\n".encode()
             await visit.connection.send(met if is_meeting else b"HTTP/1.1 200 OK\r\n\r\n")
-            bounds = CircuitBounds(MEETING_S, MEETING_BYTES) if is_meeting else None
-            await self._run(visit, other.connection, self._share, bounds)
+            await self._run(visit, other.connection, self._share, is_meeting=is_meeting)
         finally:
             self._visits.leave(other)
 
-    async def _run(
-        self, visit: Visit, other: RelayConnection, share: FairShare, bounds: CircuitBounds | None = None
-    ) -> None:
+    async def _run(self, visit: Visit, other: RelayConnection, share: FairShare, *, is_meeting: bool = False) -> None:
         """Pass bytes between a visit and another connection until that ends."""
         flow = Flow(partial(self._visits.crowd, visit.key))
-        circuit = Circuit((visit.connection, other), share, flow, self._clock, bounds)
+        circuit = Circuit((visit.connection, other), share, flow, self._clock, is_meeting=is_meeting)
         self._circuits[circuit] = visit
         try:
             await circuit.run()

@@ -1,7 +1,6 @@
 """How every program writes its log: a record is one line, nobody else's words can forge another, and none fills a disk.
 
-Owns the handler and its form, and keeps other libraries' bars and warnings out; the programs own the level. A library
-sets none of this up.
+Owns the handler and its form; the programs own the level. A library sets none of this up.
 """
 
 from __future__ import annotations
@@ -11,15 +10,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
-
-from huggingface_hub.utils import logging as hub_logging
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
-from transformers.utils import logging as transformers_logging
 
 from swarm.errors import SwarmError
 from swarm.runtime.plain_text import plain, plain_line
@@ -68,27 +62,6 @@ def describe(error: Exception) -> str:
     """An error in one line: its text, and its kind where it is not one of this program's own."""
     text = " ".join(str(error).split())[:500]
     return text if isinstance(error, SwarmError) else f"{type(error).__name__}: {text}"
-
-
-def quiet_libraries() -> None:
-    """Silence Hugging Face's bars and warnings for the whole process: for commands, never for the Python library."""
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def bars_hidden() -> Iterator[None]:
-    """Hide Hugging Face's bars in a block: for the Python library, whose host program may want them elsewhere."""
-    shown, hub_hidden = transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-        if hub_hidden:
-            disable_progress_bars()
 
 
 PER_WINDOW: Final = 60
