@@ -88,7 +88,7 @@ class Visit:
     """
 
     connection: RelayConnection
-    places: dict[str, _Place] = field(default_factory=dict)
+    places: dict[str, _RelayPlace] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     is_taken: bool = False
     is_confined: bool = False
@@ -104,7 +104,7 @@ class Visit:
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
+class _RelayPlace:
     """What a visit holds.
 
     Attributes:
@@ -130,7 +130,7 @@ class Visits:
     def __init__(self, limits: RelayLimits, clock: Callable[[], float]) -> None:
         self._quota = limits.quota(clock)
         self._machine_circuits = limits.machine_circuits
-        self._taken: dict[str, dict[_Place, None]] = {}  # in the order in which they were taken
+        self._taken: dict[str, dict[_RelayPlace, None]] = {}  # in the order in which they were taken
 
     def admit(self, visit: Visit) -> bool:
         """Let somebody say what it wants; False where its address has had enough."""
@@ -154,7 +154,7 @@ class Visits:
             is_own_limit = self._quota.held(kind, key) >= self._quota.limit(kind, key)
             if is_own_limit or not self._make_room(taken, key) or not self._quota.take(kind, key):
                 return False
-        place = visit.places[kind] = _Place(kind, visit, machine)
+        place = visit.places[kind] = _RelayPlace(kind, visit, machine)
         taken[place] = None
         return True
 
@@ -180,14 +180,14 @@ class Visits:
     def circuits(self) -> int:
         return self._quota.total(CIRCUITS)
 
-    def _give(self, place: _Place) -> None:
+    def _give(self, place: _RelayPlace) -> None:
         """Give back what was taken; once more does nothing."""
         if place.is_held:
             place.is_held = False
             del self._taken[place.kind][place]
             self._quota.give(place.kind, place.visit.key)
 
-    def _make_room(self, among: Iterable[_Place], newcomer: str) -> bool:
+    def _make_room(self, among: Iterable[_RelayPlace], newcomer: str) -> bool:
         """End a place of who holds most by its weight, if that is more than what the newcomer would hold."""
         listed = list(among)
         held = Counter(place.visit.key for place in listed)
