@@ -62,7 +62,7 @@ def _passes(check: Callable[[str], object], text: str) -> bool:
 
 
 _TEXT: Final = Printable(_MAX_TEXT, 1)
-_Address = Annotated[str, Printable(_MAX_TEXT), Rule("a peer's address", partial(_passes, check_join_address))]
+_PeerAddress = Annotated[str, Printable(_MAX_TEXT), Rule("a peer's address", partial(_passes, check_join_address))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class RememberedSwarm:
         here: multiaddresses of this machine's own peers of the swarm, for other programs of it.
     """
 
-    peers: Annotated[tuple[_Address, ...], Size(MAX_PEERS)]
+    peers: Annotated[tuple[_PeerAddress, ...], Size(MAX_PEERS)]
     model: Annotated[str, _TEXT] | None = None
     fingerprint: Annotated[str, _TEXT] | None = None
     broker: Annotated[str, _TEXT, Rule("a broker's URL", partial(_passes, parse_broker))] | None = field(
@@ -89,7 +89,7 @@ class RememberedSwarm:
     network: Annotated[str, Printable(_MAX_TEXT, form=_NETWORK)] | None = None
     joined_at: int = 0
     swarm: Annotated[str, Printable(_MAX_TEXT, form=_SWARM)] | None = None
-    here: Annotated[tuple[_Address, ...], Size(MAX_HERE)] = ()
+    here: Annotated[tuple[_PeerAddress, ...], Size(MAX_HERE)] = ()
 
     def check(self) -> None:
         """Refuse one without a peer or a time.
