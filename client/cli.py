@@ -21,13 +21,13 @@ from client.demo.command import Demo
 from client.terminal.commands import ApiCommand, Bench, ChatCommand, Generate, SwarmCommand
 from client.terminal.setups import ProgramName, ask_server, setup
 from client.train.options import TrainDraft
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.joining.command_line import read_command
 from swarm.joining.lan_choice import with_lan
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.extras import require
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_for, plain_line
@@ -279,8 +279,8 @@ async def bench(command: Bench) -> int:
 
 def _settle_imports() -> None:
     """Quiet the libraries that were imported, and keep their objects out of garbage collection."""
-    from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
+    from swarm.runtime.process_limits import freeze_imports
 
     quiet_libraries()
     freeze_imports()

@@ -20,7 +20,6 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError
 from swarm.protocol.pick_rules import MAX_TOP_LOG_PROBS, PickRules, Sampling
 from swarm.protocol.pick_rules import Grammar as Grammar
-from swarm.runtime.cache_folder import cache_folder
 from swarm.runtime.cli_types import (
     Count,
     DeviceName,
@@ -35,6 +34,7 @@ from swarm.runtime.cli_types import (
     Word,
     headed,
 )
+from swarm.runtime.files import cache_folder
 from swarm.runtime.plain_text import plain_line
 
 logger = logging.getLogger(__name__)

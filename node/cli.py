@@ -31,9 +31,9 @@ from swarm.joining.invite import is_invite
 from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
 from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.runtime.console import make_console
-from swarm.runtime.file_limit import raise_file_limit
+from swarm.runtime.cli import make_console
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
+from swarm.runtime.process_limits import raise_file_limit
 from swarm.runtime.program import exit_code
 from swarm.runtime.tasks import TaskScope
 
@@ -157,8 +157,8 @@ def doctor(options: Doctor) -> int:
 
 async def _run(config: ServeConfig) -> None:
     from node.serve import Node  # torch and transformers take seconds to import: bad options are reported before
-    from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
+    from swarm.runtime.process_limits import freeze_imports
 
     quiet_libraries()
     freeze_imports()

@@ -29,7 +29,7 @@ def node(host: str, port: int) -> bool:
     import msgpack
 
     from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
-    from swarm.discovery.node_record import bracketed
+    from swarm.egress.streams import bracketed
     from swarm.errors import ConfigError
     from swarm.transport.certificate import check_certificate, name_of
     from swarm.transport.dial import CHANNEL_OPTIONS, pin

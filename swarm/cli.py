@@ -24,9 +24,8 @@ from swarm.discovery.coverage import Coverage, cover, fill_lines, serve_line, sh
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import default_identity_path
-from swarm.discovery.listing import name_models, read_models
 from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import Registry
+from swarm.discovery.registry import Registry, name_models, read_models
 from swarm.doctor.options import Doctor
 from swarm.errors import ConfigError, UnknownModel
 from swarm.health.options import Health
@@ -45,12 +44,11 @@ from swarm.joining.remembered import SwarmMemory
 from swarm.joining.resolve import SwarmFinder, with_swarm
 from swarm.relay.lending import NO_RELAY, lend, lent_settings, offered_hosts
 from swarm.routing.costs import sweep_ms
-from swarm.runtime.cli import fit
+from swarm.runtime.cli import fit, make_console
 from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
-from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
-from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
+from swarm.runtime.process_limits import raise_file_limit
 from swarm.runtime.program import exit_code
 from swarm.runtime.tasks import TaskScope
 from swarm.top.options import Top

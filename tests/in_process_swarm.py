@@ -14,8 +14,8 @@ from client import AsyncSwarm
 from node.config import ServeConfig
 from node.lifecycle import span_host
 from node.serve import Node
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.devices import DEVICE
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 
 STOP_GRACE_S = 0.05
 """In which streams of sessions that were ended get their last message. Nodes of one process end one after another."""

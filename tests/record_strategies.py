@@ -11,7 +11,7 @@ from swarm.discovery.node_record import MAX_DELAYS, MAX_KV_TOKENS, MAX_SPEEDS, N
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_LAYERS, MAX_SWEEP_ROWS, SWEEP_MS
-from swarm.transport.relayed import RelayedAddress
+from swarm.transport.endpoint import RelayedAddress
 from tests.declarations import values_of
 
 NOW = 1_800_000_000.0

@@ -14,9 +14,9 @@ from node.telemetry.metrics import NodeFigures
 from node.telemetry.report import NodeDescription, NodeSnapshot
 from swarm.discovery.node_record import NodeState
 from swarm.health.metrics.exporter import HealthView, take_view
-from swarm.health.state.assessment import LinkState
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import HopProbe, Probe, ReplicaComparison
+from swarm.health.state.verdict import LinkState
 from swarm.health.tasks.history import History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop

@@ -19,7 +19,7 @@ from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 
 PROMPT, TOKENS, NODES, SEED, TEMPERATURE, DELAY_MS = "It was a dark night, and the old captain", 24, 12, 11, 0.7, 25.0

@@ -50,7 +50,7 @@ from client.options import DraftOptions
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CELLS = (

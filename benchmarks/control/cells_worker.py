@@ -33,8 +33,8 @@ from client.stats import Result, SweepMeasurement
 from client.target import Target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.gc_freeze import freeze_imports
 from swarm.runtime.library_logging import quiet_libraries
+from swarm.runtime.process_limits import freeze_imports
 
 IDLE_S = 5.0
 PLAIN, FIXED, CHOSEN = "plain", "fixed", "chosen"

@@ -48,7 +48,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import RouteForecast
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 SIZES = (32, 64, 128)
 SHIFTS_MS = (0.0, -0.1, 0.1, -0.2, 0.2)

@@ -47,7 +47,7 @@ from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Credits, Sampling
 from swarm.protocol.session import Limits
 from swarm.routing.costs import RouteForecast
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)

@@ -32,7 +32,7 @@ from client.drafting.search.calibration import AcceptanceModel, Calibration, Can
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 LESSON_SEED = 1_011
 LESSON_NODES = 16

@@ -37,7 +37,7 @@ from swarm.inference.row_codec import decode_rows, encode_rows, lossless_codec
 from swarm.layers import Span
 from swarm.protocol.messages import Codec, Sampling, Sweep
 from swarm.protocol.session import Limits
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 ROWS, WIDTH, DEMO_WIDTH = 64, 8192, 192
 LINK_BITS_PER_MS = 100e3

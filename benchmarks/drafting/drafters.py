@@ -49,7 +49,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 PROFILE = Costs(25, 100)
 SIZES = (16, 64)

@@ -30,7 +30,7 @@ from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.inference.sampling import ranking_scores
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits, Parent
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 SWEEP = 33
 NEAR = 0.05

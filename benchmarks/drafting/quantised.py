@@ -41,7 +41,7 @@ from swarm.inference.ragged_batch import SessionRows, load_whole
 from swarm.inference.weights.format import BITS, WeightFormat, WeightsName
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CPU: Final = torch.device("cpu")

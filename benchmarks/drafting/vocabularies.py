@@ -33,7 +33,7 @@ from client.target import Target, load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 TEMPERATURES = (0.0, 1.0)

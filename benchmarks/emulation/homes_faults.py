@@ -30,7 +30,7 @@ from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan, obstacle
 from benchmarks.emulation.homes_swarm import HomesClient, HomesSwarm, open_homes_swarm
 from benchmarks.sheet import Recording, Sheet
 from swarm.errors import SwarmError
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 OPEN, CONE, SYMMETRIC, MAPPING = "open", "cone", "symmetric", "mapping"
 HOMES: Final = (

@@ -17,7 +17,7 @@ from benchmarks.emulation.json_program import ANSWER_S, JsonProgram, json_progra
 from client.demo.programs import RunningProgram, start_program
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
-from swarm.transport.relayed import first_stop
+from swarm.transport.endpoint import first_stop
 
 DHT_PORT: Final = 31_337
 

@@ -24,7 +24,7 @@ from benchmarks.emulation.network import Network, NetworkKind, NetworkPlan, open
 from benchmarks.sheet import Recording, Sheet
 from client.demo.link_shape import LinkShape
 from swarm.errors import SwarmError
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.plain_text import plain_line
 
 PINGS = 21

@@ -31,7 +31,7 @@ from node.model.span import load_tested
 from swarm.errors import UnsupportedModel
 from swarm.models.families import causal_lm_class
 from swarm.models.pretrained import first_line
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 LIMIT_S: Final = 60

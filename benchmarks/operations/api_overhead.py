@@ -34,7 +34,7 @@ from client.library.session import Piece
 from client.options import GenerateOptions
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.errors import RegistryError, SwarmError
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 COMPLETE_S = 60.0

@@ -49,7 +49,7 @@ from benchmarks.recovery.fault_plan import (
 )
 from benchmarks.sheet import Recording, Sheet
 from client.demo.link_shape import LinkShape
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 TREE = 8
 CHUNK, LONG_CHUNK = 64, 256

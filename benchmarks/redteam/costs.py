@@ -35,7 +35,7 @@ from swarm.demo import TARGET
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.inference.grammars import COMPILING, GRAMMAR_BYTES, MATCHING, GrammarCompiler
 from swarm.protocol.pick_rules import Grammar, GrammarKind
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 PARSER_S, PARSER_BYTES = 0.25, 64 << 20
 """What one message of at most 64 KiB may take."""

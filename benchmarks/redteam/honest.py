@@ -25,8 +25,8 @@ from client.stats import Result
 from swarm.demo import TARGET
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import SwarmError
-from swarm.runtime.gc_freeze import freeze_imports
 from swarm.runtime.library_logging import quiet_libraries
+from swarm.runtime.process_limits import freeze_imports
 
 PATIENCE_S = 30.0
 """A text that is not over by then counts as lost."""

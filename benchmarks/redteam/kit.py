@@ -49,12 +49,11 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.runtime.quota import STAND_INS
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope, spawn_on
 from swarm.transport.certificate import ServerCertificate, server_name
 from swarm.transport.dial import CHANNEL_OPTIONS, Connection, Dialer, open_channel
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.introduction import Metadata, Signer, introduce
+from swarm.transport.link import Metadata, Signer, introduce
 
 MANY = 1 << 12
 """Addresses of one attacker, at most."""

@@ -36,7 +36,7 @@ from benchmarks.redteam.table import merged, recorded, table
 from benchmarks.redteam.verdict import BACK_RATIO, HELD_RATIO, Felt, Pair, Verdict, Window
 from benchmarks.sheet import Recording, Sheet
 from client.demo.programs import RunningProgram, start_program
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.tasks import TaskScope
 
 AFTER_S = 10.0

@@ -22,7 +22,7 @@ from rich.progress import track
 from benchmarks.sheet import Recording, Sheet
 from swarm.ids import PeerId
 from swarm.routing.placement import Layout, Newcomer, after, petals_span, plan_join
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 SMALL_LAYERS = 12
 LARGE_LAYERS = 80

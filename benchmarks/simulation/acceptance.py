@@ -36,7 +36,7 @@ from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import pick
 from swarm.protocol.messages import Reply, Sampling, Sweep
 from swarm.protocol.session import Limits
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 PROMPT_TOKENS = 96
 FIRST_SEED = 11

@@ -43,7 +43,7 @@ from swarm.inference.sampling import pick
 from swarm.inference.weights.format import WeightFormat, WeightsName
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 BRANCHES: Final = 4

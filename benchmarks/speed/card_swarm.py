@@ -37,7 +37,7 @@ from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
 from node.model.loading import DTYPES
 from swarm.demo import DRAFT
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 NODES = 3

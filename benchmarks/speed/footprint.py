@@ -27,7 +27,7 @@ from benchmarks.emulation.swarm import local_swarm
 from benchmarks.sheet import Recording, Sheet
 from client.demo.programs import RunningProgram, start_program
 from swarm.demo import DRAFT, TARGET
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 PROMPT = "It was a dark night, and the old captain"
 MIB = 2**20

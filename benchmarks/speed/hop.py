@@ -30,7 +30,7 @@ from client.library.aio import AsyncSwarm
 from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 LOOPBACK = LinkShape()

@@ -33,7 +33,7 @@ from client.demo.link_shape import LinkShape
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 TREE = 64

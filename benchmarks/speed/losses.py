@@ -32,7 +32,7 @@ from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 PLAIN, CHOSEN = "plain", "chosen"
 WAYS: dict[str, int | None] = {PLAIN: 0, CHOSEN: None}

@@ -35,7 +35,7 @@ from client.demo.programs import start_program
 from client.library.aio import AsyncSwarm
 from client.stats import Stats
 from swarm.demo import DRAFT, TARGET
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CHOSEN = -1

@@ -37,7 +37,7 @@ from client.library.aio import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
 from swarm.layers import Span
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 FIRST_SEED = 11
 BARE_REPEATS = 8

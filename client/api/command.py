@@ -25,13 +25,11 @@ from client.library.aio import AsyncSwarm
 from client.options import ConnectOptions
 from swarm.discovery.dht.addresses import OPEN_SWARM
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError, RouteError
 from swarm.ids import without_ending
-from swarm.metrics.connections import ConnectionLimits
-from swarm.metrics.http import make_server
+from swarm.metrics.http import ConnectionLimits, MetricsPage, make_server
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
-from swarm.metrics.page import MetricsPage
 from swarm.routing.served import ServedModels
 from swarm.runtime.tasks import TaskScope
 from swarm.runtime.version import VERSION

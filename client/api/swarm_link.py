@@ -32,7 +32,7 @@ from swarm.discovery.coverage import Coverage, fill_lines, serve_line
 from swarm.discovery.node_record import NodeState
 from swarm.errors import RegistryError, RouteError, SwarmError
 from swarm.layers import Span
-from swarm.runtime.counted_log import CountedLog
+from swarm.runtime.logs import CountedLog
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.tasks import TaskScope
 

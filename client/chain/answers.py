@@ -43,9 +43,7 @@ from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop,
 from swarm.protocol.session import SessionState
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection, plain_reason
-from swarm.transport.introduction import introduce
-from swarm.transport.link import Stream
-from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, pause
+from swarm.transport.link import ROUND_TRIPS, SILENCE_S, Stream, introduce, pause
 
 
 class PickCheck:

@@ -77,11 +77,10 @@ from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection, Dialer
+from swarm.transport.endpoint import LinkPath
 from swarm.transport.hedged_link import follow
-from swarm.transport.introduction import introduce
-from swarm.transport.liveness import pause
+from swarm.transport.link import introduce, pause
 from swarm.transport.successor import SessionLink, SuccessorLink
-from swarm.transport.way import LinkPath
 
 REPLY_TIMEOUT_S = 120.0
 OPEN_S, OPEN_PER_HOP_S = 10.0, 3.0

@@ -20,7 +20,7 @@ from client.options import check_text
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 if TYPE_CHECKING:
     from client.library.aio import AsyncSwarm

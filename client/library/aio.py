@@ -45,8 +45,8 @@ from swarm.ids import ModelIdentity
 from swarm.joining.resolve import expand
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import Route
-from swarm.runtime.cpu_threads import check_threads
 from swarm.runtime.library_logging import bars_hidden
+from swarm.runtime.process_limits import check_threads
 from swarm.runtime.tasks import TaskScope, relay
 from swarm.transport.dial import Dialer
 from swarm.ways.local_dialler import open_ways

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from client.options import default_calibration_folder
 from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
-from swarm.runtime.files import replace_file
-from swarm.runtime.strict_json import strict_json
+from swarm.runtime.files import replace_file, strict_json
 
 FORMAT = 1
 MAX_FILES = 16

@@ -28,7 +28,7 @@ from client.train.options import TrainDraft
 from client.train.samples import LocalSampler, SampleAmount, load_for_training, open_sampler, sampled_lines
 from client.train.steps import Schedule
 from swarm.errors import ConfigError, HubError, UnknownModel, UnsupportedModel
-from swarm.runtime.cpu_threads import check_threads
+from swarm.runtime.process_limits import check_threads
 
 REPORT_STEPS = 20
 """Steps between printed lines, where there is no terminal to show a bar on."""

@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 
 from node.autostart.state_file import MAX_TEXT, Given, LocalStatus, Stage, StateFile, forget_oldest
 from swarm.errors import SwarmError
-from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.logs import CountedLog, describe
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.version import VERSION
 

@@ -19,9 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from swarm.runtime.files import replace_file
-from swarm.runtime.state_folder import state_folder
-from swarm.runtime.strict_json import strict_json
+from swarm.runtime.files import replace_file, state_folder, strict_json
 
 DAYS_KEPT: Final = 7
 _MOST: Final = 1e18

@@ -24,7 +24,7 @@ from swarm.errors import IdentityError, RegistryError
 from swarm.layers import Span
 from swarm.protocol.limits import SWEEP_MS
 from swarm.routing.costs import DEFAULT_LINK_MBIT_PER_S
-from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.logs import CountedLog, describe
 from swarm.runtime.version import VERSION
 from swarm.telemetry.messages import MessageKind
 

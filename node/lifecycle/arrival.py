@@ -33,16 +33,13 @@ from swarm.discovery.address_proof import NONCE_BYTES, check_hello
 from swarm.discovery.dht.addresses import DhtConfig, free_port
 from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.dht.registry import DhtRegistry
-from swarm.discovery.dialable import DialPolicy
-from swarm.discovery.interfaces import behind_router, interface_addresses
-from swarm.discovery.node_record import NodeRecord, Reach, bracketed
+from swarm.discovery.dialable import DialPolicy, behind_router, interface_addresses
+from swarm.discovery.node_record import NodeRecord, Reach
 from swarm.discovery.registry import Registry, RelayOffer
-from swarm.egress.streams import connect
+from swarm.egress.streams import bracketed, connect
 from swarm.errors import ConfigError, RegistryError, SwarmError
 from swarm.gateway.messages import PCP_NONCE_BYTES
-from swarm.gateway.ports import NoMapping, PcpRouter, PmpRouter, PortMapper, Router
-from swarm.gateway.routes import default_gateways
-from swarm.gateway.upnp import UpnpRouter
+from swarm.gateway.ports import NoMapping, PcpRouter, PmpRouter, PortMapper, Router, UpnpRouter, default_gateways
 from swarm.ids import shown_swarm
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.transport.certificate import ServerCertificate

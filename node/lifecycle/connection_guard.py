@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import psutil
 
 from node.session.admission import weight_of
-from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.logs import CountedLog, describe
 from swarm.runtime.quota import address_key
 
 PER_ADDRESS = 64

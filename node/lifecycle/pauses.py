@@ -29,7 +29,7 @@ from node.autostart.state_file import running_pids
 from node.config import ServeConfig
 from node.model.loading import Say, pick_device
 from swarm.kernels.support import kind_of
-from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.logs import CountedLog, describe
 
 LOOK_S: Final = 5.0
 RETRY_S: Final = 60.0

@@ -22,8 +22,8 @@ from swarm.protocol.manifest import Manifest
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
-from swarm.transport.uplink import Uplink
-from swarm.transport.way import Ways
+from swarm.transport.endpoint import Ways
+from swarm.transport.link import Uplink
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from node.session.successors import Successors
 from node.session.table import SessionTable
 from swarm.discovery.dht.addresses import check_own_address
 from swarm.discovery.dialable import DialPolicy
-from swarm.discovery.node_record import NodeRecord, bracketed
+from swarm.discovery.node_record import NodeRecord
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.devices import empty_cache
 from swarm.inference.grammars import GrammarCompiler
@@ -40,7 +41,7 @@ from swarm.inference.picks.device_picks import picks_on
 from swarm.inference.ragged_batch import PLAIN_PATH
 from swarm.layers import Span
 from swarm.routing.latency import measure_delays, measure_rate
-from swarm.runtime.file_limit import file_limit
+from swarm.runtime.process_limits import file_limit
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import SERVER_OPTIONS, bind_port
 from swarm.transport.network_key import NetworkKey

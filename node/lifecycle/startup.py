@@ -50,7 +50,7 @@ from swarm.runtime.tasks import unending
 from swarm.telemetry.messages import EventKind
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
-from swarm.transport.uplink import Uplink
+from swarm.transport.link import Uplink
 
 
 @dataclass(frozen=True, slots=True)

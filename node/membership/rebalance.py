@@ -17,7 +17,7 @@ from typing import Protocol
 from node.membership.joining import SpanReservation, movers_choice
 from swarm.discovery.node_record import NodeRecord
 from swarm.layers import Span
-from swarm.runtime.counted_log import describe
+from swarm.runtime.logs import describe
 
 LOOK_S = 180.0
 """Mean time between looks; each is drawn from half of it to one and a half."""

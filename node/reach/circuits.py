@@ -15,11 +15,10 @@ from ipaddress import ip_address
 from typing import Any, Final
 
 from swarm.egress.streams import CHUNK_BYTES, Streams, connect, splice, tuned
-from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.logs import CountedLog, describe
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, stand_in
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
-from swarm.ways.relay_circuit import DialRelay
+from swarm.runtime.tasks import TaskScope, spawn_on
+from swarm.ways.local_dialler import DialRelay
 
 CONNECT_S: Final = 5.0
 """How long the connection to the relay may take; the relay gives the circuit up after a while too."""

@@ -17,7 +17,7 @@ from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError
 from swarm.gateway.ports import NoMapping
 from swarm.ids import PeerId
-from swarm.transport.relayed import RelayedAddress
+from swarm.transport.endpoint import RelayedAddress
 
 STAND_S: Final = 12.0
 """How long a relay may take to be found and to take this machine."""

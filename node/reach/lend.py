@@ -12,10 +12,10 @@ from typing import Final
 from node.config import ServeConfig
 from node.reach.reached import Whereabouts
 from swarm.discovery.dht.registry import DhtRegistry
-from swarm.discovery.dialable import is_public
-from swarm.discovery.interfaces import interface_addresses
-from swarm.discovery.node_record import Reach, bracketed, split_address
+from swarm.discovery.dialable import interface_addresses, is_public
+from swarm.discovery.node_record import Reach, split_address
 from swarm.discovery.registry import Registry
+from swarm.egress.streams import bracketed
 from swarm.gateway.ports import NoMapping
 from swarm.relay.child import RelaySettings
 from swarm.relay.lending import lend, lent_settings

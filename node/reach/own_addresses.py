@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from swarm.discovery.dialable import IpAddress, is_public
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 
 MAX_CANDIDATES = 3
 """Own addresses that peers are asked to call: each peer dials back six times a minute for one machine."""

@@ -16,12 +16,10 @@ from typing import Final
 from swarm.egress.streams import Streams, connect
 from swarm.errors import SwarmError
 from swarm.relay.openings import TOKEN_BYTES
-from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.logs import CountedLog, describe
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit
-from swarm.ways.hole import Hole, HoleTokens
-from swarm.ways.own_addresses import OwnAddresses, own_addresses
+from swarm.ways.hole import Hole, HoleTokens, OwnAddresses, allowed_targets, own_addresses
 from swarm.ways.punch import AGREE_S, hear_addresses, told
-from swarm.ways.targets import allowed_targets
 
 MAX_AT_A_TIME: Final = 8
 """Holes that are tried at a time."""

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.egress.lines import MAX_LINE_BYTES, words
-from swarm.egress.streams import connect
+from swarm.egress.streams import MAX_LINE_BYTES, connect, words
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.ways.relay_circuit import DialRelay
+from swarm.ways.local_dialler import DialRelay
 
 NEAR_FACTOR: Final = 1.5
 NEAR_MS: Final = 10.0

@@ -22,18 +22,16 @@ from swarm.discovery.dialable import DialPolicy, is_public
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import split_address
 from swarm.discovery.registry import RelayOffer
-from swarm.egress.lines import MAX_LINE_BYTES, words
 from swarm.egress.ports import Egress
-from swarm.egress.streams import Streams, connect
+from swarm.egress.streams import MAX_LINE_BYTES, Streams, connect, words
 from swarm.errors import RegistryError, RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.relay.openings import DEAD_S, check_token, parse_addresses
-from swarm.relay.presence import NONCE_BYTES, prove_presence
-from swarm.runtime.counted_log import CountedLog
+from swarm.relay.openings import DEAD_S, NONCE_BYTES, check_token, parse_addresses, prove_presence
+from swarm.runtime.logs import CountedLog
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, parse_ip
 from swarm.runtime.tasks import TaskScope, unending
-from swarm.ways.relay_circuit import DialRelay
+from swarm.ways.local_dialler import DialRelay
 
 WANTED: Final = 2
 """Relays at which a machine stands."""

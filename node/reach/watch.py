@@ -17,8 +17,8 @@ from node.reach.reached import Reached, Whereabouts
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError, RegistryError
 from swarm.ids import PeerId
-from swarm.runtime.counted_log import CountedLog
-from swarm.transport.relayed import RelayedAddress, parse_relayed
+from swarm.runtime.logs import CountedLog
+from swarm.transport.endpoint import RelayedAddress, parse_relayed
 
 LOOK_S: Final = 3.0
 """Between looks at what costs nothing: own addresses, the mapping, the relays."""

@@ -9,10 +9,11 @@ from ipaddress import ip_address
 
 from node.reach.lend import MapPort
 from node.reach.reached import Whereabouts
-from swarm.discovery.node_record import Reach, bracketed, split_address
+from swarm.discovery.node_record import Reach, split_address
 from swarm.egress.ports import Egress
+from swarm.egress.streams import bracketed
 from swarm.gateway.ports import NoMapping
-from swarm.runtime.counted_log import describe
+from swarm.runtime.logs import describe
 from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
 from swarm.ways.local_dialler import LocalDialler, open_ways
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.protocol.messages import Attach
-from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.logs import CountedLog, describe
 from swarm.runtime.quota import (
     NEAR_WEIGHT,
     UNKNOWN,

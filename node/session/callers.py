@@ -11,7 +11,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol.authority import is_signed, session_of
 from swarm.protocol.limits import SESSION_KEY_BYTES
-from swarm.transport.introduction import introduction_in
+from swarm.transport.link import introduction_in
 
 CLOCKS_DIFFER_S = 60.0
 """How far a caller's clock may be from this one."""

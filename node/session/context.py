@@ -21,8 +21,7 @@ from swarm.protocol.messages import Credits
 from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import Limits
 from swarm.transport.certificate import ServerCertificate
-from swarm.transport.introduction import Signer
-from swarm.transport.uplink import Uplink
+from swarm.transport.link import Signer, Uplink
 
 
 @dataclass(frozen=True, slots=True)

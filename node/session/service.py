@@ -47,7 +47,7 @@ from swarm.protocol.messages import (
 )
 from swarm.runtime.quota import OverQuota, address_key
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.uplink import Uplink
+from swarm.transport.link import Uplink
 
 FIRST_MESSAGE_S = 2.0
 """How long a stream may be silent at first: its message leaves with the stream, without a round trip in between, and

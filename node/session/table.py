@@ -21,7 +21,7 @@ from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.messages import Attach, Credits, NodeInfo
 from swarm.runtime.tasks import TaskScope
 from swarm.runtime.version import VERSION
-from swarm.transport.uplink import Uplink
+from swarm.transport.link import Uplink
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from swarm.protocol import wire
 from swarm.protocol.messages import Ack, Upstream
-from swarm.transport.liveness import RECEIPT_S
+from swarm.transport.link import RECEIPT_S
 
 OUTBOX_MESSAGES = 256
 

@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 
 from node.telemetry.counters import ErrorKind
 from node.telemetry.report import NodeDescription
-from swarm.discovery.node_record import NodeState, bracketed
+from swarm.discovery.node_record import NodeState
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
@@ -145,8 +146,7 @@ async def serving_metrics(
         return
     from starlette.applications import Starlette  # a node without metrics needs no web server
 
-    from swarm.metrics.http import Guarded, make_server
-    from swarm.metrics.page import MetricsPage
+    from swarm.metrics.http import Guarded, MetricsPage, make_server
 
     page = MetricsPage(lambda: figures, in_thread=False)
     server = make_server(Guarded(Starlette(routes=[page.route()])))

@@ -22,11 +22,11 @@ import aiomqtt
 from node.telemetry.outbox import Due, Outbox, PendingEvent
 from swarm.discovery.identity import Identity
 from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.broker_address import BrokerAddress
 from swarm.telemetry.messages import (
     METRICS_S,
     STATUS_S,
     Body,
+    BrokerAddress,
     Event,
     MessageKind,
     Metrics,

@@ -35,6 +35,7 @@ from swarm.commands.certificates import (
     read_key,
 )
 from swarm.discovery.identity import Identity, is_peer_id
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.runtime.cli_types import Count, Folder, Host, Peer, Port
 from swarm.runtime.files import replace_file
@@ -213,9 +214,7 @@ class PrivateFolder:
             return
         password = new_password()
         self._set_password(user, password)  # first: a password in an env file must work
-        host = self._command.host[0]
-        where = f"[{host}]" if ":" in host else host
-        url = f"mqtts://{user}:{password}@{where}:{self._command.broker_port}"
+        url = f"mqtts://{user}:{password}@{bracketed(self._command.host[0])}:{self._command.broker_port}"
         self._write(env, f"CANOPY_JOIN={self._join}\nCANOPY_MQTT={url}\n".encode())
 
     def _set_password(self, user: str, password: str) -> None:

@@ -15,9 +15,8 @@ from rich.text import Text
 from swarm.discovery.coverage import shown_address
 from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.listing import name_models
 from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.registry import Registry
+from swarm.discovery.registry import Registry, name_models
 from swarm.errors import ConfigError, UnknownModel
 from swarm.ids import ModelIdentity, PeerId
 from swarm.routing.latency import measure_delays, worth_measuring

@@ -28,7 +28,6 @@ def hello_response(identity: Identity, nonce: bytes, digest: bytes) -> bytes:
     """The answer to a Hello: msgpack of peer id, public key and a signature.
 
     Args:
-        identity: who answers.
         nonce: the caller's, 16 bytes.
         digest: SHA-256 of the certificate with which this machine answers; empty in an insecure swarm.
 
@@ -50,10 +49,7 @@ def check_hello(peer_id: PeerId, nonce: bytes, digest: bytes, response: bytes) -
     """Whether a response was signed by this peer, over this nonce and this certificate; never raises.
 
     Args:
-        peer_id: who should have signed it.
-        nonce: what was sent.
         digest: SHA-256 of the certificate at which the connection ends; empty for one in plain text.
-        response: any bytes.
     """
     if len(response) > MAX_HELLO_BYTES:
         return False
@@ -74,24 +70,13 @@ def who_question(nonce: bytes) -> bytes:
 
 
 def who_answer(identity: Identity, nonce: bytes) -> bytes:
-    """The line with which a relay answers: its owner's public key and signature, in base 64.
-
-    Args:
-        identity: whose relay it is.
-        nonce: the caller's, 16 bytes.
-    """
+    """The line with which a relay answers: its owner's public key and signature, in base 64."""
     key, signature = b64encode(identity.public_key), b64encode(identity.sign(_WHO_DOMAIN + nonce))
     return b"WHO %b %b\n" % (key, signature)
 
 
 def check_who(peer_id: PeerId, nonce: bytes, line: bytes) -> bool:
-    """Whether a line was signed by this peer, over this nonce; never raises.
-
-    Args:
-        peer_id: whose relay it should be.
-        nonce: what was sent.
-        line: any bytes.
-    """
+    """Whether a line was signed by this peer, over this nonce; never raises."""
     match line.split():
         case [b"WHO", key, signature] if len(line) <= MAX_WHO_BYTES:
             try:

@@ -19,13 +19,7 @@ _SPAN: Final = re.compile(r"[0-9]{1,6}-[0-9]{1,6}|auto")
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """One model's nodes, and the layers that no serving node holds.
-
-    Attributes:
-        model: which model.
-        records: of its nodes, also of those that do not serve now.
-        missing: layers without a serving node, in order.
-    """
+    """One model's nodes, and the layers that no serving node holds."""
 
     model: ModelIdentity
     records: tuple[NodeRecord, ...]
@@ -78,5 +72,4 @@ def is_serve_line(line: str) -> bool:
 
 
 def fill_lines(coverage: Coverage, join: Sequence[str]) -> list[str]:
-    """One command per gap."""
     return [serve_line(coverage.model.name, gap, join) for gap in coverage.missing]

@@ -1,6 +1,7 @@
 """A machine's libp2p identity: one RSA key file, the peer id that it hashes to, signatures. Owns no network.
 
-The file has libp2p's own format, so the p2p daemon runs under the very same identity.
+The file has libp2p's own format, so the p2p daemon runs under the very same identity. Beside it lies one that says
+which swarm the identity is of, so that a swarm that began here stays the same one.
 Source: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import base58
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -21,8 +24,44 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm.errors import IdentityError
-from swarm.ids import PeerId
-from swarm.runtime.files import create_file, why_unusable
+from swarm.ids import SWARM_ID_BYTES, PeerId, SwarmId, as_swarm_id
+from swarm.runtime.files import create_file, replace_file, why_unusable
+
+_SWARM_FILE_BYTES: Final = 64
+
+
+def fresh_swarm_id() -> SwarmId:
+    """The id of a swarm that begins although its first peer was of another one."""
+    return SwarmId(secrets.token_bytes(SWARM_ID_BYTES))
+
+
+def swarm_file(identity: Path) -> Path:
+    return identity.with_suffix(".swarm")
+
+
+def kept_swarm(identity: Path | None) -> SwarmId | None:
+    """The swarm that an identity was of last; None where it is not known."""
+    if identity is None:
+        return None
+    try:
+        with swarm_file(identity).open("rb") as file:
+            return as_swarm_id(bytes.fromhex(file.read(_SWARM_FILE_BYTES).decode("ascii").strip()))
+    except (OSError, ValueError):
+        return None
+
+
+def keep_swarm(identity: Path | None, swarm: SwarmId) -> None:
+    """Keep it; where it cannot be written, the next swarm that begins here is the identity's own."""
+    if identity is not None and kept_swarm(identity) != swarm:
+        with suppress(OSError):
+            replace_file(swarm_file(identity), f"{swarm.hex()}\n".encode())
+
+
+def forget_swarm(identity: Path, swarm: SwarmId) -> None:
+    if kept_swarm(identity) == swarm:
+        with suppress(OSError):
+            swarm_file(identity).unlink()
+
 
 _MAX_FILE_BYTES = 16_384
 _MAX_PUBLIC_KEY_BYTES = 1_024
@@ -50,7 +89,6 @@ class Identity:
 
     @classmethod
     def ephemeral(cls) -> Identity:
-        """A fresh identity that lives in memory only."""
         return cls(rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
     @classmethod
@@ -152,9 +190,7 @@ def verify(peer_id: PeerId, public_key: bytes, data: bytes, signature: bytes) ->
     """Whether a signature was made by a peer.
 
     Args:
-        peer_id: whose signature it should be.
         public_key: the peer's, as libp2p encodes it; its hash must be the peer id.
-        data: what was signed.
         signature: RSA, PKCS #1 v1.5, SHA-256.
     """
     if len(public_key) > _MAX_PUBLIC_KEY_BYTES or peer_id_of(public_key) != peer_id:

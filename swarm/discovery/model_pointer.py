@@ -50,13 +50,7 @@ seal_pointer, open_pointer = POINTERS.close, POINTERS.open
 
 @dataclass(frozen=True, slots=True)
 class Filing:
-    """One thing that a node files in the directory.
-
-    Attributes:
-        key: name of the storage key.
-        subkey: which item under that key.
-        data: the sealed record or pointer.
-    """
+    """One thing that a node files in the directory."""
 
     key: str
     subkey: str

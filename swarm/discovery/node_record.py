@@ -15,14 +15,13 @@ from typing import Annotated, Final
 from swarm.declared import RISING_PAIRS, Broken, Printable, Size, Within, Written, below, exactly
 from swarm.discovery.identity import peer_id_of
 from swarm.discovery.sealing import UNIX_S, AnyPeer, ListedModel, RecordError, Seal
-from swarm.egress.host_port import split_host
+from swarm.egress.streams import split_host
 from swarm.errors import LayersError
 from swarm.ids import SWARM_ID_BYTES, PeerId, SwarmId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_RECORD_BYTES, MAX_SWEEP_ROWS, SWEEP_MS
 from swarm.transport.certificate import MAX_CERTIFICATE_BYTES, check_certificate
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.relayed import first_stop, parse_relayed
+from swarm.transport.endpoint import Endpoint, first_stop, parse_relayed
 
 MAX_SPEEDS: Final = 8
 """Sizes of a sweep whose time a record may hold."""
@@ -206,11 +205,6 @@ def live_records(blobs: Iterable[bytes], now: float) -> list[NodeRecord]:
 def tombstone(record: NodeRecord) -> NodeRecord:
     """The record that replaces another when its node leaves: 1 ms newer."""
     return replace(record, left=True, sequence=record.sequence + 1, expires_at=record.expires_at + 0.001)
-
-
-def bracketed(host: str) -> str:
-    """A host as it is written before a port: IPv6 addresses in brackets."""
-    return f"[{host}]" if ":" in host else host
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -43,7 +43,6 @@ async def prove_peer(address: str, limit_s: float = PROVE_S) -> bool | None:
 
     Args:
         address: multiaddress with a peer id.
-        limit_s: how long it may take.
 
     Returns:
         None where that cannot be told, for an address is of another kind than plain TCP.

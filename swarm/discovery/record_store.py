@@ -82,7 +82,6 @@ class FiledItem:
 
     @property
     def cost(self) -> int:
-        """Bytes that it counts for."""
         return len(self.data) + OVERHEAD_BYTES
 
 
@@ -90,9 +89,7 @@ def open_item(key: StorageKey, subkey: object, data: bytes, expires_at: float, n
     """Check that something may lie where it lies: signed, for exactly the signed time, under a key of its own.
 
     Args:
-        key: where it lies.
         subkey: a peer id for a record, fingerprint and peer id for a pointer.
-        data: the sealed record or pointer.
         expires_at: the expiry with which it is stored.
         now: DHT time in seconds.
 
@@ -140,7 +137,6 @@ class RecordStore:
 
     @property
     def bytes_held(self) -> int:
-        """What all items count for."""
         return self._bytes
 
     def put(self, item: FiledItem, now: float) -> bool:

@@ -76,7 +76,6 @@ class Seal(Generic[T]):
         self._opened = lru_cache(kept)(self._open_signed)
 
     def sign(self, body: list[Any], identity: Identity) -> bytes:
-        """Sign a body, whatever it says."""
         packed = msgpack.packb(body)
         sealed: bytes = msgpack.packb([identity.public_key, packed, identity.sign(self.domain + packed)])
         return sealed
@@ -101,7 +100,6 @@ class Seal(Generic[T]):
         """Decode a fact and check everything but whether it has expired.
 
         Args:
-            data: as it was sealed.
             now: DHT time in seconds.
 
         Raises:

@@ -23,8 +23,6 @@ def is_signed(fault: Fault, session: SessionId, records: Iterable[bytes]) -> boo
     """Whether a fault is what its reporter said of this session.
 
     Args:
-        fault: as it arrived.
-        session: whose fault it is.
         records: sealed records, of which the reporter's own holds its public key.
 
     Returns:

@@ -12,8 +12,7 @@ from typing import Final
 
 from swarm.discovery.dht.about import UPDATE_HERE, UPDATE_THERE, About, disagreement
 from swarm.discovery.dht.addresses import OPEN_SWARM, SLOW, DhtConfig, Membership
-from swarm.discovery.dht.child import NO_ANSWER
-from swarm.discovery.dht.registry import DhtRegistry, PeerSurvey
+from swarm.discovery.dht.registry import NO_ANSWER, DhtRegistry, PeerSurvey
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord
 from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown

@@ -17,7 +17,7 @@ import aiomqtt
 from swarm.doctor.ladder import Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.probes import Resolve, TcpAnswer, knock, on_thread
 from swarm.errors import ConfigError, HubError, SwarmError, UnknownModel
-from swarm.telemetry.broker_address import BrokerAddress, parse_broker
+from swarm.telemetry.messages import BrokerAddress, parse_broker
 
 OFFLINE_VARIABLES: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE: Final = {"1", "ON", "YES", "TRUE"}
@@ -154,7 +154,6 @@ def _cached(model: str) -> Path | None:
 
 
 def hub_cache() -> Path:
-    """Where the hub's library keeps files."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)

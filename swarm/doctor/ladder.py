@@ -29,8 +29,6 @@ AGAIN: Final = "swarm doctor once more"
 
 
 class Level(enum.Enum):
-    """How bad something is."""
-
     OK = "ok"
     HINT = "hint"
     """Worth to know: slower, or less."""
@@ -64,17 +62,14 @@ Diagnoses = Diagnosis | Sequence[Diagnosis]
 
 
 def ok(kind: str, text: str) -> Diagnosis:
-    """All is well."""
     return Diagnosis(Level.OK, kind, text)
 
 
 def hint(kind: str, text: str, mend: str = "") -> Diagnosis:
-    """Worth to know."""
     return Diagnosis(Level.HINT, kind, text, mend)
 
 
 def trouble(kind: str, text: str, mend: str) -> Diagnosis:
-    """In the way."""
     return Diagnosis(Level.TROUBLE, kind, text, mend)
 
 
@@ -113,7 +108,6 @@ class Once(Generic[T]):
         self._outcome: list[T | Exception] = []
 
     async def __call__(self) -> T:
-        """The answer, or its error."""
         async with self._lock:
             if not self._outcome:
                 try:

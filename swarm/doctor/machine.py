@@ -28,7 +28,7 @@ from swarm.errors import IdentityError
 from swarm.kernels.toolchain import MIN_CAPABILITY, Toolchain
 from swarm.protocol.numeric_class import NumericClass
 from swarm.runtime.files import foreign_part, why_unusable
-from swarm.runtime.memory_limit import MainMemory
+from swarm.runtime.process_limits import MainMemory
 from swarm.runtime.version import VERSION
 
 GIB: Final = 1 << 30
@@ -169,7 +169,6 @@ def _is_locked(identity: Identity) -> bool:
 
 
 def gib(size: int) -> str:
-    """A number of bytes in GiB."""
     return f"{size / GIB:.1f} GiB"
 
 
@@ -409,7 +408,6 @@ def _assigned(source: str) -> dict[str, str]:
 
 
 async def ask_cards(root: Path = Path("/"), limit_s: float = 5.0) -> Cards:
-    """Look for cards."""
     is_pci = any(
         _text(vendor) == _NVIDIA and _text(vendor.with_name("class")).startswith(_DISPLAY)
         for vendor in (root / "sys/bus/pci/devices").glob("*/vendor")
@@ -510,7 +508,6 @@ def package_requirements() -> tuple[list[str], str]:
 
 
 def python_version() -> str:
-    """Of this process, such as 3.11.9."""
     return ".".join(map(str, sys.version_info[:3]))
 
 

@@ -120,12 +120,7 @@ async def look_outside(peers: Sequence[NamedPeer], find: Resolve, pages: Pages) 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Asks for the heads of two pages.
-
-    Attributes:
-        find: looks names up.
-        environment: names the proxy.
-    """
+    """Asks for the heads of two pages."""
 
     find: Resolve
     environment: Mapping[str, str]
@@ -149,7 +144,6 @@ class Pages:
 
 
 def look_at_link(interfaces: Mapping[str, bool], peers: Iterable[NamedPeer]) -> Diagnosis:
-    """Whether any interface is up."""
     up = [name for name, is_up in interfaces.items() if is_up]
     if up:
         return ok("link", f"{', '.join(up)} up")

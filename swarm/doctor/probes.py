@@ -29,6 +29,7 @@ from urllib.parse import unquote, urlsplit
 import psutil
 
 from swarm.doctor.ladder import Once
+from swarm.egress.streams import bracketed
 
 HUB: Final = "huggingface.co"
 """A public host, which machines ask for models anyway: whether its name is found, and connections leave."""
@@ -84,12 +85,7 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The head of an HTTP answer.
-
-    Attributes:
-        status: such as 302.
-        location: where it sends the asker; empty where it does not.
-    """
+    """The head of an HTTP answer."""
 
     status: int
     location: str = ""
@@ -115,7 +111,6 @@ Resolve = Callable[[str], Awaitable[LookedUp]]
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address and no name."""
     try:
         ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -124,7 +119,6 @@ def is_address(host: str) -> bool:
 
 
 async def look_up(host: str) -> LookedUp:
-    """Ask the system for a name."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(RESOLVE_S):
@@ -140,7 +134,6 @@ async def look_up(host: str) -> LookedUp:
 
 
 def name_servers(file: Path = Path("/etc/resolv.conf")) -> list[str]:
-    """Those that the system asks."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -172,8 +165,6 @@ class ConnectProxy:
     """An HTTP proxy.
 
     Attributes:
-        host: name or address.
-        port: TCP port.
         login: `USER:PASSWORD`; empty where there is none.
     """
 
@@ -195,7 +186,7 @@ class ConnectProxy:
 
     def wish(self, host: str, port: int) -> str:
         """The first line and the headers of a wish for a connection."""
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        place = f"{bracketed(host)}:{port}"
         login = base64.b64encode(self.login.encode()).decode()
         return f"CONNECT {place} HTTP/1.1\r\nHost: {place}" + (
             f"\r\nProxy-Authorization: Basic {login}" if login else ""
@@ -203,7 +194,6 @@ class ConnectProxy:
 
 
 async def knock(ip: str, port: int) -> TcpAnswer:
-    """Try a TCP connection."""
     try:
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_connection(ip, port)
@@ -317,7 +307,6 @@ def interfaces() -> dict[str, bool]:
 
 
 def own_addresses() -> Sequence[str]:
-    """All IP addresses of this machine, without zones."""
     return [one for held in _held_addresses().values() for one in held]
 
 

@@ -45,7 +45,6 @@ class PrivateWords:
 def private_words(
     environment: Mapping[str, str], home: str, names: Iterable[str], hosts: Iterable[str]
 ) -> PrivateWords:
-    """Gather what is private."""
     secrets = {value for name, value in environment.items() if SECRET_VARIABLES.search(name)}
     proxies = [value for name, value in environment.items() if name.lower().endswith("_proxy")]
     own = [name for name in names if not _is_address(name)]

@@ -36,10 +36,9 @@ from swarm.doctor.probes import (
 )
 from swarm.gateway.ports import Router
 from swarm.kernels.toolchain import toolchain
-from swarm.runtime.cache_folder import cache_folder
-from swarm.runtime.memory_limit import MainMemory, main_memory
-from swarm.runtime.state_folder import state_folder
-from swarm.telemetry.broker_address import parse_broker
+from swarm.runtime.files import cache_folder, state_folder
+from swarm.runtime.process_limits import MainMemory, main_memory
+from swarm.telemetry.messages import parse_broker
 
 RungLook = Callable[["Examination"], Awaitable[Diagnoses]]
 AskDirectory = Callable[[Sequence[str]], Awaitable[SwarmView]]

@@ -17,19 +17,16 @@ from typing import Final
 import psutil
 
 from swarm.discovery.dht.addresses import free_port
-from swarm.discovery.dialable import is_public
-from swarm.discovery.interfaces import behind_router, interface_addresses
+from swarm.discovery.dialable import behind_router, interface_addresses, is_public
 from swarm.discovery.node_record import split_address
 from swarm.discovery.sealing import RecordError
 from swarm.doctor.directory import SwarmView
 from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.probes import Ran, Resolve
-from swarm.egress.lines import MAX_LINE_BYTES, words
+from swarm.egress.streams import MAX_LINE_BYTES, words
 from swarm.errors import RemoteProtocolError
 from swarm.gateway.messages import PCP_NONCE_BYTES
-from swarm.gateway.ports import FAILURES, NoMapping, PcpRouter, PmpRouter, Router
-from swarm.gateway.routes import default_gateways
-from swarm.gateway.upnp import UpnpRouter
+from swarm.gateway.ports import FAILURES, NoMapping, PcpRouter, PmpRouter, Router, UpnpRouter, default_gateways
 
 ANY_PORT: Final = 0
 MAP_S: Final = 120
@@ -244,7 +241,6 @@ RunProgram = Callable[[Sequence[str]], Awaitable[Ran | None]]
 def look_at_ports(
     ports: Sequence[int], bind: Callable[[int], OSError | None], owner: Callable[[int], str | None]
 ) -> Diagnoses:
-    """Whether a node could listen."""
 
     def one(port: int) -> Diagnosis:
         error = bind(port)

@@ -9,7 +9,7 @@ import asyncio
 import enum
 from typing import Final
 
-from swarm.egress.host_port import split_host
+from swarm.egress.streams import split_host
 
 GREETING_S: Final = 2.0
 """How long a peer may take to answer a short message, its connection included."""

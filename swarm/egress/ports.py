@@ -13,13 +13,76 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from swarm.egress.host_port import split_host
-from swarm.egress.proxy import HttpProxy, ask_proxy
-from swarm.egress.streams import CHUNK_BYTES, Streams, connected_socket, tuned
+from swarm.egress.proxy import HttpProxy, ProxyRefused, ask_proxy
+from swarm.egress.streams import CHUNK_BYTES, Streams, bracketed, connected_socket, splice, split_host, tuned
 from swarm.ids import PeerId
+from swarm.runtime.logs import describe
+from swarm.runtime.tasks import TaskScope, spawn_on
+
+MAX_CARRIED: Final = 8
+"""Connections of one port at a time; the daemon has one or two."""
+
+OpenFar = Callable[[], Awaitable[Streams]]
+
+
+class Forwarder:
+    """One loopback port.
+
+    Attributes:
+        trouble: why the last connection led nowhere; empty where it did not fail.
+    """
+
+    def __init__(self, open_far: OpenFar, scope: TaskScope) -> None:
+        self.port = 0
+        self.trouble = ""
+        self._open_far = open_far
+        self._scope = scope
+        self._carried = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def listening(cls, open_far: OpenFar) -> AsyncIterator[Forwarder]:
+        """Carry what connects, while the block runs.
+
+        Args:
+            open_far: opens the other end of a connection; raises OSError or TimeoutError.
+
+        Raises:
+            OSError: there is no port to be had.
+        """
+        async with TaskScope() as scope:
+            forwarder = cls(open_far, scope)
+            server = await asyncio.start_server(forwarder._accept, "127.0.0.1", 0, limit=CHUNK_BYTES)
+            forwarder.port = server.sockets[0].getsockname()[1]
+            try:
+                yield forwarder
+            finally:
+                server.close()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._carried >= MAX_CARRIED:
+            writer.transport.abort()
+        else:
+            spawn_on(self._scope, writer, self._carry(tuned(reader, writer)))
+
+    async def _carry(self, near: Streams) -> None:
+        self._carried += 1
+        try:
+            far = await self._open_far()
+            self.trouble = ""
+            await splice(near, far)
+        except (OSError, TimeoutError) as error:
+            self.trouble = str(error) if isinstance(error, ProxyRefused) else describe(error)
+        finally:
+            self._carried -= 1
+            if not near.writer.is_closing():
+                near.abort()
+
 
 DIRECTORY: Final = "canopy-directory"
 """The ALPN name of libp2p's bytes, as the DHT peer there speaks them on its own port."""
@@ -31,12 +94,7 @@ OPEN_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TlsPort:
-    """The one port of a peer.
-
-    Attributes:
-        peer: whose it is.
-        address: `host:port`.
-    """
+    """The one port of a peer."""
 
     peer: PeerId
     address: str
@@ -46,7 +104,7 @@ def tls_port(multiaddress: str) -> TlsPort | None:
     """The TLS port that `/ip4/A/tcp/P/tls/p2p/PEER` names; None where an address is of another kind."""
     match multiaddress.split("/"):
         case ["", _, host, "tcp", port, "tls", "p2p", peer]:
-            return TlsPort(PeerId(peer), f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            return TlsPort(PeerId(peer), f"{bracketed(host)}:{port}")
         case _:
             return None
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.runtime.plain_text import plain_line
 
@@ -42,7 +43,6 @@ class HttpProxy:
 
     Attributes:
         host: name or IP address, without brackets.
-        port: TCP port.
         credentials: `USER:PASSWORD`; empty where it wants none.
     """
 
@@ -52,8 +52,7 @@ class HttpProxy:
 
     @property
     def address(self) -> str:
-        """`host:port`."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
     def __str__(self) -> str:
         return f"the proxy {self.address}"
@@ -87,11 +86,6 @@ class HttpProxy:
 
 async def ask_proxy(proxy: HttpProxy, address: str, sock: socket.socket) -> None:
     """Have a proxy connect; afterwards the socket is the other end's.
-
-    Args:
-        proxy: what was connected to.
-        address: `host:port` that is wanted.
-        sock: connected to the proxy, and not blocking.
 
     Raises:
         ProxyRefused: it does not.

@@ -1,8 +1,14 @@
-"""A connection's two directions, opened, read by bounded lines and passed on without holding more than a little."""
+"""A connection's two directions, opened, read by bounded lines and passed on without holding more than a little.
+
+Beside them: addresses as `host:port`, an IPv6 host in brackets, and TCP segments that fit every path, so that a path
+MTU black hole stops nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import socket
 from asyncio.staggered import staggered_race
 from contextlib import suppress
@@ -10,11 +16,79 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from swarm.egress.host_port import split_host
-from swarm.egress.lines import MAX_LINE_BYTES, words
-from swarm.egress.segments import keep_segments_small
 from swarm.errors import RemoteProtocolError
 from swarm.runtime.tasks import TaskScope
+
+
+def split_host(address: str) -> tuple[str, int]:
+    """The host, in its brackets if it has them, and the port of `host:port`.
+
+    Raises:
+        ValueError: the address is malformed, or of no one machine.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) < 65_536:
+        raise ValueError(f"{address[:80]!r} is not host:port")
+    if not _names_a_machine(match["host"]):
+        raise ValueError(f"{address[:80]!r} is not the address of one machine")
+    return match["host"], int(match["port"])
+
+
+def bracketed(host: str) -> str:
+    """A host as it is written before a port: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _names_a_machine(host: str) -> bool:
+    """Whether a host is a name, or an IP address that one machine can have.
+
+    A host that ends in a number has to be an IP address in full: resolvers read `0` and `0x7f.1` as addresses too.
+    """
+    is_ip = host.startswith("[") or _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]) is not None
+    if not is_ip:
+        return True
+    try:
+        ip = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None) or ip
+    return not (mapped.is_unspecified or mapped.is_multicast or str(mapped) == "255.255.255.255")
+
+
+_ADDRESS: Final = re.compile(
+    r"(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):(?P<port>[0-9]{1,5})", re.ASCII
+)
+_NUMBER: Final = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+
+
+MAX_LINE_BYTES: Final = 512
+"""Of an opening, and of everything that a relay says; its line feed included."""
+
+
+def words(line: bytes) -> list[str]:
+    """The words of a line.
+
+    Raises:
+        RemoteProtocolError: it is too long or not printable ASCII.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise RemoteProtocolError("opening", f"a line has at most {MAX_LINE_BYTES} bytes")
+    text = line.removesuffix(b"\n").removesuffix(b"\r")
+    if not text.isascii() or not text.decode("ascii", "replace").isprintable():
+        raise RemoteProtocolError("opening", "a line is printable ASCII")
+    return text.decode().split(" ")
+
+
+SEGMENT_BYTES: Final = 1_220
+"""Of TCP in one packet: 1,280 bytes, which every path of IPv6 carries, less the headers of IPv6 and TCP."""
+
+
+def keep_segments_small(sock: socket.socket) -> None:
+    """Let a TCP socket send and announce segments that fit any path; it listens, or is not connected yet."""
+    if hasattr(socket, "TCP_MAXSEG"):
+        with suppress(OSError):  # some systems let nobody choose it
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+
 
 CHUNK_BYTES: Final = 1 << 16
 """Read at a time; a stream holds twice as much at most before its source waits."""
@@ -28,12 +102,7 @@ FAMILY_DELAY_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Both directions of one connection.
-
-    Attributes:
-        reader: what comes.
-        writer: what goes.
-    """
+    """Both directions of one connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -50,8 +119,7 @@ class Streams:
         name = self.writer.get_extra_info("peername")
         if not isinstance(name, tuple):
             return ""
-        host = self.remote_host
-        return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+        return f"{bracketed(self.remote_host)}:{name[1]}"
 
     async def say(self, *line: str) -> None:
         """Send one line of words.
@@ -76,11 +144,9 @@ class Streams:
         return words(line) if line.endswith(b"\n") else []
 
     def close(self) -> None:
-        """Close after what was written has left."""
         self.writer.close()
 
     def abort(self) -> None:
-        """Close now."""
         self.writer.transport.abort()
 
 
@@ -99,12 +165,12 @@ async def connect(address: str) -> Streams:
 
 
 async def connected_socket(address: str) -> socket.socket:
-    """A socket that is connected to `host:port` in small segments (`swarm.egress.segments`); errors as of `connect`."""
+    """A socket that is connected to `host:port` in small segments (`swarm.egress.streams`); errors as of `connect`."""
     try:
-        bracketed, port = split_host(address)
+        named, port = split_host(address)
     except ValueError as error:
         raise OSError(str(error)) from None
-    host = bracketed.strip("[]")
+    host = named.strip("[]")
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     opened: list[socket.socket] = []
     taken: socket.socket | None = None

@@ -1,21 +1,25 @@
 """A port of the home router that leads to this machine: asked for, renewed, watched and given back.
 
-Three protocols, tried one shortly after the other: PCP, NAT-PMP, and UPnP where its library is installed. The router's
-word proves nothing: whether peers come through is found by dial-back.
+Three protocols, tried one shortly after the other: PCP, NAT-PMP, and UPnP by `miniupnpc` where that is installed. The
+router's word proves nothing: whether peers come through is found by dial-back. Which router this machine's packets
+leave by is read from the system's routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
-from swarm.discovery.node_record import bracketed
+from swarm.discovery.dialable import IpAddress, is_public
+from swarm.egress.streams import bracketed
 from swarm.errors import RemoteProtocolError
 from swarm.gateway import messages
 from swarm.gateway.messages import EpochAnswer, MapAnswer, MapRequest
@@ -47,7 +51,6 @@ class Mapping:
         host: its external IP address.
         port: its external TCP port.
         lifetime_s: for how long it holds.
-        protocol: PCP, NAT-PMP or UPnP.
     """
 
     host: str
@@ -57,7 +60,6 @@ class Mapping:
 
     @property
     def address(self) -> str:
-        """`host:port`."""
         return f"{bracketed(self.host)}:{self.port}"
 
 
@@ -96,8 +98,6 @@ async def ask(gateway: str, port: int, request: Callable[[IPv4Address], bytes]) 
     """Send a datagram to a router until it answers.
 
     Args:
-        gateway: its IPv4 address.
-        port: its UDP port.
         request: the datagram, given this machine's address towards the router.
 
     Returns:
@@ -135,8 +135,6 @@ class _Epoch:
 
 
 class PcpRouter:
-    """PCP."""
-
     name = "PCP"
 
     def __init__(
@@ -150,10 +148,7 @@ class PcpRouter:
         """Ask nothing yet.
 
         Args:
-            gateway: the router's IPv4 address.
-            internal_port: TCP port of this machine.
             nonce: 12 bytes that nobody else knows: who knows them may delete the mapping.
-            port: the router's UDP port.
             clock: a monotonic one, in seconds.
         """
         self._gateway, self._port, self._internal = gateway, port, internal_port
@@ -161,7 +156,6 @@ class PcpRouter:
         self._epoch = _Epoch(clock)
 
     async def map(self, external_port: int, lifetime_s: int) -> Mapping:
-        """Ask for the mapping, or renew it."""
         answer = await self._ask(external_port, lifetime_s)
         self._epoch.note(answer.epoch_s)
         return _given(answer, answer.address, self.name)
@@ -177,7 +171,6 @@ class PcpRouter:
             raise
 
     async def unmap(self) -> None:
-        """Delete the mapping."""
         await self._ask(0, 0)
 
     async def _ask(self, external_port: int, lifetime_s: int) -> MapAnswer:
@@ -189,8 +182,6 @@ class PcpRouter:
 
 
 class PmpRouter:
-    """NAT-PMP."""
-
     name = "NAT-PMP"
 
     def __init__(
@@ -200,13 +191,11 @@ class PmpRouter:
         port: int = messages.PORT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask nothing yet; as `PcpRouter`."""
         self._gateway, self._port, self._internal = gateway, port, internal_port
         self._epoch = _Epoch(clock)
         self._address: IPv4Address | None = None
 
     async def map(self, external_port: int, lifetime_s: int) -> Mapping:
-        """Ask for the mapping, or renew it."""
         answer = await self._ask(external_port, lifetime_s)
         told = await self._ask_address()
         self._epoch.note(told.epoch_s)
@@ -219,7 +208,6 @@ class PmpRouter:
         return not self._epoch.note(told.epoch_s) and told.address == self._address
 
     async def unmap(self) -> None:
-        """Delete the mapping."""
         await self._ask(0, 0)
 
     async def _ask(self, external_port: int, lifetime_s: int) -> MapAnswer:
@@ -265,13 +253,6 @@ class PortMapper:
         routers: Callable[[], Sequence[Router]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask nobody yet.
-
-        Args:
-            port: this machine's TCP port.
-            routers: the protocols to try, best first.
-            clock: a monotonic one, in seconds.
-        """
         self.mapping: Mapping | None = None
         self.is_silent = False
         self._port = port
@@ -369,3 +350,121 @@ def _plainly(error: Exception) -> str:
     if isinstance(error, OSError):
         return "nobody listens"
     return str(error)
+
+
+DISCOVER_MS: Final = 500
+PORTS_TRIED: Final = 5
+"""External ports that are tried where one is taken."""
+DESCRIPTION: Final = "canopy"
+
+
+class UpnpRouter:
+    """The gateway that answers in this machine's network."""
+
+    name = "UPnP"
+
+    def __init__(self, internal_port: int) -> None:
+        self._internal = internal_port
+        self._gateway: Any = None
+        self._external = 0
+        self._is_wanted = True
+
+    async def map(self, external_port: int, lifetime_s: int) -> Mapping:
+        """Ask for the mapping, or renew it.
+
+        Raises:
+            NoMapping: the library is not installed, no router answers, or it refuses.
+        """
+        self._is_wanted = True
+        try:
+            return await asyncio.to_thread(self._map, external_port, lifetime_s)
+        except asyncio.CancelledError:
+            self._is_wanted = False  # the thread goes on until it looks
+            raise
+
+    async def holds(self) -> bool:
+        """Ask whether it has the mapping, and the same address outside."""
+        return await asyncio.to_thread(self._holds)
+
+    async def unmap(self) -> None:
+        if self._gateway is not None and self._external:
+            await asyncio.to_thread(self._call, "deleteportmapping", self._external, "TCP")
+
+    def _map(self, external_port: int, lifetime_s: int) -> Mapping:
+        if self._gateway is None:
+            self._gateway = _discover()
+        for port in range(external_port, min(external_port + PORTS_TRIED, 65_536)):
+            for lease_s in (lifetime_s, 0):  # some routers know permanent ones only
+                if not self._is_wanted:
+                    raise NoMapping("another protocol was faster")
+                try:
+                    added = self._call(
+                        "addportmapping", port, "TCP", self._gateway.lanaddr, self._internal, DESCRIPTION, "", lease_s
+                    )
+                except NoMapping:
+                    continue
+                if added:
+                    self._external = port
+                    self._host = str(self._call("externalipaddress"))
+                    return Mapping(self._host, port, lease_s or lifetime_s, self.name)
+        raise NoMapping("the router refuses")
+
+    def _holds(self) -> bool:
+        found = self._call("getspecificportmapping", self._external, "TCP")
+        is_own = bool(found) and tuple(found[:2]) == (self._gateway.lanaddr, self._internal)
+        return is_own and str(self._call("externalipaddress")) == self._host
+
+    def _call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - the library is untyped
+        try:
+            return getattr(self._gateway, method)(*arguments)
+        except Exception as error:  # the library raises bare ones
+            raise NoMapping(f"the router refuses: {str(error)[:100]}") from error
+
+
+def _discover() -> Any:  # noqa: ANN401 - the library is untyped
+    try:
+        import miniupnpc
+    except ImportError:
+        raise NoMapping("not tried: pip install 'canopy-swarm[upnp]' adds it") from None
+    gateway = miniupnpc.UPnP()
+    gateway.discoverdelay = DISCOVER_MS
+    try:
+        gateway.discover()
+        gateway.selectigd()
+    except Exception as error:
+        raise NoMapping("no router answers") from error
+    return gateway
+
+
+ROUTES: Final = Path("/proc/net/route")
+MAX_GATEWAYS: Final = 2
+_UP_GATEWAY: Final = 0x3
+_GATEWAY_FIRST: Final = 1
+"""Where routes cannot be read: most home routers have the first address of their network."""
+
+
+def default_gateways(found: Iterable[IpAddress], routes: Path = ROUTES) -> list[IPv4Address]:
+    """The routers of the default routes, those with the lowest metric first; a guess where they cannot be read."""
+    try:
+        table = routes.read_text(encoding="ascii")
+    except (OSError, UnicodeError):
+        private = [ip for ip in found if isinstance(ip, IPv4Address) and not is_public(ip)]
+        return [IPv4Address(int(ip) & ~0xFF | _GATEWAY_FIRST) for ip in private][:MAX_GATEWAYS]
+    return parse_routes(table)
+
+
+def parse_routes(table: str) -> list[IPv4Address]:
+    """The gateways of the default routes in the kernel's table; lines that are odd are passed over."""
+    routes: list[tuple[int, IPv4Address]] = []
+    for line in table.splitlines()[1:]:
+        columns = line.split()
+        try:
+            destination, gateway, flags, metric = columns[1], columns[2], int(columns[3], 16), int(columns[6])
+            is_default = int(destination, 16) == 0 and int(columns[7], 16) == 0
+            address = IPv4Address(int(gateway, 16).to_bytes(4, sys.byteorder)) if is_default else None
+        except (ValueError, IndexError, OverflowError):
+            continue
+        if address is not None and flags & _UP_GATEWAY == _UP_GATEWAY:
+            routes.append((metric, address))
+    routes.sort(key=lambda route: route[0])
+    return list(dict.fromkeys(address for _, address in routes))[:MAX_GATEWAYS]

@@ -30,10 +30,10 @@ from swarm.health.alerts.webhook import MAX_WEBHOOKS, Webhook, parse_receiver
 from swarm.health.broker.supervisor import EmbeddedBroker
 from swarm.health.metrics.exporter import health_metrics
 from swarm.health.options import Health
-from swarm.health.state.assessment import LinkState
 from swarm.health.state.directory import Directory
 from swarm.health.state.mqtt_feed import MqttFeed
 from swarm.health.state.overview import Overview
+from swarm.health.state.verdict import LinkState
 from swarm.health.tasks.history import History, default_data_path
 from swarm.health.tasks.prober import Prober, run_probe
 from swarm.health.tasks.publisher import StatePublisher
@@ -42,9 +42,8 @@ from swarm.health.web.api import alert_routes, make_app
 from swarm.health.web.snapshot import check_folder, keep_snapshot, snapshot_of
 from swarm.metrics.http import Server, make_server
 from swarm.runtime.tasks import TaskScope, unending
-from swarm.telemetry.broker_address import parse_broker
 from swarm.telemetry.guard import TelemetryGuard
-from swarm.telemetry.messages import check_prefix
+from swarm.telemetry.messages import check_prefix, parse_broker
 
 STUCK_READER_MS = 30_000
 BACKLOG = 256
@@ -131,7 +130,6 @@ class HealthService:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        """Stop everything, the readers first."""
         self.publisher.close()
         return await self._stack.__aexit__(kind, error, trace)
 

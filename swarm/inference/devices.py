@@ -14,7 +14,7 @@ import torch
 from swarm.errors import ConfigError
 from swarm.kernels.support import KERNEL_VERSION, arch_of, kernel_support, kind_of
 from swarm.protocol.numeric_class import NumericClass
-from swarm.runtime.memory_limit import main_memory
+from swarm.runtime.process_limits import main_memory
 
 KINDS: Final = ("cpu", "cuda", "mps", "xpu")
 """As torch names them."""

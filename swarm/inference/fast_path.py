@@ -21,7 +21,7 @@ from swarm.kernels.support import KERNEL_VERSION, kernel_support
 from swarm.layers import Span
 from swarm.models.families import GROWING_ROPE
 from swarm.models.pretrained import first_line
-from swarm.runtime.cache_folder import cache_folder
+from swarm.runtime.files import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,9 +23,8 @@ from rich.text import Text
 
 from swarm.discovery.dht.addresses import Membership, family_of
 from swarm.discovery.dialable import is_public
-from swarm.discovery.identity import Identity, default_identity_path
+from swarm.discovery.identity import Identity, default_identity_path, forget_swarm
 from swarm.discovery.peer_proof import proven as prove
-from swarm.discovery.swarm_file import forget_swarm
 from swarm.egress.ports import tls_port
 from swarm.errors import ConfigError
 from swarm.ids import is_model_name, shown_swarm, without_ending
@@ -237,7 +236,6 @@ def qr_lines(code: segno.QRCode, quiet: int) -> list[str]:
 
 
 def list_swarms(memory: SwarmMemory, console: Console) -> None:
-    """Print what is remembered."""
     swarms = memory.swarms()
     if not swarms:
         console.print(Text("no swarm was joined yet: use an invite, or --join"))
@@ -295,7 +293,6 @@ def bootstrap_membership(
     """The addresses that a bootstrap peer joins, and its membership: it joins nothing that it is not told to.
 
     Args:
-        join: addresses and invites.
         network_key: file of a private swarm's key; made if missing.
         memory: takes this peer's address, so that programs of this machine find it.
 

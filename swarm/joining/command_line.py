@@ -21,13 +21,7 @@ JOIN: Final = "--join"
 
 
 def read_command(program: str, about: str, commands: Mapping[str, type]) -> Any:  # noqa: ANN401 - one of the commands
-    """What this process's command line asks for; ends the program where it asks for help, or for nothing that is.
-
-    Args:
-        program: its name.
-        about: what it is for.
-        commands: the classes of options, by the commands' names.
-    """
+    """What this process's command line asks for; ends the program where it asks for help, or for nothing that is."""
     words = sys.argv[1:]
     if words[:1] == ["--version"]:
         print(f"{program} {VERSION}")  # noqa: T201 - the command line's own output
@@ -45,7 +39,6 @@ def with_join(words: Sequence[str], command: type) -> list[str]:
     """The words of a command, with `--join` before each invite that stands by itself.
 
     Args:
-        words: after the command's name.
         command: its class of options; one that joins nothing is left as it is.
     """
     kinds = dict(_options(command))

@@ -32,7 +32,7 @@ from swarm.discovery.identity import Identity
 from swarm.egress.ports import tls_port
 from swarm.errors import ConfigError
 from swarm.ids import SwarmId, as_swarm_id, is_model_name
-from swarm.telemetry.broker_address import parse_broker
+from swarm.telemetry.messages import parse_broker
 from swarm.transport.network_key import KEY_BYTES, NetworkKey
 
 SCHEME: Final = "canopy://"
@@ -103,7 +103,6 @@ def seal_invite(invite: Invite, identity: Identity) -> str:
 
     Args:
         invite: what it says; the inviter is filled in.
-        identity: of whoever invites.
 
     Raises:
         ConfigError: a part of it breaks its bounds, or all together are too long.
@@ -157,9 +156,6 @@ def check_expiry(invite: Invite, now: float) -> None:
 
 def read_invite(word: str) -> Invite:
     """Read an invite, whether or not it has expired.
-
-    Args:
-        word: as it was pasted; blanks and line ends within it are left out.
 
     Raises:
         ConfigError: it is damaged, too long, or of another version. The message holds nothing of it.

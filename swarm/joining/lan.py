@@ -27,7 +27,7 @@ from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.peer_proof import proven as prove
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import MAX_MODEL_NAME, SWARM_ID_BYTES, PeerId, SwarmId, is_model_name
-from swarm.runtime.counted_log import describe
+from swarm.runtime.logs import describe
 from swarm.runtime.tasks import TaskScope
 
 SERVICE: Final = "_canopy._tcp.local."
@@ -96,9 +96,6 @@ def announced(
     Args:
         own: multiaddresses of this machine's DHT peer; empty where others cannot dial it.
         joined: those of the peers through which it joined.
-        model: name and fingerprint of what it serves.
-        is_private: whether the swarm takes nobody without its key.
-        swarm: the open swarm's id.
     """
     known = dict.fromkeys([*own, *joined])
     others = [one for one in known if len(one) <= MAX_ADDRESS and not one.startswith(("/ip4/127.", "/ip6/::1/"))]
@@ -165,11 +162,6 @@ async def keep_announced(
     """Announce a swarm until this is cancelled, also when the machine comes into another network.
 
     A network that does not let it costs a log line and nothing else.
-
-    Args:
-        swarm: what is said.
-        addresses: the machine's IPv4 addresses in local networks, as they are now.
-        wait: sleeps between two looks at them.
     """
     last = ""
     while True:

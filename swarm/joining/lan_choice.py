@@ -177,8 +177,6 @@ def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None], *, wa
 
     Args:
         command: with the fields `join`, `model` and `membership`; one that names a peer stays as it is.
-        mode: what its user wants.
-        say: takes lines for the user.
         wants_model: whether it needs the name of a model too; else it finds out what the swarm serves.
 
     Raises:

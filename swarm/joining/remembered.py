@@ -20,16 +20,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
+from swarm.declared import Broken, JsonForm, Printable, Rule, Size
 from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.identity import default_identity_path
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import SWARM_ID_BYTES, SwarmId
-from swarm.runtime.files import replace_file
-from swarm.runtime.strict_json import strict_json
-from swarm.telemetry.broker_address import parse_broker
+from swarm.runtime.files import replace_file, strict_json
+from swarm.telemetry.messages import parse_broker
 from swarm.transport.network_key import NetworkKey
 
 MAX_SWARMS: Final = 16
@@ -52,6 +53,18 @@ _NONE: Final = "none"
 logger = logging.getLogger(__name__)
 
 
+def _passes(check: Callable[[str], object], text: str) -> bool:
+    try:
+        check(text)
+    except ConfigError:
+        return False
+    return True
+
+
+_TEXT: Final = Printable(_MAX_TEXT, 1)
+_PeerAddress = Annotated[str, Printable(_MAX_TEXT), Rule("a peer's address", partial(_passes, check_join_address))]
+
+
 @dataclass(frozen=True, slots=True)
 class RememberedSwarm:
     """A swarm that was joined.
@@ -67,28 +80,36 @@ class RememberedSwarm:
         here: multiaddresses of this machine's own peers of the swarm, for other programs of it.
     """
 
-    peers: tuple[str, ...]
-    model: str | None = None
-    fingerprint: str | None = None
-    broker: str | None = field(default=None, repr=False)
-    network: str | None = None
+    peers: Annotated[tuple[_PeerAddress, ...], Size(MAX_PEERS)]
+    model: Annotated[str, _TEXT] | None = None
+    fingerprint: Annotated[str, _TEXT] | None = None
+    broker: Annotated[str, _TEXT, Rule("a broker's URL", partial(_passes, parse_broker))] | None = field(
+        default=None, repr=False
+    )
+    network: Annotated[str, Printable(_MAX_TEXT, form=_NETWORK)] | None = None
     joined_at: int = 0
-    swarm: str | None = None
-    here: tuple[str, ...] = ()
+    swarm: Annotated[str, Printable(_MAX_TEXT, form=_SWARM)] | None = None
+    here: Annotated[tuple[_PeerAddress, ...], Size(MAX_HERE)] = ()
+
+    def check(self) -> None:
+        """Refuse one without a peer or a time.
+
+        Raises:
+            Broken: it is such.
+        """
+        if not (self.peers or self.here) or not self.joined_at:
+            raise Broken("swarms", "a swarm has no peers, or no time")
 
     @property
     def peer_ids(self) -> frozenset[str]:
-        """Who its peers are."""
         return frozenset(map(peer_of, self.peers))
 
     @property
     def own_ids(self) -> frozenset[str]:
-        """Which of them are this machine's own."""
         return frozenset(map(peer_of, self.here))
 
     @property
     def swarm_id(self) -> SwarmId | None:
-        """The id of an open swarm."""
         return None if self.swarm is None else SwarmId(bytes.fromhex(self.swarm))
 
     def is_same(self, other: RememberedSwarm) -> bool:
@@ -130,7 +151,6 @@ class RememberedSwarm:
 
 
 def peer_of(address: str) -> str:
-    """The peer id at the end of a multiaddress."""
     return address.rpartition("/")[2]
 
 
@@ -143,12 +163,7 @@ class SwarmMemory:
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
-        """Use a file, which need not be there.
-
-        Args:
-            path: of the file; None remembers nothing.
-            clock: Unix seconds.
-        """
+        """Use a file, which need not be there."""
         self.path = path
         self.clock = clock
         self._has_complained = False
@@ -177,7 +192,6 @@ class SwarmMemory:
         """Put a swarm first, with the time; never raises for trouble with the file.
 
         Args:
-            swarm: what is known of it now.
             is_look: it was only looked at: it does not come before those that this machine takes part in.
             others: peers that say that they are of other swarms: whose, and the address.
         """
@@ -249,7 +263,7 @@ class SwarmMemory:
             return []
         try:
             return _parsed(data)
-        except ValueError as error:
+        except (ValueError, RemoteProtocolError) as error:
             aside = self._put_aside()
             self._complain(f"{self.path} is damaged ({error}) and was put aside as {aside}; no swarm is remembered")
             return []
@@ -306,11 +320,14 @@ class _OfNewerRelease(Exception):
     """The file is another release's, and must not be overwritten."""
 
 
+_SWARMS: Final = JsonForm(RememberedSwarm, name="swarms")
+
+
 def _parsed(data: bytes) -> list[RememberedSwarm]:
     """The swarms in a file.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError, RemoteProtocolError: it holds something else.
         _OfNewerRelease: a later release wrote it.
     """
     if len(data) > MAX_FILE_BYTES:
@@ -323,41 +340,4 @@ def _parsed(data: bytes) -> list[RememberedSwarm]:
     swarms = found.get("swarms")
     if not isinstance(swarms, list) or len(swarms) > MAX_SWARMS:
         raise ValueError("no list of swarms")
-    return [_swarm(one) for one in swarms]
-
-
-def _swarm(said: Any) -> RememberedSwarm:  # noqa: ANN401 - any JSON value
-    if not isinstance(said, dict):
-        raise ValueError("a swarm has no fields")
-    peers, here, joined_at = said.get("peers"), said.get("here", []), said.get("joined_at")
-    if not isinstance(peers, list) or not isinstance(here, list) or type(joined_at) is not int:
-        raise ValueError("a swarm has no peers, or no time")
-    if len(peers) > MAX_PEERS or len(here) > MAX_HERE or not (peers or here):
-        raise ValueError("a swarm has no peers, or too many")
-    for peer in [*peers, *here]:
-        _checked(check_join_address, peer, "peers")
-    texts = {name: _text(said, name) for name in ("model", "fingerprint", "broker", "network", "swarm")}
-    if texts["broker"] is not None:
-        _checked(parse_broker, texts["broker"], "broker")
-    if texts["network"] is not None and _NETWORK.fullmatch(texts["network"]) is None:
-        raise ValueError("network")
-    if texts["swarm"] is not None and _SWARM.fullmatch(texts["swarm"]) is None:
-        raise ValueError("swarm")
-    return RememberedSwarm(tuple(peers), **texts, joined_at=joined_at, here=tuple(here))
-
-
-def _text(said: dict[str, Any], name: str) -> str | None:
-    value = said.get(name)
-    if value is not None and not (isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()):
-        raise ValueError(name)
-    return value
-
-
-def _checked(check: Callable[[str], object], value: object, name: str) -> None:
-    """Let another module's check decide; its message may hold the value, so it is not repeated."""
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise ValueError(name)
-    try:
-        check(value)
-    except ConfigError:
-        raise ValueError(name) from None
+    return [_SWARMS.decode(one) for one in swarms]

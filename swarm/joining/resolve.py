@@ -88,7 +88,6 @@ class SwarmChoice:
         mqtt: URL of the broker.
         membership: what else joining takes.
         note: a line for the user that says which swarm it is; empty where it was typed.
-        sources: where each address comes from.
     """
 
     join: tuple[str, ...] = ()
@@ -130,7 +129,6 @@ class SwarmFinder:
 
         Args:
             memory: swarms that were joined before; its clock says whether an invite has expired.
-            environment: of the program.
             own_peers: peer ids of this machine, which cannot join through themselves.
             is_look: whether the command only looks at a swarm, so that it does not become the one joined last.
             user: who is asked (default: whoever sits at the terminal).
@@ -366,13 +364,7 @@ class GivenPeers:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedJoin:
-    """Addresses and invites, taken apart.
-
-    Attributes:
-        join: multiaddresses.
-        invite: the first invite.
-        network: the network key in the invites.
-    """
+    """Addresses and invites, taken apart."""
 
     join: tuple[str, ...] = ()
     invite: Invite | None = None
@@ -381,10 +373,6 @@ class ExpandedJoin:
 
 def expand(words: Sequence[str], now: float) -> ExpandedJoin:
     """Take addresses and invites apart.
-
-    Args:
-        words: of `--join`; whoever joins checks the addresses.
-        now: Unix seconds.
 
     Raises:
         ConfigError: an invite cannot be used, or they are of different private swarms.

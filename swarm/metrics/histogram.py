@@ -25,7 +25,6 @@ class Histogram:
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
 
     def add_ms(self, milliseconds: float) -> None:
-        """Count one duration."""
         seconds = milliseconds / 1e3
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum += seconds

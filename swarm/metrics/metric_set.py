@@ -49,11 +49,7 @@ class MetricFamily:
 
 @dataclass(slots=True)
 class MetricSet:
-    """The values of some metric families at one moment; `collect` makes it a collector of prometheus-client.
-
-    Attributes:
-        definitions: the families, in the order in which they are exported.
-    """
+    """The values of some metric families at one moment; `collect` makes it a collector of prometheus-client."""
 
     definitions: tuple[MetricFamily, ...]
     _families: dict[str, Metric] = field(default_factory=dict)
@@ -84,7 +80,6 @@ class MetricSet:
         family.add_metric([], dict(facts))
 
     def set_histogram(self, definition: MetricFamily, histogram: Histogram) -> None:
-        """Add a distribution."""
         family = self._families[definition.name]
         assert isinstance(family, HistogramMetricFamily), f"{definition.name} is no histogram"
         family.add_metric([], histogram.cumulative(), histogram.sum)

@@ -18,8 +18,7 @@ from typing import Final
 
 from swarm.errors import UnknownModel
 from swarm.protocol.manifest import SHA256
-from swarm.runtime.cache_folder import cache_folder
-from swarm.runtime.files import replace_file
+from swarm.runtime.files import cache_folder, replace_file
 
 FILES_KEPT: Final = 4_096
 """Digests that are kept: those of the files that were read last."""

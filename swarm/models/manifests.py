@@ -23,9 +23,7 @@ from swarm.models.hub import Hub
 from swarm.models.pretrained import weight_files
 from swarm.protocol.manifest import MAX_WEIGHT_FILES, SHA256, Manifest, WeightFile
 from swarm.protocol.wire import decode_manifest, encode_manifest
-from swarm.runtime.cache_folder import cache_folder
-from swarm.runtime.files import replace_file
-from swarm.runtime.strict_json import strict_json
+from swarm.runtime.files import cache_folder, replace_file, strict_json
 
 MANIFESTS_KEPT: Final = 128
 """Manifests that are remembered: the newest ones."""

@@ -1,6 +1,6 @@
 """The process that a relay runs in, so that the bytes of others never wait for a model, nor a model for them.
 
-`swarm.relay.process` starts it. Lines of JSON: the parent's first one says what to lend (`RelaySettings`), each later
+`swarm.relay.lending` starts it. Lines of JSON: the parent's first one says what to lend (`RelaySettings`), each later
 one answers a question or changes the rate. This process says `{"port": N}` once, `{"load": {...}}` every second where
 it has changed, and asks `{"sign": NONCE}`, for it holds no key, and `{"find": PEER}`, for it reads no directory. It
 ends when its standard input closes, for then its parent has ended.
@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from swarm.ids import PeerId
 from swarm.relay.server import RelayLoad, RelayServer
 from swarm.relay.tls_port import TlsEntry
-from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
+from swarm.runtime.process_limits import raise_file_limit
 from swarm.runtime.tasks import TaskScope
 
 MAX_LINE_BYTES = 65_536
@@ -67,7 +67,6 @@ class ParentLines:
         self._unfound: dict[str, asyncio.Future[str]] = {}
 
     def say(self, **message: object) -> None:
-        """Write one line. The parent always reads."""
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
@@ -113,7 +112,6 @@ class ParentLines:
 
 
 async def serve() -> None:
-    """Relay until standard input closes."""
     reader = asyncio.StreamReader(MAX_LINE_BYTES)
     pipe = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: pipe, sys.stdin.buffer)

@@ -11,7 +11,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 from swarm.errors import RemoteProtocolError
 from swarm.runtime.quota import address_key, parse_ip
 
@@ -30,12 +30,6 @@ class RelayConnection:
     """
 
     def __init__(self, sock: socket.socket, peer: tuple[str, int]) -> None:
-        """Take over a socket.
-
-        Args:
-            sock: connected, and not blocking.
-            peer: IP address and port of the other end.
-        """
         self._sock = sock
         self._rest = bytearray()
         found = parse_ip(peer[0])

@@ -11,8 +11,10 @@ Whoever connects says one line, which ends with a line feed and may have a carri
     LOAD                             asks what the relay carries
     WHO NONCE                        asks whose relay this is: 16 bytes in hex, to be signed
 
-To HERE the relay answers `PROVE RELAY-PEER NONCE`; the machine answers `PROOF KEY SIGNATURE` (`swarm.relay.presence`),
-and the relay `OK HOST:PORT`, the address that the machine comes from, or `NO REASON`. From then on the relay says
+To HERE the relay answers `PROVE RELAY-PEER NONCE`; the machine answers `PROOF KEY SIGNATURE` (`prove_presence`),
+and the relay `OK HOST:PORT`, the address that the machine comes from, or `NO REASON`. Another relay cannot use the
+proof: its name is in what is signed. Nobody can use it later: the nonce is the relay's. In a private swarm both sides
+put `NetworkKey.presence` behind the nonce, so that its relays carry members only. From then on the relay says
 
     OPEN TOKEN ADDRESS               somebody connects from there: open a connection here with TAKE TOKEN
     PUNCH TOKEN ADDRESSES            somebody wants a hole and knocks from these addresses: TAKE TOKEN first
@@ -39,17 +41,42 @@ PUNCH ends after 30 s or 64 KiB. Whatever a relay refuses otherwise it closes.
 
 from __future__ import annotations
 
+import binascii
 import enum
 import re
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.discovery.identity import is_peer_id
+from swarm.discovery.identity import Identity, is_peer_id, verify
 from swarm.discovery.node_record import split_address
 from swarm.discovery.sealing import RecordError
-from swarm.egress.lines import words
+from swarm.egress.streams import words
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
+
+NONCE_BYTES: Final = 16
+_DOMAIN: Final = b"canopy-relay-here-1\n"
+
+
+def prove_presence(identity: Identity, relay: PeerId, nonce: bytes) -> tuple[str, str]:
+    """Public key and signature, in base 64.
+
+    Args:
+        nonce: the relay's, 16 bytes; in a private swarm with the secret of its members behind it.
+    """
+    signature = identity.sign(_DOMAIN + relay.encode() + b"\n" + nonce)
+    return b64encode(identity.public_key).decode(), b64encode(signature).decode()
+
+
+def check_presence(peer: PeerId, relay: PeerId, nonce: bytes, key: str, signature: str) -> bool:
+    """Whether a proof was made by this peer, for this relay and this nonce; never raises."""
+    try:
+        public_key, signed = b64decode(key, validate=True), b64decode(signature, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return verify(peer, public_key, _DOMAIN + relay.encode() + b"\n" + nonce, signed)
+
 
 MAX_PROOF_BYTES: Final = 2_048
 """Of the one line that holds a public key and a signature."""
@@ -58,7 +85,6 @@ MAX_HEADER_BYTES: Final = 4_096
 OPENING_S: Final = 5.0
 """How long an opening may take, its headers included."""
 TOKEN_BYTES: Final = 16
-NONCE_BYTES: Final = 16
 PING_S: Final = 5.0
 """How often a relay says PING."""
 DEAD_S: Final = 15.0
@@ -109,9 +135,6 @@ class Opening:
 
 def parse_opening(line: bytes) -> Opening:
     """Read the first line of a connection.
-
-    Args:
-        line: with or without its line end.
 
     Raises:
         RemoteProtocolError: it is none; `field` is `opening`.

@@ -2,12 +2,14 @@
 
 It reads nothing of what it carries, and leads only to machines that stand here by a proof of their name
 (`swarm.relay.openings`). It dials nobody but listed nodes, for those whose networks let nothing out but a TLS port
-(`swarm.relay.tls_port`). What each address may cost is bounded (`swarm.relay.limits`), and all circuits share one rate.
+(`swarm.relay.tls_port`). What each address may cost is bounded (`swarm.relay.visits`), and all circuits share one rate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 import secrets
 import socket
@@ -16,37 +18,372 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
-from swarm.egress.lines import MAX_LINE_BYTES
-from swarm.egress.segments import keep_segments_small
+from swarm.discovery.node_record import split_address
+from swarm.egress.streams import MAX_LINE_BYTES, keep_segments_small, words
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.connection import RelayConnection
-from swarm.relay.dialling import dial, dial_node, skip_headers
-from swarm.relay.fair_share import FairShare, Flow
-from swarm.relay.limits import BEYOND, CIRCUITS, NAMES, OPENINGS, OWN_SUMMONS, PROOFS, SEEN, SUMMONS, RelayLimits
-from swarm.relay.machines import Machine
 from swarm.relay.openings import (
+    DEAD_S,
+    MAX_HEADER_BYTES,
     MAX_PROOF_BYTES,
     MEETING_BYTES,
     MEETING_S,
     NONCE_BYTES,
     OPENING_S,
+    PING_S,
     SEEN_S,
     TAKE_S,
     TOKEN_BYTES,
     Opening,
     Verb,
+    check_presence,
     parse_opening,
 )
-from swarm.relay.presence import check_presence
-from swarm.relay.splice import Circuit, CircuitBounds
 from swarm.relay.tls_port import TlsEntry
-from swarm.relay.visits import Visit, Visits
-from swarm.runtime.counted_log import CountedLog, describe
+from swarm.relay.visits import (
+    BEYOND,
+    CIRCUITS,
+    NAMES,
+    OPENINGS,
+    OWN_SUMMONS,
+    PROOFS,
+    SEEN,
+    SUMMONS,
+    RelayLimits,
+    Visit,
+    Visits,
+)
+from swarm.runtime.logs import CountedLog, describe
 from swarm.runtime.plain_text import plain_line
 from swarm.runtime.quota import parse_ip, stand_in
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.endpoint import parse_relayed
+
+logger = logging.getLogger(__name__)
+
+
+BURST_S: Final = 0.25
+"""How long a relay that was idle carries as fast as it can."""
+CHUNK_BYTES: Final = 65_536
+MIN_CHUNK_BYTES: Final = 4_096
+CHUNK_S: Final = 0.01
+RATE_S: Final = 5.0
+"""Over how long the carried rate is told."""
+
+CallLater = Callable[[float, Callable[[], None]], object]
+
+
+@dataclass(slots=True)
+class Flow:
+    """One circuit's account.
+
+    Attributes:
+        crowd: among how many of its owner's circuits one share is divided.
+        finish: virtual time, in bytes, at which what it carried is paid for.
+    """
+
+    crowd: Callable[[], float]
+    finish: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Payment:
+    """A flow that waits for its turn: when it began in virtual time, for how many bytes, and what wakes it."""
+
+    start: float
+    count: int
+    turn: asyncio.Future[None]
+
+
+class FairShare:
+    """The rate that a machine lends, shared fairly: fair queueing in virtual time over a token bucket.
+
+    Each circuit pays for what it has carried before it carries more. Who carried least is served first, so a circuit
+    with little to say waits for nobody's backlog.
+    Source: Golestani, "A self-clocked fair queueing scheme", 1994; as in Goyal, Vin and Cheng, "Start-time fair
+    queueing", 1996, time is the start of what is served.
+    """
+
+    def __init__(
+        self, bytes_per_s: float, *, clock: Callable[[], float] = time.monotonic, call_later: CallLater | None = None
+    ) -> None:
+        self._rate = bytes_per_s
+        self._clock = clock
+        self._call_later = call_later
+        self._left = bytes_per_s * BURST_S
+        self._at = clock()
+        self._virtual = 0.0
+        self._turns = itertools.count()
+        self._waiting: list[tuple[float, int, _Payment]] = []  # by when it would be paid for, in virtual time
+        self._is_armed = False
+        self._recent = 0.0
+        self._recent_at = self._at
+
+    async def pay(self, flow: Flow, count: int) -> None:
+        """Pay for `count` bytes that a flow has carried; returns when it may carry more, and never at once."""
+        self._note(count)
+        start = max(self._virtual, flow.finish)
+        flow.finish = start + count * max(flow.crowd(), 1.0)
+        self._refill()
+        if self._left > 0 and not self._waiting:
+            self._left -= count
+            self._virtual = start
+            await asyncio.sleep(0)  # or a loop of reads and writes that are always ready would stop all others
+            return
+        payment = _Payment(start, count, asyncio.get_running_loop().create_future())
+        heapq.heappush(self._waiting, (flow.finish, next(self._turns), payment))
+        self._arm()
+        await payment.turn
+
+    def change(self, bytes_per_s: float) -> None:
+        """Lend another rate from now on."""
+        self._refill()
+        self._rate = bytes_per_s
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much a flow should carry before it pays: what takes 10 ms, so that others wait for little."""
+        return max(MIN_CHUNK_BYTES, min(CHUNK_BYTES, int(self._rate * CHUNK_S)))
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self._faded() / RATE_S
+
+    def _note(self, count: int) -> None:
+        self._recent = self._faded() + count
+        self._recent_at = self._clock()
+
+    def _faded(self) -> float:
+        return self._recent * max(1 - (self._clock() - self._recent_at) / RATE_S, 0.0)
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._left = min(self._left + (now - self._at) * self._rate, self._rate * BURST_S)
+        self._at = now
+
+    def _arm(self) -> None:
+        if self._is_armed:
+            return
+        self._is_armed = True
+        later = self._call_later or asyncio.get_running_loop().call_later
+        later(max(1e-4 - self._left / self._rate, 0.0), self._serve)
+
+    def _serve(self) -> None:
+        """Let one carry on whose turn it is: it may be the next one's turn too, once it has carried more."""
+        self._is_armed = False
+        self._refill()
+        while self._waiting and self._left > 0:
+            _, _, payment = heapq.heappop(self._waiting)
+            if not payment.turn.done():
+                self._virtual = max(self._virtual, payment.start)
+                self._left -= payment.count
+                payment.turn.set_result(None)
+                break
+        if self._waiting:
+            self._arm()
+
+
+class Circuit:
+    """Two connections that are one from now on.
+
+    Attributes:
+        moved_at: when bytes last moved, by the clock.
+        until: when it ends whatever moves, by the clock; None: never.
+    """
+
+    def __init__(
+        self,
+        ends: tuple[RelayConnection, RelayConnection],
+        share: FairShare,
+        flow: Flow,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_meeting: bool = False,
+    ) -> None:
+        """Pass nothing yet.
+
+        Args:
+            ends: both connections; who runs the circuit closes them.
+            is_meeting: whether it is for a short talk; else it lives while something moves, and carries anything.
+        """
+        self._ends = ends
+        self._share = share
+        self._flow = flow
+        self._left = MEETING_BYTES if is_meeting else None
+        self._clock = clock
+        self.moved_at = clock()
+        self.until = self.moved_at + MEETING_S if is_meeting else None
+
+    async def run(self) -> None:
+        """Pass bytes until both ends have said all. An end that is reset, or too much for the circuit, resets both."""
+        one, other = self._ends
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pass_on(one, other))
+                pumps.create_task(self._pass_on(other, one))
+        except* OSError:
+            one.reset()
+            other.reset()
+
+    async def _pass_on(self, source: RelayConnection, sink: RelayConnection) -> None:
+        buffer = memoryview(bytearray(self._share.chunk_bytes))
+        while count := await source.read_into(buffer):
+            await sink.send(buffer[:count])
+            self.moved_at = self._clock()
+            if self._left is not None:
+                self._left -= count
+                if self._left < 0:
+                    raise ConnectionAbortedError("carried more than it may")
+            await self._share.pay(self._flow, count)
+        sink.end_writing()
+
+
+CONNECT_S: Final = 5.0
+"""How long a connection may take."""
+
+
+async def dial(address: str, source: str = "") -> RelayConnection:
+    """A connection to `host:port`.
+
+    Args:
+        address: its host is an IP address.
+        source: IPv4 address of this machine that it comes from, where the system allows it.
+
+    Raises:
+        OSError: nothing answers there.
+        RecordError: it is no address.
+    """
+    host, port = split_address(address)
+    host = host.strip("[]")
+    if source and ":" not in host:
+        try:
+            return await _dial(host, port, source)
+        except ConnectionRefusedError:
+            raise
+        except OSError:  # such as on macOS, which has one loopback address
+            pass
+    return await _dial(host, port, "")
+
+
+async def dial_node(address: str) -> RelayConnection:
+    """A connection to a node at `host:port`, or at `PEER.via.HOST:PORT` behind another relay; errors as of `dial`.
+
+    Raises:
+        RemoteProtocolError: that relay does not lead there.
+    """
+    relayed = parse_relayed(address)
+    if relayed is None:
+        return await dial(address)
+    far = await dial(relayed.relay)
+    try:
+        await far.send(f"CONNECT {relayed.peer}:1 HTTP/1.1\r\n\r\n".encode())
+        status = words(await far.read_line(MAX_LINE_BYTES))
+        if status[1:2] != ["200"]:
+            raise RemoteProtocolError("status", "that node's relay does not lead to it")
+        await skip_headers(far)
+    except BaseException:
+        far.close()
+        raise
+    return far
+
+
+async def skip_headers(connection: RelayConnection) -> None:
+    """Read what stands behind CONNECT, or behind its answer; none of it matters.
+
+    Raises:
+        RemoteProtocolError: it is too long.
+    """
+    left = MAX_HEADER_BYTES
+    while (line := await connection.read_line(left)).strip():
+        left -= len(line)
+        if left <= 0:
+            raise RemoteProtocolError("opening", f"headers have at most {MAX_HEADER_BYTES} bytes")
+
+
+async def _dial(host: str, port: int, source: str) -> RelayConnection:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.setblocking(False)
+        keep_segments_small(sock)
+        if source:
+            sock.bind((source, 0))
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(sock, (host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return RelayConnection(sock, (host, port))
+
+
+MAX_UNSAID: Final = 64
+"""Lines that wait for a machine that does not read."""
+MAX_HEARD: Final = 8
+"""Lines that a machine may say between two pings; it has to say one."""
+_PONG: Final = b"PONG"
+
+
+class Machine:
+    """One machine that is here."""
+
+    def __init__(self, peer: PeerId, visit: Visit, clock: Callable[[], float] = time.monotonic) -> None:
+        self.peer = peer
+        self.visit = visit
+        self._clock = clock
+        self._unsaid: asyncio.Queue[str] = asyncio.Queue(MAX_UNSAID)
+        self._heard_at = clock()
+        self._heard = 0
+
+    def say(self, line: str) -> bool:
+        """Let a line be said soon; False where too many wait already."""
+        try:
+            self._unsaid.put_nowait(line)
+        except asyncio.QueueFull:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Stay until it goes, is silent for 15 s, or says what a machine does not say.
+
+        Raises:
+            RemoteProtocolError: it said that.
+        """
+        odd: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write())
+                tasks.create_task(self._read())
+                await self._ping()
+        except* OSError:
+            pass
+        except* RemoteProtocolError as group:
+            odd = group.exceptions[0]
+        if odd is not None:
+            raise odd
+
+    async def _write(self) -> None:
+        while True:
+            line = await self._unsaid.get()
+            async with asyncio.timeout(DEAD_S):
+                await self.visit.connection.say(line)
+
+    async def _read(self) -> None:
+        while True:
+            line = await self.visit.connection.read_line(len(_PONG) + 2)
+            self._heard += 1
+            if line.strip() != _PONG or self._heard > MAX_HEARD:
+                raise RemoteProtocolError("pong", "a machine says PONG, and once per PING")
+            self._heard_at = self._clock()
+
+    async def _ping(self) -> None:
+        while self._clock() - self._heard_at < DEAD_S:
+            self._heard = 0
+            self.say("PING")
+            await asyncio.sleep(PING_S)
+        raise TimeoutError("silent")
+
 
 LOOK_S = 1.0
 """How often circuits are looked at that carry nothing."""
@@ -58,7 +395,6 @@ FIND_S = 10.0
 _FULL_S = 0.2
 _BACKLOG = 128
 
-logger = logging.getLogger(__name__)
 
 SignWho = Callable[[bytes], Awaitable[bytes]]
 """Makes the line that answers WHO, given the nonce."""
@@ -114,10 +450,7 @@ class RelayServer:
 
         Args:
             peer: whose relay it is: proofs of names are for this one.
-            sign: signs for that peer.
             lent_mbit_per_s: what all circuits together may carry, both ways counted.
-            limits: what each address may cost.
-            clock: a monotonic one, in seconds.
         """
         self._peer = peer
         self._sign = sign
@@ -136,7 +469,6 @@ class RelayServer:
 
     @property
     def load(self) -> RelayLoad:
-        """What it carries now."""
         carried = self._share.bytes_per_s / MBIT_BYTES
         most = self._limits.circuits.total
         return RelayLoad(self._visits.circuits, most, carried, self._lent, len(self._machines))
@@ -150,7 +482,6 @@ class RelayServer:
         self._find = find
 
     def lend(self, mbit_per_s: float) -> None:
-        """Carry so much at most from now on."""
         self._lent = mbit_per_s
         self._share.change(mbit_per_s * MBIT_BYTES)
 
@@ -328,17 +659,14 @@ class RelayServer:
         try:
             met = f"OK {other.connection.address}\n".encode()
             await visit.connection.send(met if is_meeting else b"HTTP/1.1 200 OK\r\n\r\n")
-            bounds = CircuitBounds(MEETING_S, MEETING_BYTES) if is_meeting else None
-            await self._run(visit, other.connection, self._share, bounds)
+            await self._run(visit, other.connection, self._share, is_meeting=is_meeting)
         finally:
             self._visits.leave(other)
 
-    async def _run(
-        self, visit: Visit, other: RelayConnection, share: FairShare, bounds: CircuitBounds | None = None
-    ) -> None:
+    async def _run(self, visit: Visit, other: RelayConnection, share: FairShare, *, is_meeting: bool = False) -> None:
         """Pass bytes between a visit and another connection until that ends."""
         flow = Flow(partial(self._visits.crowd, visit.key))
-        circuit = Circuit((visit.connection, other), share, flow, self._clock, bounds)
+        circuit = Circuit((visit.connection, other), share, flow, self._clock, is_meeting=is_meeting)
         self._circuits[circuit] = visit
         try:
             await circuit.run()

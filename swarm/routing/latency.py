@@ -17,8 +17,8 @@ from swarm.errors import SwarmError
 from swarm.ids import PeerId
 from swarm.protocol import wire
 from swarm.transport.dial import Dialer
+from swarm.transport.endpoint import Ways
 from swarm.transport.network_key import NetworkKey
-from swarm.transport.way import Ways
 
 MAX_MEASURED = 16
 """Machines that are measured at a time."""

@@ -1,12 +1,48 @@
-"""Files that appear whole or not at all, and that a crash or a second writer never leaves half written."""
+"""Files that appear whole or not at all, the folders of a user's programs, and JSON from files that may be damaged."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+
+def state_folder() -> Path:
+    """`canopy` in the user's state folder."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "canopy"
+
+
+def cache_folder() -> Path:
+    """`canopy` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "canopy"
+
+
+def strict_json(text: str | bytes) -> Any:  # noqa: ANN401  (JSON values)
+    """The value; every number in it is finite.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, or has a number that is too large or none at all.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is too large")
+    return value
+
 
 OWNER_ONLY: Final = 0o600
 
@@ -60,7 +96,6 @@ def why_unusable(error: OSError, path: Path | None = None) -> str:
     """Why a file cannot be used, and the command that mends it where the user may run one.
 
     Args:
-        error: what the system said.
         path: the file, where the error does not name it.
     """
     if path is None and error.filename is not None:

@@ -11,10 +11,58 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
+from swarm.errors import SwarmError
 from swarm.runtime.plain_text import plain, plain_line
+
+EVERY_S = 60.0
+MAX_KEYS = 64
+"""Kinds of lines that are told apart; all further ones are one kind."""
+OTHERS = "others"
+
+
+@dataclass(slots=True)
+class _Said:
+    at: float
+    unsaid: int = 0
+
+
+class CountedLog:
+    """At most `MAX_KEYS` + 1 lines a minute, whoever causes them."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._said: dict[str, _Said] = {}
+
+    def say(self, key: str, text: str) -> None:
+        """Log a line, or count it where one with this key was logged within a minute.
+
+        Args:
+            key: whom or what it is about.
+            text: the line; nothing in it may be a stranger's without being escaped.
+        """
+        now = self._clock()
+        if key not in self._said and len(self._said) >= MAX_KEYS:
+            self._said = {known: said for known, said in self._said.items() if now - said.at < EVERY_S}
+            key = key if len(self._said) < MAX_KEYS else OTHERS
+        said = self._said.get(key)
+        if said is not None and now - said.at < EVERY_S:
+            said.unsaid += 1
+            return
+        more = f" (and {said.unsaid} more before)" if said is not None and said.unsaid else ""
+        self._said[key] = _Said(now)
+        self._logger.warning("%s%s", text, more)
+
+
+def describe(error: Exception) -> str:
+    """An error in one line: its text, and its kind where it is not one of this program's own."""
+    text = " ".join(str(error).split())[:500]
+    return text if isinstance(error, SwarmError) else f"{type(error).__name__}: {text}"
+
 
 PER_WINDOW: Final = 60
 """Records of one place in the program that are shown per window; a debugger's are all shown."""
@@ -28,7 +76,6 @@ class OneLineFormatter(logging.Formatter):
     """A record on one line and without controls; a stack trace follows it, each line indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, or lines."""
         record.message = record.getMessage()
         if self.usesTime():
             record.asctime = self.formatTime(record, self.datefmt)
@@ -51,7 +98,6 @@ class RepeatLimit(logging.Filter):
         self._windows: dict[tuple[str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to show the record."""
         if record.levelno < logging.INFO:
             return True
         now, place = self._clock(), (record.pathname, record.lineno)

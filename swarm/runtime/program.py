@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Final
 
 from swarm.errors import SwarmError
-from swarm.runtime.files import foreign_part, replace_file, why_unusable
+from swarm.runtime.files import foreign_part, replace_file, state_folder, why_unusable
 from swarm.runtime.plain_text import plain, plain_line
-from swarm.runtime.state_folder import state_folder
 from swarm.runtime.version import VERSION
 
 MAX_WORDS: Final = 300
@@ -42,12 +41,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def exit_code(program: str, run: Callable[[], int]) -> int:
-    """Run a command to its end; the exit code.
-
-    Args:
-        program: its name, with which its lines begin.
-        run: does everything, reading the options included.
-    """
+    """Run a command to its end; the exit code."""
     try:
         try:
             return run()

@@ -117,8 +117,6 @@ class _Bucket:
 
 @dataclass(slots=True)
 class _Account:
-    """One key's state."""
-
     held: dict[str, int] = field(default_factory=dict)
     buckets: dict[str, _Bucket] = field(default_factory=dict)
     strikes: int = 0
@@ -136,7 +134,6 @@ class Quota:
         """Start with nothing held, nothing spent.
 
         Args:
-            limits: of every kind.
             clock: seconds that never go back, such as `time.monotonic`.
             weight: by how much the limits of a key are multiplied, such as for a machine that carries many clients.
         """
@@ -152,15 +149,12 @@ class Quota:
         self._total_buckets = {kind: _Bucket(rate.total_burst, clock()) for kind, rate in self._rates.items()}
 
     def __len__(self) -> int:
-        """Keys remembered."""
         return len(self._holders) + len(self._idle)
 
     def take(self, kind: str, key: str, amount: int = 1, *, allowance: int = 0) -> bool:
         """Hold more of something; False, and nothing is taken, where that is more than the limits allow.
 
         Args:
-            kind: what.
-            key: who.
             amount: how much more.
             allowance: what this key may hold beyond its limit, for a reason of its own.
         """
@@ -211,16 +205,13 @@ class Quota:
             self.give(kind, key, amount)
 
     def held(self, kind: str, key: str) -> int:
-        """How much of `kind` this key holds."""
         account = self._holders.get(key)
         return 0 if account is None else account.held.get(kind, 0)
 
     def limit(self, kind: str, key: str) -> int:
-        """How much of `kind` this key may hold."""
         return self._holdings[kind].per_key * self._weight(key)
 
     def total(self, kind: str) -> int:
-        """How much of `kind` all keys hold together."""
         return self._totals[kind]
 
     def holders(self, kind: str) -> dict[str, float]:
@@ -276,7 +267,6 @@ class Quota:
         return 0.0 if account is None else max(account.refused_until - self._clock(), 0.0)
 
     def refused_keys(self) -> frozenset[str]:
-        """The keys that are refused now."""
         now = self._clock()
         accounts = (*self._holders.items(), *self._idle.items())
         return frozenset(key for key, account in accounts if account.refused_until > now)

@@ -1,4 +1,4 @@
-"""Owners of background work: a task group that raises bare errors, relayed generators, contexts held in a task."""
+"""Owners of background work: a task group that raises bare errors, work on streams, relayed generators, contexts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
 
 
 class TaskScope:
@@ -27,14 +28,12 @@ class TaskScope:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[object, object, None], name: str | None = None) -> asyncio.Task[None]:
-        """Start a task that this scope owns."""
         task = self._group.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def __aenter__(self) -> Self:
-        """Open the scope."""
         await self._group.__aenter__()
         return self
 
@@ -71,7 +70,6 @@ async def relay(scope: TaskScope, source: AsyncGenerator[T, None], ahead: int = 
     So the reader may live in any task, or in several one after another. Leaving the loop ends the source first.
 
     Args:
-        scope: owns the task.
         source: what is iterated; it is closed at the end.
         ahead: items that may wait for the reader before the source is paused.
     """
@@ -124,7 +122,6 @@ class HeldContext(Generic[T]):
             raise
 
     async def close(self) -> None:
-        """Leave the context and wait until it is left."""
         self._leave.set()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -140,3 +137,28 @@ class HeldContext(Generic[T]):
                 logger.debug("a held context ended with an error", exc_info=error)
             else:
                 entered.set_exception(error)
+
+
+def spawn_on(scope: TaskScope, writer: asyncio.StreamWriter, work: Coroutine[object, object, None]) -> None:
+    """Start the work on a stream; made for what a server's callback gets, so it never raises.
+
+    A task that is cancelled before its first step runs no `finally` of its own, and a scope that has ended takes no
+    task at all: in both cases nobody else would close the stream.
+
+    Args:
+        scope: owns the task; where it has ended, the work is dropped.
+        writer: of the stream; closed at once where the work is dropped, is cancelled or fails.
+        work: on the stream; whether the stream stays open after it is its own affair.
+    """
+    try:
+        task = scope.spawn(work)
+    except RuntimeError:  # the connection came as the scope ended
+        work.close()
+        writer.transport.abort()
+        return
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            writer.transport.abort()
+
+    task.add_done_callback(ended)

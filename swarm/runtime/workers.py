@@ -99,8 +99,6 @@ class Worker:
         Args:
             handler: `module:function` of a `WorkHandler`.
             head: what JSON can hold.
-            data: and bytes.
-            lease: of this call.
 
         Raises:
             WorkerEnded: it took more than the lease, or broke.
@@ -188,7 +186,6 @@ class _First:
         return Worker(ours)
 
     def close(self) -> None:
-        """Let it end."""
         with self._lock:
             if self._worker is not None and self._process is not None:
                 self._worker.close()

@@ -47,8 +47,6 @@ MESSAGES_PER_S: Final = 3.0
 
 
 class Reason(enum.StrEnum):
-    """Why a message is rejected."""
-
     MALFORMED = "malformed"
     OVERSIZED = "oversized"
     OTHER_VERSION = "other_version"
@@ -74,13 +72,7 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcceptedMessage:
-    """A message that is accepted.
-
-    Attributes:
-        peer: who signed it.
-        fingerprint: of the model that it is about.
-        body: its contents.
-    """
+    """A message that is accepted."""
 
     peer: PeerId
     fingerprint: str
@@ -92,7 +84,6 @@ class RejectedMessage:
     """A message that is not.
 
     Attributes:
-        reason: why.
         peer: who signed it, where the signature holds; who sent it is unknown.
         fingerprint: of the model that it is about, where the signature holds.
     """
@@ -142,7 +133,6 @@ class TelemetryGuard:
         """A guard of the topics below a prefix.
 
         Args:
-            prefix: of the topics.
             max_peers: peers that it keeps at a time; a peer counts once per model.
             is_listed: whether the DHT lists a peer for a model's fingerprint. When the guard is full, a listed peer
                 takes the place of an unlisted one; messages of that one's last minute could then be replayed.
@@ -176,8 +166,6 @@ class TelemetryGuard:
         """Accept or reject a message.
 
         Args:
-            topic: where it was published.
-            payload: what was published.
             retained: whether the broker had stored it, so that it may be old.
             now: Unix seconds.
         """

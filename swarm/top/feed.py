@@ -34,7 +34,6 @@ class LatestState:
     Attributes:
         changed: called after every change.
         clock: seconds, monotonic.
-        state: the newest; None before the first.
         trouble: what went wrong last; None while all is well.
         renewed_at: when a newer state last came, by `clock`.
     """
@@ -87,7 +86,6 @@ async def ask(client: httpx2.AsyncClient, url: httpx2.URL) -> State:
 
 
 async def follow(client: httpx2.AsyncClient, url: httpx2.URL, watched: LatestState) -> None:
-    """Follow the event stream, for ever."""
     rng = random.SystemRandom()
     pause_s = FIRST_PAUSE_S
     while True:
@@ -118,9 +116,9 @@ async def _read(answer: httpx2.Response, watched: LatestState) -> None:
 async def poll_dht(join: Sequence[str], membership: Membership, watched: LatestState) -> None:
     """Poll the DHT, for ever: verdicts and machines without load, probes or history."""
     from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-    from swarm.health.state.assessment import LinkState
     from swarm.health.state.directory import Directory
     from swarm.health.state.overview import Overview
+    from swarm.health.state.verdict import LinkState
 
     overview = Overview(join, "DHT only", time.time())
 

@@ -76,7 +76,6 @@ class LiveView:
 
     @property
     def state(self) -> State:
-        """The newest."""
         assert self.watched.state is not None  # the first was taken before anything is drawn
         return self.watched.state
 
@@ -89,7 +88,6 @@ class LiveView:
         return found
 
     def press(self, keys: str) -> None:
-        """Take what was typed: one key or several."""
         for key in KEY.findall(keys.replace("\x1bO", "\x1b[")):
             models, model = self.state.models, self.model
             if key in QUIT:
@@ -103,7 +101,6 @@ class LiveView:
                 self._scroll[self.pane] += LINES[key] if key in LINES else PAGES[key] * self._page
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the whole screen."""
         yield Text("\n").join(self.lines(options.max_width, options.height or options.size.height))
 
     def lines(self, width: int, height: int) -> list[Text]:
@@ -213,7 +210,6 @@ def _typing(press: Callable[[str], None]) -> Iterator[None]:
 
 
 async def watch(source: FollowStates, state: State, selected: str | None, console: Console) -> None:
-    """Show states until the user quits."""
     changed = asyncio.Event()
     view = LiveView(LatestState(changed.set), selected)
     view.watched.take(state)

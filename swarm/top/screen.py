@@ -51,7 +51,6 @@ SEVERITIES: Final[Mapping[str, Sign]] = {
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number with thousands separated."""
     return UNKNOWN if value is None else f"{value:,.{digits}f}"
 
 
@@ -93,7 +92,6 @@ def clock(at: float) -> str:
 
 
 def plural(count: int, one: str) -> str:
-    """A count and its noun."""
     return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
 
 
@@ -303,7 +301,6 @@ def fitting(width: int) -> list[tuple[str, int, Cell]]:
 
 
 def table_head(width: int) -> Text:
-    """The titles."""
     parts = [part for title, cells, _ in fitting(width) for part in ((fitted(title, cells), "underline"), " ")]
     return line(*parts)
 
@@ -314,7 +311,6 @@ def by_layers(model: ModelShown) -> list[NodeShown]:
 
 
 def table_row(node: NodeShown, now: float, width: int) -> Text:
-    """One machine."""
     text = line()
     for title, cells, shown in fitting(width):
         style = STATES.get(node.state, NONE).style if title == "state" else ""
@@ -375,7 +371,6 @@ def _step(name: str, span: str, bar: tuple[float, Sequence[float]], scale: tuple
 
 
 def journal(state: State, now: float) -> list[Text]:
-    """Alerts, then events."""
     found = [line(("Alerts", "bold"))]
     for alert in state.alerts:
         sign = SEVERITIES.get(alert.severity, NONE)
@@ -391,7 +386,6 @@ def journal(state: State, now: float) -> list[Text]:
 
 
 def sources(state: State) -> str:
-    """The states of broker and DHT."""
     links = (("broker", state.sources.broker), ("DHT", state.sources.dht))
     return " · ".join(f"{name} {link.state}" for name, link in links if link is not None)
 

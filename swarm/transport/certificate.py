@@ -49,7 +49,6 @@ class ServerCertificate:
 
     Attributes:
         key_pem: the private key, PKCS #8.
-        pem: the certificate.
         der: the same, as records hold it.
     """
 
@@ -90,10 +89,6 @@ class ServerCertificate:
 
 def check_certificate(der: bytes, peer: PeerId) -> None:
     """Refuse what is no certificate of this peer.
-
-    Args:
-        der: what its record holds.
-        peer: whose name it must bear, and no other name.
 
     Raises:
         ValueError: it is too long, malformed, has another kind of key or another name.

@@ -22,9 +22,8 @@ from grpc import ChannelConnectivity
 
 from swarm.errors import SwarmError
 from swarm.transport.certificate import ServerCertificate, server_name
-from swarm.transport.endpoint import Endpoint
+from swarm.transport.endpoint import Door, Endpoint, LinkPath, Ways
 from swarm.transport.network_key import RENEW_S, NetworkKey
-from swarm.transport.way import Door, LinkPath, Ways
 
 ChannelOptions = list[tuple[str, int | str]]
 
@@ -92,8 +91,6 @@ def open_channel(
     """A new channel, on which only the machine with the endpoint's certificate can answer.
 
     Args:
-        endpoint: whom to dial.
-        options: of gRPC.
         insecure: whether a machine without a certificate is dialled in plain text, if it is on this machine.
         door: leads to the machine; without one gRPC dials it, or asks its relay.
         network: the private swarm's key, if it is one: the dialler shows that it is a member.
@@ -121,13 +118,7 @@ def _with(options: ChannelOptions, others: ChannelOptions) -> ChannelOptions:
 
 
 def pin(der: bytes, name: str, network: NetworkKey | None = None) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
-    """What a channel needs so that only this certificate is accepted, and only under this name.
-
-    Args:
-        der: the certificate.
-        name: the DNS name in it.
-        network: of a private swarm, whose machines hear nobody but its members.
-    """
+    """What a channel needs so that only this certificate is accepted, and only under this name."""
     root = ssl.DER_cert_to_PEM_cert(der).encode()
     options: ChannelOptions = [("grpc.ssl_target_name_override", name)]
     if network is None:
@@ -142,9 +133,6 @@ def bind_port(
     """Let a server listen at `host:port` and answer with a certificate; in plain text where there is none.
 
     Args:
-        server: not started yet.
-        address: where to listen.
-        certificate: with which it answers.
         network: of a private swarm: whoever shows no certificate of its members gets no further than the handshake.
 
     Returns:
@@ -163,12 +151,7 @@ def bind_port(
 
 
 def plain_reason(error: grpc.aio.AioRpcError, *, is_member: bool = False) -> str:
-    """What a failed call says, in plain words where the connection could not be made secure.
-
-    Args:
-        error: of the call.
-        is_member: whether the dialler showed that it is a member of a private swarm.
-    """
+    """What a failed call says, in plain words where the connection could not be made secure."""
     details = error.details() or error.code().name.lower()
     if _CLOSED_AT_ONCE.search(details):
         whom = "has another network key or a wrong clock" if is_member else "has not its network key"
@@ -220,8 +203,6 @@ class _Kept:
     """A channel for the next use.
 
     Attributes:
-        channel: connects when first used.
-        last_use: monotonic seconds.
         opened: monotonic seconds; in a private swarm an older channel would reconnect with a certificate that has run
             out.
         warm_until: monotonic seconds; None before its connection was warmed up.
@@ -242,7 +223,6 @@ class Dialer:
         Args:
             insecure: whether machines on this machine that announce no certificate are dialled in plain text.
             ways: lead past relays; without them relayed machines are dialled through their relays alone.
-            network: the private swarm's key, if it is one.
         """
         self._insecure = insecure
         self._network = network
@@ -346,11 +326,9 @@ class Dialer:
         return self._network is not None
 
     async def __aenter__(self) -> Dialer:
-        """Nothing is dialled yet."""
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Close every channel."""
         kept = [one.channel for one in self._kept.values()]
         for channel in (*kept, *self._dropped.values(), *self._abandoned, *self._outdone):
             await channel.close(grace=None)

@@ -29,12 +29,7 @@ def senders(route: Sequence[RouteHop], index: int, hedge: Hedge | None) -> tuple
 
 
 def follow(link: SessionLink, attach: Attach) -> SessionLink:
-    """Go on with a new route; returns the link to use from now on.
-
-    Args:
-        link: the session's link so far.
-        attach: the route; the successor stands at `attach.index`.
-    """
+    """Go on with a new route; returns the link to use from now on."""
     is_hedged = attach.hedge is not None and attach.hedge.index == attach.index
     match link:
         case SuccessorLink() if is_hedged:
@@ -87,12 +82,10 @@ class HedgedLink:
         self._second.push(frame)
 
     def sync(self) -> None:
-        """Send each what it lacks."""
         self._first.sync()
         self._second.sync()
 
     def desync(self) -> None:
-        """The session begins again from a snapshot."""
         self._first.desync()
         self._second.desync()
 
@@ -102,7 +95,6 @@ class HedgedLink:
         self._second.close(reason)
 
     async def gone(self) -> None:
-        """Wait until every stream that was left has ended, of either."""
         await self._first.gone()
         await self._second.gone()
 

@@ -84,7 +84,6 @@ class NetworkKey:
 
     @classmethod
     def fresh(cls) -> Self:
-        """A new key."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
@@ -125,7 +124,6 @@ class NetworkKey:
 
     @property
     def file_line(self) -> bytes:
-        """What a file of it holds."""
         return f"{_FILE_HEAD}{base64.b64encode(self.secret).decode()}\n".encode()
 
     @property
@@ -142,7 +140,6 @@ class NetworkKey:
         return hmac.digest(_derived(self.secret, b"proof", 32), peer.encode(), "sha256")
 
     def is_proof(self, peer: PeerId, proof: bytes) -> bool:
-        """Whether a proof is this peer's."""
         return hmac.compare_digest(self.proof(peer), proof)
 
     def place(self, peer: PeerId) -> bytes:

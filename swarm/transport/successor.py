@@ -34,9 +34,7 @@ from swarm.protocol.messages import (
 )
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection
-from swarm.transport.introduction import Signer
-from swarm.transport.link import Link, open_link
-from swarm.transport.uplink import Uplink
+from swarm.transport.link import Link, Signer, Uplink, open_link
 
 ATTACH_S = 3.0
 """How long a machine may take to be dialled and to take the stream."""
@@ -116,9 +114,6 @@ class SuccessorStream:
     """One stream to one machine.
 
     Attributes:
-        hop: the machine and its layers.
-        link: the running stream, once it is dialled.
-        channel: the connection under it.
         is_attached: the machine took the stream.
         is_synced: it lacks nothing; what is new is sent to it at once.
         is_broken: the stream is lost, and that was reported.
@@ -153,15 +148,6 @@ class SuccessorLink:
         listener: SuccessorListener,
         uplink: Uplink | None = None,
     ) -> None:
-        """Make a link that leads nowhere yet.
-
-        Args:
-            scope: owns the streams.
-            dial: connects to a hop.
-            signer: who this is: a hop's identity, or the session's key at its client.
-            listener: the session.
-            uplink: by which everything leaves; one of its own if None.
-        """
         self._scope = scope
         self._dial = dial
         self._signer = signer
@@ -193,7 +179,6 @@ class SuccessorLink:
 
     @property
     def is_sending(self) -> bool:
-        """Whether the successor does not have yet all that was pushed."""
         stream = self._stream
         return stream is None or stream.link is None or not stream.is_synced or stream.link.is_sending
 
@@ -274,7 +259,6 @@ class SuccessorLink:
             self._leave(self._stream, None if reason is None else Close(reason))
 
     async def gone(self) -> None:
-        """Wait until every stream that was left has ended."""
         if self._open:
             await asyncio.wait(self._open)
 

@@ -13,9 +13,8 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.openings import OPENING_S, TOKEN_BYTES, check_token
 from swarm.runtime.plain_text import plain_line
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.way import LinkPath
+from swarm.runtime.tasks import TaskScope, spawn_on
+from swarm.transport.endpoint import LinkPath
 from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay, OpenedWay
 
 ASKED_S: Final = 3.0
@@ -139,11 +138,6 @@ class CallBackListener:
     @asynccontextmanager
     async def listen(cls, calls: ExpectedCalls, host: str, port: int = 0) -> AsyncIterator[int]:
         """Listen while the block runs; gives the TCP port.
-
-        Args:
-            calls: that are waited for.
-            host: where to listen, as `node serve --host`.
-            port: 0 for any.
 
         Raises:
             OSError: the port cannot be had.

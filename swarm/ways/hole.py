@@ -4,7 +4,8 @@ Both ends connect to each other from the port that a relay saw, at about the sam
 side's packets for answers. In one network two attempts hardly ever meet in flight, so both ends also listen there.
 
 Whatever connects proves that it is the machine of the circuit: the end that waits says its token first, the end that
-chooses answers with its own on the one connection that it takes. Nobody else is told a word.
+chooses answers with its own on the one connection that it takes. Nobody else is told a word. A machine knocks at
+addresses that another one names only where that does not look into somebody's network (`allowed_targets`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,143 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv6Address, ip_address, ip_network
 from typing import Final
 
+from swarm.discovery.dialable import IpAddress, is_dialable, is_public, listed_addresses
 from swarm.discovery.node_record import split_address
+from swarm.discovery.sealing import RecordError
 from swarm.egress.streams import CHUNK_BYTES, Streams, tuned
 from swarm.errors import RemoteProtocolError
-from swarm.relay.openings import TOKEN_BYTES, parse_addresses
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.way import LinkPath
-from swarm.ways.own_addresses import MAX_GLOBAL_V6, MAX_LAN, OwnAddresses, own_addresses
-from swarm.ways.targets import Targets, Vantage
+from swarm.relay.openings import MAX_ADDRESSES, TOKEN_BYTES, parse_addresses
+from swarm.runtime.quota import IPV6_LINK
+from swarm.runtime.tasks import TaskScope, spawn_on
+from swarm.transport.endpoint import LinkPath
+
+MAX_LAN: Final = 3
+"""Addresses in own networks that are told."""
+MAX_GLOBAL_V6: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAddresses:
+    """What this machine is called.
+
+    Attributes:
+        lan: private IPv4 addresses with their networks, as 192.168.1.7/24.
+        global_v6: global IPv6 addresses.
+    """
+
+    lan: tuple[IPv4Interface, ...] = ()
+    global_v6: tuple[IPv6Address, ...] = ()
+
+    def is_in_lan(self, ip: IpAddress) -> bool:
+        """Whether an address is in one of this machine's own private networks."""
+        return any(ip in one.network for one in self.lan)
+
+    def first(self, host: str) -> OwnAddresses:
+        """The same with this address before the others: it is the one that leads out."""
+        return OwnAddresses(tuple(sorted(self.lan, key=lambda one: str(one.ip) != host)), self.global_v6)
+
+
+def own_addresses() -> OwnAddresses:
+    """Those of the interfaces that are up; virtual networks of this machine may be among them."""
+    lan: list[IPv4Interface] = []
+    global_v6: list[IPv6Address] = []
+    for ip, mask in listed_addresses():
+        if isinstance(ip, IPv6Address):
+            if is_public(ip):
+                global_v6.append(ip)
+        elif mask and ip.is_private:
+            lan.append(IPv4Interface(f"{ip}/{mask}"))
+    return OwnAddresses(tuple(lan), tuple(global_v6))
+
+
+MIN_PORT: Final = 1024
+"""No router and no system gives a lower port to whoever connects; services of others listen there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vantage:
+    """Where a machine is, as far as another one may be told to knock there.
+
+    Attributes:
+        seen: `host:port`, this machine's end as the relay sees it.
+        relay_host: IP address of the relay.
+        own: this machine's addresses.
+    """
+
+    seen: str
+    relay_host: str
+    own: OwnAddresses
+
+    @property
+    def only_public(self) -> bool:
+        """Whether it calls none but public addresses.
+
+        A relay on the Internet that claims to see a private address is not believed.
+        """
+        return is_public(_ip(self.seen)) or is_public(ip_address(self.relay_host))
+
+    def shares_home(self, their_seen: str) -> bool:
+        """Whether another machine comes from the same public address, or from one link of IPv6."""
+        mine, theirs = _ip(self.seen), _ip(their_seen)
+        if mine.version == 6:
+            return theirs in ip_network((int(mine), IPV6_LINK), strict=False)
+        return mine == theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where to knock.
+
+    Attributes:
+        lan: `host:port` in this machine's own network: tried first.
+        far: `host:port` elsewhere.
+    """
+
+    lan: tuple[str, ...] = ()
+    far: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.lan or self.far)
+
+
+def allowed_targets(named: Sequence[str], place: Vantage, *, same_home: bool) -> Targets:
+    """The addresses among those named at which this machine may knock.
+
+    Args:
+        named: `host:port` with IP addresses, as another machine says them.
+        place: where this machine is.
+        same_home: whether the relay sees both machines at one public address.
+    """
+    lan: list[str] = []
+    far: list[str] = []
+    for address in list(dict.fromkeys(named))[:MAX_ADDRESSES]:
+        try:
+            ip, port = _ip(address), split_address(address)[1]
+        except (RecordError, ValueError):
+            continue
+        if port < MIN_PORT or address == place.seen or ip.is_link_local:
+            continue
+        if same_home and place.own.is_in_lan(ip):
+            lan.append(address)
+        elif is_dialable(ip, own_is_public=place.only_public):
+            far.append(address)
+    return Targets(tuple(lan), tuple(far))
+
+
+def _ip(address: str) -> IpAddress:
+    """The IP address in `host:port`.
+
+    Raises:
+        RecordError, ValueError: it has none.
+    """
+    return ip_address(split_address(address)[0].strip("[]"))
+
 
 SEEN_S: Final = 3.0
 """How long a relay may take to say what it sees."""
@@ -59,12 +183,7 @@ class HoleTokens:
 
 
 class Hole:
-    """An end; made by `Hole.at`, which closes all of it but a connection that `meet` returned.
-
-    Attributes:
-        place: where this machine is.
-        relay: `host:port` of the relay, with the IP address that was reached.
-    """
+    """An end; made by `Hole.at`, which closes all of it but a connection that `meet` returned."""
 
     def __init__(self, asking: Streams, place: Vantage) -> None:
         self.place = place
@@ -77,10 +196,6 @@ class Hole:
         """Take a port and ask a relay how it looks from outside.
 
         The connection that asked stays open: a router might forget the port without it.
-
-        Args:
-            relay: `host:port`.
-            own: gives this machine's addresses.
 
         Raises:
             OSError: the relay cannot be reached, or the port cannot be shared here.
@@ -119,7 +234,6 @@ class Hole:
 
         Args:
             targets: where the other end may be; may be empty: then it is only listened.
-            tokens: of this attempt.
             chooses: whether this is the end that takes a connection; the other one waits for its word.
 
         Returns:
@@ -241,10 +355,6 @@ class _Greeting:
 
 def shared_socket(family: socket.AddressFamily, port: int) -> socket.socket:
     """A TCP socket at a port that others of this program may use too.
-
-    Args:
-        family: IPv4 or IPv6.
-        port: 0 for any.
 
     Raises:
         OSError: it cannot be had, or sharing is unknown here.

@@ -14,27 +14,191 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from swarm.egress.ports import Egress
-from swarm.egress.streams import CHUNK_BYTES, Streams, splice
-from swarm.errors import ConfigError, SwarmError
+from swarm.egress.ports import RELAY, Egress, TlsPort
+from swarm.egress.streams import CHUNK_BYTES, MAX_LINE_BYTES, Streams, connect, splice
+from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
 from swarm.ids import PeerId
-from swarm.runtime.counted_log import describe
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.way import LinkPath
-from swarm.ways.confined import DirectWay, confined_ways
+from swarm.relay.openings import MAX_HEADER_BYTES
+from swarm.runtime.logs import describe
+from swarm.runtime.plain_text import plain_line
+from swarm.runtime.tasks import TaskScope, spawn_on
+from swarm.transport.endpoint import Endpoint, LinkPath
 from swarm.ways.hole import IS_SUPPORTED
-from swarm.ways.memory import WayMemory
 from swarm.ways.punch import PunchWay
-from swarm.ways.relay_circuit import RelayCircuit
-from swarm.ways.way import SOON_S, NoWay, OpenedWay, Way
+from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay, OpenedWay, Way
+
+logger = logging.getLogger(__name__)
+
+
+CONNECT_S: Final = 5.0
+"""How long a relay and the peer behind it may take."""
+
+DialRelay = Callable[[str], Awaitable[Streams]]
+
+
+class RelayCircuit:
+    """Asks a relay for a circuit."""
+
+    name = "relay"
+
+    def __init__(self, dial: DialRelay = connect) -> None:
+        self._dial = dial
+
+    async def open(self, peer: PeerId, relay: str) -> OpenedWay:
+        """A circuit to a peer; errors as of every way."""
+        streams: Streams | None = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                streams = await self._dial(relay)
+                streams.writer.write(f"CONNECT {peer}:1 HTTP/1.1\r\n\r\n".encode())
+                await streams.writer.drain()
+                status = await _answer(streams.reader)
+        except BaseException:
+            if streams is not None:
+                streams.abort()
+            raise
+        if status[1:2] != ["200"]:
+            streams.abort()
+            raise NoWay(f"the relay at {relay} answers {plain_line(' '.join(status[1:]))[:80]!r}")
+        return OpenedWay(streams, LinkPath.RELAYED)
+
+
+async def _answer(reader: asyncio.StreamReader) -> list[str]:
+    """The words of a status line, whose headers are read past.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    left = MAX_HEADER_BYTES
+    lines: list[bytes] = []
+    while not lines or lines[-1] not in (b"\r\n", b"\n"):
+        try:
+            line = await reader.readline()
+        except ValueError as error:
+            raise RemoteProtocolError("status", "longer than a header may be") from error
+        left -= len(line)
+        if not line.endswith(b"\n") or left < 0 or (not lines and len(line) > MAX_LINE_BYTES):
+            raise RemoteProtocolError("status", "no answer of a relay")
+        lines.append(line)
+    status = lines[0].decode("ascii", "replace").split()
+    if not status[:1] or not status[0].startswith("HTTP/1."):
+        raise RemoteProtocolError("status", "no answer of a relay")
+    return status
+
+
+class DirectWay:
+    """Dials a node at its own address, in small packets, through the proxy where there is one."""
+
+    name = "direct"
+
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+
+    async def open(self, _peer: PeerId, address: str) -> OpenedWay:
+        """A connection to a node at `host:port`; errors as of every way."""
+        try:
+            return OpenedWay(await self._egress.open(address), LinkPath.DIRECT)
+        except (OSError, TimeoutError) as error:
+            raise NoWay(f"{address} is not reached: {describe(error)}", REMEMBERED_S) from error
+
+
+class PortWay:
+    """Asks peers that have a TLS port to lead on."""
+
+    name = "TLS port"
+
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+
+    async def open(self, peer: PeerId, address: str) -> OpenedWay:
+        """A circuit to a node, through the first port that leads there; errors as of every way."""
+        why = "no peer that was joined has a TLS port"
+        for port in self._egress.ports:
+            try:
+                return await RelayCircuit(partial(self._dial, port)).open(peer, port.address)
+            except (OSError, TimeoutError, SwarmError) as error:
+                why = describe(error)
+        raise NoWay(f"{address} is not reached: {why}")
+
+    async def _dial(self, port: TlsPort, _address: str) -> Streams:
+        return await self._egress.open_tls(port, RELAY)
+
+
+def confined_ways(best: Way, egress: Egress) -> tuple[list[Way], Way]:
+    """The ways that are tried first, and the last one: through a TLS port, where one is known."""
+    return ([best], PortWay(egress)) if egress.ports else ([], best)
+
+
+MAX_PEERS: Final = 512
+"""Peers that are remembered; the least recent one is forgotten for a new one."""
+
+
+@dataclass(slots=True)
+class _Learned:
+    """About one peer.
+
+    Attributes:
+        again_at: per way that failed, when it may be tried again.
+        worked: the way that worked last, and has not failed since.
+    """
+
+    again_at: dict[str, float] = field(default_factory=dict)
+    worked: str | None = None
+
+
+class WayMemory:
+    """Knows nothing at first. Its ways are few, so only peers are bounded."""
+
+    def __init__(self, clock: Callable[[], float], max_peers: int = MAX_PEERS) -> None:
+        self._clock = clock
+        self._max_peers = max_peers
+        self._learned: OrderedDict[PeerId, _Learned] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._learned)
+
+    def worth_trying(self, peer: PeerId, ways: Sequence[Way]) -> list[Way]:
+        """The ways that did not fail lately, the one that worked first."""
+        learned = self._learned.get(peer)
+        if learned is None:
+            return list(ways)
+        now = self._clock()
+        left = [way for way in ways if learned.again_at.get(way.name, now) <= now]
+        return sorted(left, key=lambda way: way.name != learned.worked)
+
+    def works(self, peer: PeerId) -> bool:
+        """Whether some way worked the last time it was tried."""
+        learned = self._learned.get(peer)
+        return learned is not None and learned.worked is not None
+
+    def worked(self, peer: PeerId, way: Way) -> None:
+        """A way led to the peer."""
+        learned = self._about(peer)
+        learned.worked = way.name
+        learned.again_at.pop(way.name, None)
+
+    def failed(self, peer: PeerId, way: Way, again_s: float) -> None:
+        """A way did not lead to the peer."""
+        learned = self._about(peer)
+        if learned.worked == way.name:
+            learned.worked = None
+        learned.again_at[way.name] = self._clock() + again_s
+
+    def _about(self, peer: PeerId) -> _Learned:
+        learned = self._learned.setdefault(peer, _Learned())
+        self._learned.move_to_end(peer)
+        while len(self._learned) > self._max_peers:
+            self._learned.popitem(last=False)
+        return learned
+
 
 HEAD_START_S: Final = 0.7
 """What a better way gets before the relay is taken, where nobody knows whether it works."""
@@ -53,19 +217,6 @@ MAX_TURNS: Final = 3
 MAX_SOCKET_PATH: Final = 100
 """Bytes of a socket's path; systems take 103 to 107."""
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """Better ways to one peer are tried.
-
-    Attributes:
-        done: it succeeded or failed.
-    """
-
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-
 
 class PathChoice:
     """Chooses a way for each connection."""
@@ -76,20 +227,13 @@ class PathChoice:
         Args:
             better: ways that are tried first, the best first.
             last: the way that is always there, such as the relay.
-            scope: owns attempts that go on while the last way serves.
-            memory: of what failed and what worked.
         """
         self._better = list(better)
         self._last = last
         self._scope = scope
-        self._memory = memory
-        self._attempts: dict[PeerId, _Attempt] = {}
+        self.memory = memory
+        self._attempts: dict[PeerId, asyncio.Event] = {}  # set when the attempt succeeded or failed
         self._spares: dict[PeerId, OpenedWay] = {}
-
-    @property
-    def memory(self) -> WayMemory:
-        """What failed, and what worked."""
-        return self._memory
 
     def add(self, way: Way) -> None:
         """Try another way from now on, before those that are known."""
@@ -97,11 +241,11 @@ class PathChoice:
 
     def is_hopeless(self, peer: PeerId) -> bool:
         """Whether only the relay is left."""
-        return not self._memory.worth_trying(peer, self._better)
+        return not self.memory.worth_trying(peer, self._better)
 
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
         """The best connection that can be had soon; errors as of every way."""
-        head_start_s = KNOWN_S if self._memory.works(peer) else HEAD_START_S
+        head_start_s = KNOWN_S if self.memory.works(peer) else HEAD_START_S
         opened = None
         try:
             async with asyncio.timeout(head_start_s):
@@ -119,18 +263,18 @@ class PathChoice:
             attempt = self._attempts.get(peer) or self._start(peer, relay)
             if attempt is None:
                 return None
-            await attempt.done.wait()
+            await attempt.wait()
         return self._spares.pop(peer, None)
 
-    def _start(self, peer: PeerId, relay: str) -> _Attempt | None:
-        ways = self._memory.worth_trying(peer, self._better)
+    def _start(self, peer: PeerId, relay: str) -> asyncio.Event | None:
+        ways = self.memory.worth_trying(peer, self._better)
         if not ways or len(self._attempts) >= MAX_ATTEMPTS:
             return None
-        attempt = self._attempts[peer] = _Attempt()
+        attempt = self._attempts[peer] = asyncio.Event()
         self._scope.spawn(self._run(attempt, ways, peer, relay))
         return attempt
 
-    async def _run(self, attempt: _Attempt, ways: Sequence[Way], peer: PeerId, relay: str) -> None:
+    async def _run(self, attempt: asyncio.Event, ways: Sequence[Way], peer: PeerId, relay: str) -> None:
         """Try; what comes of it lies there for a while, for whoever wants it."""
         opened = None
         try:
@@ -140,7 +284,7 @@ class PathChoice:
                     self._put(peer, opened)
             finally:
                 del self._attempts[peer]
-                attempt.done.set()
+                attempt.set()
             if opened is not None:
                 await asyncio.sleep(SPARE_S)
         finally:
@@ -160,16 +304,16 @@ class PathChoice:
             try:
                 opened = await way.open(peer, relay)
             except NoWay as error:
-                self._memory.failed(peer, way, error.again_s)
+                self.memory.failed(peer, way, error.again_s)
                 logger.debug("%s to %s: %s", way.name, peer, error)
             except (OSError, TimeoutError, SwarmError) as error:
-                self._memory.failed(peer, way, SOON_S)
+                self.memory.failed(peer, way, SOON_S)
                 logger.debug("%s to %s: %s", way.name, peer, describe(error))
             except Exception as error:  # a fault of ours must not end the program: the relay is there
-                self._memory.failed(peer, way, SOON_S)
+                self.memory.failed(peer, way, SOON_S)
                 logger.warning("%s to %s failed", way.name, peer, exc_info=error)
             else:
-                self._memory.worked(peer, way)
+                self.memory.worked(peer, way)
                 return opened
         return None
 
@@ -201,7 +345,6 @@ class _LocalDoor:
 
     @property
     def address(self) -> str:
-        """What gRPC dials."""
         return f"unix:{self._file}"
 
     @property
@@ -215,7 +358,6 @@ class _LocalDoor:
             self._loop.call_soon_threadsafe(self._released.set)
 
     def close(self) -> None:
-        """Close now."""
         self.socket.close()
         self._file.unlink(missing_ok=True)
 
@@ -255,18 +397,12 @@ class _LocalDoor:
 
 
 class LocalDialler:
-    """Opens doors; made by `open_ways`.
-
-    Attributes:
-        choice: of ways to relayed machines.
-    """
+    """Opens doors; made by `open_ways`."""
 
     def __init__(self, choice: PathChoice, scope: TaskScope, direct: PathChoice | None = None) -> None:
         """Open none yet.
 
         Args:
-            choice: of ways to relayed machines.
-            scope: owns the doors' tasks.
             direct: of ways to machines that have an address of their own; None: gRPC dials them itself.
         """
         self.choice = choice

@@ -22,9 +22,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.relay.openings import MAX_ADDRESSES, TOKEN_BYTES, check_token, parse_addresses
 from swarm.runtime.plain_text import plain_line
-from swarm.ways.hole import Hole, HoleTokens
-from swarm.ways.own_addresses import OwnAddresses, own_addresses
-from swarm.ways.targets import allowed_targets
+from swarm.ways.hole import Hole, HoleTokens, OwnAddresses, allowed_targets, own_addresses
 from swarm.ways.way import REMEMBERED_S, NoWay, OpenedWay
 
 AGREE_S: Final = 5.0
@@ -35,16 +33,9 @@ NO_ADDRESSES: Final = "-"
 
 
 class PunchWay:
-    """Opens holes to peers."""
-
     name = "punch"
 
     def __init__(self, own: Callable[[], OwnAddresses] = own_addresses) -> None:
-        """Dial nobody yet.
-
-        Args:
-            own: gives this machine's addresses.
-        """
         self._own = own
 
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
@@ -107,7 +98,6 @@ def told(hole: Hole, *, same_home: bool, public: bool = False) -> str:
     """The addresses of one end for the other, as they are written.
 
     Args:
-        hole: of this end.
         same_home: whether private ones may be told.
         public: whether public ones are to be told.
     """
@@ -117,10 +107,6 @@ def told(hole: Hole, *, same_home: bool, public: bool = False) -> str:
 
 async def hear_addresses(circuit: Streams, verb: str) -> ToldAddresses:
     """What the other end says.
-
-    Args:
-        circuit: through the relay.
-        verb: the word with which its line begins.
 
     Raises:
         NoWay: the circuit has ended.

@@ -1,22 +1,89 @@
-"""Lending a relay in TLS too, beside the directory: what a machine offers to networks that let out one port."""
+"""Lending a relay in TLS too, beside the directory: what a machine offers to networks that let out one port.
+
+Who comes by that port is led to listed nodes only: to an address that a node's signed record holds, once that node has
+signed a nonce there with the certificate of its record. So a port that leads on is no open proxy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import ip_address
+from typing import Final
 
+from swarm.discovery.address_proof import NONCE_BYTES, check_hello
 from swarm.discovery.dht.addresses import host_and_port
-from swarm.discovery.dht.dialback import call_hello
+from swarm.discovery.dht.dialback import HelloCall, call_hello
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import DialPolicy
-from swarm.discovery.node_record import bracketed
+from swarm.discovery.node_record import NodeRecord
+from swarm.egress.streams import bracketed
+from swarm.ids import PeerId
 from swarm.relay.child import RelaySettings
 from swarm.relay.lending import LentRelay, ReachedAt, lend
+from swarm.transport.endpoint import Endpoint
 from swarm.transport.network_key import NetworkKey
-from swarm.ways.node_finder import NodeFinder
+
+logger = logging.getLogger(__name__)
+
+
+KNOWN_S: Final = 120.0
+"""How long an address counts as proven."""
+UNKNOWN_S: Final = 10.0
+"""How long a node that was not found is not looked for again."""
+MAX_KNOWN: Final = 1_024
+PROOF_S: Final = 8.0
+
+RecordOf = Callable[[PeerId], Awaitable[NodeRecord | None]]
+
+
+class NodeFinder:
+    """Finds them, and remembers for a while."""
+
+    def __init__(
+        self,
+        record_of: RecordOf,
+        policy: DialPolicy,
+        call: HelloCall = call_hello,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._record_of = record_of
+        self._policy = policy
+        self._call = call
+        self._clock = clock
+        self._known: dict[PeerId, tuple[float, str]] = {}
+
+    async def find(self, peer: PeerId) -> str:
+        """Where a listed node is dialled, `host:port` or behind a relay, with an IP address; empty: nowhere."""
+        now = self._clock()
+        until, address = self._known.get(peer, (now, ""))
+        if until > now:
+            return address
+        try:
+            async with asyncio.timeout(PROOF_S):
+                address = await self._proven(peer)
+        except Exception as error:
+            logger.debug("no way to %s", peer, exc_info=error)
+            address = ""
+        while len(self._known) >= MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[peer] = self._clock() + (KNOWN_S if address else UNKNOWN_S), address
+        return address
+
+    async def _proven(self, peer: PeerId) -> str:
+        record = await self._record_of(peer)
+        dialled = None if record is None else await self._policy.resolve(record.address)
+        if record is None or dialled is None or not record.certificate:
+            return ""
+        endpoint, nonce = Endpoint(peer, dialled, record.certificate), secrets.token_bytes(NONCE_BYTES)
+        answer = await self._call(endpoint, nonce)
+        return dialled if check_hello(peer, nonce, endpoint.digest, answer) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +93,6 @@ class TlsOffer:
     Attributes:
         port: TCP port; 0 takes a free one.
         host: IP address that the directory and the relay are bound to.
-        network: the private swarm's key, if it is one.
         allow_private: whether nodes at private addresses are led to also from a public one.
     """
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from swarm.egress.streams import Streams
 from swarm.errors import SwarmError
 from swarm.ids import PeerId
-from swarm.transport.way import LinkPath
+from swarm.transport.endpoint import LinkPath
 
 REMEMBERED_S: Final = 600.0
 """For how long a way that failed is not tried again to the same peer."""
@@ -50,10 +50,6 @@ class Way(Protocol):
 
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
         """A connection to a peer, within a few seconds.
-
-        Args:
-            peer: whom.
-            relay: `host:port` of a relay at which the peer is known.
 
         Raises:
             NoWay: there is none.

@@ -15,8 +15,7 @@ import urllib.request
 from node.telemetry.outbox import Outbox
 from node.telemetry.publisher import Address, TelemetryPublisher
 from swarm.discovery.identity import Identity
-from swarm.telemetry.broker_address import parse_broker
-from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
+from swarm.telemetry.messages import Metrics, Presence, Stamp, Status, parse_broker
 from tests.telemetry_messages import FINGERPRINT, metrics, status
 
 

@@ -26,8 +26,7 @@ from client.terminal.commands import Generate
 from node.config import Dtype, ServeConfig
 from node.serve import Node
 from swarm.demo import DRAFT, TARGET
-from swarm.discovery.dht.child import DhtPipe, start_pipe
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.dht.registry import DhtConfig, DhtPipe, DhtRegistry, start_pipe
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S

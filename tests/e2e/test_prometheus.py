@@ -25,8 +25,7 @@ from fastapi import FastAPI
 
 from node.telemetry.metrics import serving_metrics
 from swarm.health.web.api import make_app
-from swarm.metrics.http import make_server
-from swarm.metrics.page import MetricsPage
+from swarm.metrics.http import MetricsPage, make_server
 from swarm.runtime.tasks import TaskScope
 from tests.monitoring_files import PROMETHEUS, board_queries, rule_queries
 from tests.net.brokers import free_port

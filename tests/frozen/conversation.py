@@ -10,7 +10,7 @@ import grpc.aio
 from swarm.protocol import wire
 from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.messages import Ready, Reply
-from swarm.transport.introduction import Metadata
+from swarm.transport.link import Metadata
 
 ANSWER_S = 10.0
 

@@ -24,7 +24,6 @@ from swarm.discovery.address_proof import hello_response
 from swarm.discovery.dht.about import pack_about
 from swarm.discovery.dht.dialback import pack_request
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.model_pointer import ModelPointer, seal_pointer
 from swarm.discovery.node_record import NodeRecord, NodeState, Reach, seal, tombstone
 from swarm.discovery.signed_faults import sign_fault
@@ -66,14 +65,15 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.pick_rules import DraftDistribution
 from swarm.protocol.v1 import node_pb2
-from swarm.relay.presence import prove_presence
+from swarm.relay.openings import prove_presence
 from swarm.runtime.version import VERSION
 from swarm.telemetry.messages import Body, seal_body
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.introduction import Metadata, introduce
+from swarm.transport.link import Metadata, introduce
 from tests.frozen.conversation import picks_of
 from tests.frozen.reading import FOLDER, NONCE, NOW, plain
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.telemetry_messages import event, metrics, status, topic, will
 from tests.telemetry_messages import identity as telemetry_identity
 

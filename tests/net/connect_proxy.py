@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from swarm.egress.streams import Streams, splice
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope, spawn_on
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Unpack
 import pytest
 
 import client.chain.answers
-import swarm.transport.liveness
+import swarm.transport.link
 from client import AsyncSwarm
 from client.chain.chain import Chain
 from client.chain.opening import PeerLatency
@@ -246,7 +246,7 @@ async def equally_fast_nodes() -> AsyncIterator[KillableNodes]:
     """Nodes of equal speed, so that tests choose the routes; kills show as broken streams, never as silence."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("node.lifecycle.span_host.measure_sweeps", lambda _: SPEED)
-        for module in (swarm.transport.liveness, client.chain.answers):
+        for module in (swarm.transport.link, client.chain.answers):
             patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is
         async with killable_nodes() as pool:
             yield pool

@@ -39,8 +39,7 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.transport.dial import open_channel
-from swarm.transport.introduction import Metadata, Signer, introduce
-from swarm.transport.link import Stream
+from swarm.transport.link import Metadata, Signer, Stream, introduce
 
 M = TypeVar("M", bound=Upstream)
 Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from swarm.discovery.address_proof import who_answer
 from swarm.discovery.identity import Identity
-from swarm.relay.limits import RelayLimits
-from swarm.relay.presence import prove_presence
+from swarm.relay.openings import prove_presence
 from swarm.relay.server import RelayServer
+from swarm.relay.visits import RelayLimits
 from swarm.runtime.tasks import TaskScope
 
 HOST = "127.0.0.1"

@@ -11,15 +11,12 @@ from functools import partial
 
 from node.reach.punch import PunchAnswerer
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import bracketed
-from swarm.egress.streams import Streams, connect, splice
+from swarm.egress.streams import Streams, bracketed, connect, splice
 from swarm.ids import PeerId
 from swarm.relay.openings import Opening, Verb, parse_opening
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.relayed import RelayedAddress
-from swarm.ways.own_addresses import OwnAddresses
+from swarm.runtime.tasks import TaskScope, spawn_on
+from swarm.transport.endpoint import Endpoint, RelayedAddress
+from swarm.ways.hole import OwnAddresses
 from tests.net.hello_server import answering
 
 

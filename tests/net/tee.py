@@ -7,8 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope, spawn_on
 
 
 class Tee:

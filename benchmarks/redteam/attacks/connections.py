@@ -17,7 +17,7 @@ from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import split
 from swarm.protocol.messages import Hold
-from swarm.transport.introduction import Signer
+from swarm.transport.link import Signer
 
 ENDED_SOCKET = (OSError, TimeoutError)
 IDLE = 1_400

@@ -16,7 +16,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.registry import RelayOffer
 from swarm.errors import RegistryError
 from swarm.ids import PeerId
-from swarm.relay.presence import prove_presence
+from swarm.relay.openings import prove_presence
 from swarm.runtime.tasks import TaskScope
 
 AT_HOME, DIALLER = "127.0.0.77", "127.0.0.78"

@@ -62,8 +62,6 @@ def pack_about(now: float = 0.0, seen: str = "", swarm: SwarmId | None = None) -
 
     Args:
         now: Unix seconds; 0 where it is not said.
-        seen: whence the asker comes.
-        swarm: the open swarm that this machine is of.
     """
     packed: bytes = msgpack.packb([OURS.release, list(OURS.formats), list(OURS.wires), now, seen, swarm])
     return packed

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm.discovery.dialable import IpAddress
+from swarm.discovery.dialable import IpAddress, interface_addresses, is_reached_by_ipv6
 from swarm.discovery.identity import is_peer_id
-from swarm.discovery.interfaces import interface_addresses, is_reached_by_ipv6
-from swarm.discovery.node_record import bracketed
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.ids import SwarmId
 from swarm.transport.network_key import NetworkKey
@@ -93,6 +92,8 @@ LOOK_UP_S, SLOW_NAME_S = 8.0, 3.0
 """How long a peer's name may take to be looked up again where nobody answers, and from when on that is the trouble."""
 MAX_LISTED = 4
 """Addresses that one line names."""
+REFUSED = "refused a stranger"
+"""How a line of the DHT process begins that its user wants to know of."""
 SLOW = "this machine is too busy: the p2p daemon did not start"
 """With which a refusal begins that another try may change."""
 
@@ -130,11 +131,7 @@ class ListenAddresses:
     """Where a DHT peer listens and which peers it joins, as multiaddresses.
 
     Attributes:
-        join: peers.
-        host: what to listen on.
         announce: under what others reach it; None for what it listens on.
-        client: nothing listens here.
-        allow_private: private addresses are dialled back also from a public one.
         sources: of each peer, its rank and where its address comes from.
         proxy: URL of the HTTP proxy through which peers are reached; None: nothing is between.
     """
@@ -283,10 +280,6 @@ def check_own_address(host: str) -> None:
 
 def check_join_address(address: str, named: str = "--join") -> None:
     """Refuse what is no libp2p address with a peer id.
-
-    Args:
-        address: what should be one.
-        named: where it comes from.
 
     Raises:
         ConfigError: the address is malformed.

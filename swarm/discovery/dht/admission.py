@@ -27,19 +27,9 @@ _MAX_TELLING: Final = 4_096
 
 
 class StrangerRefused(SwarmError):
-    """Who asks has not proven that it is a member, or is of another swarm.
-
-    Attributes:
-        who: what is said of it here.
-    """
+    """Who asks has not proven that it is a member, or is of another swarm."""
 
     def __init__(self, told: str, who: str = "has not this swarm's network key") -> None:
-        """Refuse.
-
-        Args:
-            told: what it is told.
-            who: what is said of it here.
-        """
         super().__init__(told)
         self.who = who
 
@@ -57,10 +47,6 @@ class DirectoryAdmission(AuthorizerBase):  # type: ignore[misc]  # hivemind is u
     @abstractmethod
     def hear(self, peer: PeerID, auth: Any) -> None:  # noqa: ANN401 - of any request
         """Hear a question of this swarm only.
-
-        Args:
-            peer: who asks; libp2p has authenticated it.
-            auth: what came with the question.
 
         Raises:
             StrangerRefused: it is none of this swarm.
@@ -94,12 +80,6 @@ class NetworkAdmission(DirectoryAdmission):
     """Of one member of a private swarm."""
 
     def __init__(self, network: NetworkKey, own: PeerId) -> None:
-        """Speak for one member.
-
-        Args:
-            network: the swarm's key.
-            own: this machine's peer id.
-        """
         self._network = network
         self._own_proof = network.proof(own)
 
@@ -108,7 +88,6 @@ class NetworkAdmission(DirectoryAdmission):
         return DHTID.from_bytes(self._network.place(PeerId(peer.to_base58())))
 
     def hear(self, peer: PeerID, auth: Any) -> None:  # noqa: ANN401
-        """Hear a member only."""
         self._check(peer, auth.signature)
 
     def _check(self, peer: PeerID, proof: bytes) -> None:
@@ -120,7 +99,6 @@ class NetworkAdmission(DirectoryAdmission):
         return self._own_proof + payload
 
     def unseal(self, peer: PeerID, message: bytes) -> bytes:
-        """What a member says."""
         self._check(peer, message[:PROOF_BYTES])
         return message[PROOF_BYTES:]
 
@@ -129,7 +107,6 @@ class NetworkAdmission(DirectoryAdmission):
         request.auth.signature = self._own_proof
 
     async def sign_response(self, response: Any, request: object) -> None:  # noqa: ANN401 - any of three
-        """Say who answers."""
         response.auth.signature = self._own_proof
 
     async def validate_response(self, response: object, request: object) -> bool:
@@ -141,7 +118,6 @@ class SwarmAdmission(DirectoryAdmission):
     """Of one machine of an open swarm that has an id."""
 
     def __init__(self, swarm: SwarmId) -> None:
-        """Speak for a machine of this swarm."""
         self._swarm = swarm
         self._telling: set[PeerID] = set()
 
@@ -187,7 +163,6 @@ class SwarmAdmission(DirectoryAdmission):
         request.auth.nonce = self._swarm
 
     async def sign_response(self, response: Any, request: object) -> None:  # noqa: ANN401 - any of three
-        """Say which swarm answers."""
         response.auth.nonce = self._swarm
 
     async def validate_response(self, response: Any, request: object) -> bool:  # noqa: ANN401 - any of three

@@ -35,9 +35,8 @@ from swarm.discovery.sealing import RecordError
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.transport.certificate import check_certificate
-from swarm.transport.endpoint import Endpoint
+from swarm.transport.endpoint import Endpoint, first_stop, parse_relayed
 from swarm.transport.network_key import NetworkKey
-from swarm.transport.relayed import first_stop, parse_relayed
 
 HANDLER = "canopy/v1/dial-back"
 RELAY_HANDLER = "canopy/v1/dial-back-relay"
@@ -62,9 +61,7 @@ async def call_hello(
 
     Args:
         endpoint: whom; nobody with another certificate is heard.
-        nonce: what the answer must sign.
         insecure: whether one without a certificate, on this machine, is called in plain text.
-        network: the private swarm's key, if it is one.
 
     Raises:
         grpc.aio.AioRpcError: nothing answers there.
@@ -118,9 +115,7 @@ class DialBack:
 
         Args:
             policy: which addresses this machine calls on a stranger's word.
-            call: sends a Hello.
             clock: a monotonic one, in seconds.
-            call_relay: asks a relay whose it is.
         """
         self._policy = policy
         self._call = call
@@ -131,10 +126,6 @@ class DialBack:
 
     async def answer(self, peer: PeerId, request: bytes) -> bytes:
         """Carry out one request.
-
-        Args:
-            peer: who asks; libp2p has authenticated it.
-            request: see `pack_request`.
 
         Returns:
             msgpack of true (the peer answered with its signature), false (it did not, or this machine calls no such

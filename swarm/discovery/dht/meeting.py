@@ -42,8 +42,6 @@ def meet(
     """Decide which swarm is joined, and through whom.
 
     Args:
-        listen: whom to join.
-        meant: the swarm that is meant, if that is known.
         said: per address whose peer answered, of which swarm it is.
         is_certain: whether peers that were typed cannot mean another one.
 

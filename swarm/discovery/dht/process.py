@@ -1,4 +1,4 @@
-"""The process that owns the DHT node and its p2p daemon; `swarm.discovery.dht.child` starts it.
+"""The process that owns the DHT node and its p2p daemon; `swarm.discovery.dht.registry` starts it.
 
 Requests arrive as msgpack `[number, method, arguments]` on standard input, answers leave as `[number, error, value]` on
 standard output; error is nil or a message. The process ends when its standard input closes: its parent has ended.
@@ -26,8 +26,10 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from swarm.discovery.dht import about
 from swarm.discovery.dht.addresses import (
     NOBODY_ANSWERS,
+    OPEN_SWARM,
     SLOW,
     ListenAddresses,
+    Membership,
     answers,
     check_join_address,
     host_and_port,
@@ -113,31 +115,12 @@ class RequestRefused(Exception):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
-class WhichSwarm:
-    """The swarm that is meant.
-
-    Attributes:
-        network: of a private one.
-        swarm: the id of an open one; None where its peers say it.
-        is_certain: whether peers that were typed cannot mean another one.
-    """
-
-    network: NetworkKey | None = None
-    swarm: SwarmId | None = None
-    is_certain: bool = False
-
-
 @dataclass(slots=True)
 class DhtPeer:
     """One running DHT node and its daemon.
 
     Attributes:
-        daemon: libp2p.
-        directory: what it knows and holds.
-        way: by which its peers are reached.
         admission: says which swarm it is of; None in an open one that has no id.
-        swarm: the id of an open swarm.
         others: peers that were to be joined through and are of other swarms.
     """
 
@@ -156,22 +139,14 @@ class DhtPeer:
         identity_path: str,
         start_s: float,
         stack: AsyncExitStack,
-        which: WhichSwarm | None = None,
+        which: Membership = OPEN_SWARM,
     ) -> DhtPeer:
         """Start both.
-
-        Args:
-            listen: where to listen and whom to join.
-            stack: closes what leads on to peers.
-            identity_path: the key file.
-            start_s: how long the daemon may take to start.
-            which: the swarm that is meant.
 
         Raises:
             RequestRefused: no peer answers, the clocks differ, or the daemon did not start; it begins with `SLOW`
                 where only time was missing.
         """
-        which = which or WhichSwarm()
         network, daemon = which.network, None
         way = await find_way_out(listen, stack)
         listen = way.led(listen)
@@ -351,7 +326,6 @@ class DhtPeer:
         return asdict(await self.directory.keep(items))
 
     async def answer(self, method: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401  (whatever the method gives)
-        """Carry out one request of the parent."""
         match method:
             case "describe":
                 return await self.describe()
@@ -397,7 +371,7 @@ async def _ask_about(daemon: Daemon, peer: PeerID, meant: SwarmId | None) -> abo
     return about.parse_about(answer.value)
 
 
-async def _meet(daemon: Daemon, listen: ListenAddresses, which: WhichSwarm, way: WayOut) -> Meeting:
+async def _meet(daemon: Daemon, listen: ListenAddresses, which: Membership, way: WayOut) -> Meeting:
     """Ask the peers to join through what they speak and which swarm they are of.
 
     Raises:
@@ -497,7 +471,6 @@ class ParentPipe:
         self._output = output
 
     async def requests(self, source: BinaryIO) -> AsyncIterator[Request]:
-        """Requests until the pipe closes."""
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: _Pipe(reader), source)
         unpacker = msgpack.Unpacker(max_buffer_size=MAX_MESSAGE_BYTES)
@@ -552,7 +525,8 @@ async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any], stac
     try:
         listen, secret = ListenAddresses(**arguments["listen"]), arguments["network_key"]
         network = None if secret is None else NetworkKey(secret)
-        which = WhichSwarm(network, as_swarm_id(arguments["swarm"]), arguments["is_certain"])
+        swarm, is_certain = as_swarm_id(arguments["swarm"]), arguments["is_certain"]
+        which = Membership(network, swarm=swarm, is_certain=is_certain)
         peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"], stack, which)
     except RequestRefused as error:
         parent.reply(number, error.message)

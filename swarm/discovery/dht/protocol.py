@@ -20,14 +20,14 @@ from typing import Any
 
 import msgpack
 
+from swarm.discovery.dht.addresses import REFUSED
 from swarm.discovery.dht.admission import DirectoryAdmission, StrangerRefused, open_place
-from swarm.discovery.dht.child import REFUSED
 from swarm.discovery.dht.hivemind_node import DHTID, DHTProtocol, P2PContext, PeerID, dht_pb2, node_module
 from swarm.discovery.record_store import FiledItem, RecordStore, open_item
 from swarm.discovery.registry import StorageKey
 from swarm.discovery.sealing import RecordError
 from swarm.ids import PeerId
-from swarm.runtime.counted_log import CountedLog
+from swarm.runtime.logs import CountedLog
 from swarm.runtime.quota import UNKNOWN, Quota, QuotaLimits, RateLimit, address_key, link_of, site_key
 
 MAX_ASKED = 40
@@ -52,12 +52,7 @@ ReportedItem = tuple[str, bytes, float]
 
 @dataclass(frozen=True, slots=True)
 class KeyAnswer:
-    """What one peer answered about one key; nothing of it is checked but its form.
-
-    Attributes:
-        rows: the items there, in that peer's order.
-        size: bytes of their data.
-    """
+    """What one peer answered about one key; nothing of it is checked but its form."""
 
     rows: tuple[ReportedItem, ...] = ()
     size: int = 0

@@ -1,15 +1,18 @@
 """The swarm's directory in hivemind's Kademlia DHT, as the program that uses it sees it.
 
 hivemind itself runs in a process of its own (`swarm.discovery.dht.process`): its `DHT` class forks, which is unsafe
-beside CUDA, gRPC, threads or a running loop. This side signs records, sends requests, checks what comes back, and ends
-that process when it ends itself.
+beside CUDA, gRPC, threads or a running loop. This side starts that process and ends it and its daemon, exchanges
+msgpack messages with it (`DhtPipe`), signs records, sends requests and checks what comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
@@ -19,11 +22,14 @@ from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
+
+import msgpack
 
 from swarm.discovery.dht.about import About
 from swarm.discovery.dht.addresses import (
     NOBODY_ANSWERS,
+    REFUSED,
     SLOW,
     DhtConfig,
     MetSwarm,
@@ -31,15 +37,13 @@ from swarm.discovery.dht.addresses import (
     chooses_port,
     listen_addresses,
 )
-from swarm.discovery.dht.child import NO_ANSWER, DhtPipe, start_pipe
 from swarm.discovery.dht.way_out import read_egress
-from swarm.discovery.identity import Identity
+from swarm.discovery.identity import Identity, fresh_swarm_id, keep_swarm, kept_swarm
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import NodeRecord, live_records, tombstone
 from swarm.discovery.peer_proof import is_provable
 from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key
 from swarm.discovery.sealing import MAX_TTL_S, RecordError
-from swarm.discovery.swarm_file import fresh_swarm_id, keep_swarm, kept_swarm
 from swarm.egress.ports import Egress
 from swarm.errors import IdentityError, RegistryError
 from swarm.ids import SWARM_ID_BYTES, ModelIdentity, PeerId, SwarmId, as_swarm_id, shown_swarm
@@ -47,6 +51,148 @@ from swarm.protocol.limits import MAX_LAYERS
 from swarm.transport.endpoint import Endpoint
 
 _log = logging.getLogger(__name__)
+
+
+_MAX_MESSAGE_BYTES = 16 * 2**20
+_MAX_LINE_BYTES = 8_192
+_MAX_RUNNING = 32  # requests that are unanswered at a time
+_MAX_URGENT = 4  # those beside them, for which other requests never wait
+_MAX_WAITING = 256  # requests that wait for their turn
+NO_ANSWER = "the DHT process did not answer"
+_LEAVE_S = 6.0  # for the process to end by itself
+
+
+class DhtPipe(asyncio.SubprocessProtocol):
+    """Requests to the DHT process and its answers. All callbacks run in the event loop; there is no task."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._slots = asyncio.Semaphore(_MAX_RUNNING)
+        self._urgent_slots = asyncio.Semaphore(_MAX_URGENT)
+        self._turns = 0
+        self._ended = asyncio.Event()
+        self._unpacker = msgpack.Unpacker(max_buffer_size=_MAX_MESSAGE_BYTES)
+        self._line = b""
+        self._last_line = ""
+        self._number = 0
+        self._transport: asyncio.SubprocessTransport
+
+    async def call(self, method: str, arguments: dict[str, Any], deadline_s: float, *, is_urgent: bool = False) -> Any:  # noqa: ANN401  (the answer)
+        """Send the DHT process a request and return its answer.
+
+        Args:
+            is_urgent: whether it has places of its own, so that it waits for no look-up; announcements have.
+
+        Raises:
+            RegistryError: it refused, died, or did not answer in time, or too many wait already.
+        """
+        slots = self._urgent_slots if is_urgent else self._slots
+        if self._turns >= _MAX_WAITING + _MAX_RUNNING and not is_urgent:
+            raise RegistryError("too many questions to the DHT wait for their turn")
+        self._turns += not is_urgent
+        try:
+            async with asyncio.timeout(deadline_s), slots:
+                if self._ended.is_set():
+                    raise self._gone()
+                self._number += 1
+                number = self._number
+                answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+                try:
+                    self._input.write(msgpack.packb([number, method, arguments]))
+                    return await answer
+                finally:
+                    del self._waiting[number]
+        except TimeoutError as error:
+            raise RegistryError(f"{NO_ANSWER} within {deadline_s:.0f} s ({method})") from error
+        finally:
+            self._turns -= not is_urgent
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    async def aclose(self) -> None:
+        """End the process and everything that it started."""
+        self._input.close()
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._ended.wait()
+        except TimeoutError:
+            _log.info("the DHT process did not leave by itself")
+        finally:
+            self._kill_group()
+            self._transport.close()
+        await self._ended.wait()
+
+    @property
+    def _input(self) -> asyncio.WriteTransport:
+        return cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
+
+    def _kill_group(self) -> None:
+        if self._ended.is_set():
+            return  # its process id may belong to another process by now
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Called by asyncio: answers arrive on 1, log lines on 2."""
+        if fd == 2:
+            self._log_stderr(data)
+            return
+        try:
+            self._unpacker.feed(data)
+            for number, error, value in self._unpacker:
+                self._resolve(number, error, value)
+        except (ValueError, TypeError, msgpack.UnpackException):
+            _log.exception("the DHT process does not speak its protocol")
+            self._kill_group()
+
+    def _resolve(self, number: int, error: str | None, value: Any) -> None:  # noqa: ANN401  (the answer)
+        answer = self._waiting.get(number)
+        if answer is None or answer.done():
+            return
+        if error is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(RegistryError(error))
+
+    def _log_stderr(self, data: bytes) -> None:
+        *lines, rest = (self._line + data).split(b"\n")
+        self._line = rest[-_MAX_LINE_BYTES:]
+        for line in lines:
+            self._last_line = line[:_MAX_LINE_BYTES].decode(errors="replace").strip() or self._last_line
+            _log.log(logging.WARNING if REFUSED in self._last_line else logging.INFO, "dht: %s", self._last_line)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        """Called by asyncio: a process that has closed its output cannot answer any more."""
+        if fd == 1:
+            self._kill_group()
+
+    def process_exited(self) -> None:
+        """Called by asyncio when the process has ended: its daemon must end too."""
+        self._kill_group()
+        self._ended.set()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(self._gone())
+
+    def _gone(self) -> RegistryError:
+        return RegistryError(f"the DHT process has ended: {self._last_line or 'it was killed'}")
+
+
+DHT_PROCESS = (sys.executable, "-P", "-m", "swarm.discovery.dht.process")
+
+
+async def start_pipe(command: Sequence[str] = DHT_PROCESS) -> DhtPipe:
+    """Start the DHT process in a session of its own, so that Ctrl-C in the terminal reaches only its parent."""
+    root = str(Path(__file__).parents[3])  # found also where the package is not installed, whatever the folder
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    loop = asyncio.get_running_loop()
+    _, pipe = await loop.subprocess_exec(DhtPipe, *command, start_new_session=True, env=environment)
+    return pipe
+
 
 __all__ = ["DhtConfig", "DhtRegistry"]
 
@@ -80,7 +226,6 @@ class PeerSurvey:
     """What became of one question to a peer of the DHT.
 
     Attributes:
-        peer: who was asked.
         ahead_s: seconds by which its clock is ahead of this machine's; None if it did not answer.
         about: what it says of itself; None if it did not answer, or its release cannot.
     """
@@ -251,13 +396,11 @@ class DhtRegistry:
 
     @cached_property
     def identity(self) -> Identity:
-        """Who this machine is."""
         path = self._config.identity_path
         return Identity.ephemeral() if path is None else Identity.load_or_create(path)
 
     @property
     def peer_id(self) -> PeerId:
-        """This machine's name in the swarm."""
         return self.identity.peer_id
 
     @property
@@ -438,7 +581,6 @@ class DhtRegistry:
         return await self._pipe.call(method, arguments, deadline_s, is_urgent=is_urgent)
 
     async def wait_closed(self) -> None:
-        """Return when the DHT process has ended, for whatever reason."""
         if self._pipe is not None:
             await self._pipe.wait_ended()
 

@@ -15,7 +15,7 @@ from swarm.discovery.node_record import split_address
 from swarm.discovery.sealing import RecordError
 from swarm.ids import PeerId
 from swarm.runtime.quota import Quota, QuotaLimits, RateLimit
-from swarm.transport.relayed import parse_relayed
+from swarm.transport.endpoint import parse_relayed
 
 HANDLER = "canopy/v1/relay"
 PEERS_ASKED = 16
@@ -40,11 +40,6 @@ class RelayDesk:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Lend nothing yet.
-
-        Args:
-            clock: a monotonic one, in seconds.
-        """
         self.addresses: tuple[str, ...] = ()
         self._quota = Quota(_LIMITS, clock)
 

@@ -57,8 +57,6 @@ class LookUp:
 
     Attributes:
         answers: per peer that answered, what it says of each key.
-        peers: who has which id.
-        size: bytes of all answers.
         until: when the question ends, by the monotonic clock.
     """
 
@@ -91,12 +89,6 @@ class DirectoryPeer:
     """
 
     def __init__(self, node: DHTNode, joined: Iterable[PeerID]) -> None:
-        """Take over a running node.
-
-        Args:
-            node: made with `DirectoryProtocol`.
-            joined: the peers that this machine joined through.
-        """
         self.node = node
         self._protocol: DirectoryProtocol = node.protocol
         admission = self._protocol.authorizer
@@ -120,9 +112,6 @@ class DirectoryPeer:
         """Join the DHT; raises what hivemind raises. Nothing is cached: values are read from peers each time.
 
         Args:
-            daemon: runs.
-            listen: where to listen and whom to join.
-            admission: says which swarm this machine is of.
             alive: those of them that answer, where some do: hivemind waits for each that does not.
         """
         node = await DHTNode.create(
@@ -235,9 +224,6 @@ class DirectoryPeer:
 
         Such connections carry nothing any more, but libp2p would keep them for half a minute or longer, and hivemind
         would ban the peers for twice as long each time. So both are given up; the next question dials.
-
-        Args:
-            silent: the peers that were asked.
         """
         self.node.blacklist.clear()
         now = time.monotonic()

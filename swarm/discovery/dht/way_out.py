@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from swarm.discovery.dht.addresses import MAX_TRIED, ListenAddresses, host_and_port
-from swarm.egress.forwarder import Forwarder
 from swarm.egress.path_probe import PathVerdict, probe_path
-from swarm.egress.ports import DIRECTORY, Egress, TlsPort, tls_port
+from swarm.egress.ports import DIRECTORY, Egress, Forwarder, TlsPort, tls_port
 from swarm.egress.proxy import HttpProxy
 from swarm.egress.streams import Streams
 from swarm.ids import PeerId
@@ -84,11 +83,6 @@ def read_egress(said: dict[str, Any] | None, proxy: str | None) -> Egress | None
 
 async def find_way_out(listen: ListenAddresses, stack: AsyncExitStack, probe: ProbePath = probe_path) -> WayOut:
     """Choose how the directory is reached: directly, in small packets, by a TLS port, or through a proxy.
-
-    Args:
-        listen: whom to join.
-        stack: closes the ports that lead on.
-        probe: looks what reaches a peer's own port.
 
     Raises:
         OSError: no port is to be had on this machine.

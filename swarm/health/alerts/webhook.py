@@ -24,8 +24,7 @@ from typing import Any, Final
 import httpx2
 
 from swarm.errors import ConfigError
-from swarm.health.alerts.record import change_shown
-from swarm.health.alerts.rules import AlertTransition, Change, Severity
+from swarm.health.alerts.rules import AlertTransition, Change, Severity, change_shown
 
 logger = logging.getLogger(__name__)
 for _name in ("httpx2", "httpcore2"):
@@ -123,7 +122,6 @@ class Webhook:
         self.dropped = 0
 
     def offer(self, changes: Iterable[Change]) -> None:
-        """Queue those that are severe enough."""
         for change in changes:
             if change.worst.rank < self._receiver.minimum.rank:
                 continue
@@ -134,7 +132,6 @@ class Webhook:
             self._has_waiting.set()
 
     async def run(self) -> None:
-        """Send what is queued, for ever."""
         # no proxy from the environment, no redirects: messages go to the operator's URL and nowhere else
         async with httpx2.AsyncClient(
             verify=ssl.create_default_context(),

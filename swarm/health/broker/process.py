@@ -177,7 +177,6 @@ class PasswordAuth(FileAuthPlugin):  # type: ignore[misc]  # amqtt has no types
         own_user: str = ""
 
     async def authenticate(self, *, session: Session) -> bool | None:
-        """Whether user and password are in the file."""
         if session.username == self.config.own_user:
             return None
         return bool(session.username) and bool(await super().authenticate(session=session))
@@ -265,7 +264,6 @@ def _plugin(plugin: type) -> str:
 
 
 async def serve(settings: dict[str, Any]) -> None:
-    """Run until standard input closes."""
     broker = make_broker(settings)
     await broker.start()
     connections, quota = 0, PacketQuota()
@@ -311,7 +309,6 @@ async def _input_closed() -> None:
 
 
 def main() -> None:
-    """Entry point."""
     set_up_logging("CRITICAL", OneLineFormatter("%(message)s"))
     settings = json.loads(sys.stdin.readline())
     try:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from swarm.errors import ConfigError
-from swarm.telemetry.broker_address import BrokerAddress
+from swarm.telemetry.messages import BrokerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,6 @@ class EmbeddedBroker:
 
     @property
     def address(self) -> BrokerAddress:
-        """Where nodes publish."""
         return BrokerAddress(self._host, self._port)
 
     def own_address(self) -> BrokerAddress:

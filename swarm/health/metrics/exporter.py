@@ -14,11 +14,11 @@ from swarm.health.alerts.rules import Severity
 from swarm.health.metrics.models import FIGURES as MODEL_FIGURES
 from swarm.health.metrics.models import ModelView, write_models
 from swarm.health.state.alert_rules import DELAYS
-from swarm.health.state.assessment import LinkState, SourceStatus
-from swarm.health.state.totals import Totals
+from swarm.health.state.contributions import Totals
+from swarm.health.state.verdict import LinkState, SourceStatus
 from swarm.health.tasks.recorder import HealthLoop
+from swarm.metrics.http import MetricsPage
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
-from swarm.metrics.page import MetricsPage
 from swarm.runtime.version import VERSION
 from swarm.telemetry.guard import Reason, TelemetryGuard
 from swarm.telemetry.messages import MessageKind
@@ -54,15 +54,7 @@ class HealthView:
     """All values of one scrape, copied: nothing in it changes any more.
 
     Attributes:
-        swarm: its name.
-        models: each with its probes and totals.
-        alerts: how many are open, by kind and severity.
-        sources: broker and DHT.
-        believed: telemetry messages accepted, by topic.
-        refused: telemetry messages rejected, by reason.
         turned_away: messages and records for which there was no room.
-        readers: of the event stream.
-        probe_every_s: time between probes of a model.
     """
 
     swarm: str
@@ -76,7 +68,6 @@ class HealthView:
     probe_every_s: float
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
         sheet = MetricSet(FIGURES)
         sheet.set_info(ABOUT, {"version": VERSION, "swarm": self.swarm})
         for kind in DELAYS:
@@ -97,7 +88,6 @@ class HealthView:
 
 
 def take_view(health_loop: HealthLoop, guard: TelemetryGuard, probe_every_s: float) -> HealthView:
-    """Copy all values."""
     overview = health_loop.overview
     totals = overview.knowledge.totals.models
     return HealthView(

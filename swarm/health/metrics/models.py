@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from swarm.health.state.assessment import Assessment
+from swarm.health.state.contributions import Totals
 from swarm.health.state.node import Condition, NodeView, by_condition
 from swarm.health.state.probe_results import HopProbe, ProbeLog
-from swarm.health.state.totals import Totals
-from swarm.health.state.verdict import Grade
+from swarm.health.state.verdict import Assessment, Grade
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
 
 MAX_NODES: Final = 200
@@ -117,13 +116,7 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """One model at the time of a scrape.
-
-    Attributes:
-        assessment: its nodes and verdict.
-        log: its probes.
-        totals: its counters.
-    """
+    """One model at the time of a scrape."""
 
     assessment: Assessment
     log: ProbeLog

@@ -57,8 +57,6 @@ class Sources(_StateModel):
 
 
 class NodeShown(_StateModel):
-    """One machine."""
-
     peer: SafeText
     short: SafeText
     name: SafeText | None = None
@@ -140,8 +138,6 @@ class AlertShown(_StateModel):
 
 
 class EventShown(_StateModel):
-    """Something that happened."""
-
     at: float
     model: SafeText | None = None
     short: SafeText | None = None
@@ -150,8 +146,6 @@ class EventShown(_StateModel):
 
 
 class State(_StateModel):
-    """The whole answer of `/api/v1/state`."""
-
     v: int
     at: float
     started_at: float

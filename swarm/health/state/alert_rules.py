@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarm.health.alerts.rules import AlertDelays, Finding, Severity
-from swarm.health.state.assessment import Assessment, LinkState, SourceStatus
 from swarm.health.state.node import Condition, NodeView
+from swarm.health.state.verdict import Assessment, LinkState, SourceStatus
 from swarm.layers import name_layers
 
 MAX_NAMED: Final = 3

@@ -7,12 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from swarm.discovery.listing import name_models, read_models
 from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.registry import Registry
+from swarm.discovery.registry import Registry, name_models, read_models
 from swarm.errors import SwarmError
-from swarm.health.state.assessment import LinkState
 from swarm.health.state.model import MISSES_UNTIL_GONE
+from swarm.health.state.verdict import LinkState
 from swarm.ids import ModelIdentity
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,6 @@ class Directory:
         """Prepare; asks nothing.
 
         Args:
-            open_registry: gives a new connection to the DHT.
             on_records: called per model with its fingerprint, its records and the time.
             on_state_change: called with the time when the DHT answers, or does not.
             choose: the models to look up, of all that there are, given the number of look-ups up to now.
@@ -50,7 +48,6 @@ class Directory:
         self._failed: frozenset[str] = frozenset()
 
     async def run(self, poll_s: float = POLL_S) -> None:
-        """Poll for ever."""
         pause_s, is_reported = FIRST_PAUSE_S, False
         while True:
             try:

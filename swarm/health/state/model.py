@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import RECORD_TTL_S
-from swarm.health.state.contributions import ContributionBook
+from swarm.health.state.contributions import ContributionBook, TotalsBook
 from swarm.health.state.model_slots import ModelSlots
 from swarm.health.state.node import Condition, EvidenceSource, NodeView, SwarmEvent
-from swarm.health.state.totals import TotalsBook
 from swarm.ids import PeerId
 from swarm.telemetry.guard import MAX_SKEW_S
 from swarm.telemetry.messages import Body, Event, Metrics, Presence, ServedModel, Status, Will
@@ -87,7 +86,6 @@ class _NodeEvidence:
 
     @property
     def telemetry_at(self) -> float:
-        """When telemetry last came."""
         return max(self.status_at, self.metrics_at)
 
     @property
@@ -134,9 +132,6 @@ class Knowledge:
     """All that came in, by model and node.
 
     Attributes:
-        contributions: layer-tokens that each peer served.
-        totals: sweeps and layer-tokens of each model.
-        events: the newest first.
         turned_away: messages and records for which there was no room: none for the node, or none for its model.
         version: rises with every change of more than numbers.
         changes: rises with everything that comes in.

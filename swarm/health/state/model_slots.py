@@ -104,7 +104,6 @@ class ModelSlots:
         return [*known[:MAX_MODELS], *others[:new]]
 
     def dump(self) -> dict[str, float]:
-        """What outlives a restart."""
         return dict(self.proved)
 
     def load(self, kept: object) -> None:

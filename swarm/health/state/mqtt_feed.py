@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import aiomqtt
 
-from swarm.health.state.assessment import LinkState
-from swarm.telemetry.broker_address import BrokerAddress
+from swarm.health.state.verdict import LinkState
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
+from swarm.telemetry.messages import BrokerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +37,6 @@ class MqttFeed:
         on_link_change: Callable[[LinkState, float], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; connects nowhere.
-
-        Args:
-            guard: decides which messages are accepted.
-            prefix: first levels of the MQTT topics.
-            on_message: called with each accepted message and the time.
-            on_link_change: called with the time when the connection comes or goes.
-            clock: Unix seconds.
-        """
         self._guard, self._topics = guard, f"{prefix}/v1/+/+/+"
         self._on_message, self._on_link_change, self._clock = on_message, on_link_change, clock
         self._rng = random.SystemRandom()

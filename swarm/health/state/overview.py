@@ -12,13 +12,12 @@ from typing import Any
 
 from swarm.health.alerts.rules import Alert, AlertBook, Change
 from swarm.health.state.alert_rules import DELAYS, SwarmSources, all_findings, is_unobservable
-from swarm.health.state.assessment import Assessment, LinkState, SourceStatus
 from swarm.health.state.contributions import shares
 from swarm.health.state.model import Knowledge
 from swarm.health.state.model_slots import SlotStanding
 from swarm.health.state.node import NodeView, SwarmEvent
 from swarm.health.state.probe_results import Probe, ProbeLog, ReplicaComparison
-from swarm.health.state.verdict import Grade, judge
+from swarm.health.state.verdict import Assessment, Grade, LinkState, SourceStatus, judge
 from swarm.telemetry.guard import Reason
 from swarm.telemetry.messages import ServedModel
 
@@ -38,14 +37,8 @@ class Overview:
 
     Attributes:
         join: addresses of the swarm, for the commands that it shows.
-        name: what the swarm is called.
         started_at: when this service started, in Unix seconds.
         refused: messages that the guard rejected, by reason.
-        knowledge: what came in about nodes.
-        alerts: open alerts, and those that ended lately.
-        probes: results of probes, by fingerprint.
-        broker: the connection to the MQTT broker.
-        dht: the connection to the DHT.
         version: rises with every change of more than numbers, beside those of `knowledge`.
         newest_changes: alerts that began or ended by the last `assess`.
     """
@@ -76,7 +69,6 @@ class Overview:
         self.version += self.dht.change_to(state, now)
 
     def record_probe(self, model: ServedModel, probe: Probe, now: float) -> None:
-        """Take in a canary generation."""
         log = self.probes.setdefault(model.fingerprint, ProbeLog())
         log.add(probe, now)
         if probe.ok:

@@ -23,7 +23,6 @@ class HopProbe:
     """One hop of a probe's chain; times are medians over its sweeps.
 
     Attributes:
-        peer: the node.
         span: the layers that it computed, half-open.
         link_ms: one way, from the machine before it.
         queue_ms: waiting at the node.
@@ -170,7 +169,6 @@ class ProbeLog:
     trouble: str | None = None
 
     def add(self, probe: Probe, now: float) -> None:
-        """Take in the newest probe."""
         if probe.ok is None:
             self.trouble = probe.error
             return

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from swarm.discovery.coverage import serve_line
 from swarm.health.state.node import Condition, NodeView
+from swarm.health.state.probe_results import ProbeLog
 from swarm.layers import Span, missing_layers, name_layers
 from swarm.telemetry.messages import ServedModel
 
@@ -21,8 +22,6 @@ MAX_FIXES = 8
 
 
 class Grade(enum.StrEnum):
-    """The verdict's word."""
-
     SERVING = "serving"
     DEGRADED = "degraded"
     BROKEN = "broken"
@@ -38,7 +37,6 @@ class Verdict:
     """How a model fares, and why.
 
     Attributes:
-        grade: the verdict's word.
         reason: one line for people.
         missing: layers without a serving machine.
         replicas: serving machines per layer.
@@ -55,14 +53,7 @@ class Verdict:
 
 
 def judge(model: ServedModel, nodes: Sequence[NodeView], failures: int, join: Sequence[str]) -> Verdict:
-    """Judge a model.
-
-    Args:
-        model: which.
-        nodes: all its nodes.
-        failures: probes in a row, up to now, that failed.
-        join: an address of the swarm, for the commands.
-    """
+    """Judge a model."""
     serving = [node for node in nodes if node.condition is Condition.SERVING]
     replicas = count_replicas(serving, model.num_layers)
     missing = tuple(Span(*gap) for gap in missing_layers([node.span for node in serving], model.num_layers))
@@ -136,3 +127,45 @@ def _machines(count: int) -> str:
 
 def _classes(serving: Sequence[NodeView]) -> str:
     return ", ".join(sorted(Counter(node.numeric_class for node in serving)))
+
+
+class LinkState(enum.StrEnum):
+    """How the connection to one of the two sources is."""
+
+    OFF = "off"
+    CONNECTED = "connected"
+    OK = "ok"
+    DOWN = "down"
+
+
+@dataclass(slots=True)
+class SourceStatus:
+    """The connection to the broker, or to the DHT, and since when its state holds (Unix seconds)."""
+
+    state: LinkState = LinkState.OFF
+    since: float = 0.0
+
+    def change_to(self, state: LinkState, now: float) -> bool:
+        """Set the state; whether it is another one."""
+        if state is self.state:
+            return False
+        self.state, self.since = state, now
+        return True
+
+    def shown(self) -> dict[str, object]:
+        return {"state": self.state.value, "since": round(self.since, 3)}
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """One model, its nodes, and the verdict.
+
+    Attributes:
+        since: when the verdict became what it is, in Unix seconds.
+    """
+
+    model: ServedModel
+    nodes: Sequence[NodeView]
+    verdict: Verdict
+    since: float
+    log: ProbeLog

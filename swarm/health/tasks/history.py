@@ -22,7 +22,7 @@ from typing import Any, Final, Self, TypeVar
 
 from swarm.errors import ConfigError
 from swarm.health.state.verdict import Grade
-from swarm.runtime.strict_json import strict_json
+from swarm.runtime.files import strict_json
 
 T = TypeVar("T")
 
@@ -68,8 +68,6 @@ class Sample:
     """One model at one moment.
 
     Attributes:
-        fingerprint: which model.
-        grade: its verdict.
         min_replicas: machines of the layer that the fewest hold.
         machines: machines that serve it.
         sweeps_per_s: sweeps through the whole model, where nodes report them.

@@ -63,9 +63,7 @@ class Prober:
         """Prepare to probe; starts nothing.
 
         Args:
-            overview: what is known, and what takes the results.
             command: how often a model is probed, what all probes may cost, and whether links may be plain text.
-            run: starts a probe and gives its answer.
             clocks: Unix seconds, for what is known; and seconds that never jump, for when a probe is due.
         """
         self._overview, self._every_s, self._run = overview, command.probe_every, run
@@ -155,10 +153,6 @@ def _has_stand_in(node: NodeView, exact: Sequence[NodeView], num_layers: int) ->
 
 async def run_probe(arguments: Sequence[str], network_key: bytes = b"") -> str:
     """Run `client.probe` and return the last line that it prints.
-
-    Args:
-        arguments: of the program.
-        network_key: what it reads from its standard input.
 
     Raises:
         TimeoutError: it took longer than `TIMEOUT_S`, and was killed.

@@ -28,7 +28,6 @@ class StatePublisher:
 
     @property
     def json(self) -> bytes:
-        """The state as JSON."""
         return self._json
 
     @property
@@ -40,7 +39,6 @@ class StatePublisher:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may read the stream."""
         return self.readers < MAX_READERS and not self._is_closed
 
     def publish(self, state: dict[str, Any]) -> None:
@@ -57,7 +55,6 @@ class StatePublisher:
         self._wake()
 
     def close(self) -> None:
-        """End every stream."""
         self._is_closed = True
         self._wake()
 

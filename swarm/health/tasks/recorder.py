@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.health.alerts.record import dump_book, load_book
-from swarm.health.alerts.rules import Change
-from swarm.health.state.assessment import Assessment
+from swarm.health.alerts.rules import Change, dump_book, load_book
 from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.overview import Overview
+from swarm.health.state.verdict import Assessment
 from swarm.health.tasks.history import SAMPLE_S, WINDOWS, History, Sample
 from swarm.health.tasks.publisher import StatePublisher, is_json
 
@@ -33,16 +32,7 @@ SAVE_S = 60.0
 
 @dataclass(slots=True)
 class HealthLoop:
-    """Turns what is known into what is shown and stored.
-
-    Attributes:
-        overview: what is known.
-        publisher: holds the state that readers get.
-        history: the file.
-        clock: Unix seconds.
-        on_changes: called with the alerts that began or ended.
-        assessments: the models as last judged.
-    """
+    """Turns what is known into what is shown and stored."""
 
     overview: Overview
     publisher: StatePublisher

@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
-from swarm.health.alerts.record import alerts_shown
+from swarm.health.alerts.rules import alerts_shown
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
 from swarm.health.web.badge import MAX_LABEL, badge
@@ -55,7 +55,6 @@ class PageFiles(StaticFiles):
     """The page's files, revalidated each time, so that a new version is seen at once; unchanged ones are a 304."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:  # noqa: ANN401 - starlette's own
-        """One file."""
         response = super().file_response(*args, **kwargs)
         response.headers["cache-control"] = "no-cache"
         return response

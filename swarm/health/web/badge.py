@@ -36,19 +36,13 @@ _TEMPLATE: Final = Environment(autoescape=True).from_string(
 
 @dataclass(frozen=True, slots=True)
 class Badge:
-    """A badge.
-
-    Attributes:
-        svg: the picture.
-        is_known: whether there is such a model.
-    """
+    """A badge."""
 
     svg: str
     is_known: bool
 
 
 def badge(state: Mapping[str, Any], model_key: str, label: str | None = None) -> Badge:
-    """Draw a model's badge."""
     models = state.get("models", ())
     model = next((one for one in models if model_key in (one["name"], one["fingerprint"])), None)
     if model is None:

@@ -25,8 +25,7 @@ from swarm.models.gguf.config import config_of
 from swarm.models.gguf.container import GgufHeader, TensorPlace, read_header
 from swarm.models.gguf.encodings import ENCODINGS
 from swarm.models.gguf.naming import SUFFIX, stem_of
-from swarm.runtime.cache_folder import cache_folder
-from swarm.runtime.files import replace_file
+from swarm.runtime.files import cache_folder, replace_file
 from swarm.runtime.version import VERSION
 
 if TYPE_CHECKING:

@@ -26,9 +26,7 @@ from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # 
 from swarm.errors import UnsupportedModel
 from swarm.models.parts.byte_ranges import ByteRange, ByteRanges
 from swarm.protocol.manifest import SHA256
-from swarm.runtime.cache_folder import cache_folder
-from swarm.runtime.files import replace_file
-from swarm.runtime.strict_json import strict_json
+from swarm.runtime.files import cache_folder, replace_file, strict_json
 
 MAX_LIST_BYTES: Final = 4 << 20
 """Of the list of what is here."""

@@ -11,8 +11,8 @@ from client.options import GenerateOptions
 from node.config import ServeConfig
 from node.serve import Node
 from swarm.demo import TARGET
-from swarm.discovery.memory_registry import MemoryRegistry
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.memory_registry import MemoryRegistry
 from tests.net.raw_client import counters, info
 from tests.net.three_nodes import SPANS, prompt, until, until_freed
 

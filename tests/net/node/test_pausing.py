@@ -16,10 +16,10 @@ from node.config import ServeConfig
 from node.lifecycle.pauses import Pauser
 from node.serve import Node
 from swarm.demo import TARGET
-from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.discovery.node_record import NodeState
 from swarm.errors import HopClosed
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.memory_registry import MemoryRegistry
 from tests.net.three_nodes import SPANS, prompt, thread_held, until, until_freed
 
 REASON = "the machine runs on battery"

@@ -13,7 +13,7 @@ from benchmarks.sheet import Sheet
 from benchmarks.speed.bare import BareTimes
 from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 PAGE = "above\n<!-- one: begin -->\nold\n<!-- one: end -->\nbetween\n<!-- two: begin -->\nother\n<!-- two: end -->\n"
 

@@ -140,7 +140,7 @@ def test_a_text_is_plain_on_a_terminal_and_itself_in_a_pipe(
 
     said = Output(newline="")
     monkeypatch.setattr("client.library.aio.AsyncSwarm", FakeSwarm)
-    monkeypatch.setattr("swarm.runtime.gc_freeze.freeze_imports", lambda: None)
+    monkeypatch.setattr("swarm.runtime.process_limits.freeze_imports", lambda: None)
     monkeypatch.setattr("sys.stdout", said)
     assert client.cli.run(command("go")) == 1
     assert said.getvalue() == ("once�]0;owned��\n�é" if is_terminal else "once\x1b]0;owned\x07\r\n\u202eé")
@@ -159,7 +159,7 @@ def test_a_file_of_a_schema_is_the_texts_grammar(
             yield Piece("{}")
 
     monkeypatch.setattr("client.library.aio.AsyncSwarm", Noting)
-    monkeypatch.setattr("swarm.runtime.gc_freeze.freeze_imports", lambda: None)
+    monkeypatch.setattr("swarm.runtime.process_limits.freeze_imports", lambda: None)
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
     assert client.cli.run(replace(command("go"), json_schema=schema)) == 0

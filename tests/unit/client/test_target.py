@@ -13,12 +13,12 @@ import pytest
 from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm
 from node.membership.model_mismatch import swarms_model
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import ConfigError, ModelMismatch, RouteError, UnknownModel
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.routing.served import ServedModels
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 
 HONEST = ModelIdentity.of("org/demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 OTHER_WEIGHTS = [ModelIdentity.of("org/demo", "b2" * 32, f"{number:064x}", "d4" * 32, 12) for number in range(40)]

@@ -14,18 +14,18 @@ from node.session import admission, eviction, hop_session, journal_budget, lease
 from swarm.discovery import peer_proof
 from swarm.discovery.dht import about, addresses, dialback, process, relay_offers
 from swarm.discovery.dht import protocol as directory
-from swarm.egress import lines
+from swarm.egress import streams
 from swarm.inference import grammars
 from swarm.joining import command, invite, lan, lan_choice, remembered, resolve
 from swarm.models import tokenizer_trial
 from swarm.protocol import limits, manifest, pick_rules
-from swarm.relay import fair_share, machines, openings
-from swarm.relay.limits import RelayLimits
-from swarm.runtime import counted_log, quota
+from swarm.relay import openings, server
+from swarm.relay.visits import RelayLimits
+from swarm.runtime import logs, quota
 from swarm.runtime.workers import WorkLease
 from swarm.transport import successor
 from swarm.transport.dial import SERVER_OPTIONS
-from swarm.ways import call_back, hole, local_dialler, memory, targets, way
+from swarm.ways import call_back, hole, local_dialler, way
 from swarm.ways import punch as punching
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
@@ -113,7 +113,7 @@ NODE = {
     f"{n(circuits._LIMITS.rates[circuits._OPENED].per_key)}/s",
     "calls and holes that a relay asks for": f"one per {n(1 / standing._LIMITS.rates[standing._ASKED].per_key)} s, "
     f"{n(standing._LIMITS.rates[standing._ASKED].burst)} at once",
-    "log lines of refusals": f"one a minute and address, {n(counted_log.MAX_KEYS + 1)} in all",
+    "log lines of refusals": f"one a minute and address, {n(logs.MAX_KEYS + 1)} in all",
     "announcements of the local network": f"{n(lan.MAX_SERVICES)} are read, within {n(lan.BROWSE_S)} s; "
     f"{n(lan.MAX_JOIN)} addresses each",
     "keys that are remembered": n(quota.MAX_KEYS),
@@ -127,15 +127,15 @@ AT_A_RELAY = {
     "new connections": f"{n(RELAY.new.per_key)}/s, {n(RELAY.new.burst)} at once; {n(RELAY.new.total)}/s of all",
     "connections": f"{n(RELAY.connections.per_key)} of an address, {n(RELAY.connections.total)} in all",
     "openings under way": f"{n(RELAY.openings.per_key)}, {n(RELAY.openings.total)} in all; the slowest goes",
-    "opening; proof; headers": f"{n(lines.MAX_LINE_BYTES)} B; {n(openings.MAX_PROOF_BYTES / KIB)} KiB; "
+    "opening; proof; headers": f"{n(streams.MAX_LINE_BYTES)} B; {n(openings.MAX_PROOF_BYTES / KIB)} KiB; "
     f"{n(openings.MAX_HEADER_BYTES / KIB)} KiB",
     "machines that stand here": f"{n(RELAY.names.per_key)} of an address, {n(RELAY.names.total)} in all",
     "silence of a machine": f"{n(openings.DEAD_S)} s; pinged every {n(openings.PING_S)} s",
-    "lines that wait for a machine; that it says": f"{n(machines.MAX_UNSAID)}; {n(machines.MAX_HEARD)} per ping",
+    "lines that wait for a machine; that it says": f"{n(server.MAX_UNSAID)}; {n(server.MAX_HEARD)} per ping",
     "circuits": f"{n(RELAY.circuits.per_key)} of an address, {n(RELAY.machine_circuits)} to a machine, "
     f"{n(RELAY.circuits.total)} in all",
-    "a circuit's buffer": f"what the rate carries in {n(fair_share.CHUNK_S * 1e3)} ms, "
-    f"{n(fair_share.MIN_CHUNK_BYTES / KIB)} to {n(fair_share.CHUNK_BYTES / KIB)} KiB each way",
+    "a circuit's buffer": f"what the rate carries in {n(server.CHUNK_S * 1e3)} ms, "
+    f"{n(server.MIN_CHUNK_BYTES / KIB)} to {n(server.CHUNK_BYTES / KIB)} KiB each way",
     "a circuit that carries nothing": f"{n(RELAY.idle_s)} s",
     "time to take a circuit; its token": f"{n(openings.TAKE_S)} s; {n(8 * openings.TOKEN_BYTES)} bits, once",
     "what a machine is told to open or call": f"{n(RELAY.summons.per_key)}/s, {n(RELAY.summons.burst)} at once; by one "
@@ -143,7 +143,7 @@ AT_A_RELAY = {
     "circuit of a PUNCH": f"{n(openings.MEETING_S)} s and {n(openings.MEETING_BYTES / KIB)} KiB",
     "SEEN": f"{n(RELAY.seen.per_key)} held of an address, {n(RELAY.seen.total)} in all; {n(openings.SEEN_S)} s",
     "WHO": f"1 in {n(1 / RELAY.proofs.per_key)} s, {n(RELAY.proofs.burst)} at once; {n(RELAY.proofs.total)}/s of all",
-    "bytes": f"{n(fair_share.BURST_S)} s of it at once",
+    "bytes": f"{n(server.BURST_S)} s of it at once",
     "questions to a DHT peer whether it lends": f"1 in {n(1 / _OFFERS.per_key)} s, {n(_OFFERS.burst)} at once; "
     f"{n(_OFFERS.total)}/s of all",
     "dial-backs: of a node; of a relay; of a peer's own directory address": f"{n(dialback._MAX_PER_PEER)} a minute of "
@@ -154,7 +154,7 @@ _HOLES = punch._LIMITS.rates[punch._PUNCHES]
 PAST_A_RELAY = {
     "holes that a machine tries": f"{n(punch.MAX_AT_A_TIME)} at a time; {n(_HOLES.burst)} at once and one in "
     f"{n(1 / _HOLES.per_key)} s per relay; {n(_HOLES.total_burst)} and {n(_HOLES.total)}/s in all",
-    "addresses of a hole": f"{n(openings.MAX_ADDRESSES)}, ports from {targets.MIN_PORT}",
+    "addresses of a hole": f"{n(openings.MAX_ADDRESSES)}, ports from {hole.MIN_PORT}",
     "knocking": f"{n(hole.MEET_S)} s, every {n(hole.FIRST_PAUSE_S)} s to {n(hole.LONGEST_PAUSE_S)} s",
     "connections greeted at a hole": f"{n(hole.MAX_GREETED)} at a time, {n(hole.GREETING_S)} s each",
     "agreeing; the relay's view": f"{n(punching.AGREE_S)} s; {n(hole.SEEN_S)} s",
@@ -164,7 +164,7 @@ PAST_A_RELAY = {
     "peers tried at a time": n(local_dialler.MAX_ATTEMPTS),
     "head start of a better way": f"{n(local_dialler.HEAD_START_S)} s; {n(local_dialler.KNOWN_S)} s where one worked",
     "a failed way": f"{n(way.REMEMBERED_S / 60)} min; {n(way.SOON_S)} s without a real attempt; "
-    f"{n(memory.MAX_PEERS)} peers are remembered",
+    f"{n(local_dialler.MAX_PEERS)} peers are remembered",
     "local sockets": f"{n(local_dialler.MAX_DOORS)}, {n(local_dialler.MAX_CARRIED)} connections each",
 }
 JOINING = {

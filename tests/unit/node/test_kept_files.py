@@ -11,7 +11,7 @@ import pytest
 from node.kept_files import ShowFiles, files
 from swarm.errors import ConfigError
 from swarm.models.parts.part_file import PartFile, parts_folder
-from swarm.runtime.console import PlainConsole
+from swarm.runtime.cli import PlainConsole
 
 MB = 1_000_000
 FIRST, SECOND = "one/Model-GGUF", "two/Model"

@@ -24,8 +24,7 @@ from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.messages import Frame, Sampling, Snapshot, SweepFrame
 from swarm.protocol.pick_rules import PickRules
 from swarm.protocol.v1 import node_pb2
-from swarm.relay.openings import parse_opening
-from swarm.relay.presence import check_presence
+from swarm.relay.openings import check_presence, parse_opening
 from swarm.runtime.version import VERSION, which_side
 from swarm.telemetry.messages import open_payload
 from swarm.transport.endpoint import Endpoint

@@ -19,7 +19,6 @@ from node.lifecycle.model_finder import FoundModel, ModelFinder
 from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import HubError, ModelMismatch, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
@@ -31,6 +30,7 @@ from swarm.protocol import wire
 from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.transport.endpoint import Endpoint
 from tests.fake_hub import COMMIT, MODEL, FakeHub, Repo
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.sample_records import sample_record
 
 OLDER = "01dc0de" + "0" * 33

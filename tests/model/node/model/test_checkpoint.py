@@ -15,7 +15,7 @@ from node.model.span import dissect, load_span
 from swarm.demo import TARGET
 from swarm.errors import NotEnoughSpace, UnknownModel, UnsupportedModel
 from swarm.layers import Span
-from swarm.runtime.memory_limit import MainMemory
+from swarm.runtime.process_limits import MainMemory
 from tests.model.tiny_models import save_sharded, tiny_model
 
 GIB = 2**30

@@ -37,7 +37,7 @@ from swarm.inference.weights.experts import TENSORS, is_experts
 from swarm.inference.weights.format import BITS, WeightFormat
 from swarm.layers import Span
 from swarm.protocol.messages import Sampling
-from swarm.runtime.memory_limit import MainMemory
+from swarm.runtime.process_limits import MainMemory
 from tests.model.recurrent_models import recurrent_model
 from tests.model.tiny_models import chain, clone, reference, run_chain, save_sharded, tiny_model
 

@@ -27,10 +27,10 @@ from client import AsyncSwarm
 from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.model_pointer import Filing
 from swarm.discovery.sealing import RecordError
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.three_nodes import until
 
 PROMPT = (2565, 591, 572, 289, 663, 281)

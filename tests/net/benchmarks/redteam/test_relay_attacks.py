@@ -16,10 +16,10 @@ from benchmarks.redteam.ground import Ground, NodeMark
 from benchmarks.redteam.kit import Kit
 from benchmarks.redteam.listing import all_attacks
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.layers import Span
-from swarm.relay.limits import RelayLimits
+from swarm.relay.visits import RelayLimits
 from swarm.runtime.quota import HoldingLimit
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.relay_kit import LiveRelay, open_relay
 from tests.sample_records import MODEL
 

@@ -22,9 +22,9 @@ from client.api.swarm_backend import BackendLimits
 from client.api.swarm_link import SwarmSource
 from client.options import GenerateOptions
 from swarm.demo import TARGET
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ConfigError, RouteError
 from tests.in_process_swarm import in_process_swarm
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.raw_client import info
 from tests.net.three_nodes import ThreeNodes, three_nodes, until
 

@@ -24,7 +24,7 @@ from swarm.inference.multistep_sampling import multistep_picks
 from swarm.protocol.messages import Sweep
 from swarm.protocol.pick_rules import DraftDistribution
 from swarm.routing.costs import RouteForecast
-from swarm.transport import liveness as watch
+from swarm.transport import link as watch
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import engine_of, prompt, server_of
 

@@ -41,7 +41,7 @@ from swarm.errors import (
 from swarm.ids import PeerId, TreeNodeId
 from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ping, Ready, Reply, Rows, SweepFrame
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.introduction import Metadata, Signer, introduce
+from swarm.transport.link import Metadata, Signer, introduce
 from swarm.transport.successor import SuccessorLink
 from tests.net.killable_nodes import CHAIN, SPEED, KillableNodes, reset_client
 from tests.net.three_nodes import prompt

@@ -22,13 +22,13 @@ from client.drafting.sources.layer_head import EntryState, LayerEntries, LayerHe
 from node.lifecycle.announcer import Announcer
 from node.session.service import NodeService
 from swarm.demo import TARGET
-from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import RemoteProtocolError, RouteError
 from swarm.ids import PeerId
 from swarm.inference.row_codec import encode_rows
 from swarm.protocol.messages import Attach, Codec, Rows
 from swarm.runtime.version import unknown_here
+from tests.memory_registry import MemoryRegistry
 from tests.model.published_eagle3 import PublishedForward, publish_eagle3, told
 from tests.net.killable_nodes import KillableNodes, reset_client
 from tests.net.three_nodes import prompt

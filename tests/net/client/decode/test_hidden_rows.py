@@ -17,7 +17,7 @@ import client.chain.answers
 import client.chain.chain
 import client.decode.loop
 import client.decode.walk
-import swarm.transport.liveness
+import swarm.transport.link
 from client import AsyncSwarm
 from client.control.goodput import Goodput
 from client.control.policy import Occupancy, SpeculationPlan
@@ -58,7 +58,7 @@ class TwoTails:
 async def running() -> AsyncIterator[TwoTails]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
-        for module in (swarm.transport.liveness, client.chain.answers):
+        for module in (swarm.transport.link, client.chain.answers):
             patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
         async with in_process_swarm(TARGET, ["0-6", "6-12", "6-12"]) as here, here.client(draft=DRAFT) as opened:
             for node in here.nodes:

@@ -16,7 +16,7 @@ import torch
 
 import client.chain.answers
 import node.session.prompt_rows
-import swarm.transport.liveness
+import swarm.transport.link
 from client import AsyncSwarm
 from client.decode.state import GenerationState
 from client.drafting.search.source import Search
@@ -54,7 +54,7 @@ class TwoTails:
 async def running() -> AsyncIterator[TwoTails]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
-        for module in (swarm.transport.liveness, client.chain.answers):
+        for module in (swarm.transport.link, client.chain.answers):
             patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
         async with in_process_swarm(TARGET, ["0-6", "6-12", "6-12"]) as here, here.client() as opened:
             for one in here.nodes:

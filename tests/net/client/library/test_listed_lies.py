@@ -14,7 +14,6 @@ from swarm.cli import report
 from swarm.commands.route import ShowRoute, show_route
 from swarm.discovery.coverage import cover
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import KNOWN_S
 from swarm.discovery.sealing import RecordError
@@ -22,6 +21,7 @@ from swarm.errors import RouteError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.transport.certificate import ServerCertificate
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.three_nodes import three_nodes
 
 LIARS = (Identity.ephemeral(), Identity.ephemeral())

@@ -28,9 +28,9 @@ from client.train.labels import LabelFolder, ModelLabels
 from client.train.options import TrainDraft
 from client.train.samples import LocalSampler, SampleAmount, SwarmSampler, load_for_training
 from swarm.demo import TARGET
-from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.errors import ContextFull, GenerationInterrupted
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.memory_registry import MemoryRegistry
 
 pytestmark = pytest.mark.timeout(60)
 

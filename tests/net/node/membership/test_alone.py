@@ -12,13 +12,13 @@ import node.membership.joining
 from node.config import ServeConfig
 from node.serve import Node
 from swarm.demo import TARGET
-from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import NotEnoughSpace, TooSlow
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.routing.latency import measure_delays
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.memory_registry import MemoryRegistry
 
 JOIN = ("/ip4/192.0.2.1/tcp/31337/p2p/QmbLHAnMoJPWSCR5Zhtx6BHJX9KiKNN6tpvbUcqanj75Nb",)
 HERE = ServeConfig(join=JOIN, host="127.0.0.1", threads=1, drain=0.0, lan="no", relay="off")

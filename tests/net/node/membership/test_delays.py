@@ -18,7 +18,7 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, RouteError, UnknownModel
 from swarm.ids import PeerId
 from swarm.routing.latency import TIMEOUT_S, measure_delays, measure_rate
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 from tests.devices import DEVICE
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.raw_client import info

@@ -19,13 +19,13 @@ from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import IdentityError, RegistryError
 from swarm.layers import Span
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.hello_server import answering
 from tests.sample_records import sample_record
 

@@ -28,13 +28,13 @@ from swarm.demo import DRAFT, TARGET
 from swarm.discovery.coverage import cover
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S, Registry, block_keys
 from swarm.errors import NotEnoughSpace
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from tests.in_process_swarm import InProcessSwarm
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.raw_client import info
 
 MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)

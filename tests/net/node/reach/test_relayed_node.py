@@ -16,13 +16,12 @@ from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.address_proof import check_hello
 from swarm.discovery.dht.dialback import call_hello
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, Reach
 from swarm.discovery.registry import RelayOffer
 from swarm.errors import ConfigError, SwarmError
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.relayed import parse_relayed
+from swarm.transport.endpoint import Endpoint, parse_relayed
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm, swarm_in
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.lent_relay import lent_relay
 from tests.net.three_nodes import prompt, until
 

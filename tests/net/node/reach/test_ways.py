@@ -23,9 +23,7 @@ from swarm.gateway.ports import NoMapping
 from swarm.runtime.quota import stand_in
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Dialer
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.relayed import RelayedAddress
-from swarm.transport.way import LinkPath
+from swarm.transport.endpoint import Endpoint, LinkPath, RelayedAddress
 from swarm.ways import hole
 from swarm.ways.local_dialler import open_ways
 from tests.net.hello_server import answering

@@ -21,8 +21,7 @@ from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
 from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.introduction import introduce
-from swarm.transport.link import Stream
+from swarm.transport.link import Stream, introduce
 from tests.net.node.session.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 
 WORKERS = 6

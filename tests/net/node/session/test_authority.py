@@ -36,7 +36,7 @@ from swarm.protocol.messages import (
     RouteHop,
 )
 from swarm.protocol.wire import encode_part
-from swarm.transport.introduction import Metadata, Signer, introduce
+from swarm.transport.link import Metadata, Signer, introduce
 from tests.net.healthy_session import (
     attacked_link,
     healthy_session,

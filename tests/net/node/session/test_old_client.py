@@ -15,12 +15,12 @@ from node.serve import Node
 from node.session.callers import CallerCheck
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.messages import Attach
 from tests.frozen.conversation import Call, picks_of
 from tests.frozen.freeze import lone_node
 from tests.frozen.reading import NOW, Frozen, releases
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 
 
 def said(frozen: Frozen, stream: str) -> Call:

@@ -25,8 +25,7 @@ from node.telemetry.outbox import MAX_EVENTS, Outbox
 from node.telemetry.publisher import Address, PublishIntervals, TelemetryPublisher
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
-from swarm.telemetry.broker_address import parse_broker
-from swarm.telemetry.messages import Event, EventKind, MessageKind, Metrics, Presence, Stamp, Status, Will
+from swarm.telemetry.messages import Event, EventKind, MessageKind, Metrics, Presence, Stamp, Status, Will, parse_broker
 from tests.in_process_swarm import in_process_swarm
 from tests.net.brokers import (
     CONNACK,

@@ -23,7 +23,7 @@ from swarm.doctor.machine import Cards, TorchBuild, installed_version
 from swarm.doctor.options import Doctor
 from swarm.doctor.rungs import RUNGS, DoctorProbes, Examination
 from swarm.ids import PeerId
-from swarm.runtime.memory_limit import main_memory
+from swarm.runtime.process_limits import main_memory
 from tests.net.small_internet import (
     HUB_IP,
     NOBODY_IP,

@@ -10,8 +10,7 @@ import pytest
 
 from swarm.discovery.dht import registry as registry_module
 from swarm.discovery.dht.about import OURS
-from swarm.discovery.dht.child import DhtPipe, start_pipe
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.dht.registry import DhtConfig, DhtPipe, DhtRegistry, start_pipe
 from swarm.discovery.identity import Identity
 from swarm.doctor.directory import ClockService, look_at_clock, look_at_directory, look_at_release, look_at_swarm
 from swarm.doctor.machine import look_at_identity

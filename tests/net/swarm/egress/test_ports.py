@@ -12,7 +12,7 @@ import pytest
 from swarm.egress import ports
 from swarm.egress.ports import Egress, TlsPort, tls_port
 from swarm.egress.proxy import HttpProxy, ProxyRefused
-from swarm.egress.segments import SEGMENT_BYTES
+from swarm.egress.streams import SEGMENT_BYTES
 from swarm.ids import PeerId
 from tests.net.connect_proxy import ConnectProxy, proxying
 

@@ -15,9 +15,9 @@ import pytest
 from node.telemetry.outbox import Outbox
 from node.telemetry.publisher import Address, PublishIntervals, TelemetryPublisher
 from swarm.health.broker.supervisor import EmbeddedBroker, LivenessChecks
-from swarm.health.state.assessment import LinkState
 from swarm.health.state.mqtt_feed import MqttFeed
 from swarm.health.state.overview import Overview
+from swarm.health.state.verdict import LinkState
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
 from swarm.telemetry.messages import Metrics, Presence, Stamp, Status

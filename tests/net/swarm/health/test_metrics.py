@@ -21,16 +21,15 @@ from node.serve import Node
 from node.telemetry.metrics import listening, serving_metrics
 from swarm.demo import TARGET
 from swarm.discovery.dht.registry import DhtRegistry
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ConfigError
 from swarm.health.options import Health
 from swarm.health.service import HealthService
 from swarm.ids import PeerId
-from swarm.metrics.http import HEADERS, Guarded, make_server
-from swarm.metrics.page import MetricsPage
+from swarm.metrics.http import HEADERS, Guarded, MetricsPage, make_server
 from swarm.runtime.tasks import TaskScope
 from tests.devices import DEVICE
 from tests.in_process_swarm import in_process_swarm
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.swarm.health.test_service import Answer, ask
 from tests.sample_metrics import SampleHealth, SampleNode
 from tests.telemetry_messages import identity

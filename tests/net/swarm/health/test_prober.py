@@ -10,10 +10,10 @@ from client.probe import PROMPT, ProbeSwarm, generate, probed
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
 from swarm.demo import TARGET
-from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.health.state.probe_results import read_comparison, read_probe
 from swarm.ids import ModelIdentity
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.memory_registry import MemoryRegistry
 
 
 async def select_model(here: InProcessSwarm) -> ModelIdentity:

@@ -17,26 +17,25 @@ import aiomqtt
 import pytest
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, RegistryError
 from swarm.health.broker.supervisor import EmbeddedBroker
-from swarm.health.state.assessment import LinkState
 from swarm.health.state.directory import Directory
 from swarm.health.state.model import Knowledge
 from swarm.health.state.mqtt_feed import MqttFeed
 from swarm.health.state.node import Condition
 from swarm.health.state.overview import Overview
+from swarm.health.state.verdict import LinkState
 from swarm.health.tasks.publisher import MAX_READERS, StatePublisher
 from swarm.health.web.api import make_app
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.metrics.http import HEADERS, make_server
 from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.broker_address import BrokerAddress
 from swarm.telemetry.guard import Reason, TelemetryGuard
-from swarm.telemetry.messages import Body, seal_body
+from swarm.telemetry.messages import Body, BrokerAddress, seal_body
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.brokers import free_port, mosquitto
 from tests.telemetry_messages import FINGERPRINT, identity, metrics, status, topic, will
 

@@ -17,8 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import swarm.metrics.http
-from swarm.metrics.connections import ConnectionLimits
-from swarm.metrics.http import Guarded, make_server
+from swarm.metrics.http import ConnectionLimits, Guarded, make_server
 from swarm.runtime.tasks import TaskScope
 
 ASK = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"

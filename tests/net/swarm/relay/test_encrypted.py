@@ -13,11 +13,9 @@ import pytest
 from swarm.discovery.address_proof import check_hello
 from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.identity import Identity
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope, spawn_on
 from swarm.transport.certificate import ServerCertificate
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.relayed import RelayedAddress
+from swarm.transport.endpoint import Endpoint, RelayedAddress
 from tests.net.hello_server import answering
 from tests.net.relay_kit import HOST, Ends, dialled, open_relay, serving
 

@@ -19,15 +19,14 @@ from swarm.discovery.address_proof import check_who
 from swarm.discovery.dht.dialback import call_who
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.registry import RelayOffer
 from swarm.errors import ConfigError, SwarmError
 from swarm.ids import PeerId
 from swarm.relay import lending
 from swarm.relay.child import RelaySettings
-from swarm.relay.lending import lend, lent_settings, offered_hosts
-from swarm.relay.process import relay_process
+from swarm.relay.lending import lend, lent_settings, offered_hosts, relay_process
 from tests.leftovers import descendants
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.relay_kit import HOST, dialled
 
 ROOT = Path(__file__).parents[4]
@@ -181,7 +180,7 @@ PARENT = """
 import asyncio, sys
 from swarm.discovery.identity import Identity
 from swarm.relay.child import RelaySettings
-from swarm.relay.process import relay_process
+from swarm.relay.lending import relay_process
 
 async def main():
     identity = Identity.ephemeral()

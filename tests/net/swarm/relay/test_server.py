@@ -13,10 +13,9 @@ import pytest
 
 from swarm.discovery.address_proof import check_who, who_question
 from swarm.discovery.identity import Identity
-from swarm.relay import machines, server
-from swarm.relay.limits import RelayLimits
-from swarm.relay.presence import prove_presence
-from swarm.relay.visits import Visit, Visits
+from swarm.relay import server
+from swarm.relay.openings import prove_presence
+from swarm.relay.visits import RelayLimits, Visit, Visits
 from swarm.runtime.quota import HoldingLimit, RateLimit
 from swarm.transport.network_key import NetworkKey
 from tests.net.relay_kit import Standing, accepted, claim, connect, echo, open_relay, serving, standing
@@ -28,7 +27,7 @@ TOKEN = "0f" * 16
 @pytest.fixture
 def counted_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback addresses count as strangers', which have a sixteenth as much."""
-    monkeypatch.setattr("swarm.relay.limits.is_private", lambda key: False)
+    monkeypatch.setattr("swarm.relay.visits.is_private", lambda key: False)
 
 
 async def test_bytes_go_both_ways_and_each_end_learns_whence_the_other_comes() -> None:
@@ -183,8 +182,8 @@ async def test_a_private_swarms_relay_carries_members_only() -> None:
 
 
 async def test_a_silent_machine_is_gone_and_so_is_one_that_babbles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "PING_S", 0.05)
-    monkeypatch.setattr(machines, "DEAD_S", 0.3)
+    monkeypatch.setattr(server, "PING_S", 0.05)
+    monkeypatch.setattr(server, "DEAD_S", 0.3)
     async with open_relay() as relay:
         async with relay.dial() as ends:
             assert (await claim(relay, ends, Identity.ephemeral()))[0] == "OK"

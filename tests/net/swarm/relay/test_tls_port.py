@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import bracketed
 from swarm.egress.ports import DIRECTORY, RELAY, Egress, TlsPort
+from swarm.egress.streams import bracketed
 from swarm.ids import PeerId
 from swarm.relay import server
-from swarm.relay.limits import RelayLimits
 from swarm.relay.tls_port import TlsEntry
+from swarm.relay.visits import RelayLimits
 from swarm.runtime.quota import HoldingLimit, RateLimit, stand_in
 from tests.net.relay_kit import HOST, LiveRelay, accepted, connect, dialled, echo, open_relay, serving
 from tests.unit.swarm.relay.test_client_hello import HELLO, client_hello
@@ -130,7 +130,7 @@ async def test_a_hello_in_small_pieces_is_heard() -> None:
 
 
 async def test_it_charges_the_address_that_somebody_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.relay.limits.is_private", lambda key: False)
+    monkeypatch.setattr("swarm.relay.visits.is_private", lambda key: False)
     limits = RelayLimits(connections=HoldingLimit(2, 100))
     async with service() as (address, _), tls_relay(address, limits) as (relay, port):
         held = [await Egress().open_tls(port, DIRECTORY) for _ in range(2)]
@@ -184,7 +184,7 @@ async def test_it_leads_to_a_node_behind_another_relay() -> None:
 
 
 async def test_who_wants_other_nodes_too_often_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.relay.limits.is_private", lambda key: False)
+    monkeypatch.setattr("swarm.relay.visits.is_private", lambda key: False)
     async with tls_relay(limits=RelayLimits(beyond=RateLimit(0.001, 1.0, 10.0, 80.0))) as (relay, port):
 
         async def find(peer: PeerId) -> str:

@@ -13,8 +13,7 @@ import pytest
 from client import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
 from swarm.ids import PeerId
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope, spawn_on
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
 from swarm.transport.endpoint import Endpoint

@@ -16,7 +16,7 @@ from swarm.egress.streams import Streams
 from swarm.errors import RemoteProtocolError
 from swarm.runtime.tasks import TaskScope
 from swarm.ways import hole as hole_module
-from swarm.ways.own_addresses import OwnAddresses
+from swarm.ways.hole import OwnAddresses
 from swarm.ways.punch import PunchWay
 from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay
 

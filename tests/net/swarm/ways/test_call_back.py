@@ -10,7 +10,7 @@ import pytest
 
 from swarm.egress.streams import connect
 from swarm.relay.openings import Verb
-from swarm.transport.way import LinkPath
+from swarm.transport.endpoint import LinkPath
 from swarm.ways import call_back
 from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
 from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay

@@ -16,9 +16,7 @@ from swarm.egress.streams import Streams, connect, splice
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.transport.dial import Dialer
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.relayed import RelayedAddress
-from swarm.transport.way import LinkPath
+from swarm.transport.endpoint import Endpoint, LinkPath, RelayedAddress
 from swarm.ways.local_dialler import open_ways
 from tests.net.hello_server import answering
 from tests.net.relay_kit import serving

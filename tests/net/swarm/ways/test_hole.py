@@ -12,11 +12,9 @@ import pytest
 
 from swarm.egress.streams import Streams, connect
 from swarm.errors import RemoteProtocolError
-from swarm.transport.way import LinkPath
+from swarm.transport.endpoint import LinkPath
 from swarm.ways import hole as hole_module
-from swarm.ways.hole import Hole, HoleTokens
-from swarm.ways.own_addresses import OwnAddresses
-from swarm.ways.targets import Targets
+from swarm.ways.hole import Hole, HoleTokens, OwnAddresses, Targets
 from tests.net.relayed_machine import relaying
 
 NOWHERE = OwnAddresses()

@@ -24,12 +24,11 @@ from swarm.relay.openings import Verb
 from swarm.routing.latency import measure_delays, measure_rate
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer, plain_reason
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.way import LinkPath
+from swarm.transport.endpoint import Endpoint, LinkPath
 from swarm.ways import local_dialler
 from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
+from swarm.ways.hole import OwnAddresses
 from swarm.ways.local_dialler import LocalDialler, open_ways
-from swarm.ways.own_addresses import OwnAddresses
 from swarm.ways.punch import PunchWay
 from swarm.ways.way import REMEMBERED_S, NoWay, OpenedWay, Way
 from tests.net.relayed_machine import RelayedMachine, StubRelay, relaying, standing

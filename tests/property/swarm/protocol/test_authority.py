@@ -17,7 +17,7 @@ from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey, check_command
 from swarm.protocol.messages import Attach, Codec, Hedge, Open, Reroute, RouteHop
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.introduction import introduce
+from swarm.transport.link import introduce
 
 KEY = SessionKey.fresh()
 IDENTITY = Identity.ephemeral()

@@ -14,13 +14,13 @@ from node.config import ServeConfig
 from node.reach import lend
 from node.reach.reached import Reached, Whereabouts
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError
 from swarm.gateway.ports import NoMapping
 from swarm.relay.child import RelaySettings
 from swarm.relay.lending import LentRelay, ReachedAt
 from swarm.ways.tls_offer import TlsOffer
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 
 DIRECT = Reached("[2001:db8::1]:5000", Reach.DIRECT, "")
 MAPPED = Reached("192.0.2.1:5000", Reach.MAPPED, "")

@@ -13,7 +13,7 @@ from node.reach.own_addresses import MAX_CANDIDATES, candidates, is_public_swarm
 from node.reach.relay_choice import FULL, RelayProbe, in_order, parse_load
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
-from swarm.gateway.routes import default_gateways, parse_routes
+from swarm.gateway.ports import default_gateways, parse_routes
 from swarm.ids import PeerId
 
 PEER = Identity.ephemeral().peer_id

@@ -12,7 +12,7 @@ from swarm.ids import PeerId
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.limits import MAX_KEY_BYTES
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.introduction import KEY, NONCE, Metadata, introduce
+from swarm.transport.link import KEY, NONCE, Metadata, introduce
 
 HERE = Endpoint(PeerId("here"), "192.0.2.1:1", b"certificate")
 METHOD, SUBJECT = "/Node/Link", b"what it begins with"

@@ -17,7 +17,7 @@ from swarm.errors import Busy
 from swarm.ids import SessionId
 from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.protocol.messages import Attach, Fault
-from swarm.transport.uplink import Uplink
+from swarm.transport.link import Uplink
 
 FAR = "9.9.9.9"
 MANIFEST = Manifest.of([WeightFile("model.safetensors", 9, "ab" * 32)])

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from swarm.commands.plan import ShowPlan, show_plan
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, LayersError, UnknownModel
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import SpanBorders
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.unit.swarm.discovery.test_coverage import JOIN, record
 
 LINE = f"node serve org/demo --layers auto --join {JOIN[0]} --num-layers 4\n"

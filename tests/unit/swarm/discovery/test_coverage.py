@@ -13,7 +13,7 @@ from swarm.discovery.coverage import cover, fill_lines, is_serve_line, serve_lin
 from swarm.discovery.node_record import NodeRecord, NodeState, Reach
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 MODEL = ModelIdentity.of("org/demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer", "/ip4/127.0.0.1/tcp/31337/p2p/QmPeer"]

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from swarm.discovery.interfaces import interface_addresses, listed_addresses
-from swarm.ways.own_addresses import OwnAddresses, own_addresses
+from swarm.discovery.dialable import interface_addresses, listed_addresses
+from swarm.ways.hole import OwnAddresses, own_addresses
 
 LISTED: dict[str, list[tuple[str, str | None]]] = {
     "lo": [("127.0.0.1", "255.0.0.0"), ("::1", None)],

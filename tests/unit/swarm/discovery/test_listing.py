@@ -12,15 +12,15 @@ from rich.console import Console
 
 from swarm import cli
 from swarm.cli import MODELS_LOOKED_UP, MODELS_SHOWN, ShowStatus, show_status
-from swarm.discovery import listing
+from swarm.discovery import registry as listing
 from swarm.discovery.identity import Identity
-from swarm.discovery.listing import MODELS_NAMED, name_models, read_models
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import MODELS_NAMED, name_models, read_models
 from swarm.errors import RegistryError, UnknownModel
-from swarm.health.state.assessment import LinkState
 from swarm.health.state.directory import Directory
+from swarm.health.state.verdict import LinkState
 from swarm.ids import ModelIdentity, PeerId
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.sample_records import sample_record
 
 PEER = Identity.ephemeral().peer_id

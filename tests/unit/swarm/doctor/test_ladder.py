@@ -34,7 +34,7 @@ from swarm.doctor.options import Doctor
 from swarm.doctor.probes import on_thread, run_program
 from swarm.doctor.redaction import PrivateWords
 from swarm.doctor.rungs import RUNGS
-from swarm.runtime.console import PlainConsole, make_console
+from swarm.runtime.cli import PlainConsole, make_console
 
 ROOT = Path(__file__).parents[4]
 REFERENCE = ROOT / "docs/reference/doctor.md"

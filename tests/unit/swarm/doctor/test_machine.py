@@ -22,7 +22,7 @@ from swarm.doctor.machine import (
     look_at_identity,
     look_at_memory,
 )
-from swarm.runtime.memory_limit import MainMemory
+from swarm.runtime.process_limits import MainMemory
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
 from tests.sample_records import sample_record
 

@@ -27,7 +27,7 @@ from swarm.inference.devices import (
 )
 from swarm.inference.int8 import pack
 from swarm.kernels.support import KernelSupport, kernel_support
-from swarm.runtime.memory_limit import MainMemory
+from swarm.runtime.process_limits import MainMemory
 from tests.devices import on_mps
 
 CPU, CUDA, MPS, XPU = map(torch.device, ("cpu", "cuda", "mps", "xpu"))

@@ -28,7 +28,7 @@ from swarm.joining.command import (
 from swarm.joining.invite import Invite, is_invite, open_invite
 from swarm.joining.remembered import RememberedSwarm, SwarmMemory
 from swarm.joining.resolve import SwarmFinder, SwarmRequest
-from swarm.runtime.console import PlainConsole
+from swarm.runtime.cli import PlainConsole
 from swarm.transport.network_key import NetworkKey
 
 A, B = Identity.ephemeral(), Identity.ephemeral()

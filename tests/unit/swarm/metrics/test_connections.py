@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from swarm.metrics.connections import ConnectionLimits, Connections
+from swarm.metrics.http import ConnectionLimits, Connections
 
 
 @dataclass(eq=False)

@@ -25,8 +25,8 @@ import swarm.health.metrics.exporter
 from node.telemetry.counters import ErrorKind
 from swarm import errors
 from swarm.health.metrics.models import MAX_LAYERS, MAX_NODES
+from swarm.health.state.contributions import MAX_SWEEPS_PER_S, TotalsBook
 from swarm.health.state.node import Condition
-from swarm.health.state.totals import MAX_SWEEPS_PER_S, TotalsBook
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.metrics.histogram import BOUNDS_S, Histogram

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import RemoteProtocolError
-from swarm.relay.client_hello import MAX_HELLO_BYTES, named_protocols
+from swarm.relay.tls_port import MAX_HELLO_BYTES, named_protocols
 
 
 def client_hello(*protocols: str, host: str | None = "relay.example") -> bytes:

@@ -7,7 +7,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from swarm.relay.fair_share import CHUNK_BYTES, MIN_CHUNK_BYTES, FairShare, Flow
+from swarm.relay.server import CHUNK_BYTES, MIN_CHUNK_BYTES, FairShare, Flow
 
 RATE = 1_000_000.0
 CHUNK = 10_000

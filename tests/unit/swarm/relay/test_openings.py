@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.relay.openings import Opening, Verb, parse_opening
-from swarm.relay.presence import check_presence, prove_presence
+from swarm.relay.openings import Opening, Verb, check_presence, parse_opening, prove_presence
 
 ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
 PEER, TOKEN = "QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWKGrQD", "0f" * 16

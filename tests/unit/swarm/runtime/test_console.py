@@ -10,7 +10,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from swarm.runtime.console import make_console
+from swarm.runtime.cli import make_console
 
 TITLES = [f"the title of column {number}" for number in range(20)]
 CELLS = [f"the cell {number}, with spaces in it" for number in range(20)]

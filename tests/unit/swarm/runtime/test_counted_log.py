@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from swarm.errors import RegistryError
-from swarm.runtime.counted_log import MAX_KEYS, CountedLog, describe
+from swarm.runtime.logs import MAX_KEYS, CountedLog, describe
 
 
 def test_the_first_line_comes_at_once_and_the_next_after_a_minute_with_a_count(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarm.runtime.file_limit import MOST, file_limit, raise_file_limit
+from swarm.runtime.process_limits import MOST, file_limit, raise_file_limit
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import node.cli
 from node.autostart.recorder import NodeFacts
 from node.autostart.state_file import Stage
 from node.config import ServeConfig
-from swarm.runtime.gc_freeze import freeze_imports
+from swarm.runtime.process_limits import freeze_imports
 
 
 @pytest.fixture(autouse=True)

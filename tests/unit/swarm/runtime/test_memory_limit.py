@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from swarm.inference.devices import free_bytes
-from swarm.runtime import memory_limit
-from swarm.runtime.memory_limit import main_memory
+from swarm.runtime import process_limits
+from swarm.runtime.process_limits import main_memory
 
 MIB = 1 << 20
 
@@ -59,5 +59,5 @@ def test_the_first_version_of_control_groups_is_read_too(tmp_path: Path, own: Pa
 
 def test_what_a_node_takes_is_measured_on_it(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group(tmp_path / "cgroup", memory_max=f"{64 * MIB}", memory_current=f"{4 * MIB}")
-    monkeypatch.setattr(memory_limit.main_memory, "__defaults__", (tmp_path / "cgroup", own))
+    monkeypatch.setattr(process_limits.main_memory, "__defaults__", (tmp_path / "cgroup", own))
     assert free_bytes(torch.device("cpu")) == 60 * MIB

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from swarm.runtime.stream_tasks import spawn_on
-from swarm.runtime.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope, spawn_on
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.runtime.strict_json import strict_json
+from swarm.runtime.files import strict_json
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import time
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import Attached, RouteHop
-from swarm.transport.link import Link
-from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, LivenessWatch, pause
+from swarm.transport.link import ROUND_TRIPS, SILENCE_S, Link, LivenessWatch, pause
 
 RTT_S = 0.05
 LIMIT_S = ROUND_TRIPS * RTT_S + SILENCE_S

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarm.protocol.wire import PART_BYTES
-from swarm.transport.uplink import BURST_S, PART_S, SMALL_BYTES, SMALLEST_PART_BYTES, Uplink
+from swarm.transport.link import BURST_S, PART_S, SMALL_BYTES, SMALLEST_PART_BYTES, Uplink
 
 MBIT = 8.0
 BYTES_PER_S = MBIT * 1e6 / 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm.ids import PeerId
-from swarm.ways.memory import WayMemory
+from swarm.ways.local_dialler import WayMemory
 from swarm.ways.way import REMEMBERED_S, OpenedWay
 
 ALICE, BOB = PeerId("alice"), PeerId("bob")

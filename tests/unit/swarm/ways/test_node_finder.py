@@ -11,7 +11,7 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
-from swarm.ways.node_finder import KNOWN_S, UNKNOWN_S, NodeFinder
+from swarm.ways.tls_offer import KNOWN_S, UNKNOWN_S, NodeFinder
 from tests.sample_records import sample_record
 
 NODE = Identity.ephemeral()
@@ -73,7 +73,7 @@ async def test_whatever_a_stranger_makes_it_raise_means_nowhere(monkeypatch: pyt
 
 
 async def test_it_remembers_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.ways.node_finder.MAX_KNOWN", 3)
+    monkeypatch.setattr("swarm.ways.tls_offer.MAX_KNOWN", 3)
     world = World()
     world.record = None
     for number in range(9):

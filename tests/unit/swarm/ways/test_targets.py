@@ -6,8 +6,7 @@ from ipaddress import IPv4Interface
 
 import pytest
 
-from swarm.ways.own_addresses import OwnAddresses
-from swarm.ways.targets import Targets, Vantage, allowed_targets
+from swarm.ways.hole import OwnAddresses, Targets, Vantage, allowed_targets
 
 HOME = OwnAddresses((IPv4Interface("192.168.1.7/24"),))
 AT_HOME = Vantage("8.8.4.4:40000", "9.9.9.9", HOME)

@@ -16,9 +16,8 @@ import pytest
 import tyro
 
 from swarm.cli import COMMANDS, run
-from swarm.discovery.dht import child
-from swarm.discovery.dht.child import start_pipe
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.dht import registry as parent
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry, start_pipe
 from swarm.discovery.identity import Identity
 from swarm.errors import RegistryError
 from swarm.runtime.cli import plain_words
@@ -170,7 +169,7 @@ def test_whatever_is_misused(
 
 async def test_announcements_never_wait_for_look_ups_and_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood of questions to a slow DHT used to hold the places that a node's record needed."""
-    monkeypatch.setattr(child, "_MAX_WAITING", 8)
+    monkeypatch.setattr(parent, "_MAX_WAITING", 8)
     program = (
         "import msgpack, sys\n"
         "unpacker = msgpack.Unpacker()\n"

@@ -20,12 +20,10 @@ import pytest_asyncio
 from swarm.discovery.address_proof import hello_response, who_answer
 from swarm.discovery.dht import addresses
 from swarm.discovery.dht import registry as dht_registry
-from swarm.discovery.dht.child import DhtPipe, start_pipe
 from swarm.discovery.dht.dialback import DialBack, pack_request
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.dht.registry import DhtConfig, DhtPipe, DhtRegistry, start_pipe
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
-from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState, seal, split_address
 from swarm.discovery.registry import RECORD_TTL_S, Registry, RelayOffer
 from swarm.discovery.sealing import RecordError
@@ -34,6 +32,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.hello_server import answering
 
 ROOT = Path(__file__).parents[5]

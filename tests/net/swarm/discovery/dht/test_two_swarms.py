@@ -18,11 +18,10 @@ from swarm.discovery.dht.admission import StrangerRefused, SwarmAdmission, seal_
 from swarm.discovery.dht.hivemind_node import DHTID, PeerID, dht_pb2
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dht.search import DirectoryPeer
-from swarm.discovery.identity import Identity
+from swarm.discovery.identity import Identity, kept_swarm, swarm_file
 from swarm.discovery.model_pointer import seal_announcement
 from swarm.discovery.record_store import FiledItem, open_item
 from swarm.discovery.registry import models_key, peer_key, storage_key
-from swarm.discovery.swarm_file import kept_swarm, swarm_file
 from swarm.errors import RegistryError
 from swarm.ids import PeerId, SwarmId
 from tests.kademlia_network import KademliaNetwork, random_peer

@@ -8,7 +8,6 @@ import pytest
 
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S
-from swarm.health.alerts.record import alerts_shown, dump_book, load_book
 from swarm.health.alerts.rules import (
     FLAP_S,
     HELD_S,
@@ -18,12 +17,15 @@ from swarm.health.alerts.rules import (
     Change,
     Finding,
     Severity,
+    alerts_shown,
+    dump_book,
+    load_book,
 )
 from swarm.health.state.alert_rules import ALERTS, DELAYS
-from swarm.health.state.assessment import LinkState
 from swarm.health.state.model import FRESH_S, KEPT_S
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import Probe, ReplicaComparison
+from swarm.health.state.verdict import LinkState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason

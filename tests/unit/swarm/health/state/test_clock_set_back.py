@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from swarm.health.alerts.rules import AlertTransition
-from swarm.health.state.assessment import LinkState
 from swarm.health.state.model import KEPT_S, SILENT_S
 from swarm.health.state.model_slots import MAX_MODELS, TRIAL_S, ModelSlots
 from swarm.health.state.node import SwarmEvent
 from swarm.health.state.overview import Overview
+from swarm.health.state.verdict import LinkState
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason

@@ -6,12 +6,11 @@ import pytest
 
 from swarm.health.alerts.rules import AlertBook, Finding, Severity
 from swarm.health.state.alert_rules import DELAYS
-from swarm.health.state.assessment import LinkState, SourceStatus
 from swarm.health.state.model import Knowledge
 from swarm.health.state.node import Condition, EvidenceSource, NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import HopProbe, Probe, ReplicaComparison
-from swarm.health.state.verdict import Grade, Verdict, judge
+from swarm.health.state.verdict import Grade, LinkState, SourceStatus, Verdict, judge
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason

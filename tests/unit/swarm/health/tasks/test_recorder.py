@@ -12,14 +12,12 @@ import pytest
 
 import swarm.health.state.overview
 import swarm.health.tasks.recorder
-from swarm.health.alerts.record import load_book
-from swarm.health.alerts.rules import AlertBook
+from swarm.health.alerts.rules import AlertBook, load_book
 from swarm.health.state.alert_rules import DELAYS
-from swarm.health.state.assessment import Assessment
 from swarm.health.state.contributions import ContributionBook
 from swarm.health.state.node import SwarmEvent
 from swarm.health.state.overview import Overview
-from swarm.health.state.verdict import Verdict, judge
+from swarm.health.state.verdict import Assessment, Verdict, judge
 from swarm.health.tasks.history import DOUBT_S, JUMP_S, LONGEST_S, ClockDoubt, History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop

@@ -1,17 +1,27 @@
-"""How much main memory this program may have: the machine's, or less where its control groups allow less.
+"""What a process may use: main memory, open files, threads; and imports kept out of garbage collection. Imports little.
 
-Containers and services are held by limits that the machine's own figures do not show; whoever goes beyond is killed.
-Reads files; asks nobody.
+Memory is the machine's, or less where the process's control groups allow less: containers and services are held by
+limits that the machine's own figures do not show, and a process that goes beyond is killed.
+
+Torch and transformers are hundreds of thousands of objects, and a full collection walks them all. On a busy machine
+that can take longer than the silence after which peers count a machine as dead (`swarm.transport.link`), and large
+trees make full collections frequent.
 """
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
+
+from swarm.errors import ConfigError
 
 GROUPS: Final = Path("/sys/fs/cgroup")
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
@@ -78,3 +88,57 @@ def _counter(file: Path, name: str) -> int:
         return 0
     found = next((line.split()[1] for line in lines if line.startswith(f"{name} ")), "0")
     return int(found) if found.isdecimal() else 0
+
+
+UNKNOWN_LIMIT = 1_024
+"""Assumed where the system does not tell, as Windows."""
+MOST = 1 << 20
+"""More is never asked for: some systems say "no limit", and mean less."""
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one; returns what it is now."""
+    if sys.platform == "win32":
+        return UNKNOWN_LIMIT
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return file_limit()
+
+
+def file_limit() -> int:
+    """The files that may be open at a time."""
+    if sys.platform == "win32":
+        return UNKNOWN_LIMIT
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft == resource.RLIM_INFINITY else min(soft, MOST)
+
+
+THREADS_PER_CORE = 16
+
+
+def check_threads(threads: int | None, name: str) -> None:
+    """Refuse a number of threads that cannot be started here.
+
+    Args:
+        threads: None leaves the choice to torch.
+        name: the option, for the message.
+
+    Raises:
+        ConfigError: less than 1, or more than `THREADS_PER_CORE` per core.
+    """
+    max_threads = THREADS_PER_CORE * (os.cpu_count() or 1)
+    if threads is not None and not 1 <= threads <= max_threads:
+        raise ConfigError(f"{name} {threads}: give 1 to {max_threads} on this machine, or leave it out")
+
+
+def freeze_imports() -> None:
+    """Exempt every object that exists now from collection: a program calls it after its imports, before it loads."""
+    gc.collect()
+    gc.freeze()

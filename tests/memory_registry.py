@@ -1,4 +1,4 @@
-"""A registry without a network, for tests and virtual time: the records, checks and replacement rules of the DHT's."""
+"""A registry without a network, in virtual time: the records, checks and replacement rules of the DHT's."""
 
 from __future__ import annotations
 
