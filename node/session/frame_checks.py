@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from node.engine.sweep_run import HopRole
 from node.model.span import SpanModel
-from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
+from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.inference.row_codec import check_width
-from swarm.inference.sampling import check as check_sampling
 from swarm.protocol.frames import FrameLimits
 from swarm.protocol.limits import HeadLimits
 from swarm.protocol.messages import Credits, Rows, Sampling, Snapshot, SweepFrame
@@ -47,11 +46,8 @@ def check_snapshot(snapshot: Snapshot, model: SpanModel, role: HopRole) -> None:
 
 
 def _check_sampling(sampling: Sampling | None, model: SpanModel) -> None:
-    if sampling is not None:
-        try:
-            check_sampling(sampling, model.vocab_size)
-        except ConfigError as error:
-            raise RemoteProtocolError("sampling", str(error)) from None
+    if sampling is not None and (problem := sampling.beyond(model.vocab_size)) is not None:
+        raise RemoteProtocolError("sampling", " ".join(problem))
 
 
 def check_rows(rows: Rows | None, model: SpanModel, role: HopRole) -> None:
