@@ -31,7 +31,7 @@ from client.bench.paired_ratio import median_of, ratios
 from client.demo.programs import start_program
 from client.library.aio import AsyncSwarm
 from node.model.device import Device
-from node.telemetry.counters import NodeCounters
+from node.session.counters import NodeCounters
 from node.telemetry.outbox import Outbox
 from node.telemetry.publisher import Address, TelemetryPublisher
 from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot

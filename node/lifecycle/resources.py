@@ -13,7 +13,7 @@ from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint
 from node.model.loading import Say
 from node.reach.reached import Whereabouts
-from node.telemetry.counters import NodeCounters
+from node.session.counters import NodeCounters
 from node.telemetry.outbox import Outbox
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry

@@ -20,6 +20,7 @@ from node.engine.scheduler import Engine
 from node.engine.staircase_cost import staircase
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.speed_check import SpeedCheck
+from node.lifecycle.successors import Successors
 from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
 from node.model.malloc_trim import trim_heap
@@ -27,11 +28,12 @@ from node.model.span import SpanModel, dissect, shared_parts
 from node.session.admission import Admission, weight_of
 from node.session.context import NodeContext
 from node.session.service import NodeService
-from node.session.successors import Successors
 from node.session.table import SessionTable
+from swarm.discovery.address_proof import hello_response
 from swarm.discovery.dht.addresses import check_own_address
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, bracketed
+from swarm.discovery.signed_faults import is_signed
 from swarm.errors import ConfigError
 from swarm.inference.devices import empty_cache
 from swarm.inference.grammars import GrammarCompiler
@@ -162,12 +164,14 @@ class SpanHost:
         admission = Admission()
         policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
+        successors = Successors(registry, resources.dialer, policy, resources.identity, admission.quota)
         context = NodeContext(
             peer=registry.peer_id,
             signer=registry.identity,
             model=model,
             engine=engine,
-            successors=Successors(registry, resources.dialer, policy, resources.identity, admission.quota),
+            dials=successors.of_session,
+            is_signed=is_signed,
             admission=admission,
             counters=resources.counters,
             uplink=resources.uplink,
@@ -179,8 +183,8 @@ class SpanHost:
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)
         computing = resources.scope.spawn(engine.run())
-        digest = b"" if resources.certificate is None else resources.certificate.digest
-        service = NodeService(registry.identity, sessions, digest, resources.manifest)
+        hello = partial(hello_response, registry.identity, digest=context.digest)
+        service = NodeService(context, sessions, resources.manifest, hello)
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         network = config.membership.network
@@ -189,7 +193,7 @@ class SpanHost:
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         check = None if config.offload else _speed_check(model, engine)
         self.service = SpanService(
-            engine, computing, sessions, server, peer_delays, context.successors, policy, grammars, check
+            engine, computing, sessions, server, peer_delays, successors, policy, grammars, check
         )
 
     async def check_speed(self) -> None:

@@ -36,7 +36,7 @@ from node.reach.hello import HelloOnly
 from node.reach.lend import MapPort, RelayLender
 from node.reach.watch import Watch
 from node.reach.ways_out import node_ways
-from node.telemetry.counters import NodeCounters
+from node.session.counters import NodeCounters
 from node.telemetry.metrics import NodeFigures, listening, serving_metrics
 from node.telemetry.outbox import Outbox
 from node.telemetry.publisher import Address, TelemetryPublisher

@@ -6,11 +6,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from swarm.discovery.identity import peer_id_of, verify
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol.authority import is_signed, session_of
 from swarm.protocol.limits import SESSION_KEY_BYTES
+from swarm.protocol.peer_keys import peer_id_of, verify
 from swarm.transport.introduction import introduction_in
 
 CLOCKS_DIFFER_S = 60.0

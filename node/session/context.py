@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+
+import grpc.aio
 
 from node.engine.scheduler import Engine
 from node.model.span import SpanModel
 from node.session.admission import Admission
+from node.session.counters import NodeCounters
 from node.session.journal_budget import JOURNAL_BYTES, JournalBudget
-from node.session.successors import Successors
-from node.telemetry.counters import NodeCounters
 from swarm.errors import Busy, ConfigError, RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.inference.grammars import CompiledGrammar, GrammarCompiler
@@ -17,12 +19,17 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.kv_slots import ancestor_bytes
 from swarm.inference.sampling import NoiseSource
 from swarm.layers import Span
-from swarm.protocol.messages import Credits
+from swarm.protocol.faults import SignatureCheck
+from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import Limits
 from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import Connection
 from swarm.transport.introduction import Signer
 from swarm.transport.uplink import Uplink
+
+Dial = Callable[[RouteHop, Iterable[bytes], grpc.aio.Channel | None], Awaitable[Connection]]
+"""Connects one session to a hop: its place, sealed records that its client passed on, a connection that is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,9 @@ class NodeContext:
     """Its identity."""
     model: SpanModel
     engine: Engine
-    successors: Successors
+    dials: Callable[[str], Dial]
+    """How a session of some owner comes to the machine that comes next."""
+    is_signed: SignatureCheck
     admission: Admission
     counters: NodeCounters
     uplink: Uplink
@@ -49,6 +58,11 @@ class NodeContext:
     grammars: GrammarCompiler
     """For the model's tokenizer."""
     journals: JournalBudget = field(default_factory=lambda: JournalBudget(JOURNAL_BYTES))
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of this node's certificate; empty in an insecure swarm."""
+        return b"" if self.certificate is None else self.certificate.digest
 
     async def kv_cache(self, span: Span, credits: Credits) -> KvCache:
         """KV for a session's window and nodes, in some layers.

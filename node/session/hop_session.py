@@ -24,11 +24,9 @@ from node.session.context import NodeContext
 from node.session.frame_checks import FrameRefused, check_snapshot, check_sweep, limits_of
 from node.session.lease import Lease
 from node.session.reply_buffer import ReplyBuffer
-from node.session.successors import Tried
 from node.session.tail import Tail
 from node.session.upstream import UpstreamStream
 from node.session.upstreams import UpstreamSet
-from swarm.discovery.signed_faults import is_signed, sign_fault
 from swarm.errors import (
     Busy,
     HopClosed,
@@ -44,6 +42,7 @@ from swarm.inference.grammars import LEASE_FIELD, LeaseExceeded
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, may_fork, place_in, token_digest
+from swarm.protocol.faults import sign_fault
 from swarm.protocol.frames import FrameLimits
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
@@ -128,7 +127,7 @@ class HopSession:
         self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
         self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
-        self._tried = Tried(owner)
+        self._connect = context.dials(owner)
 
     @property
     def span(self) -> Span:
@@ -516,7 +515,7 @@ class HopSession:
         if self._passed_faults >= MAX_FAULTS:
             return
         self._passed_faults += 1
-        if is_signed(fault, self._attach.session, self._attach.records) is False:
+        if self._context.is_signed(fault, self._attach.session, self._attach.records) is False:
             self.on_trouble(HopMisbehaved(via.peer, str(via.span), NOBODY_SIGNED))
         else:
             if (fault.kind, fault.field) == (FaultKind.PROTOCOL, LEASE_FIELD):
@@ -571,7 +570,7 @@ class HopSession:
                 await self._next.gone()
 
     async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
-        return await self._context.successors.dial(hop, self._attach.records, self._tried, stuck)
+        return await self._connect(hop, self._attach.records, stuck)
 
     async def _serve_tail(self) -> None:
         self._upstreams.be_ready(self.credits)

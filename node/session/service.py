@@ -18,18 +18,16 @@ import grpc.aio
 
 from node.session.admission import CARRIED, AddressRefused, Waiting
 from node.session.callers import CallerCheck
+from node.session.context import NodeContext
 from node.session.frame_checks import FrameRefused
 from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
 from node.session.table import SessionTable
 from node.session.upstream import UpstreamStream
-from swarm.discovery import address_proof
-from swarm.discovery.identity import Identity
-from swarm.discovery.signed_faults import sign_fault
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import SessionId
 from swarm.protocol import wire
-from swarm.protocol.faults import fault_of
+from swarm.protocol.faults import fault_of, sign_fault
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import OPENING_HEAD_BYTES
 from swarm.protocol.manifest import Manifest
@@ -90,21 +88,23 @@ StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, StreamOrigin], Awaita
 class NodeService:
     """Hello, Info, Manifest, Link and Replies of one node."""
 
-    def __init__(self, identity: Identity, sessions: SessionTable, digest: bytes, manifest: Manifest) -> None:
+    def __init__(
+        self, context: NodeContext, sessions: SessionTable, manifest: Manifest, hello: Callable[[bytes], bytes]
+    ) -> None:
         """Answer for a node.
 
         Args:
-            identity: the node's.
+            context: what its sessions share.
             sessions: that run on it.
-            digest: SHA-256 of its certificate; empty in an insecure swarm.
             manifest: of the weights of its model.
+            hello: proves over a caller's nonce that this node answers; ValueError where that is none.
         """
         self._manifest = wire.encode_manifest(manifest)
-        self._identity = identity
+        self._context = context
         self._sessions = sessions
-        self._digest = digest
-        self._callers = CallerCheck(identity.peer_id, digest)
-        self._admission = sessions.admission
+        self._hello = hello
+        self._callers = CallerCheck(context.peer, context.digest)
+        self._admission = context.admission
         self._decoding = asyncio.Semaphore(1)
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -159,9 +159,10 @@ class NodeService:
 
     async def hello(self, request: bytes, context: RpcContext) -> bytes:
         """Prove that this address belongs to this identity."""
-        if len(request) != address_proof.NONCE_BYTES:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {address_proof.NONCE_BYTES} bytes")
-        return address_proof.hello_response(self._identity, request, self._digest)
+        try:
+            return self._hello(request)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def info(self, request: bytes, context: RpcContext) -> bytes:
         """What this node serves and has done."""
@@ -284,12 +285,12 @@ class NodeService:
 
         Who is refused too often hears nothing: the stream just ends.
         """
-        peer = self._identity.peer_id
+        peer = self._context.peer
         if attach is None or attach.index == 0:
             upstream.send(fault_of(error, 0 if attach is None else attach.generation, peer))
         elif self._admission.may_sign(address):
             fault = fault_of(error, attach.generation, peer)
-            upstream.send(sign_fault(fault, attach.session, peer, self._identity.sign))
+            upstream.send(sign_fault(fault, attach.session, peer, self._context.signer.sign))
 
     async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream) -> None:
         assembler = FrameAssembler(hop.frame_limits)

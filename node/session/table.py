@@ -10,11 +10,11 @@ from time import monotonic
 from node.session.admission import SESSIONS, Admission, owner_of, weight_of
 from node.session.callers import Caller
 from node.session.context import NodeContext
+from node.session.counters import NodeCounters
 from node.session.eviction import IDLE_S, UNUSED_S, Reservation, Room, as_idle_s, victims
 from node.session.hop_session import HopSession
 from node.session.upstream import UpstreamStream
 from node.session.upstreams import sender_of
-from node.telemetry.counters import NodeCounters
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.ids import ModelIdentity, SessionId
 from swarm.protocol.authority import check_command, place_in

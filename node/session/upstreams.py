@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from node.session.callers import Caller
+from node.session.counters import NodeCounters
 from node.session.hedge_compare import MAX_DIFFERENCE, HedgeRows
 from node.session.upstream import UpstreamStream
-from node.telemetry.counters import NodeCounters
 from swarm.errors import HopClosed, RemoteProtocolError, ReplicasDiffer
 from swarm.ids import PeerId
 from swarm.protocol.faults import fault_of

@@ -34,8 +34,9 @@ from swarm.commands.certificates import (
     password_line,
     read_key,
 )
-from swarm.discovery.identity import Identity, is_peer_id
+from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError
+from swarm.protocol.peer_keys import is_peer_id
 from swarm.runtime.cli_types import Count, Folder, Host, Peer, Port
 from swarm.runtime.files import replace_file
 from swarm.transport.network_key import NetworkKey

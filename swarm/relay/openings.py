@@ -44,12 +44,12 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.discovery.identity import is_peer_id
 from swarm.discovery.node_record import split_address
 from swarm.discovery.sealing import RecordError
 from swarm.egress.lines import words
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
+from swarm.protocol.peer_keys import is_peer_id
 
 MAX_PROOF_BYTES: Final = 2_048
 """Of the one line that holds a public key and a signature."""

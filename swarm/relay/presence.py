@@ -10,8 +10,9 @@ import binascii
 from base64 import b64decode, b64encode
 from typing import Final
 
-from swarm.discovery.identity import Identity, verify
+from swarm.discovery.identity import Identity
 from swarm.ids import PeerId
+from swarm.protocol.peer_keys import verify
 
 NONCE_BYTES: Final = 16
 _DOMAIN: Final = b"canopy-relay-here-1\n"

@@ -27,11 +27,11 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.model_pointer import ModelPointer, seal_pointer
 from swarm.discovery.node_record import NodeRecord, NodeState, Reach, seal, tombstone
-from swarm.discovery.signed_faults import sign_fault
 from swarm.ids import ModelIdentity, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.faults import sign_fault
 from swarm.protocol.frames import split
 from swarm.protocol.messages import (
     Ack,

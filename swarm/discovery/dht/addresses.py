@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm.discovery.dialable import IpAddress
-from swarm.discovery.identity import is_peer_id
 from swarm.discovery.interfaces import interface_addresses, is_reached_by_ipv6
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.ids import SwarmId
+from swarm.protocol.peer_keys import is_peer_id
 from swarm.transport.network_key import NetworkKey
 
 

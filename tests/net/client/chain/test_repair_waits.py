@@ -20,7 +20,6 @@ from client.options import GenerateOptions, Options
 from client.stats import Repair
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
-from node.session.successors import Tried
 from swarm.discovery.node_record import NodeState, seal
 from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError, SwarmError, Unreachable
 from swarm.layers import Span
@@ -272,9 +271,9 @@ async def test_a_machine_without_a_certificate_is_dialled_by_nobody(nodes: Killa
     reset_client(nodes.client, 0.0)
     node = nodes["a1"]
     record = replace(node.running.announcer.record(NodeState.SERVING), certificate=b"")
-    context, hop = nodes["a0"].sessions._context, RouteHop(node.peer_id, Span(4, 8))
+    dial, hop = nodes["a0"].sessions._context.dials("owner"), RouteHop(node.peer_id, Span(4, 8))
     with pytest.raises(SwarmError, match="announces no certificate") as refused:
-        await context.successors.dial(hop, [seal(record, node.registry.identity)], Tried("session"))
+        await dial(hop, [seal(record, node.registry.identity)], None)
     assert "\n" not in str(refused.value)
     await node.registry.announce(record)
     with pytest.raises(SwarmError) as caught:

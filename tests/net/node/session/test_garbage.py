@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
+from node.lifecycle.successors import Successors, Tried
 from node.serve import Node
-from node.session.successors import Successors, Tried
 from swarm.discovery.address_proof import HELLO_METHOD
 from swarm.ids import SessionId, TreeNodeId
 from swarm.protocol import wire

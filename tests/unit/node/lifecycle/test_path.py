@@ -20,7 +20,7 @@ from node.lifecycle.span_host import SpanHost
 from node.membership.choice import ClassChoice
 from node.model.device import Device
 from node.model.span import SpanModel
-from node.telemetry.counters import NodeCounters
+from node.session.counters import NodeCounters
 from node.telemetry.outbox import Outbox
 from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot
 from swarm.discovery.node_record import NodeState

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from swarm.errors import Busy, HopError, LocalProtocolError, RemoteProtocolError, SessionError, SwarmError
-from swarm.metrics.histogram import Histogram
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Counters
+from swarm.runtime.histogram import Histogram
 
 
 class ErrorKind(enum.StrEnum):

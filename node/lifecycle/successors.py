@@ -17,6 +17,7 @@ from itertools import count
 import grpc.aio
 
 from node.session.admission import DIALLED, SUCCESSORS
+from node.session.context import Dial
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, claimed_peer, unseal
 from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
@@ -102,6 +103,11 @@ class Successors:
     def is_listed(self, peer: PeerId) -> bool:
         """Whether the directory had this machine lately."""
         return time.monotonic() - self._listed.get(peer, float("-inf")) < LISTED_S
+
+    def of_session(self, owner: str) -> Dial:
+        """How a session that `owner` pays for comes to its next machines."""
+        tried = Tried(owner)
+        return lambda hop, records, stuck: self.dial(hop, records, tried, stuck)
 
     async def dial(
         self, hop: RouteHop, records: Iterable[bytes], tried: Tried, stuck: grpc.aio.Channel | None = None
