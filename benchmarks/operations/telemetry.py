@@ -32,8 +32,7 @@ from client.demo.programs import start_program
 from client.library.aio import AsyncSwarm
 from node.model.device import Device
 from node.session.counters import NodeCounters
-from node.telemetry.outbox import Outbox
-from node.telemetry.publisher import Address, TelemetryPublisher
+from node.telemetry.publisher import Address, Outbox, TelemetryPublisher
 from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot
 from swarm.demo import DRAFT, TARGET
 from swarm.discovery.identity import Identity

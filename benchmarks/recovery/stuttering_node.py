@@ -10,8 +10,7 @@ import sys
 import time
 
 from node.cli import main
-from node.engine.batch import Batch
-from node.engine.scheduler import Schedulable
+from node.engine.scheduler import Batch, Schedulable
 from node.engine.sweep_run import SweepRun
 
 

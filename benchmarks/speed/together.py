@@ -17,7 +17,7 @@ import torch
 import tyro
 
 from benchmarks.sheet import Recording, Sheet
-from node.engine.batch import Batch, BatchMember
+from node.engine.scheduler import Batch, BatchMember
 from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, load_span

@@ -301,7 +301,7 @@ MAY_PASS = (Unreachable, HopTimeout)
 """Refusals that may pass: the machine may start again, be replaced, or have been slow."""
 BUSY_S = 5.0
 """How long a machine that has no room is asked again where no other is left: by then it is free of sessions that nobody
-uses (`node.session.eviction`)."""
+uses (`node.session.table`)."""
 
 
 class Refusals:

@@ -1,6 +1,6 @@
 """One sweep on one hop, slice by slice: its KV changes, what a forward needs of it, and what it makes of the result.
 
-The forward itself is `node.engine.batch`'s. Owns no queue and no network.
+The forward itself is `node.engine.scheduler`'s. Owns no queue and no network.
 """
 
 from __future__ import annotations

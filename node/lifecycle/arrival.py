@@ -23,10 +23,8 @@ from node.membership.duplicate_identity import check_alone
 from node.model.loading import Say
 from node.reach.circuits import Circuits, LocalServer
 from node.reach.hello import HelloOnly
-from node.reach.ladder import Ladder, Rungs
-from node.reach.own_addresses import candidates, is_public_swarm, knows_ipv6_alone
+from node.reach.ladder import Ladder, Reached, Rungs, Whereabouts, candidates, is_public_swarm, knows_ipv6_alone
 from node.reach.punch import PunchAnswerer
-from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import PunchRequest, Standing, StandingOptions
 from node.reach.watch import Senses, Sight
 from swarm.discovery.address_proof import NONCE_BYTES, check_hello

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Final
 
 import grpc.aio
 import torch
 from torch import nn
 
-from node.engine.measure import make_ready, measure_sweeps, sizes_of, step_cost, uncounted_ms
+from node.engine.measure import REPEATS, make_ready, measure_sweeps, medians, sizes_of, step_cost, uncounted_ms
 from node.engine.scheduler import Engine
-from node.engine.staircase_cost import staircase
-from node.lifecycle.resources import NodeResources
-from node.lifecycle.speed_check import SpeedCheck
+from node.engine.step_cost import StaircaseCost
+from node.lifecycle.planning import NodeResources
 from node.lifecycle.successors import Successors
 from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
@@ -46,6 +46,61 @@ from swarm.runtime.file_limit import file_limit
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import SERVER_OPTIONS, bind_port
 from swarm.transport.network_key import NetworkKey
+
+# Whether a node still runs its layers as fast as it says: measured again while nobody uses them.
+#
+# A node that starts on a busy machine measures the other programs too, and would claim that speed for as long as it
+# runs. One forward of each size now and then is compared with what is announced, more and more rarely while they agree;
+# where they differ it is measured as at the start. This owns when; `node.engine.measure` owns how.
+
+SWEEPS_MS = tuple[tuple[int, float], ...]
+MAX_WAIT: Final = 15
+"""Looks that are left out between two measurements at most: five minutes of renewals."""
+AGREES: Final = 1.25
+"""One forward within this factor of the announced median says nothing new."""
+
+
+class SpeedCheck:
+    """Looks at one loaded span, at each renewal of the node's record."""
+
+    def __init__(
+        self, sizes: tuple[int, ...], forward_ms: Callable[[int], Awaitable[float]], worked_ms: Callable[[], float]
+    ) -> None:
+        """Make a check that has not looked yet.
+
+        Args:
+            sizes: tree nodes of the sweeps that are measured.
+            forward_ms: runs one forward of so many on the thread that computes; between two of them others' work runs.
+            worked_ms: what sessions' work took so far.
+        """
+        self._sizes = sizes
+        self._forward_ms = forward_ms
+        self._worked_ms = worked_ms
+        self._worked_before_ms = worked_ms()
+        self._wait = self._left = 1
+
+    async def look(self, announced: SWEEPS_MS) -> SWEEPS_MS:
+        """What is to be announced now: the same, unless it was measured again and differs."""
+        worked_ms, before_ms = self._worked_ms(), self._worked_before_ms
+        self._worked_before_ms = worked_ms
+        self._left -= 1
+        if worked_ms != before_ms or self._left > 0:
+            return announced
+        self._wait = self._left = min(2 * self._wait, MAX_WAIT)
+        now = await self._round()
+        if all(ms / AGREES <= own <= ms * AGREES for own, (_, ms) in zip(now, announced, strict=True)):
+            return announced
+        self._wait = self._left = 1
+        rounds = [now]
+        while len(rounds) < REPEATS:
+            if self._worked_ms() != worked_ms:
+                return announced  # somebody came: what was measured beside his work is no speed of its own
+            rounds.append(await self._round())
+        return medians(self._sizes, rounds)
+
+    async def _round(self) -> list[float]:
+        return [await self._forward_ms(nodes) for nodes in self._sizes]
+
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
@@ -159,7 +214,7 @@ class SpanHost:
         # Where one thread computes, what it did not get of a CPU is known: it waited then, as others' work went on.
         alone = model.device.type == "cpu" and not config.offload and torch.get_num_threads() == 1
         measured = self.sweep_ms
-        cost = staircase(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
+        cost = StaircaseCost(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
         engine = Engine(cost, counts_cpu=alone, weight=weight_of)
         admission = Admission()
         policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)

@@ -24,8 +24,7 @@ from node.lifecycle.announcer import Announcer
 from node.lifecycle.arrival import REMEMBER_S, Arrival, Arrived, BoundServer
 from node.lifecycle.connection_guard import keep_connections_bounded
 from node.lifecycle.model_finder import ModelFinder
-from node.lifecycle.planning import ServingPlan, make_plan
-from node.lifecycle.resources import NodeResources
+from node.lifecycle.planning import NodeResources, ServingPlan, make_plan
 from node.lifecycle.span_host import SpanHost, bind
 from node.lifecycle.summary import ServingSummary
 from node.membership.joining import SpanReservation, joiners_choice
@@ -38,8 +37,7 @@ from node.reach.watch import Watch
 from node.reach.ways_out import node_ways
 from node.session.counters import NodeCounters
 from node.telemetry.metrics import NodeFigures, listening, serving_metrics
-from node.telemetry.outbox import Outbox
-from node.telemetry.publisher import Address, TelemetryPublisher
+from node.telemetry.publisher import Address, Outbox, TelemetryPublisher
 from node.telemetry.report import NodeDescription, NodeReport
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.node_record import NodeState

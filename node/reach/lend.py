@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from node.config import ServeConfig
-from node.reach.reached import Whereabouts
+from node.reach.ladder import Whereabouts
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import is_public
 from swarm.discovery.interfaces import interface_addresses

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.reach.reached import Reached, Whereabouts
+from node.reach.ladder import Reached, Whereabouts
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError, RegistryError
 from swarm.ids import PeerId

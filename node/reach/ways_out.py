@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from ipaddress import ip_address
 
+from node.reach.ladder import Whereabouts
 from node.reach.lend import MapPort
-from node.reach.reached import Whereabouts
 from swarm.discovery.node_record import Reach, bracketed, split_address
 from swarm.egress.ports import Egress
 from swarm.gateway.ports import NoMapping

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -11,7 +12,6 @@ from node.engine.scheduler import Engine
 from node.model.span import SpanModel
 from node.session.admission import Admission
 from node.session.counters import NodeCounters
-from node.session.journal_budget import JOURNAL_BYTES, JournalBudget
 from swarm.errors import Busy, ConfigError, RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.inference.grammars import CompiledGrammar, GrammarCompiler
@@ -20,6 +20,7 @@ from swarm.inference.kv_slots import ancestor_bytes
 from swarm.inference.sampling import NoiseSource
 from swarm.layers import Span
 from swarm.protocol.faults import SignatureCheck
+from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import Limits
@@ -27,6 +28,43 @@ from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Connection
 from swarm.transport.introduction import Signer
 from swarm.transport.uplink import Uplink
+
+logger = logging.getLogger(__name__)
+
+# How much memory the journals of a node's sessions may take together.
+
+JOURNAL_BYTES = 2 << 30
+
+
+class JournalBudget:
+    """A budget in bytes.
+
+    Attributes:
+        limit_bytes: for all journals.
+        used_bytes: what they take now.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def settle(self, paid_bytes: int, journal: Journal) -> int:
+        """Account for a journal that grew or shrank; without room for it, it is dropped (R8).
+
+        Args:
+            paid_bytes: what it took at the last call.
+            journal: the journal as it is now.
+
+        Returns:
+            what it takes now.
+        """
+        grown = journal.size_bytes - paid_bytes
+        if grown > 0 and self.used_bytes + grown > self.limit_bytes:
+            logger.warning("no room for the journal of a session: another hop will replay it when this is needed")
+            journal.drop()
+        self.used_bytes += journal.size_bytes - paid_bytes
+        return journal.size_bytes
+
 
 Dial = Callable[[RouteHop, Iterable[bytes], grpc.aio.Channel | None], Awaitable[Connection]]
 """Connects one session to a hop: its place, sealed records that its client passed on, a connection that is stuck."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,14 +19,11 @@ import grpc.aio
 
 from node.engine.scheduler import PendingWork
 from node.engine.sweep_run import HopRole, SweepRun
+from node.model.span import SpanModel
 from node.session.admission import GrammarsRefused
 from node.session.context import NodeContext
-from node.session.frame_checks import FrameRefused, check_snapshot, check_sweep, limits_of
-from node.session.lease import Lease
-from node.session.reply_buffer import ReplyBuffer
-from node.session.tail import Tail
-from node.session.upstream import UpstreamStream
-from node.session.upstreams import UpstreamSet
+from node.session.tail import ReplyBuffer, Tail
+from node.session.upstreams import UpstreamSet, UpstreamStream
 from swarm.errors import (
     Busy,
     HopClosed,
@@ -40,12 +37,14 @@ from swarm.errors import (
 )
 from swarm.inference.grammars import LEASE_FIELD, LeaseExceeded
 from swarm.inference.kv_cache import KvCache
+from swarm.inference.row_codec import check_width
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, may_fork, place_in, token_digest
 from swarm.protocol.faults import sign_fault
 from swarm.protocol.frames import FrameLimits
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
+from swarm.protocol.limits import HeadLimits
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -61,6 +60,7 @@ from swarm.protocol.messages import (
     Ready,
     Reroute,
     RouteHop,
+    Rows,
     Sampling,
     Snapshot,
     SweepFrame,
@@ -70,14 +70,113 @@ from swarm.transport.dial import Connection
 from swarm.transport.hedged_link import follow
 from swarm.transport.successor import SessionLink, SuccessorLink
 
+logger = logging.getLogger(__name__)
+
+# How long a session lives without news: renewed by every message, shortened when its upstream is lost (R9).
+
+ORPHAN_S = 4.0
+"""How long a session outlives its upstream's stream."""
+HOLD_S = 60.0
+"""The longest time for which a client may hold an orphan."""
+IDLE_S = 1_800.0
+"""How long a session may stay without a sweep: a chat's user may think for a while."""
+
+
+class Lease:
+    """A timer that calls `end` with the reason when it runs out."""
+
+    def __init__(self, end: Callable[[str], None]) -> None:
+        self._end = end
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    def renew(self) -> None:
+        """A message of the session came."""
+        self._set(IDLE_S, "nothing was heard of it")
+
+    def orphan(self) -> None:
+        """The upstream's stream ended: wait a while for another one."""
+        self._set(ORPHAN_S, "its upstream vanished")
+
+    def hold(self, seconds: float) -> None:
+        """The client says that it repairs the chain."""
+        self._set(min(seconds, HOLD_S), "its chain was not repaired in time")
+
+    def cancel(self) -> None:
+        """The session is over."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self, seconds: float, reason: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._is_over:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._end, reason)
+
+
+# Frame validation beyond the session's rules: rows, codec, sampling.
+
+
+class FrameRefused(SwarmError):
+    """A frame that the session did not take; its neighbours know already."""
+
+
+def limits_of(credits: Credits, role: HopRole, hidden_size: int) -> FrameLimits:
+    """The largest frame that a session may send: all nodes that it may hold, with their rows as it agreed on them."""
+    counts = HeadLimits(credits.window_tokens, credits.sweeps, credits.nodes)
+    row_bytes = role.codec.row_bytes(role.width(role.span.start, hidden_size))
+    return FrameLimits.of_session(counts, row_bytes * (credits.window_tokens + credits.nodes))
+
+
+def check_sweep(frame: SweepFrame, model: SpanModel, role: HopRole) -> None:
+    """Refuse a sweep whose rows or sampling this hop cannot serve.
+
+    Raises:
+        RemoteProtocolError: names the field.
+    """
+    _check_sampling(frame.sweep.sampling, model)
+    for guess in frame.sweep.guesses:
+        if (problem := guess.problem(model.vocab_size)) is not None:
+            raise RemoteProtocolError("guesses", problem)
+    check_rows(frame.rows, model, role)
+
+
+def check_snapshot(snapshot: Snapshot, model: SpanModel, role: HopRole) -> None:
+    """Refuse a snapshot whose rows or sampling this hop cannot serve.
+
+    Raises:
+        RemoteProtocolError: names the field.
+    """
+    _check_sampling(snapshot.sampling, model)
+    check_rows(snapshot.rows, model, role)
+
+
+def _check_sampling(sampling: Sampling | None, model: SpanModel) -> None:
+    if sampling is not None and (problem := sampling.beyond(model.vocab_size)) is not None:
+        raise RemoteProtocolError("sampling", " ".join(problem))
+
+
+def check_rows(rows: Rows | None, model: SpanModel, role: HopRole) -> None:
+    """Refuse rows at hop 0, which embeds ids, and rows of another width or codec than the session's at later hops.
+
+    Raises:
+        RemoteProtocolError: names the field.
+    """
+    if (rows is None) != (role.span.start == 0):
+        raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
+    if rows is not None:
+        check_width(rows, role.width(role.span.start, model.hidden_size))
+        if rows.codec is not role.codec:
+            raise RemoteProtocolError("codec", f"{rows.codec.value} rows in a session of {role.codec.value}")
+
+
 MAX_FAULTS = 64
 """Faults of the hops behind that are passed on in one generation."""
 REST_S = 1.0
 """How long a new session waits for the end of a sweep of the one that it begins with."""
 GRANTS_TOO_LITTLE = "grants less than the session needs"
 NOBODY_SIGNED = "passed on a fault that its reporter did not sign"
-
-logger = logging.getLogger(__name__)
 
 
 class HopSession:

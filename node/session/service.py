@@ -16,14 +16,12 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from node.session.admission import CARRIED, AddressRefused, Waiting
-from node.session.callers import CallerCheck
+from node.session.admission import CARRIED, AddressRefused, CallerCheck, Waiting
 from node.session.context import NodeContext
-from node.session.frame_checks import FrameRefused
-from node.session.hop_session import HopSession
-from node.session.reply_buffer import ReplyBuffer
+from node.session.hop_session import FrameRefused, HopSession
 from node.session.table import SessionTable
-from node.session.upstream import UpstreamStream
+from node.session.tail import ReplyBuffer
+from node.session.upstreams import UpstreamStream
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import SessionId
 from swarm.protocol import wire

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.config import ServeConfig
 from node.serve import Node
-from node.session.callers import CallerCheck
+from node.session.admission import CallerCheck
 from swarm.demo import TARGET
 from swarm.discovery.address_proof import hello_response
 from swarm.discovery.dht.about import pack_about

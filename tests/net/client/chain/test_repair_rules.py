@@ -11,7 +11,7 @@ import pytest
 from client.options import Grammar
 from node.session.hop_session import HopSession
 from node.session.service import NodeService
-from node.session.upstream import UpstreamStream
+from node.session.upstreams import UpstreamStream
 from swarm.errors import GenerationInterrupted, RemoteProtocolError
 from swarm.protocol.messages import Frame, Snapshot, SweepFrame
 from swarm.runtime.version import unknown_here

@@ -23,9 +23,8 @@ from client.stats import Stats
 from node.engine.sweep_run import SweepRun
 from node.serve import Node
 from node.session.hop_session import HopSession
-from node.session.reply_buffer import ReplyBuffer
 from node.session.service import NodeService
-from node.session.tail import Tail
+from node.session.tail import ReplyBuffer, Tail
 from node.session.upstreams import UpstreamSet
 from swarm.discovery.identity import Identity
 from swarm.errors import (

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from node.serve import Node
 from node.session import service
-from node.session.upstream import UpstreamStream
+from node.session.upstreams import UpstreamStream
 from swarm.discovery.identity import Identity
 from swarm.ids import PeerId
 from swarm.layers import Span

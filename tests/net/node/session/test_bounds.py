@@ -17,9 +17,8 @@ import node.session.service
 import node.session.table
 from node.serve import Node
 from node.session.admission import REROUTED, SESSIONS, WAITING, Admission
-from node.session.eviction import UNUSED_S
 from node.session.hop_session import HopSession
-from node.session.table import SessionTable
+from node.session.table import UNUSED_S, SessionTable
 from swarm.ids import SessionId, TreeNodeId
 from swarm.protocol import wire
 from swarm.protocol.messages import (

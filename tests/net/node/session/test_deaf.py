@@ -17,7 +17,7 @@ import node.lifecycle.span_host
 import node.session.service
 from node.serve import Node
 from node.session.service import RpcContext
-from node.session.upstream import OUTBOX_MESSAGES
+from node.session.upstreams import OUTBOX_MESSAGES
 from swarm.demo import TARGET
 from swarm.protocol import wire
 from swarm.protocol.messages import Close, FaultKind, Ping, Ready, SweepFrame

@@ -11,7 +11,7 @@ import logging
 
 import pytest
 
-import node.session.lease
+import node.session.hop_session
 from benchmarks.recovery.frame_flood import FloodCounts, FloodTarget, fuzz
 from benchmarks.recovery.garbage import ENDING, GOING_ON, FrameKind, ServedModel
 from node.serve import Node
@@ -42,7 +42,7 @@ def held() -> list[object]:
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("broken_calls")
 async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 0.2)
     caplog.set_level(logging.ERROR)
     others = {id(thing): thing for thing in held()}  # of tests before, which keep their ids for as long as they are
 

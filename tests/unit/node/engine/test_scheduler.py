@@ -11,10 +11,8 @@ from typing import ClassVar, cast
 import pytest
 
 import node.engine.scheduler
-from node.engine.batch import Batch
-from node.engine.scheduler import Engine, PendingWork, Schedulable
-from node.engine.staircase_cost import staircase
-from node.engine.step_cost import MIN_ROWS, StepCost
+from node.engine.scheduler import Batch, Engine, PendingWork, Schedulable
+from node.engine.step_cost import MIN_ROWS, StaircaseCost, StepCost
 from node.engine.sweep_run import SweepRun
 from swarm.layers import Span
 
@@ -394,18 +392,18 @@ async def test_short_slices_run_in_the_event_loop_but_never_beside_the_thread(
 async def test_a_joint_step_fills_its_bucket_and_goes_no_further_where_that_does_not_pay(clock: Clock) -> None:
     """Rows that fit are free: the third of six would need another bucket, the four behind it do not."""
     sessions = [FakeSession(clock, 1, rows, row_ms=0.0, base_ms=5.0) for rows in (6, 6, 6, 4)]
-    await serve(Engine(staircase({16: 5.0, 32: 9.5})), *sessions)
+    await serve(Engine(StaircaseCost({16: 5.0, 32: 9.5})), *sessions)
     assert FakeRun.forwards == [[6, 6, 4], [6]]
 
 
 async def test_a_joint_step_takes_the_next_bucket_where_that_spares_all_who_wait_more(clock: Clock) -> None:
     sessions = [FakeSession(clock, 1, 6, row_ms=0.0, base_ms=5.0) for _ in range(4)]
-    await serve(Engine(staircase({16: 5.0, 32: 5.5})), *sessions)
+    await serve(Engine(StaircaseCost({16: 5.0, 32: 5.5})), *sessions)
     assert FakeRun.forwards == [[6, 6, 6, 6]]
     assert [session.served_ms for session in sessions] == pytest.approx([5.0 / 4] * 4, rel=0.9)
 
 
 async def test_a_prompts_slices_end_on_edges_and_trees_fill_the_last(clock: Clock) -> None:
     prompt, tree = FakeSession(clock, 1, 150, row_ms=0.0, base_ms=5.0), FakeSession(clock, 1, 10, 0.0, base_ms=5.0)
-    await serve(Engine(staircase({16: 5.0, 32: 5.0, 64: 5.0})), prompt, tree)
+    await serve(Engine(StaircaseCost({16: 5.0, 32: 5.0, 64: 5.0})), prompt, tree)
     assert FakeRun.forwards == [[64], [64], [22, 10]]

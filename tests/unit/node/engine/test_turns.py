@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.engine.turns import MAX_IDLE_OWNERS, Turns
+from node.engine.scheduler import MAX_IDLE_OWNERS, Turns
 
 
 @dataclass(eq=False)

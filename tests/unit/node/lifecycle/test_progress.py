@@ -7,7 +7,7 @@ import threading
 
 from rich.console import Console
 
-from node.lifecycle.progress import TerminalSay
+from node.lifecycle.summary import TerminalSay
 from node.model.loading import READ_SILENTLY_BYTES, ShowsProgress, progress_lines, reading_lines
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from node.config import ServeConfig
-from node.engine.benchmark import LayerSpeed
+from node.engine.measure import LayerSpeed
 from node.lifecycle.planning import ServingPlan
 from node.lifecycle.summary import ServingSummary
 from node.membership.choice import ClassChoice, LayerCount

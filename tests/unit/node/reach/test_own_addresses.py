@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.reach.circuits import LocalServer
-from node.reach.own_addresses import MAX_CANDIDATES, candidates, is_public_swarm
+from node.reach.ladder import MAX_CANDIDATES, candidates, is_public_swarm
 from node.reach.relay_choice import FULL, RelayProbe, in_order, parse_load
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from node.session.accepted_path import AcceptedPath, requested_rows
+from node.session.tail import AcceptedPath, requested_rows
 from swarm.ids import TreeNodeId
 from swarm.protocol.limits import MAX_REPLY_ROWS
 from swarm.protocol.messages import Sweep, Want

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import node.session.callers
-from node.session.callers import MAX_REMEMBERED, CallerCheck
+import node.session.admission
+from node.session.admission import MAX_REMEMBERED, CallerCheck
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
@@ -66,7 +66,7 @@ def test_nothing_is_believed_twice_at_any_time(away_s: float, later_s: float) ->
 
 def test_what_is_remembered_is_bounded_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_REMEMBERED == 65_536
-    monkeypatch.setattr(node.session.callers, "MAX_REMEMBERED", 8)
+    monkeypatch.setattr(node.session.admission, "MAX_REMEMBERED", 8)
     clock, key = Clock(), SessionKey.fresh()
     check = CallerCheck(HERE.peer, HERE.digest, clock)
     for _ in range(20):

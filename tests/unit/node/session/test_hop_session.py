@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from node.engine.sweep_run import HopRole
-from node.session.frame_checks import check_sweep
+from node.session.hop_session import check_sweep
 from swarm.declared import Form
 from swarm.errors import RemoteProtocolError
 from swarm.ids import TreeNodeId

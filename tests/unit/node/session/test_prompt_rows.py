@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import node.session.prompt_rows
-from node.session.prompt_rows import PromptRowsBudget
+import node.session.tail
+from node.session.tail import PromptRowsBudget
 from swarm.ids import TreeNodeId
 
 NODES = [TreeNodeId(node) for node in range(20)]
@@ -13,7 +13,7 @@ NODES = [TreeNodeId(node) for node in range(20)]
 
 @pytest.fixture(autouse=True)
 def bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.session.prompt_rows, "PROMPT_ROWS_BYTES", 100)
+    monkeypatch.setattr(node.session.tail, "PROMPT_ROWS_BYTES", 100)
 
 
 def test_the_newest_that_fit_are_sent() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.session.reply_buffer import MAX_ROUND_TRIP_MS, ReplyBuffer
+from node.session.tail import MAX_ROUND_TRIP_MS, ReplyBuffer
 from swarm.transport.link import ROUND_TRIPS_KEPT
 
 

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from node.session.counters import NodeCounters
-from node.session.hedge_compare import MAX_DIFFERENCE, ROWS, SWEEPS, HedgeRows
-from node.session.upstream import UpstreamStream
-from node.session.upstreams import UpstreamSet
+from node.session.upstreams import MAX_DIFFERENCE, ROWS, SWEEPS, HedgeRows, UpstreamSet, UpstreamStream
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import HopClosed, RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
