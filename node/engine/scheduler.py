@@ -1,8 +1,9 @@
 """Whose turn it is to compute: schedule → run → postprocess. Owns no sessions and no network.
 
-Owners are served by fair queueing on measured milliseconds, and the sessions of each in turn (`Turns`), in slices of at most a quantum (F3): neither a long prefill nor a crowd of sessions holds up another's tree. Slices run
-on a thread of their own, short ones in the event loop itself: the way to another core, whose caches are cold, and back
-would add much to them. One thread at a time touches tensors.
+Owners are served by fair queueing on measured milliseconds, and the sessions of each in turn (`Turns`), in slices of
+at most a quantum (F3): neither a long prefill nor a crowd of sessions holds up another's tree. Slices run on a thread
+of their own, short ones in the event loop itself: the way to another core, whose caches are cold, and back would add
+much to them. One thread at a time touches tensors.
 
 Where several sessions wait, whole sweeps of others join a slice in one `Batch`, for as long as that
 saves those that wait more than it costs those that share it. Each is charged its share; the rest of the time it waited.

@@ -19,9 +19,7 @@ import torch
 
 from node.config import Dtype, ServeConfig
 from node.engine.measure import LayerSpeed, benchmark
-from node.membership.choice import ClassChoice, LayerCount, choose_class, choose_count
-from node.membership.joining import Joiner
-from node.membership.rebalance import Rebalance
+from node.membership.joining import ClassChoice, Joiner, LayerCount, Rebalance, choose_class, choose_count
 from node.model.checkpoint import Checkpoint
 from node.model.loading import DTYPES, Say, check_dtype, compute_of, fitting_layers, format_of, pick_device, pick_dtype
 from node.model.span import ModelLayout, dissect

@@ -27,14 +27,12 @@ from node.lifecycle.model_finder import ModelFinder
 from node.lifecycle.planning import NodeResources, ServingPlan, make_plan
 from node.lifecycle.span_host import SpanHost, bind
 from node.lifecycle.summary import ServingSummary
-from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.rebalance import Rebalance
+from node.membership.joining import Rebalance, SpanReservation, joiners_choice
 from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, pick_device
 from node.reach.hello import HelloOnly
-from node.reach.lend import MapPort, RelayLender
+from node.reach.lend import MapPort, RelayLender, node_ways
 from node.reach.watch import Watch
-from node.reach.ways_out import node_ways
 from node.session.counters import NodeCounters
 from node.telemetry.metrics import NodeFigures, listening, serving_metrics
 from node.telemetry.publisher import Address, Outbox, TelemetryPublisher

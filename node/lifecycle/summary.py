@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from node.lifecycle.planning import ServingPlan
-from node.membership.choice import COMPARED_NODES, need_of
+from node.membership.joining import COMPARED_NODES, need_of
 from node.model.loading import KV_RESERVE_TOKENS, KV_SHARE, MAX_DEFAULT_KV_TOKENS
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import ModelIdentity

@@ -73,8 +73,8 @@ NODE = {
     "sessions of an address": f"{n(HOLDINGS[admission.SESSIONS].per_key)}; then its own idlest gives way, after "
     f"{n(table.IDLE_S)} s without a sweep, or {n(table.UNUSED_S)} s where it never had one",
     "work of a session": f"{n(table.MAX_SWEEPS)} sweeps unanswered, {n(table.MAX_NODES)} live nodes",
-    "a session without its client": f"{n(hop_session.ORPHAN_S)} s after its stream broke, {n(hop_session.HOLD_S)} s where its "
-    f"client asks for that; {n(hop_session.IDLE_S / 60)} min without a word",
+    "a session without its client": f"{n(hop_session.ORPHAN_S)} s after its stream broke, "
+    f"{n(hop_session.HOLD_S)} s where its client asks for that; {n(hop_session.IDLE_S / 60)} min without a word",
     "what is kept for repairs": f"{n(context.JOURNAL_BYTES / GIB)} GiB of all sessions",
     "beginning with another session's tokens": f"it waits {n(hop_session.REST_S)} s for the end of a sweep",
     "head of a first message": f"{n(limits.OPENING_HEAD_BYTES / KIB)} KiB",

@@ -16,10 +16,8 @@ import pytest
 import node.lifecycle.announcer
 import node.lifecycle.span_host
 import node.membership.joining
-import node.membership.rebalance
 from node.config import ServeConfig
-from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.rebalance import Rebalance
+from node.membership.joining import Rebalance, SpanReservation, joiners_choice
 from node.model.checkpoint import Checkpoint
 from node.model.loading import load
 from node.model.span import SpanModel
@@ -211,7 +209,7 @@ async def test_a_running_node_closes_the_gap_that_somebody_left(monkeypatch: pyt
 async def test_a_node_whose_turn_it_is_no_more_goes_on_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     choices = iter([Span(0, 6), Span(0, 6), None])
-    monkeypatch.setattr(node.membership.rebalance, "movers_choice", lambda _own: lambda _records: next(choices))
+    monkeypatch.setattr(node.membership.joining, "movers_choice", lambda _own: lambda _records: next(choices))
     network = MemoryNetwork()
     lower, higher = sorted((Identity.ephemeral(), Identity.ephemeral()), key=lambda identity: identity.peer_id)
     async with auto_node(network, "0-6"), auto_node(network, "auto", 6, higher) as mover:

@@ -16,7 +16,7 @@ from node.config import ServeConfig
 from node.engine.measure import LayerSpeed
 from node.lifecycle.planning import Compute, NodeResources, ServingPlan, _benchmark, _classes
 from node.lifecycle.span_host import SpanHost
-from node.membership.choice import ClassChoice
+from node.membership.joining import ClassChoice
 from node.model.device import Device
 from node.model.span import SpanModel
 from node.session.counters import NodeCounters

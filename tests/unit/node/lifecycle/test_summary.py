@@ -11,7 +11,7 @@ from node.config import ServeConfig
 from node.engine.measure import LayerSpeed
 from node.lifecycle.planning import ServingPlan
 from node.lifecycle.summary import ServingSummary
-from node.membership.choice import ClassChoice, LayerCount
+from node.membership.joining import ClassChoice, LayerCount
 from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
 from swarm.inference.weights.format import WeightFormat

@@ -10,7 +10,7 @@ import pytest
 
 from node.reach.circuits import LocalServer
 from node.reach.ladder import MAX_CANDIDATES, candidates, is_public_swarm
-from node.reach.relay_choice import FULL, RelayProbe, in_order, parse_load
+from node.reach.standing import FULL, RelayProbe, in_order, parse_load
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
 from swarm.gateway.routes import default_gateways, parse_routes
