@@ -37,11 +37,6 @@ class ShowFiles:
 def files(order: ShowFiles, is_serving: Callable[[], bool], console: Console) -> None:
     """Print the parts, or delete those that the order names.
 
-    Args:
-        order: what to do.
-        is_serving: whether a node of this user runs, which may read them.
-        console: where to print.
-
     Raises:
         ConfigError: they cannot be deleted; nothing is.
     """

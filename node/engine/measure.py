@@ -115,9 +115,6 @@ def forward_ms(model: SpanModel, nodes: int, clock: Callable[[], float], sub: Sp
     """Milliseconds of one forward of a chain of tree nodes, head included at the tail.
 
     Args:
-        model: the layers.
-        nodes: of the sweep.
-        clock: seconds.
         sub: which of the layers; None for all.
     """
     kv_cache = KvCache(model.layout, 1 + nodes)
@@ -204,14 +201,7 @@ class LayerSpeed:
 def benchmark(
     layout: ModelLayout, form: WeightFormat, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> LayerSpeed:
-    """Measure one and two layers from the middle of a model, or a matrix as large where they are too large.
-
-    Args:
-        layout: of the model.
-        form: compute type, and how weights are held.
-        device: where.
-        clock: seconds, from any point on.
-    """
+    """Measure one and two layers from the middle of a model, or a matrix as large where they are too large."""
     started = clock()
     middle = min(layout.borders.starts, key=lambda start: abs(start - layout.num_layers // 2))
     span = Span(middle, min(middle + LAYERS, layout.num_layers))

@@ -194,7 +194,6 @@ class LoopCost:
 
         Args:
             cpu_s: CPU seconds of the thread that the loop runs on.
-            clock_s: seconds that passed.
         """
         self.mean_ms = 0.0
         self._cpu_s, self._clock_s = cpu_s, clock_s

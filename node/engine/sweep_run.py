@@ -220,7 +220,6 @@ class SweepRun:
         """Take a slice's rows, for the next hop or, at the tail, for a head.
 
         Args:
-            piece: whose.
             hidden: [nodes, hidden_size], as they left the last layer here.
             kept: the same, as they entered each layer of `cuts`.
         """

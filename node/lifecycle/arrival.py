@@ -90,14 +90,6 @@ class Arrival:
     """The steps. It lives on with the node: the watch climbs the same ladder."""
 
     def __init__(self, config: ServeConfig, say: Say, stack: AsyncExitStack, bound: BoundServer) -> None:
-        """Prepare.
-
-        Args:
-            config: what to serve, and how.
-            say: takes lines for the user.
-            stack: closes what the steps open.
-            bound: the node's server.
-        """
         self._config = config
         self._say = say
         self._stack = stack

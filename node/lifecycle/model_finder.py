@@ -57,11 +57,6 @@ ANSWER_S: Final = 5.0
 async def swarm_manifest(model: ModelIdentity, records: Sequence[NodeRecord], dialer: Dialer) -> Manifest | None:
     """The manifest of a model's weights, as machines that serve it say and its digest proves.
 
-    Args:
-        model: what they serve.
-        records: of machines; some of those that serve the model are asked.
-        dialer: by which they are called.
-
     Returns:
         None where nobody says it in time.
     """
@@ -172,13 +167,6 @@ class ModelFinder:
     """Finds the model that a node is to serve; `find` is called once."""
 
     def __init__(self, config: ServeConfig, say: Say, registry: Registry) -> None:
-        """Prepare a search.
-
-        Args:
-            config: what to serve.
-            say: takes lines for the user.
-            registry: the swarm's directory.
-        """
         self._config = config
         self._say = say
         self._registry = registry

@@ -69,9 +69,7 @@ class SpeedCheck:
         """Make a check that has not looked yet.
 
         Args:
-            sizes: tree nodes of the sweeps that are measured.
             forward_ms: runs one forward of so many on the thread that computes; between two of them others' work runs.
-            worked_ms: what sessions' work took so far.
         """
         self._sizes = sizes
         self._forward_ms = forward_ms
@@ -178,7 +176,6 @@ class SpanHost:
         """Load a span and measure how fast it is.
 
         Args:
-            span: the layers.
             held: parts of the last span that this one needs too; they are not read again.
 
         Raises:
@@ -355,10 +352,8 @@ def bind(
     """A server that has a port, and the port: taken before anything slow, so that a taken one is reported at once.
 
     Args:
-        host: IP address to listen on.
         port: 0 takes a free one.
         certificate: with which it answers; None: it speaks plain text.
-        network: of a private swarm, whose members alone are heard.
 
     Raises:
         ConfigError: the port or the address cannot be had.

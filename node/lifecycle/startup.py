@@ -84,10 +84,7 @@ class StartUp:
         """Prepare a start.
 
         Args:
-            config: what to serve, and how.
-            say: takes lines for the user.
             registry: replaces joining the DHT.
-            stack: closes what the steps open.
         """
         self._config = config
         self._say = say

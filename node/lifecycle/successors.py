@@ -74,15 +74,6 @@ class Successors:
     def __init__(
         self, registry: Registry, dialer: Dialer, policy: DialPolicy, identity: ModelIdentity, quota: Quota
     ) -> None:
-        """Know no machine yet.
-
-        Args:
-            registry: the directory.
-            dialer: keeps the connections.
-            policy: which addresses may be dialled.
-            identity: the model's.
-            quota: bounds how many new machines a session may try.
-        """
         self._registry = registry
         self._dialer = dialer
         self._policy = policy
@@ -115,7 +106,6 @@ class Successors:
         """The connection to a hop at the address of its own signed record and nowhere else.
 
         Args:
-            hop: whom to dial.
             records: signed ones that the client passed on: with one of a listed machine the directory is not asked.
             tried: whom this session went on with so far.
             stuck: a connection on which nothing comes through any more; another one is made.

@@ -126,9 +126,6 @@ def joiners_choice(peer: PeerId, num_layers: int, model: ModelIdentity, own: Joi
     """The span that a newcomer takes.
 
     Args:
-        peer: the newcomer.
-        num_layers: how many layers it takes.
-        model: of which.
         own: what it knows of itself; None: it counts as a typical machine, among all that there are.
     """
 
@@ -211,7 +208,6 @@ def choose_class(records: Sequence[NodeRecord], able: Sequence[str]) -> ClassCho
     """The class in which the swarm serves a model, as far as this machine can compute in it.
 
     Args:
-        records: of the model.
         able: classes in which this machine can compute, and its user lets it; the first is its own choice.
     """
     serving = [record for record in records if record.state is not NodeState.DRAINING]
@@ -237,9 +233,6 @@ def choose_count(
     """How many layers this machine should hold.
 
     Args:
-        records: of the model.
-        numeric_class: in which it computes.
-        num_layers: of the model.
         fits: how many layers its memory holds, at least 1.
         layer_ms: by tree nodes, what one of its layers takes; None where it was not measured.
 

@@ -72,8 +72,6 @@ def candidates(
     """The `host:port` under which peers are asked to call this machine: public ones first, and one of each family.
 
     Args:
-        host: the IP address to which the port is bound.
-        port: the port.
         found: the addresses of the interfaces, for a wildcard.
         only_public: whether peers call no private address, so that to ask for it is vain.
         prefers_ipv6: whether this machine knows its peers by IPv6 alone.

@@ -47,9 +47,6 @@ class RelayLender:
         """Lend nothing yet.
 
         Args:
-            registry: the directory.
-            config: which port, and how much.
-            whereabouts: how others come to this machine.
             map_port: for the relay's port, where the router maps the node's.
         """
         self._registry = registry
@@ -143,8 +140,6 @@ async def node_ways(
     """The ways of a node, while the block runs; None where the system has not what they need.
 
     Args:
-        host: where the node listens.
-        whereabouts: how it is reached, now.
         map_port: asked once, if a router maps the node's own port.
         egress: of a machine whose network lets little out; nobody calls it.
     """
@@ -169,7 +164,6 @@ def call_address(whereabouts: Whereabouts, port: int, mapped: str | None) -> str
     """Where machines may call a node now; None where nobody can.
 
     Args:
-        whereabouts: how its service is reached.
         port: at which it listens for calls.
         mapped: `host:port` of the router that leads there.
     """

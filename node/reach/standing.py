@@ -230,15 +230,6 @@ class Standing:
         options: StandingOptions,
         probe: AskRelay | None = None,
     ) -> None:
-        """Stand nowhere yet.
-
-        Args:
-            identity: this machine's.
-            circuits: opens what relays ask for.
-            find: the relays that are lent.
-            options: what differs between machines.
-            probe: measures a relay.
-        """
         self.changed = asyncio.Event()
         self._identity = identity
         self._circuits = circuits

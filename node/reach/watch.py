@@ -137,8 +137,6 @@ class Watch:
 
         Args:
             whereabouts: how it is reached; changed here.
-            senses: what to ask.
-            clock: a monotonic one, in seconds.
         """
         self._whereabouts = whereabouts
         self._senses = senses

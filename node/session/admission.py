@@ -54,9 +54,7 @@ class CallerCheck:
         """Have heard nobody.
 
         Args:
-            peer: this node.
             digest: SHA-256 of its certificate; empty in an insecure swarm.
-            clock: seconds since 1970.
         """
         self._peer, self._digest = peer, digest
         self._clock = clock
@@ -69,7 +67,6 @@ class CallerCheck:
         """Who makes this call: a peer id (text), or the session whose client it is (bytes).
 
         Args:
-            metadata: of the call.
             method: the full name of the gRPC method.
             subject: what the call begins with.
 

@@ -93,9 +93,7 @@ class NodeCounters:
         """A sweep was run.
 
         Args:
-            work: the sweep and what it changed.
             layers: how many layers ran it here.
-            queue_ms: how long it waited.
             compute_ms: its share of forwards.
         """
         self.sweeps += 1

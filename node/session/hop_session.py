@@ -197,10 +197,6 @@ class HopSession:
         """Begin a session.
 
         Args:
-            context: what all sessions share.
-            attach: its first message.
-            credits: what it is granted.
-            owner: who pays for it.
             parent: the session here that it asks to begin with (P15).
         """
         self.credits = credits
@@ -262,7 +258,6 @@ class HopSession:
         """Hear this stream from now on, and no other (R3) but its replica's (H2); go on with its route.
 
         Args:
-            upstream: the stream.
             attach: its first message, which the session's client signed.
             sender: who opened it: see `sender_of`.
 

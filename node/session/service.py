@@ -92,9 +92,6 @@ class NodeService:
         """Answer for a node.
 
         Args:
-            context: what its sessions share.
-            sessions: that run on it.
-            manifest: of the weights of its model.
             hello: proves over a caller's nonce that this node answers; ValueError where that is none.
         """
         self._manifest = wire.encode_manifest(manifest)

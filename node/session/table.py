@@ -78,9 +78,6 @@ def victims(
     has less.
 
     Args:
-        held: who holds what.
-        asked: by whom, and how much.
-        room: in all.
         idle_s: how long a session did no sweep (`as_idle_s`).
         weight: how many shares a key has.
     """
@@ -198,12 +195,6 @@ class SessionTable:
 
     def attach(self, attach: Attach, caller: Caller, upstream: UpstreamStream, address: str) -> HopSession:
         """Open the session, or hand a running one to its new upstream.
-
-        Args:
-            attach: the first message of the stream.
-            caller: who opened the stream.
-            upstream: the stream's way back.
-            address: whence it comes.
 
         Raises:
             SwarmError: the attach does not fit this node or is not the caller's, or there is no room.

@@ -97,8 +97,6 @@ class PromptRowsBudget:
         """The newest of some forced tokens whose rows may go with a reply.
 
         Args:
-            sequence: the reply's.
-            nodes: whose rows are asked for and here, in order.
             row_bytes: of one row.
             acked: the client holds every reply up to this sequence.
         """
@@ -187,7 +185,6 @@ class Tail:
         """Begin without a grammar.
 
         Args:
-            log: holds the session's state.
             compile_grammar: compiles one; None on a hop that picks nothing.
         """
         self._log = log

@@ -123,7 +123,6 @@ class HedgeRows:
         """Keep nothing yet.
 
         Args:
-            rng: draws the rows that are compared.
             row_parts: vectors of the model's width that a row consists of (P14); each is compared by itself.
         """
         self._rng = rng or random.SystemRandom()
@@ -181,10 +180,6 @@ def _rows(rows: Rows, places: dict[TreeNodeId, int]) -> dict[TreeNodeId, bytes]:
 def sender_of(attach: Attach, caller: Caller) -> str:
     """Whoever opened a stream, as one of those who may send this hop its sweeps.
 
-    Args:
-        attach: the first message of the stream.
-        caller: who opened it, proven.
-
     Raises:
         RemoteProtocolError: it is not the hop before, nor its replica; at hop 0, not the session's client.
     """
@@ -224,11 +219,8 @@ class UpstreamSet:
         """Hear nobody yet.
 
         Args:
-            peer: this machine.
-            counters: what it counts.
             receipt: makes a receipt from the number of parts that arrived on a stream.
             sign: signs what this machine reports of the session.
-            row_parts: of the rows that arrive: see `HedgeRows`.
         """
         self.heard = self.ready_for = -1
         self._peer = peer
@@ -250,11 +242,7 @@ class UpstreamSet:
         """Hear this stream; whether it brings a new generation, and not just a replica of the one that brought it.
 
         Args:
-            upstream: the stream.
-            attach: its first message, of the session's client.
-            sender: who opened it: see `sender_of`.
             received: the last sequence that this hop received.
-            credits: of the session.
 
         Raises:
             HopClosed: a newer generation holds the session.

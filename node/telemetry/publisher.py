@@ -187,11 +187,7 @@ class TelemetryPublisher:
         """Connect to nothing yet.
 
         Args:
-            address: where to publish, and as whom.
-            reporter: makes status and metrics.
-            outbox: says what is due.
             say: takes a line when an outage begins and when it is over.
-            intervals: how often, and how long to wait.
         """
         self._address = address
         self._reporter = reporter
