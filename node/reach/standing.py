@@ -77,8 +77,8 @@ def in_order(probes: Sequence[RelayProbe], own: PeerId) -> list[RelayProbe]:
     near_ms = nearest_ms * NEAR_FACTOR + NEAR_MS
 
     def place(probe: RelayProbe) -> tuple[bool, bool, float, bytes]:
-        is_far = probe.delay_ms > near_ms
-        return probe.load > FULL, is_far, probe.delay_ms if is_far else 0.0, _rendezvous(own, probe.address)
+        is_far, rendezvous = probe.delay_ms > near_ms, hashlib.sha256(f"{own} {probe.address}".encode()).digest()
+        return probe.load > FULL, is_far, probe.delay_ms if is_far else 0.0, rendezvous
 
     return sorted(probes, key=place)
 
@@ -120,10 +120,6 @@ async def ask_relay(address: str, peer: PeerId | None = None, dial: DialRelay = 
         return RelayProbe(address, peer, delay_ms, parse_load(line))
     except (OSError, TimeoutError, RemoteProtocolError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         return None
-
-
-def _rendezvous(own: PeerId, address: str) -> bytes:
-    return hashlib.sha256(f"{own} {address}".encode()).digest()
 
 
 WANTED: Final = 2

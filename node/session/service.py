@@ -166,8 +166,8 @@ class NodeService:
     async def manifest(self, request: bytes, context: RpcContext) -> bytes:
         """All weight files of the model; the answer is large, so it waits for its turn like rows."""
         self._admission.check_manifest(address_key(context.peer()))
-        await self._sessions.uplink.turn(len(self._manifest))
-        self._sessions.uplink.sent(len(self._manifest))
+        await self._context.uplink.turn(len(self._manifest))
+        self._context.uplink.sent(len(self._manifest))
         return self._manifest
 
     async def hold(self, request: bytes, context: RpcContext) -> bytes:
@@ -201,9 +201,9 @@ class NodeService:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
                 scope.spawn(_send_pings(hop.replies))
-                out = TimedWriter(context, self._sessions.uplink)
+                out = TimedWriter(context, self._context.uplink)
                 async for message in hop.replies.stream(request.acked):
-                    for part in split(message, self._sessions.uplink.part_bytes):
+                    for part in split(message, self._context.uplink.part_bytes):
                         await out.write(part)
         except TimeoutError:
             await _give_up(context)
@@ -235,7 +235,7 @@ class NodeService:
             async with TaskScope() as scope:
                 reader = scope.spawn(self._read(requests, upstream, context, origin))
                 reader.add_done_callback(lambda _: upstream.end())
-                await upstream.drain(TimedWriter(context, self._sessions.uplink))
+                await upstream.drain(TimedWriter(context, self._context.uplink).write)
         except TimeoutError:
             await _give_up(context)
 
@@ -296,7 +296,7 @@ class NodeService:
                 async for part in requests:
                     deadline.reschedule(None)
                     upstream.count_part()
-                    self._sessions.counters.bytes_in += len(part)
+                    self._context.counters.bytes_in += len(part)
                     try:
                         message = await self._decode(assembler, part, hop.owner)
                         if message is not None:

@@ -21,7 +21,6 @@ from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.messages import Attach, Credits, NodeInfo
 from swarm.runtime.tasks import TaskScope
 from swarm.runtime.version import VERSION
-from swarm.transport.uplink import Uplink
 
 logger = logging.getLogger(__name__)
 
@@ -152,11 +151,6 @@ class SessionTable:
     def counters(self) -> NodeCounters:
         """What this node has done."""
         return self._context.counters
-
-    @property
-    def uplink(self) -> Uplink:
-        """By which all that this node sends leaves."""
-        return self._context.uplink
 
     @property
     def admission(self) -> Admission:

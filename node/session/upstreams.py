@@ -9,9 +9,8 @@ import asyncio
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
@@ -42,13 +41,6 @@ from swarm.transport.liveness import RECEIPT_S
 # The downstream side of a link: what this node sends back to the peer that opened the stream. Never waits.
 
 OUTBOX_MESSAGES = 256
-
-
-class StreamWriter(Protocol):
-    """The part of a gRPC context that writes."""
-
-    async def write(self, message: bytes) -> None:
-        """Send one message."""
 
 
 class UpstreamStream:
@@ -95,10 +87,10 @@ class UpstreamStream:
                 self._receipt_due.cancel()
             self._outbox.put_nowait(None)
 
-    async def drain(self, writer: StreamWriter) -> None:
+    async def drain(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Write until the end."""
         while (message := await self._outbox.get()) is not None:
-            await writer.write(wire.encode_upstream(message))
+            await write(wire.encode_upstream(message))
 
 
 # Hedge comparison: are the rows the same that two replicas computed for one sweep?
@@ -195,11 +187,6 @@ MAX_SIGNED = 32
 """Signatures cost a millisecond of the event loop; so many faults in one generation, and none is news any more."""
 
 
-def unsigned(fault: Fault) -> Fault:
-    """The fault as it is."""
-    return fault
-
-
 class UpstreamSet:
     """The streams into one session of `peer`.
 
@@ -213,7 +200,7 @@ class UpstreamSet:
         peer: PeerId,
         counters: NodeCounters,
         receipt: Callable[[int], Ack],
-        sign: Callable[[Fault], Fault] = unsigned,
+        sign: Callable[[Fault], Fault],
         row_parts: int = 1,
     ) -> None:
         """Hear nobody yet.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 import grpc.aio
 import pytest
-import pytest_asyncio
 
 from node.lifecycle.successors import Successors, Tried
 from node.serve import Node
@@ -40,29 +39,15 @@ from tests.net.healthy_session import (
     VOCAB,
     WORDS,
     attacked_link,
-    healthy_session,
     right_picks,
     single_part,
     until_sessions,
     valid_attach,
-    warm_nodes,
 )
 from tests.net.raw_client import SweepNumbering, Unary, attach, dial, opening, raw_link, raw_replies, route_of
 from tests.net.three_nodes import SPANS, refusal, thread_held
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes() -> AsyncIterator[tuple[Node, ...]]:
-    async with warm_nodes() as three:
-        yield three
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    async with healthy_session(nodes, monkeypatch):
-        yield
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("other_session")]
 
 
 async def test_who_leaves_before_a_first_message_is_not_refused(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 import torch
 
 from node.serve import Node
@@ -18,27 +15,13 @@ from tests.net.healthy_session import (
     WIDTH,
     WORDS,
     attacked_link,
-    healthy_session,
     random_rows,
     valid_attach,
-    warm_nodes,
 )
 from tests.net.raw_client import SweepNumbering, raw_replies
 from tests.net.three_nodes import refusal
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes() -> AsyncIterator[tuple[Node, ...]]:
-    async with warm_nodes() as three:
-        yield three
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    async with healthy_session(nodes, monkeypatch):
-        yield
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("other_session")]
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ class Side(UpstreamStream):
 
 @pytest.fixture
 def streams() -> UpstreamSet:
-    return UpstreamSet(C, NodeCounters(), lambda parts: Ack(0, parts))
+    return UpstreamSet(C, NodeCounters(), lambda parts: Ack(0, parts), lambda fault: fault)
 
 
 async def test_both_replicas_of_the_newest_generation_are_heard(streams: UpstreamSet) -> None:
