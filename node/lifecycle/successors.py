@@ -17,7 +17,7 @@ from itertools import count
 import grpc.aio
 
 from node.session.admission import DIALLED, SUCCESSORS
-from node.session.context import Dial
+from node.session.context import HopDial
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, claimed_peer, unseal
 from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
@@ -95,7 +95,7 @@ class Successors:
         """Whether the directory had this machine lately."""
         return time.monotonic() - self._listed.get(peer, float("-inf")) < LISTED_S
 
-    def of_session(self, owner: str) -> Dial:
+    def of_session(self, owner: str) -> HopDial:
         """How a session that `owner` pays for comes to its next machines."""
         tried = Tried(owner)
         return lambda hop, records, stuck: self.dial(hop, records, tried, stuck)

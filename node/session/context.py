@@ -66,7 +66,7 @@ class JournalBudget:
         return journal.size_bytes
 
 
-Dial = Callable[[RouteHop, Iterable[bytes], grpc.aio.Channel | None], Awaitable[Connection]]
+HopDial = Callable[[RouteHop, Iterable[bytes], grpc.aio.Channel | None], Awaitable[Connection]]
 """Connects one session to a hop: its place, sealed records that its client passed on, a connection that is stuck."""
 
 
@@ -80,7 +80,7 @@ class NodeContext:
     """Its identity."""
     model: SpanModel
     engine: Engine
-    dials: Callable[[str], Dial]
+    dials: Callable[[str], HopDial]
     """How a session of some owner comes to the machine that comes next."""
     is_signed: SignatureCheck
     admission: Admission
