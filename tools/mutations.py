@@ -118,7 +118,7 @@ MUTATIONS = (
         "session",
         "victim = max(own, key=idle_s)",
         "victim = min(own, key=idle_s)",
-        "tests/unit/node/session/test_eviction.py",
+        "tests/unit/node/session/test_table.py",
         "the session that is in use gives way, and the idle one stays",
     ),
     Mutation(
