@@ -9,7 +9,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from swarm.errors import RemoteProtocolError, SwarmError
@@ -59,9 +59,6 @@ class CallerCheck:
         self._peer, self._digest = peer, digest
         self._clock = clock
         self._seen: OrderedDict[bytes, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None, method: str, subject: bytes) -> Caller:
         """Who makes this call: a peer id (text), or the session whose client it is (bytes).
@@ -173,19 +170,6 @@ class GrammarsRefused(RemoteProtocolError):
         super().__init__("grammar", f"of who asked for some that take too much; try again in {seconds:.0f} s")
 
 
-class Waiting:
-    """A stream's place among those without a session; given back once it has one, or ends."""
-
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        self._give_back: Callable[[], None] | None = give_back
-
-    def leave(self) -> None:
-        """Give the place back; harmless the second time."""
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()
-
-
 class Admission:
     """One node's quota, and its log of whom it refused.
 
@@ -220,8 +204,8 @@ class Admission:
             raise OverQuota(MANIFESTS)
 
     @contextmanager
-    def stream(self, address: str) -> Iterator[Waiting]:
-        """Let a stream in that has no session yet.
+    def stream(self, address: str) -> Iterator[ExitStack]:
+        """Let a stream in that has no session yet; what it gets, it closes once it has one.
 
         Who has sessions here may open a stream for each of them besides: its chains may change all at once. The first
         streams of an address count for it alone, so that a crowd that opens them all the time keeps no newcomer out.
@@ -238,11 +222,9 @@ class Admission:
         sessions = self.quota.held(SESSIONS, address) + self.quota.held(SESSIONS, CARRIED + address)
         if not self.quota.take(WAITING, address, allowance=sessions):
             raise OverQuota(WAITING)
-        waiting = Waiting(lambda: self.quota.give(WAITING, address))
-        try:
+        with ExitStack() as waiting:
+            waiting.callback(self.quota.give, WAITING, address)
             yield waiting
-        finally:
-            waiting.leave()
 
     def check_reroute(self, owner: str) -> None:
         """Let a session's owner change its route: to check one, and to answer that it leads nowhere, costs signatures.

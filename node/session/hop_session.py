@@ -122,47 +122,26 @@ class FrameRefused(SwarmError):
     """A frame that the session did not take; its neighbours know already."""
 
 
-def limits_of(credits: Credits, role: HopRole, hidden_size: int) -> FrameLimits:
-    """The largest frame that a session may send: all nodes that it may hold, with their rows as it agreed on them."""
-    counts = HeadLimits(credits.window_tokens, credits.sweeps, credits.nodes)
-    row_bytes = role.codec.row_bytes(role.width(role.span.start, hidden_size))
-    return FrameLimits.of_session(counts, row_bytes * (credits.window_tokens + credits.nodes))
-
-
 def check_sweep(frame: SweepFrame, model: SpanModel, role: HopRole) -> None:
     """Refuse a sweep whose rows or sampling this hop cannot serve.
 
     Raises:
         RemoteProtocolError: names the field.
     """
-    _check_sampling(frame.sweep.sampling, model)
+    check_parts(frame.sweep.sampling, frame.rows, model, role)
     for guess in frame.sweep.guesses:
         if (problem := guess.problem(model.vocab_size)) is not None:
             raise RemoteProtocolError("guesses", problem)
-    check_rows(frame.rows, model, role)
 
 
-def check_snapshot(snapshot: Snapshot, model: SpanModel, role: HopRole) -> None:
-    """Refuse a snapshot whose rows or sampling this hop cannot serve.
+def check_parts(sampling: Sampling | None, rows: Rows | None, model: SpanModel, role: HopRole) -> None:
+    """Refuse a sampling of tokens that the model has not, and rows that are not the session's; hop 0 embeds ids.
 
     Raises:
         RemoteProtocolError: names the field.
     """
-    _check_sampling(snapshot.sampling, model)
-    check_rows(snapshot.rows, model, role)
-
-
-def _check_sampling(sampling: Sampling | None, model: SpanModel) -> None:
     if sampling is not None and (problem := sampling.beyond(model.vocab_size)) is not None:
         raise RemoteProtocolError("sampling", " ".join(problem))
-
-
-def check_rows(rows: Rows | None, model: SpanModel, role: HopRole) -> None:
-    """Refuse rows at hop 0, which embeds ids, and rows of another width or codec than the session's at later hops.
-
-    Raises:
-        RemoteProtocolError: names the field.
-    """
     if (rows is None) != (role.span.start == 0):
         raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
     if rows is not None:
@@ -247,7 +226,10 @@ class HopSession:
     @property
     def frame_limits(self) -> FrameLimits:
         """The largest frame: every node that the session may hold (a snapshot's), with its rows in their codec."""
-        return limits_of(self.credits, self._role, self._context.model.hidden_size)
+        credits, role = self.credits, self._role
+        counts = HeadLimits(credits.window_tokens, credits.sweeps, credits.nodes)
+        row_bytes = role.codec.row_bytes(role.width(self.span.start, self._context.model.hidden_size))
+        return FrameLimits.of_session(counts, row_bytes * (credits.window_tokens + credits.nodes))
 
     @property
     def is_closed(self) -> bool:
@@ -347,7 +329,7 @@ class HopSession:
         if is_duplicate and self._asked_in < self._attach.generation:
             return
         try:
-            check_snapshot(snapshot, self._context.model, self._role)
+            check_parts(snapshot.sampling, snapshot.rows, self._context.model, self._role)
             self._check_grammar(snapshot.sampling)
             self.log.restore(snapshot)
         except SwarmError as error:

@@ -9,14 +9,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
 import grpc.aio
 
-from node.session.admission import CARRIED, AddressRefused, CallerCheck, Waiting
+from node.session.admission import CARRIED, AddressRefused, CallerCheck
 from node.session.context import NodeContext
 from node.session.hop_session import FrameRefused, HopSession
 from node.session.table import SessionTable
@@ -77,7 +77,7 @@ class StreamOrigin:
     """
 
     address: str
-    waiting: Waiting
+    waiting: ExitStack
 
 
 StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, StreamOrigin], Awaitable[None]]
@@ -196,7 +196,7 @@ class NodeService:
             hop = await self._sessions.find_tail(request.session, REPAIR_S if request.may_wait else 0.0)
         if hop is None or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
-        origin.waiting.leave()
+        origin.waiting.close()
         try:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
@@ -257,7 +257,7 @@ class NodeService:
             upstream.count_part()
             caller = self._callers.identify(context.invocation_metadata(), wire.LINK, attach.signature)
             hop = self._sessions.attach(attach, caller, upstream, origin.address)
-            origin.waiting.leave()
+            origin.waiting.close()
             await self._read_session(requests, hop, upstream)
         except TimeoutError:
             silence = RemoteProtocolError("attach", f"did not come within {FIRST_MESSAGE_S:.0f} s")

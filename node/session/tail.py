@@ -38,10 +38,6 @@ class AcceptedPath:
     def __init__(self) -> None:
         self._picks: dict[Parent, int] = {}
 
-    def forget(self) -> None:
-        """The session begins again from a snapshot."""
-        self._picks = {}
-
     def note(self, picks: Mapping[TreeNodeId, int], state: SessionState, *, is_cut: bool) -> None:
         """Take the picks of a sweep that was run.
 
@@ -275,7 +271,7 @@ class Tail:
 
     def forget(self) -> None:
         """A snapshot replaces everything."""
-        self._accepted.forget()
+        self._accepted = AcceptedPath()
         self._unmasked = None
         self._replayed.clear()
         self._prompt_rows = PromptRowsBudget()

@@ -60,7 +60,7 @@ def old(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     dispatch = NodeService._dispatch
 
     def older(service: NodeService, message: Frame, hop: HopSession, upstream: UpstreamStream) -> None:
-        is_old = service._identity.peer_id in {nodes[name].peer_id for name in names}
+        is_old = service._context.peer in {nodes[name].peer_id for name in names}
         if is_old and isinstance(message, SweepFrame | Snapshot):
             sampling = message.sweep.sampling if isinstance(message, SweepFrame) else message.sampling
             if sampling is not None and sampling.rules is not None:

@@ -66,7 +66,7 @@ def test_streams_without_a_session_are_bounded_and_come_back(
     assert admission.quota.total(WAITING) == 0
     clock.now += 10
     with admission.stream(address) as waiting:
-        waiting.leave()
+        waiting.close()
         assert admission.quota.total(WAITING) == 0, "it has a session now"
 
 

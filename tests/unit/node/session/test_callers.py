@@ -71,10 +71,10 @@ def test_what_is_remembered_is_bounded_and_goes_away(monkeypatch: pytest.MonkeyP
     check = CallerCheck(HERE.peer, HERE.digest, clock)
     for _ in range(20):
         check.identify(made(key, clock.now_s), METHOD, SUBJECT)
-    assert len(check) == 8
+    assert len(check._seen) == 8
     clock.now_s += 120
     check.identify(made(key, clock.now_s), METHOD, SUBJECT)
-    assert len(check) == 1
+    assert len(check._seen) == 1
 
 
 def test_what_is_no_introduction_is_not_remembered() -> None:
@@ -94,4 +94,4 @@ def test_what_is_no_introduction_is_not_remembered() -> None:
     for metadata in wrong:
         with pytest.raises(RemoteProtocolError):
             check.identify(metadata, METHOD, SUBJECT)
-    assert len(check) == 0
+    assert len(check._seen) == 0
