@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Final, Protocol
+from typing import Final
 
+from node.reach.standing import Standing
 from swarm.discovery.dialable import IpAddress, is_public
 from swarm.discovery.node_record import Reach, bracketed
 from swarm.errors import ConfigError
@@ -123,28 +124,6 @@ AskPeers = Callable[[str], Awaitable[bool | None]]
 """Whether peers reach this machine at an address; None where nobody could be asked."""
 
 
-class Relays(Protocol):
-    """Standing connections to relays (`node.reach.standing`)."""
-
-    @property
-    def relays(self) -> tuple[str, ...]:
-        """Where this machine stands; the first is the one to announce."""
-        ...
-
-    @property
-    def troubles(self) -> tuple[str, ...]:
-        """Why it does not stand elsewhere."""
-        ...
-
-    def prefer_other(self) -> None:
-        """Put another one first."""
-        ...
-
-    async def stands(self, limit_s: float) -> bool:
-        """Wait until it stands somewhere."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Rungs:
     """What the ladder stands on.
@@ -173,7 +152,7 @@ class Rungs:
     call_self: Callable[[str], Awaitable[bool]]
     map_port: Callable[[], Awaitable[tuple[str, str]]] | None = None
     unmap: Callable[[], Awaitable[None]] | None = None
-    relays: Callable[[], Relays] | None = None
+    relays: Callable[[], Standing] | None = None
     is_narrow: bool = False
 
 

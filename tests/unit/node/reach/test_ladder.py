@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 
@@ -66,7 +67,7 @@ class World:
             call_self=self.call_self,
             map_port=self.map_port,
             unmap=self.unmap,
-            relays=lambda: self.relays,
+            relays=lambda: cast("Any", self.relays),
         )
 
 
