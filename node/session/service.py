@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
@@ -67,20 +66,8 @@ RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 UnaryMethod = Callable[[bytes, RpcContext], Awaitable[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOrigin:
-    """Where a stream comes from.
-
-    Attributes:
-        address: who pays for it.
-        waiting: its place among the streams without a session.
-    """
-
-    address: str
-    waiting: ExitStack
-
-
-StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, StreamOrigin], Awaitable[None]]
+StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, str, ExitStack], Awaitable[None]]
+"""Gets the address that pays for the stream, and its place among those without a session."""
 
 
 class NodeService:
@@ -134,7 +121,7 @@ class NodeService:
             address = address_key(context.peer())
             async with self._refusing(address, context):
                 with self._admission.stream(address) as waiting:
-                    await method(requests, context, StreamOrigin(address, waiting))
+                    await method(requests, context, address, waiting)
 
         return call
 
@@ -182,7 +169,9 @@ class NodeService:
             hop.hold(hold)
         return wire.encode_held(Held(held=False) if hop is None else hop.standing())
 
-    async def replies(self, requests: AsyncIterator[bytes], context: RpcContext, origin: StreamOrigin) -> None:
+    async def replies(
+        self, requests: AsyncIterator[bytes], context: RpcContext, address: str, waiting: ExitStack
+    ) -> None:
         """The picks of one session, for its client."""
         try:
             async with asyncio.timeout(FIRST_MESSAGE_S):
@@ -196,7 +185,7 @@ class NodeService:
             hop = await self._sessions.find_tail(request.session, REPAIR_S if request.may_wait else 0.0)
         if hop is None or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
-        origin.waiting.close()
+        waiting.close()
         try:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
@@ -228,12 +217,12 @@ class NodeService:
         except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
             self._admission.refused("reply streams", error)
 
-    async def link(self, requests: AsyncIterator[bytes], context: RpcContext, origin: StreamOrigin) -> None:
+    async def link(self, requests: AsyncIterator[bytes], context: RpcContext, address: str, waiting: ExitStack) -> None:
         """One session's stream from its upstream neighbour."""
         upstream = UpstreamStream()
         try:
             async with TaskScope() as scope:
-                reader = scope.spawn(self._read(requests, upstream, context, origin))
+                reader = scope.spawn(self._read(requests, upstream, context, address, waiting))
                 reader.add_done_callback(lambda _: upstream.end())
                 await upstream.drain(TimedWriter(context, self._context.uplink).write)
         except TimeoutError:
@@ -244,7 +233,8 @@ class NodeService:
         requests: AsyncIterator[bytes],
         upstream: UpstreamStream,
         context: RpcContext,
-        origin: StreamOrigin,
+        address: str,
+        waiting: ExitStack,
     ) -> None:
         hop: HopSession | None = None
         attach: Attach | None = None
@@ -253,24 +243,24 @@ class NodeService:
                 part = await anext(requests, None)
             if part is None:
                 return  # the peer opened it and sent nothing
-            attach = self._first(part, origin.address)
+            attach = self._first(part, address)
             upstream.count_part()
             caller = self._callers.identify(context.invocation_metadata(), wire.LINK, attach.signature)
-            hop = self._sessions.attach(attach, caller, upstream, origin.address)
-            origin.waiting.close()
+            hop = self._sessions.attach(attach, caller, upstream, address)
+            waiting.close()
             await self._read_session(requests, hop, upstream)
         except TimeoutError:
             silence = RemoteProtocolError("attach", f"did not come within {FIRST_MESSAGE_S:.0f} s")
-            self._refuse(upstream, silence, attach, origin.address)
+            self._refuse(upstream, silence, attach, address)
         except grpc.aio.AioRpcError:
             pass  # the neighbour's machine or process is gone
         except Exception as error:
             if not isinstance(error, SwarmError):
                 logger.error("a stream failed", exc_info=error)
-            self._admission.refused(origin.address, error)
+            self._admission.refused(address, error)
             if hop is None and attach is not None and attach.index == 0:
-                self._admission.insisted(origin.address)
-            self._refuse(upstream, error, attach, origin.address)
+                self._admission.insisted(address)
+            self._refuse(upstream, error, attach, address)
         finally:
             if hop is not None:
                 hop.detach(upstream)
