@@ -185,7 +185,8 @@ class Arrival:
             fallback=self._fallback(),
             is_first=not config.join,
             dial_back=self._dial_back,
-            call_self=self._call_self if egress is None else self._asks_peers,
+            # A network that lets little out does not let a machine call itself through a relay.
+            call_self=self._call_self if egress is None else self._dial_back,
             map_port=None if config.no_port_mapping else self._map_port,
             unmap=self._unmap,
             relays=None if config.relay == "off" else self._stand,
@@ -245,10 +246,6 @@ class Arrival:
         except (grpc.aio.AioRpcError, SwarmError):
             return False
         return check_hello(endpoint.peer, nonce, endpoint.digest, answer)
-
-    async def _asks_peers(self, address: str) -> bool:
-        """The same for a machine that cannot call itself through a relay: its network lets little out."""
-        return await self._dial_back(address) is not False
 
     async def _map_port(self) -> tuple[str, str]:
         if is_loopback(self._config.host) or not behind_router(interface_addresses()):

@@ -149,7 +149,7 @@ class Rungs:
     fallback: str
     is_first: bool
     dial_back: AskPeers
-    call_self: Callable[[str], Awaitable[bool]]
+    call_self: AskPeers
     map_port: Callable[[], Awaitable[tuple[str, str]]] | None = None
     unmap: Callable[[], Awaitable[None]] | None = None
     relays: Callable[[], Standing] | None = None
