@@ -125,7 +125,7 @@ MUTATIONS = (
         "engine",
         "time.virtual_ms = max(time.virtual_ms, self._least_ms)",
         "time.virtual_ms = max(time.virtual_ms, 0.0)",
-        "tests/unit/node/engine/test_turns.py",
+        "tests/unit/node/engine/test_scheduler.py",
         "who was idle has saved time, and holds up all others",
     ),
     Mutation(
