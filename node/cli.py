@@ -186,7 +186,7 @@ async def _run(config: ServeConfig) -> None:
 @asynccontextmanager
 async def _speaking(console: Console) -> AsyncIterator[Callable[[str], None]]:
     """How the node speaks while it starts and runs: with bars on a terminal, in plain lines elsewhere."""
-    from node.lifecycle.progress import TerminalSay
+    from node.lifecycle.summary import TerminalSay
 
     if not console.is_terminal:
         yield console.print

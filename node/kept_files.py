@@ -37,11 +37,6 @@ class ShowFiles:
 def files(order: ShowFiles, is_serving: Callable[[], bool], console: Console) -> None:
     """Print the parts, or delete those that the order names.
 
-    Args:
-        order: what to do.
-        is_serving: whether a node of this user runs, which may read them.
-        console: where to print.
-
     Raises:
         ConfigError: they cannot be deleted; nothing is.
     """
@@ -58,7 +53,7 @@ def files(order: ShowFiles, is_serving: Callable[[], bool], console: Console) ->
     for part in kept:
         table.add_row(*map(Text, _cells(part)))
     console.print(table)
-    console.print(Text(f"{_size(_taken(kept))} in {parts_folder()}\n{_OTHERS}"))
+    console.print(Text(f"{_size(sum(part.file.disk_bytes for part in kept))} in {parts_folder()}\n{_OTHERS}"))
 
 
 def _delete(wanted: str, kept: Sequence[KeptPart], is_serving: Callable[[], bool], console: Console) -> None:
@@ -101,10 +96,6 @@ def _cells(part: KeptPart) -> tuple[str, str, str, str, str]:
     whole = _size(part.file.size_bytes) if part.origins else ""
     fetched = datetime.fromtimestamp(part.fetched_at).strftime("%Y-%m-%d %H:%M")
     return repo, name, _size(part.file.disk_bytes), whole, fetched
-
-
-def _taken(kept: Sequence[KeptPart]) -> int:
-    return sum(part.file.disk_bytes for part in kept)
 
 
 def _size(count: int) -> str:

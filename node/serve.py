@@ -40,8 +40,6 @@ class Node:
         """Prepare a node.
 
         Args:
-            config: what it will serve, and how.
-            say: takes lines for the user.
             registry: replaces joining the DHT.
             pauser: replaces what the options say of pausing.
         """

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from node.model.device import Device
-from node.telemetry.counters import ErrorKind, NodeCounters
+from node.session.counters import ErrorKind, NodeCounters
 from node.telemetry.metrics import NodeFigures
 from node.telemetry.report import NodeDescription, NodeSnapshot
 from swarm.discovery.node_record import NodeState

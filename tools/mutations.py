@@ -116,14 +116,14 @@ MUTATIONS = (
         "session",
         "victim = max(own, key=idle_s)",
         "victim = min(own, key=idle_s)",
-        "tests/unit/node/session/test_eviction.py",
+        "tests/unit/node/session/test_table.py",
         "the session that is in use gives way, and the idle one stays",
     ),
     Mutation(
         "engine",
         "time.virtual_ms = max(time.virtual_ms, self._least_ms)",
         "time.virtual_ms = max(time.virtual_ms, 0.0)",
-        "tests/unit/node/engine/test_turns.py",
+        "tests/unit/node/engine/test_scheduler.py",
         "who was idle has saved time, and holds up all others",
     ),
     Mutation(

@@ -158,7 +158,7 @@ def _lie_to_successors(here: Insider, lie: Lie) -> None:
 
 def _lie_to_clients(lie: Lie) -> None:
     """Lie where replies leave: the buffer keeps one for each sweep, so a second would take its place."""
-    from node.session.reply_buffer import ReplyBuffer
+    from node.session.tail import ReplyBuffer
 
     put, stream = ReplyBuffer.put, ReplyBuffer.stream
 

@@ -28,7 +28,7 @@ from client.decode.walk import WANT_ROWS, Walk, hand_over_rows
 from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter, TreeDrafter
 from client.drafting.search.tree import DraftTree
 from client.drafting.sources.model import LocalSession
-from node.session.accepted_path import AcceptedPath, requested_rows
+from node.session.tail import AcceptedPath, requested_rows
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
-from node.engine.batch import Batch, BatchMember
+from node.engine.scheduler import Batch, BatchMember
 from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.span import SpanModel
 from node.session.service import RpcContext

@@ -18,7 +18,7 @@ from client.dialogue.messages import AnswerDelta, ToolCallDelta
 from client.library.session import Piece
 from client.stats import Result
 from swarm.errors import GenerationInterrupted, RouteError
-from swarm.metrics.histogram import Histogram
+from swarm.runtime.histogram import Histogram
 from swarm.runtime.tasks import TaskScope, relay
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from swarm.errors import (
@@ -44,7 +44,7 @@ from swarm.errors import (
     Unreachable,
 )
 from swarm.ids import SessionId
-from swarm.protocol.faults import error_of
+from swarm.protocol.faults import SignatureCheck, error_of
 from swarm.protocol.messages import Fault, FaultKind, RouteHop
 from swarm.routing.route import Route
 from swarm.runtime.version import which_side
@@ -231,10 +231,6 @@ OF_OTHERS = {FaultKind.UNREACHABLE, FaultKind.TIMEOUT, FaultKind.CLOSED}
 """What a hop may say of the one that comes next."""
 
 
-SignatureCheck = Callable[[Fault, SessionId, Iterable[bytes]], bool | None]
-"""Says of a fault of a session, with the sealed records of the route, whether it is what its reporter said."""
-
-
 def blamed(fault: Fault, via: RouteHop, session: SessionId, route: Route, is_signed: SignatureCheck) -> HopError:
     """The trouble that a fault is, with the machines that carry it.
 
@@ -305,7 +301,7 @@ MAY_PASS = (Unreachable, HopTimeout)
 """Refusals that may pass: the machine may start again, be replaced, or have been slow."""
 BUSY_S = 5.0
 """How long a machine that has no room is asked again where no other is left: by then it is free of sessions that nobody
-uses (`node.session.eviction`)."""
+uses (`node.session.table`)."""
 
 
 class Refusals:

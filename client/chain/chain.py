@@ -18,7 +18,7 @@ from typing import assert_never
 import grpc.aio
 
 from client.chain.answers import Answer, Answers, PickCheck, ReplyStream, check_reply
-from client.chain.blame import SignatureCheck, advised, blamed
+from client.chain.blame import advised, blamed
 from client.chain.progress import DueProgress, ProgressWatch, merged
 from client.chain.repair_plan import (
     FindRoute,
@@ -56,6 +56,7 @@ from swarm.ids import PeerId
 from swarm.inference.grammars import GrammarPlace
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.faults import SignatureCheck
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
     Attach,

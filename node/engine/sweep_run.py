@@ -1,6 +1,6 @@
 """One sweep on one hop, slice by slice: its KV changes, what a forward needs of it, and what it makes of the result.
 
-The forward itself is `node.engine.batch`'s. Owns no queue and no network.
+The forward itself is `node.engine.scheduler`'s. Owns no queue and no network.
 """
 
 from __future__ import annotations
@@ -220,7 +220,6 @@ class SweepRun:
         """Take a slice's rows, for the next hop or, at the tail, for a head.
 
         Args:
-            piece: whose.
             hidden: [nodes, hidden_size], as they left the last layer here.
             kept: the same, as they entered each layer of `cuts`.
         """

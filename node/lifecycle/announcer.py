@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from node.lifecycle.resources import NodeResources
+from node.lifecycle.planning import NodeResources
 from node.lifecycle.span_host import SpanHost
 from node.membership.duplicate_identity import check_still_alone, next_expiry
 from node.model.malloc_trim import trim_heap

@@ -23,10 +23,8 @@ from node.membership.duplicate_identity import check_alone
 from node.model.loading import Say
 from node.reach.circuits import Circuits, LocalServer
 from node.reach.hello import HelloOnly
-from node.reach.ladder import Ladder, Rungs
-from node.reach.own_addresses import candidates, is_public_swarm, knows_ipv6_alone
+from node.reach.ladder import Ladder, Reached, Rungs, Whereabouts, candidates, is_public_swarm, knows_ipv6_alone
 from node.reach.punch import PunchAnswerer
-from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import PunchRequest, Standing, StandingOptions
 from node.reach.watch import Senses, Sight
 from swarm.discovery.address_proof import NONCE_BYTES, check_hello
@@ -89,14 +87,6 @@ class Arrival:
     """The steps. It lives on with the node: the watch climbs the same ladder."""
 
     def __init__(self, config: ServeConfig, say: Say, stack: AsyncExitStack, bound: BoundServer) -> None:
-        """Prepare.
-
-        Args:
-            config: what to serve, and how.
-            say: takes lines for the user.
-            stack: closes what the steps open.
-            bound: the node's server.
-        """
         self._config = config
         self._say = say
         self._stack = stack
@@ -192,7 +182,8 @@ class Arrival:
             fallback=self._fallback(),
             is_first=not config.join,
             dial_back=self._dial_back,
-            call_self=self._call_self if egress is None else self._asks_peers,
+            # A network that lets little out does not let a machine call itself through a relay.
+            call_self=self._call_self if egress is None else self._dial_back,
             map_port=None if config.no_port_mapping else self._map_port,
             unmap=self._unmap,
             relays=None if config.relay == "off" else self._stand,
@@ -252,10 +243,6 @@ class Arrival:
         except (grpc.aio.AioRpcError, SwarmError):
             return False
         return check_hello(endpoint.peer, nonce, endpoint.digest, answer)
-
-    async def _asks_peers(self, address: str) -> bool:
-        """The same for a machine that cannot call itself through a relay: its network lets little out."""
-        return await self._dial_back(address) is not False
 
     async def _map_port(self) -> tuple[str, str]:
         if is_loopback(self._config.host) or not behind_router(interface_addresses()):

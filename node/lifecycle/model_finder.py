@@ -10,29 +10,135 @@ Fetches small files alone. What a stranger says is believed where a digest prove
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Final
 
+import grpc.aio
+
 from node.config import ServeConfig
-from node.membership.model_mismatch import check_invited_model, describe_mismatch, name_files, swarms_model
-from node.membership.swarm_manifest import swarm_manifest
 from node.model.checkpoint import Checkpoint, open_checkpoint, open_named
 from node.model.loading import Say, reading_lines
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import Registry
-from swarm.errors import HubError, ModelMismatch, RegistryError, SwarmError, UnknownModel, UnsupportedModel
+from swarm.errors import (
+    HubError,
+    ModelMismatch,
+    RegistryError,
+    RemoteProtocolError,
+    SwarmError,
+    UnknownModel,
+    UnsupportedModel,
+)
 from swarm.ids import ModelIdentity
 from swarm.models.fingerprint import client_identity, model_identity
 from swarm.models.hub import Hub
 from swarm.models.hub_errors import explain, hub_name
 from swarm.models.manifests import FileProof, KnownWeights, WeightFiles, find_manifest, remember, remembered_commits
 from swarm.models.revisions import fitting_commits
+from swarm.protocol import wire
 from swarm.protocol.manifest import Manifest
 from swarm.routing.latency import measure_delays
 from swarm.routing.served import ServedModels
 from swarm.transport.dial import Dialer
+
+# Asks the machines of a swarm which files their model's weights are. Believes what its digest proves.
+
+AT_ONCE: Final = 4
+"""Machines that are asked at the same time."""
+MAX_ASKED: Final = 8
+ANSWER_S: Final = 5.0
+"""For connecting, and for a list that has some kilobytes."""
+
+
+async def swarm_manifest(model: ModelIdentity, records: Sequence[NodeRecord], dialer: Dialer) -> Manifest | None:
+    """The manifest of a model's weights, as machines that serve it say and its digest proves.
+
+    Returns:
+        None where nobody says it in time.
+    """
+    serving = [one for one in records if one.state is NodeState.SERVING and one.model.fingerprint == model.fingerprint]
+    asked = random.SystemRandom().sample(serving, min(len(serving), MAX_ASKED))
+    for start in range(0, len(asked), AT_ONCE):
+        answers = await asyncio.gather(*(_ask(record, dialer) for record in asked[start : start + AT_ONCE]))
+        for manifest in answers:
+            if manifest is not None and manifest.digest == model.weights_digest:
+                return manifest
+    return None
+
+
+async def _ask(record: NodeRecord, dialer: Dialer) -> Manifest | None:
+    try:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+        call = dialer.channel(record.endpoint).unary_unary(wire.MANIFEST)
+        async with asyncio.timeout(ANSWER_S):
+            return wire.decode_manifest(await call(b""))
+    except (TimeoutError, grpc.aio.AioRpcError, RemoteProtocolError, SwarmError):
+        return None
+
+
+# Which model a node serves that was told none, and models of one name that are not the same.
+
+FILES_NAMED: Final = 3
+"""Files that a line names."""
+
+
+async def swarms_model(served: ServedModels, known: Sequence[ModelIdentity]) -> str:
+    """The name of the swarm's only model: of several that are listed, the only one that is served.
+
+    Raises:
+        UnknownModel: none is listed, or none or several of those that are listed are served.
+    """
+    names = {model.name for model in known}
+    if len(names) > 1:
+        names = {model.name for model in await served.served(known)}
+    if len(names) == 1:
+        return names.pop()
+    listed = ", ".join(sorted(f"{model.name} ({model.fingerprint[:8]})" for model in known)) or "none"
+    raise UnknownModel(f"say which MODEL to serve; models in this swarm: {listed}")
+
+
+def describe_mismatch(own: ModelIdentity, theirs: ModelIdentity, files: Sequence[str] = (), why: str = "") -> str:
+    """A line about two models of one name.
+
+    Args:
+        own: what lies here.
+        theirs: what the swarm has.
+        files: weight files of the swarm's model that are not here, or not with these contents.
+        why: why this machine does not take the swarm's, where that can be said.
+    """
+    differ = own.unlike(theirs) or "number of layers"
+    named = f" ({name_files(files)})" if files else ""
+    reason = f"; {why}" if why else ""
+    prints = f"{own.name} here is {own.fingerprint[:12]}, in the swarm it is {theirs.fingerprint[:12]}"
+    return f"{prints}: they differ in {differ}{named}{reason}"
+
+
+def name_files(names: Sequence[str]) -> str:
+    """The first files by name, and how many more there are."""
+    more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
+    return ", ".join(names[:FILES_NAMED]) + more
+
+
+def check_invited_model(identity: ModelIdentity, fingerprint: str | None) -> None:
+    """Refuse other weights than whoever invites has, or the swarm had that was joined last.
+
+    Args:
+        identity: what lies here.
+        fingerprint: how the other one's begins; None where it is not known.
+
+    Raises:
+        ModelMismatch: they differ.
+    """
+    if fingerprint is not None and not identity.fingerprint.startswith(fingerprint):
+        raise ModelMismatch(
+            f"{identity.name} here is {identity.fingerprint[:12]}, and this machine is to serve {fingerprint[:12]}: "
+            "other weights, config or tokenizer; update your copy, or name MODEL to serve yours"
+        )
+
 
 MODELS_ASKED: Final = 4
 """Listed models whose weights may be those of a folder that lacks some files, at most."""
@@ -61,13 +167,6 @@ class ModelFinder:
     """Finds the model that a node is to serve; `find` is called once."""
 
     def __init__(self, config: ServeConfig, say: Say, registry: Registry) -> None:
-        """Prepare a search.
-
-        Args:
-            config: what to serve.
-            say: takes lines for the user.
-            registry: the swarm's directory.
-        """
         self._config = config
         self._say = say
         self._registry = registry

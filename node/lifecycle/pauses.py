@@ -60,14 +60,6 @@ class Pauser:
     """
 
     def __init__(self, judge: PauseJudge, say: Say, look_s: float = LOOK_S, retry_s: float = RETRY_S) -> None:
-        """Have looked at nothing yet.
-
-        Args:
-            judge: says whether there is a cause.
-            say: takes lines for the user.
-            look_s: between looks.
-            retry_s: after a node that could not go on.
-        """
         self.paused_for: str | None = None
         self._judge = judge
         self._say = say
@@ -119,12 +111,7 @@ class Pauser:
 
 
 def judge_of(config: ServeConfig, worked_ms: Callable[[], float]) -> PauseJudge:
-    """What a node with these options pauses for.
-
-    Args:
-        config: the options.
-        worked_ms: how long its engine computed so far.
-    """
+    """What a node with these options pauses for."""
     wishes = Wishes(config.pause_when_busy, config.pause_on_battery, config.quiet())
     if not wishes.when_busy:
         return PauseJudge(causes(wishes, lambda: None, ""), time.monotonic)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, cast
@@ -17,21 +18,74 @@ from typing import Final, cast
 import torch
 
 from node.config import Dtype, ServeConfig
-from node.engine.benchmark import LayerSpeed, benchmark
-from node.lifecycle.resources import NodeResources
-from node.membership.choice import ClassChoice, LayerCount, choose_class, choose_count
-from node.membership.joining import Joiner
+from node.engine.measure import LayerSpeed, benchmark
+from node.membership.joining import ClassChoice, Joiner, LayerCount, Rebalance, choose_class, choose_count
 from node.model.checkpoint import Checkpoint
-from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, format_of, pick_device, pick_dtype
+from node.model.loading import DTYPES, Say, check_dtype, compute_of, fitting_layers, format_of, pick_device, pick_dtype
 from node.model.span import ModelLayout, dissect
+from node.reach.ladder import Whereabouts
+from node.session.counters import NodeCounters
+from node.telemetry.publisher import Outbox
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, LayersError, RegistryError, TooSlow
-from swarm.ids import PeerId
+from swarm.ids import ModelIdentity, PeerId
 from swarm.inference.devices import expected_class, free_bytes
 from swarm.inference.weights.format import BITS, WeightFormat, WeightsName
+from swarm.protocol.manifest import Manifest
 from swarm.protocol.numeric_class import NumericClass
 from swarm.routing.latency import ghosts, measure_delays
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import Dialer
+from swarm.transport.uplink import Uplink
+from swarm.transport.way import Ways
+
+# What a node holds from its start to its end, whichever layers it serves. Owns nothing: a value.
+#
+# The start-up fills it before any layer is chosen; the span's host and the announcer work with it.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """What exists once the ports are bound, the directory is joined and the model is found."""
+
+    config: ServeConfig
+    say: Say
+    """Takes lines for the user."""
+    registry: Registry
+    whereabouts: Whereabouts
+    """How others reach the gRPC service, now."""
+    port: int
+    """The TCP port that is bound for it."""
+    certificate: ServerCertificate | None
+    """With which it answers until it ends, whichever layers it serves; None with `--insecure`."""
+    identity: ModelIdentity
+    """Of the model."""
+    manifest: Manifest
+    """Of its weights."""
+    left_behind: NodeRecord | None
+    """The record of an earlier run of this machine that has not expired yet."""
+    checkpoint: Checkpoint
+    rebalance: Rebalance
+    counters: NodeCounters
+    uplink: Uplink
+    """By which the rows of all sessions leave, whichever layers it serves."""
+    outbox: Outbox
+    loaded: ExitStack
+    """Ends the loaded layers, after everything that computes with them."""
+    dialer: Dialer
+    ways: Ways | None
+    """Lead past relays; None where the system has not what they need."""
+    scope: TaskScope
+    """Owns the node's background tasks."""
+
+    @property
+    def address(self) -> str:
+        """Under which others reach the gRPC service now, as the record has it."""
+        return self.whereabouts.now.address
+
 
 Compute = tuple[torch.device, torch.dtype, WeightsName]
 READ_S: Final = 20.0

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Final
 
 import grpc.aio
 import torch
 from torch import nn
 
-from node.engine.measure import make_ready, measure_sweeps, sizes_of, step_cost, uncounted_ms
+from node.engine.measure import REPEATS, make_ready, measure_sweeps, medians, sizes_of, step_cost, uncounted_ms
 from node.engine.scheduler import Engine
-from node.engine.staircase_cost import staircase
-from node.lifecycle.resources import NodeResources
-from node.lifecycle.speed_check import SpeedCheck
+from node.engine.step_cost import StaircaseCost
+from node.lifecycle.planning import NodeResources
+from node.lifecycle.successors import Successors
 from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
 from node.model.malloc_trim import trim_heap
@@ -27,12 +28,14 @@ from node.model.span import SpanModel, dissect, shared_parts
 from node.session.admission import Admission, weight_of
 from node.session.context import NodeContext
 from node.session.service import NodeService
-from node.session.successors import Successors
 from node.session.table import SessionTable
+from swarm.discovery.address_proof import hello_response
 from swarm.discovery.dht.addresses import check_own_address
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
 from swarm.egress.streams import bracketed
+from swarm.discovery.node_record import NodeRecord, bracketed
+from swarm.discovery.signed_faults import is_signed
 from swarm.errors import ConfigError
 from swarm.inference.devices import empty_cache
 from swarm.inference.grammars import GrammarCompiler
@@ -45,6 +48,59 @@ from swarm.runtime.process_limits import file_limit
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import SERVER_OPTIONS, bind_port
 from swarm.transport.network_key import NetworkKey
+
+# Whether a node still runs its layers as fast as it says: measured again while nobody uses them.
+#
+# A node that starts on a busy machine measures the other programs too, and would claim that speed for as long as it
+# runs. One forward of each size now and then is compared with what is announced, more and more rarely while they agree;
+# where they differ it is measured as at the start. This owns when; `node.engine.measure` owns how.
+
+SWEEPS_MS = tuple[tuple[int, float], ...]
+MAX_WAIT: Final = 15
+"""Looks that are left out between two measurements at most: five minutes of renewals."""
+AGREES: Final = 1.25
+"""One forward within this factor of the announced median says nothing new."""
+
+
+class SpeedCheck:
+    """Looks at one loaded span, at each renewal of the node's record."""
+
+    def __init__(
+        self, sizes: tuple[int, ...], forward_ms: Callable[[int], Awaitable[float]], worked_ms: Callable[[], float]
+    ) -> None:
+        """Make a check that has not looked yet.
+
+        Args:
+            forward_ms: runs one forward of so many on the thread that computes; between two of them others' work runs.
+        """
+        self._sizes = sizes
+        self._forward_ms = forward_ms
+        self._worked_ms = worked_ms
+        self._worked_before_ms = worked_ms()
+        self._wait = self._left = 1
+
+    async def look(self, announced: SWEEPS_MS) -> SWEEPS_MS:
+        """What is to be announced now: the same, unless it was measured again and differs."""
+        worked_ms, before_ms = self._worked_ms(), self._worked_before_ms
+        self._worked_before_ms = worked_ms
+        self._left -= 1
+        if worked_ms != before_ms or self._left > 0:
+            return announced
+        self._wait = self._left = min(2 * self._wait, MAX_WAIT)
+        now = await self._round()
+        if all(ms / AGREES <= own <= ms * AGREES for own, (_, ms) in zip(now, announced, strict=True)):
+            return announced
+        self._wait = self._left = 1
+        rounds = [now]
+        while len(rounds) < REPEATS:
+            if self._worked_ms() != worked_ms:
+                return announced  # somebody came: what was measured beside his work is no speed of its own
+            rounds.append(await self._round())
+        return medians(self._sizes, rounds)
+
+    async def _round(self) -> list[float]:
+        return [await self._forward_ms(nodes) for nodes in self._sizes]
+
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
@@ -122,7 +178,6 @@ class SpanHost:
         """Load a span and measure how fast it is.
 
         Args:
-            span: the layers.
             held: parts of the last span that this one needs too; they are not read again.
 
         Raises:
@@ -158,17 +213,19 @@ class SpanHost:
         # Where one thread computes, what it did not get of a CPU is known: it waited then, as others' work went on.
         alone = model.device.type == "cpu" and not config.offload and torch.get_num_threads() == 1
         measured = self.sweep_ms
-        cost = staircase(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
+        cost = StaircaseCost(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
         engine = Engine(cost, counts_cpu=alone, weight=weight_of)
         admission = Admission()
         policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
+        successors = Successors(registry, resources.dialer, policy, resources.identity, admission.quota)
         context = NodeContext(
             peer=registry.peer_id,
             signer=registry.identity,
             model=model,
             engine=engine,
-            successors=Successors(registry, resources.dialer, policy, resources.identity, admission.quota),
+            dials=successors.of_session,
+            is_signed=is_signed,
             admission=admission,
             counters=resources.counters,
             uplink=resources.uplink,
@@ -180,8 +237,8 @@ class SpanHost:
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)
         computing = resources.scope.spawn(engine.run())
-        digest = b"" if resources.certificate is None else resources.certificate.digest
-        service = NodeService(registry.identity, sessions, digest, resources.manifest)
+        hello = partial(hello_response, registry.identity, digest=context.digest)
+        service = NodeService(context, sessions, resources.manifest, hello)
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         network = config.membership.network
@@ -190,7 +247,7 @@ class SpanHost:
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         check = None if config.offload else _speed_check(model, engine)
         self.service = SpanService(
-            engine, computing, sessions, server, peer_delays, context.successors, policy, grammars, check
+            engine, computing, sessions, server, peer_delays, successors, policy, grammars, check
         )
 
     async def check_speed(self) -> None:
@@ -297,10 +354,8 @@ def bind(
     """A server that has a port, and the port: taken before anything slow, so that a taken one is reported at once.
 
     Args:
-        host: IP address to listen on.
         port: 0 takes a free one.
         certificate: with which it answers; None: it speaks plain text.
-        network: of a private swarm, whose members alone are heard.
 
     Raises:
         ConfigError: the port or the address cannot be had.

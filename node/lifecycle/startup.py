@@ -24,22 +24,18 @@ from node.lifecycle.announcer import Announcer
 from node.lifecycle.arrival import REMEMBER_S, Arrival, Arrived, BoundServer
 from node.lifecycle.connection_guard import keep_connections_bounded
 from node.lifecycle.model_finder import ModelFinder
-from node.lifecycle.planning import ServingPlan, make_plan
-from node.lifecycle.resources import NodeResources
+from node.lifecycle.planning import NodeResources, ServingPlan, make_plan
 from node.lifecycle.span_host import SpanHost, bind
 from node.lifecycle.summary import ServingSummary
-from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.rebalance import Rebalance
+from node.membership.joining import Rebalance, SpanReservation, joiners_choice
 from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, pick_device
 from node.reach.hello import HelloOnly
-from node.reach.lend import MapPort, RelayLender
+from node.reach.lend import MapPort, RelayLender, node_ways
 from node.reach.watch import Watch
-from node.reach.ways_out import node_ways
-from node.telemetry.counters import NodeCounters
+from node.session.counters import NodeCounters
 from node.telemetry.metrics import NodeFigures, listening, serving_metrics
-from node.telemetry.outbox import Outbox
-from node.telemetry.publisher import Address, TelemetryPublisher
+from node.telemetry.publisher import Address, Outbox, TelemetryPublisher
 from node.telemetry.report import NodeDescription, NodeReport
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.node_record import NodeState
@@ -88,10 +84,7 @@ class StartUp:
         """Prepare a start.
 
         Args:
-            config: what to serve, and how.
-            say: takes lines for the user.
             registry: replaces joining the DHT.
-            stack: closes what the steps open.
         """
         self._config = config
         self._say = say

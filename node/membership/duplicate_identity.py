@@ -31,10 +31,7 @@ async def check_alone(
     one that this node has bound: no other program can listen there, and its own socket does not answer yet.
 
     Args:
-        registry: the directory.
         address: `host:port` of this node.
-        insecure: whether nodes of this swarm speak plain text.
-        network: the private swarm's key, if it is one.
 
     Returns:
         What an earlier run left behind, if it has not expired.
@@ -56,7 +53,6 @@ async def check_still_alone(
     The machine that has announced itself less often gives way; the other one says so and goes on.
 
     Args:
-        registry: the directory.
         newest: what this run announced last. It is asked once the directory has answered: this node may have changed
             its address and announced that while the directory was read.
         left_behind: what an earlier run of this machine left behind: with a clock that was set back since, it may

@@ -44,14 +44,6 @@ class PeerDelays:
     def __init__(
         self, peer: PeerId, model: ModelShape, worked_ms: Callable[[], float], probes: Probes | None = None
     ) -> None:
-        """Know nothing yet.
-
-        Args:
-            peer: this node.
-            model: what it runs.
-            worked_ms: how long its engine computed so far.
-            probes: how to measure.
-        """
         self._peer = peer
         self._model = model
         self._worked_ms = worked_ms

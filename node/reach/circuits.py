@@ -80,9 +80,6 @@ class Circuits:
         """Carry none yet.
 
         Args:
-            server: this machine's gRPC server.
-            scope: owns the circuits.
-            clock: a monotonic one, in seconds.
             dial: connects to `host:port` of a relay, or of a dialler.
         """
         self._dial = dial

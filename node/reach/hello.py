@@ -25,13 +25,6 @@ class HelloOnly(grpc.GenericRpcHandler):
     """A gRPC handler for Hello alone, until it is closed."""
 
     def __init__(self, identity: Identity, digest: bytes, clock: Callable[[], float] = time.monotonic) -> None:
-        """Answer for a node.
-
-        Args:
-            identity: the node's.
-            digest: SHA-256 of the certificate with which the server answers.
-            clock: a monotonic one, in seconds.
-        """
         self._identity = identity
         self._digest = digest
         self._quota = Quota(_LIMITS, clock)

@@ -6,18 +6,115 @@ large is loaded, and again whenever the watch finds that something changed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
 
-from node.reach.reached import Reached
-from swarm.discovery.node_record import Reach
+from node.reach.standing import Standing
+from swarm.discovery.dialable import IpAddress, is_public
+from swarm.discovery.node_record import Reach, bracketed
 from swarm.errors import ConfigError
 from swarm.gateway.ports import NoMapping
 from swarm.ids import PeerId
 from swarm.transport.endpoint import RelayedAddress
+
+logger = logging.getLogger(__name__)
+
+# How others come to this machine, as the ladder found and the watch keeps it. A value and its holder; asks nobody.
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """One rung, proven.
+
+    Attributes:
+        address: under which others reach the gRPC service, as the record has it.
+        reach: the rung.
+        why: one line for the user.
+    """
+
+    address: str
+    reach: Reach
+    why: str
+
+
+class Whereabouts:
+    """How this machine is reached now; it changes while the node serves.
+
+    Attributes:
+        now: what the next record says.
+    """
+
+    def __init__(self, reached: Reached) -> None:
+        self.now = reached
+
+    def move(self, reached: Reached) -> bool:
+        """From now on it is reached otherwise; whether that is news to others."""
+        is_news = (reached.address, reached.reach) != (self.now.address, self.now.reach)
+        self.now = reached
+        return is_news
+
+
+# Which of this machine's addresses peers are asked to call, and whether a swarm is one of private addresses.
+
+MAX_CANDIDATES = 3
+"""Own addresses that peers are asked to call: each peer dials back six times a minute for one machine."""
+_LOOK_UP_S = 2.0
+
+
+def candidates(
+    host: str, port: int, found: Iterable[IpAddress], *, only_public: bool, prefers_ipv6: bool = False
+) -> list[str]:
+    """The `host:port` under which peers are asked to call this machine: public ones first, and one of each family.
+
+    Args:
+        found: the addresses of the interfaces, for a wildcard.
+        only_public: whether peers call no private address, so that to ask for it is vain.
+        prefers_ipv6: whether this machine knows its peers by IPv6 alone.
+    """
+    bound = ip_address("127.0.0.1" if host == "localhost" else host)
+    every: list[IpAddress] = list(found) if bound.is_unspecified else [bound]
+    every.sort(key=lambda ip: (not is_public(ip), (ip.version == 4) is prefers_ipv6))
+    asked = [ip for ip in every if is_public(ip) or not only_public]
+    first = asked[:MAX_CANDIDATES]
+    others = [ip for ip in asked[MAX_CANDIDATES:] if ip.version not in {one.version for one in first}]
+    if others:
+        first[-1] = others[0]
+    return [f"{bracketed(str(ip))}:{port}" for ip in first]
+
+
+def knows_ipv6_alone(join: Sequence[str]) -> bool:
+    """Whether all peers that are joined are called by IPv6, as multiaddresses say."""
+    return bool(join) and all(address.startswith(("/ip6/", "/dns6/")) for address in join)
+
+
+async def is_public_swarm(join: Sequence[str]) -> bool:
+    """Whether one of the peers that are joined has a public address: then peers call no private ones.
+
+    Args:
+        join: multiaddresses; a name is looked up.
+    """
+    for address in join:
+        kind, host = address.split("/")[1:3]
+        for ip in [ip_address(host)] if kind in ("ip4", "ip6") else await _look_up(host):
+            if is_public(ip):
+                return True
+    return False
+
+
+async def _look_up(host: str) -> list[IPv4Address | IPv6Address]:
+    try:
+        async with asyncio.timeout(_LOOK_UP_S):
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError, UnicodeError):
+        return []
+    return [ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+
 
 STAND_S: Final = 12.0
 """How long a relay may take to be found and to take this machine."""
@@ -25,30 +122,6 @@ RELAYS_TRIED: Final = 2
 
 AskPeers = Callable[[str], Awaitable[bool | None]]
 """Whether peers reach this machine at an address; None where nobody could be asked."""
-
-logger = logging.getLogger(__name__)
-
-
-class Relays(Protocol):
-    """Standing connections to relays (`node.reach.standing`)."""
-
-    @property
-    def relays(self) -> tuple[str, ...]:
-        """Where this machine stands; the first is the one to announce."""
-        ...
-
-    @property
-    def troubles(self) -> tuple[str, ...]:
-        """Why it does not stand elsewhere."""
-        ...
-
-    def prefer_other(self) -> None:
-        """Put another one first."""
-        ...
-
-    async def stands(self, limit_s: float) -> bool:
-        """Wait until it stands somewhere."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +149,10 @@ class Rungs:
     fallback: str
     is_first: bool
     dial_back: AskPeers
-    call_self: Callable[[str], Awaitable[bool]]
+    call_self: AskPeers
     map_port: Callable[[], Awaitable[tuple[str, str]]] | None = None
     unmap: Callable[[], Awaitable[None]] | None = None
-    relays: Callable[[], Relays] | None = None
+    relays: Callable[[], Standing] | None = None
     is_narrow: bool = False
 
 

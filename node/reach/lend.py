@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import Final
 
 from node.config import ServeConfig
-from node.reach.reached import Whereabouts
+from node.reach.ladder import Whereabouts
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import interface_addresses, is_public
 from swarm.discovery.node_record import Reach, split_address
 from swarm.discovery.registry import Registry
 from swarm.egress.streams import bracketed
+from swarm.egress.ports import Egress
 from swarm.gateway.ports import NoMapping
 from swarm.relay.child import RelaySettings
 from swarm.relay.lending import lend, lent_settings
+from swarm.runtime.counted_log import describe
+from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
+from swarm.ways.local_dialler import LocalDialler, open_ways
 from swarm.ways.tls_offer import TlsOffer
+
+logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 3.0
 """How often it is looked whether this machine is still reached without a relay."""
@@ -28,7 +35,6 @@ UNMEASURED_MBIT: Final = 10.0
 SHARE: Final = 0.25
 """Of the measured uplink."""
 
-logger = logging.getLogger(__name__)
 
 MapPort = Callable[[int], Awaitable[str]]
 """Has the router map another port; its external `host:port`. Raises NoMapping."""
@@ -41,9 +47,6 @@ class RelayLender:
         """Lend nothing yet.
 
         Args:
-            registry: the directory.
-            config: which port, and how much.
-            whereabouts: how others come to this machine.
             map_port: for the relay's port, where the router maps the node's.
         """
         self._registry = registry
@@ -125,3 +128,54 @@ def usual_mbit(uplink_mbit_per_s: float | None, limit_mbit_per_s: float | None =
     """
     usual = UNMEASURED_MBIT if uplink_mbit_per_s is None else round(SHARE * uplink_mbit_per_s, 1)
     return usual if limit_mbit_per_s is None else min(usual, round(SHARE * limit_mbit_per_s, 2))
+
+
+# How a node reaches machines behind relays: through holes, and by being called where it can be dialled itself.
+
+
+@asynccontextmanager
+async def node_ways(
+    host: str, whereabouts: Whereabouts, map_port: MapPort, egress: Egress | None = None
+) -> AsyncIterator[LocalDialler | None]:
+    """The ways of a node, while the block runs; None where the system has not what they need.
+
+    Args:
+        map_port: asked once, if a router maps the node's own port.
+        egress: of a machine whose network lets little out; nobody calls it.
+    """
+    async with AsyncExitStack() as stack:
+        ways = await stack.enter_async_context(open_ways(egress=egress))
+        if ways is not None and egress is None:
+            calls = ExpectedCalls()
+            try:
+                port = await stack.enter_async_context(CallBackListener.listen(calls, host))
+            except OSError as error:
+                logger.debug("nobody will call this machine: %s", describe(error))
+            else:
+                mapped = None
+                if whereabouts.now.reach is Reach.MAPPED:
+                    with suppress(NoMapping):
+                        mapped = await map_port(port)
+                ways.choice.add(CallBackWay(calls, lambda: call_address(whereabouts, port, mapped)))
+        yield ways
+
+
+def call_address(whereabouts: Whereabouts, port: int, mapped: str | None) -> str | None:
+    """Where machines may call a node now; None where nobody can.
+
+    Args:
+        port: at which it listens for calls.
+        mapped: `host:port` of the router that leads there.
+    """
+    now = whereabouts.now
+    match now.reach:
+        case Reach.DIRECT:
+            host = split_address(now.address)[0].strip("[]")
+            try:
+                return f"{bracketed(str(ip_address(host)))}:{port}"
+            except ValueError:  # a name: machines look up nobody's names
+                return None
+        case Reach.MAPPED:
+            return mapped
+        case _:
+            return None

@@ -42,13 +42,6 @@ class PunchAnswerer:
         own: Callable[[], OwnAddresses] = own_addresses,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Knock nowhere yet.
-
-        Args:
-            adopt: takes what was opened.
-            own: gives this machine's addresses.
-            clock: seconds that never go back.
-        """
         self._adopt = adopt
         self._own = own
         self._quota = Quota(_LIMITS, clock)
@@ -59,7 +52,6 @@ class PunchAnswerer:
         """Do what a relay asks for with `PUNCH TOKEN ADDRESSES`; whether a hole came of it.
 
         Args:
-            relay: `host:port` of the relay.
             token: of the circuit, checked.
             addresses: from which the dialler knocks, checked to be `host:port`; the relay vouches for the first one.
         """

@@ -7,17 +7,17 @@ bytes is a connection of its own (`node.reach.circuits`), so a lost standing con
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from node.reach import relay_choice
 from node.reach.circuits import CONNECT_S, Circuits
-from node.reach.relay_choice import RelayProbe
 from swarm.discovery.dialable import DialPolicy, is_public
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import split_address
@@ -33,6 +33,93 @@ from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, parse_ip
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.ways.local_dialler import DialRelay
 
+logger = logging.getLogger(__name__)
+
+# Which relays a machine stands at: near ones, not full, and not the same for all machines of a place.
+#
+# A sweep goes through every hop of a chain, so it pays the way to each hop's relay: the delay counts first. Machines
+# that are near to each other find the same relays near; each takes its own two of them by rendezvous hashing, so that
+# the loss of one relay does not take two hops of a chain together.
+
+NEAR_FACTOR: Final = 1.5
+NEAR_MS: Final = 10.0
+"""A relay is near whose delay is at most 1.5 times that of the nearest one, and 10 ms more."""
+FULL: Final = 0.8
+"""A relay that carries more of what it may is taken only where no other one is left."""
+ASK_S: Final = 3.0
+"""Time for a relay to answer how much it carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayProbe:
+    """A relay that answered.
+
+    Attributes:
+        address: its `host:port`.
+        peer: whose it is; None where only the address is known.
+        delay_ms: half of a round trip to it.
+        load: part of its circuits, or of its lent rate, that is in use; 0 to 1.
+    """
+
+    address: str
+    peer: PeerId | None
+    delay_ms: float
+    load: float
+
+
+def in_order(probes: Sequence[RelayProbe], own: PeerId) -> list[RelayProbe]:
+    """The relays, those first that this machine should stand at."""
+    if not probes:
+        return []
+    nearest_ms = min(probes, key=lambda probe: (probe.load > FULL, probe.delay_ms)).delay_ms
+    near_ms = nearest_ms * NEAR_FACTOR + NEAR_MS
+
+    def place(probe: RelayProbe) -> tuple[bool, bool, float, bytes]:
+        is_far, rendezvous = probe.delay_ms > near_ms, hashlib.sha256(f"{own} {probe.address}".encode()).digest()
+        return probe.load > FULL, is_far, probe.delay_ms if is_far else 0.0, rendezvous
+
+    return sorted(probes, key=place)
+
+
+def parse_load(line: bytes) -> float:
+    """Read `LOAD CIRCUITS LIMIT MBIT LENT-MBIT`: the larger of the two parts in use, 0 to 1.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    match words(line):
+        case ["LOAD", circuits, limit, rate, lent]:
+            try:
+                used, may = (float(circuits), float(rate)), (float(limit), float(lent))
+            except ValueError:
+                raise RemoteProtocolError("load", "not four numbers") from None
+            parts = [one / most if most > 0 else 1.0 for one, most in zip(used, may, strict=True)]
+            if not all(0 <= part <= 1e6 for part in parts):  # nor is what is no number
+                raise RemoteProtocolError("load", "not four numbers that a relay can have")
+            return min(max(parts), 1.0)
+        case _:
+            raise RemoteProtocolError("load", "a relay says LOAD and four numbers")
+
+
+async def ask_relay(address: str, peer: PeerId | None = None, dial: DialRelay = connect) -> RelayProbe | None:
+    """Ask a relay how much it carries, and measure the way; None where it gives no sound answer in time."""
+    try:
+        async with asyncio.timeout(ASK_S):
+            ends = await dial(address)
+            try:
+                asked = time.perf_counter()
+                ends.writer.write(b"LOAD\n")
+                line = await ends.reader.readuntil(b"\n")
+                delay_ms = (time.perf_counter() - asked) * 1e3 / 2
+            finally:
+                ends.close()
+        if len(line) > MAX_LINE_BYTES:
+            return None
+        return RelayProbe(address, peer, delay_ms, parse_load(line))
+    except (OSError, TimeoutError, RemoteProtocolError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return None
+
+
 WANTED: Final = 2
 """Relays at which a machine stands."""
 STEADY_S: Final = 60.0
@@ -47,8 +134,6 @@ MAX_REMEMBERED: Final = 256
 """Relays whose failures are remembered."""
 _ASKED: Final = "requests to dial"
 _LIMITS: Final = QuotaLimits(rates={_ASKED: RateLimit(per_key=0.5, burst=20, total=2, total_burst=60)})
-
-logger = logging.getLogger(__name__)
 
 
 class RelayLost(Exception):
@@ -139,22 +224,13 @@ class Standing:
         options: StandingOptions,
         probe: AskRelay | None = None,
     ) -> None:
-        """Stand nowhere yet.
-
-        Args:
-            identity: this machine's.
-            circuits: opens what relays ask for.
-            find: the relays that are lent.
-            options: what differs between machines.
-            probe: measures a relay.
-        """
         self.changed = asyncio.Event()
         self._identity = identity
         self._circuits = circuits
         self._find = find
         self._options = options
         self._dial: DialRelay = connect if options.egress is None else options.egress.open_relay
-        self._probe = probe or partial(relay_choice.ask, dial=self._dial)
+        self._probe = probe or partial(ask_relay, dial=self._dial)
         self._stands: list[_Stand] = []  # the one that is announced first
         self._failures: dict[str, _Failures] = {}
         self._quota = Quota(_LIMITS, lambda: asyncio.get_running_loop().time())
@@ -250,7 +326,7 @@ class Standing:
                 self._note_failure(address, "does not answer", is_news=not any(probes))
         # Of a relay that answers by both families, the address that it prefers: more of the others reach that one.
         found = list({probe.peer or probe.address: probe for probe in reversed(probes) if probe is not None}.values())
-        return next(iter(relay_choice.in_order(found, self._identity.peer_id)), None)
+        return next(iter(in_order(found, self._identity.peer_id)), None)
 
     async def _may_stand(self, address: str, peer: PeerId | None) -> bool:
         """Whether a relay may be dialled; behind a proxy this machine may know no names."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from node.reach.reached import Reached, Whereabouts
+from node.reach.ladder import Reached, Whereabouts
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError, RegistryError
 from swarm.ids import PeerId
@@ -137,8 +137,6 @@ class Watch:
 
         Args:
             whereabouts: how it is reached; changed here.
-            senses: what to ask.
-            clock: a monotonic one, in seconds.
         """
         self._whereabouts = whereabouts
         self._senses = senses

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from swarm.errors import RemoteProtocolError, SwarmError
+from swarm.ids import PeerId, SessionId
+from swarm.protocol.authority import is_signed, session_of
+from swarm.protocol.limits import SESSION_KEY_BYTES
 from swarm.protocol.messages import Attach
+from swarm.protocol.peer_keys import peer_id_of, verify
 from swarm.runtime.logs import CountedLog, describe
 from swarm.runtime.quota import (
     NEAR_WEIGHT,
@@ -25,6 +30,74 @@ from swarm.runtime.quota import (
     StrikeRule,
     is_private,
 )
+from swarm.transport.introduction import introduction_in
+
+logger = logging.getLogger(__name__)
+
+# Who opens a call to this node: a hop by its identity, or a client by its session's key (PROTOCOL R15).
+
+CLOCKS_DIFFER_S = 60.0
+"""How far a caller's clock may be from this one."""
+REMEMBERED_S = 2 * CLOCKS_DIFFER_S
+"""From the earliest moment at which an introduction is believed to the last one."""
+MAX_REMEMBERED = 65_536
+"""Introductions of that time: 10 MB. Beyond it the oldest is forgotten."""
+
+Caller = PeerId | SessionId
+"""A machine, or the client of one session."""
+
+
+class CallerCheck:
+    """Believes each introduction once."""
+
+    def __init__(self, peer: PeerId, digest: bytes, clock: Callable[[], float] = time.time) -> None:
+        """Have heard nobody.
+
+        Args:
+            digest: SHA-256 of its certificate; empty in an insecure swarm.
+        """
+        self._peer, self._digest = peer, digest
+        self._clock = clock
+        self._seen: OrderedDict[bytes, float] = OrderedDict()
+
+    def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None, method: str, subject: bytes) -> Caller:
+        """Who makes this call: a peer id (text), or the session whose client it is (bytes).
+
+        Args:
+            method: the full name of the gRPC method.
+            subject: what the call begins with.
+
+        Raises:
+            RemoteProtocolError: nobody whom this call can be believed.
+        """
+        made = introduction_in(metadata or ())
+        now_s = self._clock()
+        late_s = now_s - made.time_ms / 1e3
+        if abs(late_s) > CLOCKS_DIFFER_S:
+            away = f"{abs(late_s):.0f} s {'behind' if late_s > 0 else 'ahead'}"
+            raise RemoteProtocolError("introduction", f"the caller's clock is {away}; set it, 60 s are allowed")
+        if made.nonce in self._seen:
+            raise RemoteProtocolError("introduction", "was used before")
+        signed = made.signed(self._peer, self._digest, method, subject)
+        caller: Caller
+        if len(made.public_key) == SESSION_KEY_BYTES:
+            caller, is_right = session_of(made.public_key), is_signed(made.public_key, signed, made.signature)
+        else:
+            caller = peer_id_of(made.public_key)
+            is_right = verify(caller, made.public_key, signed, made.signature)
+        if not is_right:
+            raise RemoteProtocolError("introduction", "its signature is not for this call to this machine")
+        self._remember(made.nonce, now_s)
+        return caller
+
+    def _remember(self, nonce: bytes, now_s: float) -> None:
+        while self._seen:
+            nonce_then, then_s = next(iter(self._seen.items()))
+            if now_s - then_s < REMEMBERED_S and len(self._seen) < MAX_REMEMBERED:
+                break
+            del self._seen[nonce_then]
+        self._seen[nonce] = now_s
+
 
 WAITING: Final = "streams without a session"
 SESSIONS: Final = "sessions"
@@ -64,8 +137,6 @@ GRAMMARS: Final = QuotaLimits(
 CARRIED: Final = "hop "
 """What the key of a machine that carries others' sessions begins with."""
 
-logger = logging.getLogger(__name__)
-
 
 class AddressRefused(SwarmError):
     """This address did wrong lately."""
@@ -97,19 +168,6 @@ class GrammarsRefused(RemoteProtocolError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__("grammar", f"of who asked for some that take too much; try again in {seconds:.0f} s")
-
-
-class Waiting:
-    """A stream's place among those without a session; given back once it has one, or ends."""
-
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        self._give_back: Callable[[], None] | None = give_back
-
-    def leave(self) -> None:
-        """Give the place back; harmless the second time."""
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()
 
 
 class Admission:
@@ -146,8 +204,8 @@ class Admission:
             raise OverQuota(MANIFESTS)
 
     @contextmanager
-    def stream(self, address: str) -> Iterator[Waiting]:
-        """Let a stream in that has no session yet.
+    def stream(self, address: str) -> Iterator[ExitStack]:
+        """Let a stream in that has no session yet; what it gets, it closes once it has one.
 
         Who has sessions here may open a stream for each of them besides: its chains may change all at once. The first
         streams of an address count for it alone, so that a crowd that opens them all the time keeps no newcomer out.
@@ -164,11 +222,9 @@ class Admission:
         sessions = self.quota.held(SESSIONS, address) + self.quota.held(SESSIONS, CARRIED + address)
         if not self.quota.take(WAITING, address, allowance=sessions):
             raise OverQuota(WAITING)
-        waiting = Waiting(lambda: self.quota.give(WAITING, address))
-        try:
+        with ExitStack() as waiting:
+            waiting.callback(self.quota.give, WAITING, address)
             yield waiting
-        finally:
-            waiting.leave()
 
     def check_reroute(self, owner: str) -> None:
         """Let a session's owner change its route: to check one, and to answer that it leads nowhere, costs signatures.

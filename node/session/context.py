@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+
+import grpc.aio
 
 from node.engine.scheduler import Engine
 from node.model.span import SpanModel
 from node.session.admission import Admission
-from node.session.journal_budget import JOURNAL_BYTES, JournalBudget
-from node.session.successors import Successors
-from node.telemetry.counters import NodeCounters
+from node.session.counters import NodeCounters
 from swarm.errors import Busy, ConfigError, RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.inference.grammars import CompiledGrammar, GrammarCompiler
@@ -17,11 +19,54 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.kv_slots import ancestor_bytes
 from swarm.inference.sampling import NoiseSource
 from swarm.layers import Span
-from swarm.protocol.messages import Credits
+from swarm.protocol.faults import SignatureCheck
+from swarm.protocol.journal import Journal
+from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import Limits
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.link import Signer, Uplink
+from swarm.transport.dial import Connection
+
+logger = logging.getLogger(__name__)
+
+# How much memory the journals of a node's sessions may take together.
+
+JOURNAL_BYTES = 2 << 30
+
+
+class JournalBudget:
+    """A budget in bytes.
+
+    Attributes:
+        limit_bytes: for all journals.
+        used_bytes: what they take now.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def settle(self, paid_bytes: int, journal: Journal) -> int:
+        """Account for a journal that grew or shrank; without room for it, it is dropped (R8).
+
+        Args:
+            paid_bytes: what it took at the last call.
+            journal: the journal as it is now.
+
+        Returns:
+            what it takes now.
+        """
+        grown = journal.size_bytes - paid_bytes
+        if grown > 0 and self.used_bytes + grown > self.limit_bytes:
+            logger.warning("no room for the journal of a session: another hop will replay it when this is needed")
+            journal.drop()
+        self.used_bytes += journal.size_bytes - paid_bytes
+        return journal.size_bytes
+
+
+HopDial = Callable[[RouteHop, Iterable[bytes], grpc.aio.Channel | None], Awaitable[Connection]]
+"""Connects one session to a hop: its place, sealed records that its client passed on, a connection that is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +79,9 @@ class NodeContext:
     """Its identity."""
     model: SpanModel
     engine: Engine
-    successors: Successors
+    dials: Callable[[str], HopDial]
+    """How a session of some owner comes to the machine that comes next."""
+    is_signed: SignatureCheck
     admission: Admission
     counters: NodeCounters
     uplink: Uplink
@@ -48,6 +95,11 @@ class NodeContext:
     grammars: GrammarCompiler
     """For the model's tokenizer."""
     journals: JournalBudget = field(default_factory=lambda: JournalBudget(JOURNAL_BYTES))
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of this node's certificate; empty in an insecure swarm."""
+        return b"" if self.certificate is None else self.certificate.digest
 
     async def kv_cache(self, span: Span, credits: Credits) -> KvCache:
         """KV for a session's window and nodes, in some layers.

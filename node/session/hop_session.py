@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,16 +19,11 @@ import grpc.aio
 
 from node.engine.scheduler import PendingWork
 from node.engine.sweep_run import HopRole, SweepRun
+from node.model.span import SpanModel
 from node.session.admission import GrammarsRefused
 from node.session.context import NodeContext
-from node.session.frame_checks import FrameRefused, check_snapshot, check_sweep, limits_of
-from node.session.lease import Lease
-from node.session.reply_buffer import ReplyBuffer
-from node.session.successors import Tried
-from node.session.tail import Tail
-from node.session.upstream import UpstreamStream
-from node.session.upstreams import UpstreamSet
-from swarm.discovery.signed_faults import is_signed, sign_fault
+from node.session.tail import ReplyBuffer, Tail
+from node.session.upstreams import UpstreamSet, UpstreamStream
 from swarm.errors import (
     Busy,
     HopClosed,
@@ -42,11 +37,14 @@ from swarm.errors import (
 )
 from swarm.inference.grammars import LEASE_FIELD, LeaseExceeded
 from swarm.inference.kv_cache import KvCache
+from swarm.inference.row_codec import check_width
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, may_fork, place_in, token_digest
+from swarm.protocol.faults import sign_fault
 from swarm.protocol.frames import FrameLimits
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
+from swarm.protocol.limits import HeadLimits
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -62,6 +60,7 @@ from swarm.protocol.messages import (
     Ready,
     Reroute,
     RouteHop,
+    Rows,
     Sampling,
     Snapshot,
     SweepFrame,
@@ -71,14 +70,92 @@ from swarm.transport.dial import Connection
 from swarm.transport.hedged_link import follow
 from swarm.transport.successor import SessionLink, SuccessorLink
 
+logger = logging.getLogger(__name__)
+
+# How long a session lives without news: renewed by every message, shortened when its upstream is lost (R9).
+
+ORPHAN_S = 4.0
+"""How long a session outlives its upstream's stream."""
+HOLD_S = 60.0
+"""The longest time for which a client may hold an orphan."""
+IDLE_S = 1_800.0
+"""How long a session may stay without a sweep: a chat's user may think for a while."""
+
+
+class Lease:
+    """A timer that calls `end` with the reason when it runs out."""
+
+    def __init__(self, end: Callable[[str], None]) -> None:
+        self._end = end
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    def renew(self) -> None:
+        """A message of the session came."""
+        self._set(IDLE_S, "nothing was heard of it")
+
+    def orphan(self) -> None:
+        """The upstream's stream ended: wait a while for another one."""
+        self._set(ORPHAN_S, "its upstream vanished")
+
+    def hold(self, seconds: float) -> None:
+        """The client says that it repairs the chain."""
+        self._set(min(seconds, HOLD_S), "its chain was not repaired in time")
+
+    def cancel(self) -> None:
+        """The session is over."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self, seconds: float, reason: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._is_over:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._end, reason)
+
+
+# Frame validation beyond the session's rules: rows, codec, sampling.
+
+
+class FrameRefused(SwarmError):
+    """A frame that the session did not take; its neighbours know already."""
+
+
+def check_sweep(frame: SweepFrame, model: SpanModel, role: HopRole) -> None:
+    """Refuse a sweep whose rows or sampling this hop cannot serve.
+
+    Raises:
+        RemoteProtocolError: names the field.
+    """
+    check_parts(frame.sweep.sampling, frame.rows, model, role)
+    for guess in frame.sweep.guesses:
+        if (problem := guess.problem(model.vocab_size)) is not None:
+            raise RemoteProtocolError("guesses", problem)
+
+
+def check_parts(sampling: Sampling | None, rows: Rows | None, model: SpanModel, role: HopRole) -> None:
+    """Refuse a sampling of tokens that the model has not, and rows that are not the session's; hop 0 embeds ids.
+
+    Raises:
+        RemoteProtocolError: names the field.
+    """
+    if sampling is not None and (problem := sampling.beyond(model.vocab_size)) is not None:
+        raise RemoteProtocolError("sampling", " ".join(problem))
+    if (rows is None) != (role.span.start == 0):
+        raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
+    if rows is not None:
+        check_width(rows, role.width(role.span.start, model.hidden_size))
+        if rows.codec is not role.codec:
+            raise RemoteProtocolError("codec", f"{rows.codec.value} rows in a session of {role.codec.value}")
+
+
 MAX_FAULTS = 64
 """Faults of the hops behind that are passed on in one generation."""
 REST_S = 1.0
 """How long a new session waits for the end of a sweep of the one that it begins with."""
 GRANTS_TOO_LITTLE = "grants less than the session needs"
 NOBODY_SIGNED = "passed on a fault that its reporter did not sign"
-
-logger = logging.getLogger(__name__)
 
 
 class HopSession:
@@ -99,10 +176,6 @@ class HopSession:
         """Begin a session.
 
         Args:
-            context: what all sessions share.
-            attach: its first message.
-            credits: what it is granted.
-            owner: who pays for it.
             parent: the session here that it asks to begin with (P15).
         """
         self.credits = credits
@@ -128,7 +201,7 @@ class HopSession:
         self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
         self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
-        self._tried = Tried(owner)
+        self._connect = context.dials(owner)
 
     @property
     def span(self) -> Span:
@@ -153,7 +226,10 @@ class HopSession:
     @property
     def frame_limits(self) -> FrameLimits:
         """The largest frame: every node that the session may hold (a snapshot's), with its rows in their codec."""
-        return limits_of(self.credits, self._role, self._context.model.hidden_size)
+        credits, role = self.credits, self._role
+        counts = HeadLimits(credits.window_tokens, credits.sweeps, credits.nodes)
+        row_bytes = role.codec.row_bytes(role.width(self.span.start, self._context.model.hidden_size))
+        return FrameLimits.of_session(counts, row_bytes * (credits.window_tokens + credits.nodes))
 
     @property
     def is_closed(self) -> bool:
@@ -164,7 +240,6 @@ class HopSession:
         """Hear this stream from now on, and no other (R3) but its replica's (H2); go on with its route.
 
         Args:
-            upstream: the stream.
             attach: its first message, which the session's client signed.
             sender: who opened it: see `sender_of`.
 
@@ -254,7 +329,7 @@ class HopSession:
         if is_duplicate and self._asked_in < self._attach.generation:
             return
         try:
-            check_snapshot(snapshot, self._context.model, self._role)
+            check_parts(snapshot.sampling, snapshot.rows, self._context.model, self._role)
             self._check_grammar(snapshot.sampling)
             self.log.restore(snapshot)
         except SwarmError as error:
@@ -516,7 +591,7 @@ class HopSession:
         if self._passed_faults >= MAX_FAULTS:
             return
         self._passed_faults += 1
-        if is_signed(fault, self._attach.session, self._attach.records) is False:
+        if self._context.is_signed(fault, self._attach.session, self._attach.records) is False:
             self.on_trouble(HopMisbehaved(via.peer, str(via.span), NOBODY_SIGNED))
         else:
             if (fault.kind, fault.field) == (FaultKind.PROTOCOL, LEASE_FIELD):
@@ -571,7 +646,7 @@ class HopSession:
                 await self._next.gone()
 
     async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
-        return await self._context.successors.dial(hop, self._attach.records, self._tried, stuck)
+        return await self._connect(hop, self._attach.records, stuck)
 
     async def _serve_tail(self) -> None:
         self._upstreams.be_ready(self.credits)

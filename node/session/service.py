@@ -9,27 +9,22 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, asynccontextmanager
 from typing import NoReturn
 
 import grpc
 import grpc.aio
 
-from node.session.admission import CARRIED, AddressRefused, Waiting
-from node.session.callers import CallerCheck
-from node.session.frame_checks import FrameRefused
-from node.session.hop_session import HopSession
-from node.session.reply_buffer import ReplyBuffer
+from node.session.admission import CARRIED, AddressRefused, CallerCheck
+from node.session.context import NodeContext
+from node.session.hop_session import FrameRefused, HopSession
 from node.session.table import SessionTable
-from node.session.upstream import UpstreamStream
-from swarm.discovery import address_proof
-from swarm.discovery.identity import Identity
-from swarm.discovery.signed_faults import sign_fault
+from node.session.tail import ReplyBuffer
+from node.session.upstreams import UpstreamStream
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import SessionId
 from swarm.protocol import wire
-from swarm.protocol.faults import fault_of
+from swarm.protocol.faults import fault_of, sign_fault
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import OPENING_HEAD_BYTES
 from swarm.protocol.manifest import Manifest
@@ -71,40 +66,27 @@ RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 UnaryMethod = Callable[[bytes, RpcContext], Awaitable[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOrigin:
-    """Where a stream comes from.
-
-    Attributes:
-        address: who pays for it.
-        waiting: its place among the streams without a session.
-    """
-
-    address: str
-    waiting: Waiting
-
-
-StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, StreamOrigin], Awaitable[None]]
+StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, str, ExitStack], Awaitable[None]]
+"""Gets the address that pays for the stream, and its place among those without a session."""
 
 
 class NodeService:
     """Hello, Info, Manifest, Link and Replies of one node."""
 
-    def __init__(self, identity: Identity, sessions: SessionTable, digest: bytes, manifest: Manifest) -> None:
+    def __init__(
+        self, context: NodeContext, sessions: SessionTable, manifest: Manifest, hello: Callable[[bytes], bytes]
+    ) -> None:
         """Answer for a node.
 
         Args:
-            identity: the node's.
-            sessions: that run on it.
-            digest: SHA-256 of its certificate; empty in an insecure swarm.
-            manifest: of the weights of its model.
+            hello: proves over a caller's nonce that this node answers; ValueError where that is none.
         """
         self._manifest = wire.encode_manifest(manifest)
-        self._identity = identity
+        self._context = context
         self._sessions = sessions
-        self._digest = digest
-        self._callers = CallerCheck(identity.peer_id, digest)
-        self._admission = sessions.admission
+        self._hello = hello
+        self._callers = CallerCheck(context.peer, context.digest)
+        self._admission = context.admission
         self._decoding = asyncio.Semaphore(1)
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -139,7 +121,7 @@ class NodeService:
             address = address_key(context.peer())
             async with self._refusing(address, context):
                 with self._admission.stream(address) as waiting:
-                    await method(requests, context, StreamOrigin(address, waiting))
+                    await method(requests, context, address, waiting)
 
         return call
 
@@ -159,9 +141,10 @@ class NodeService:
 
     async def hello(self, request: bytes, context: RpcContext) -> bytes:
         """Prove that this address belongs to this identity."""
-        if len(request) != address_proof.NONCE_BYTES:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {address_proof.NONCE_BYTES} bytes")
-        return address_proof.hello_response(self._identity, request, self._digest)
+        try:
+            return self._hello(request)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def info(self, request: bytes, context: RpcContext) -> bytes:
         """What this node serves and has done."""
@@ -170,8 +153,8 @@ class NodeService:
     async def manifest(self, request: bytes, context: RpcContext) -> bytes:
         """All weight files of the model; the answer is large, so it waits for its turn like rows."""
         self._admission.check_manifest(address_key(context.peer()))
-        await self._sessions.uplink.turn(len(self._manifest))
-        self._sessions.uplink.sent(len(self._manifest))
+        await self._context.uplink.turn(len(self._manifest))
+        self._context.uplink.sent(len(self._manifest))
         return self._manifest
 
     async def hold(self, request: bytes, context: RpcContext) -> bytes:
@@ -186,7 +169,9 @@ class NodeService:
             hop.hold(hold)
         return wire.encode_held(Held(held=False) if hop is None else hop.standing())
 
-    async def replies(self, requests: AsyncIterator[bytes], context: RpcContext, origin: StreamOrigin) -> None:
+    async def replies(
+        self, requests: AsyncIterator[bytes], context: RpcContext, address: str, waiting: ExitStack
+    ) -> None:
         """The picks of one session, for its client."""
         try:
             async with asyncio.timeout(FIRST_MESSAGE_S):
@@ -200,14 +185,14 @@ class NodeService:
             hop = await self._sessions.find_tail(request.session, REPAIR_S if request.may_wait else 0.0)
         if hop is None or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
-        origin.waiting.leave()
+        waiting.close()
         try:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
                 scope.spawn(_send_pings(hop.replies))
-                out = TimedWriter(context, self._sessions.uplink)
+                out = TimedWriter(context, self._context.uplink)
                 async for message in hop.replies.stream(request.acked):
-                    for part in split(message, self._sessions.uplink.part_bytes):
+                    for part in split(message, self._context.uplink.part_bytes):
                         await out.write(part)
         except TimeoutError:
             await _give_up(context)
@@ -232,14 +217,14 @@ class NodeService:
         except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
             self._admission.refused("reply streams", error)
 
-    async def link(self, requests: AsyncIterator[bytes], context: RpcContext, origin: StreamOrigin) -> None:
+    async def link(self, requests: AsyncIterator[bytes], context: RpcContext, address: str, waiting: ExitStack) -> None:
         """One session's stream from its upstream neighbour."""
         upstream = UpstreamStream()
         try:
             async with TaskScope() as scope:
-                reader = scope.spawn(self._read(requests, upstream, context, origin))
+                reader = scope.spawn(self._read(requests, upstream, context, address, waiting))
                 reader.add_done_callback(lambda _: upstream.end())
-                await upstream.drain(TimedWriter(context, self._sessions.uplink))
+                await upstream.drain(TimedWriter(context, self._context.uplink).write)
         except TimeoutError:
             await _give_up(context)
 
@@ -248,7 +233,8 @@ class NodeService:
         requests: AsyncIterator[bytes],
         upstream: UpstreamStream,
         context: RpcContext,
-        origin: StreamOrigin,
+        address: str,
+        waiting: ExitStack,
     ) -> None:
         hop: HopSession | None = None
         attach: Attach | None = None
@@ -257,24 +243,24 @@ class NodeService:
                 part = await anext(requests, None)
             if part is None:
                 return  # the peer opened it and sent nothing
-            attach = self._first(part, origin.address)
+            attach = self._first(part, address)
             upstream.count_part()
             caller = self._callers.identify(context.invocation_metadata(), wire.LINK, attach.signature)
-            hop = self._sessions.attach(attach, caller, upstream, origin.address)
-            origin.waiting.leave()
+            hop = self._sessions.attach(attach, caller, upstream, address)
+            waiting.close()
             await self._read_session(requests, hop, upstream)
         except TimeoutError:
             silence = RemoteProtocolError("attach", f"did not come within {FIRST_MESSAGE_S:.0f} s")
-            self._refuse(upstream, silence, attach, origin.address)
+            self._refuse(upstream, silence, attach, address)
         except grpc.aio.AioRpcError:
             pass  # the neighbour's machine or process is gone
         except Exception as error:
             if not isinstance(error, SwarmError):
                 logger.error("a stream failed", exc_info=error)
-            self._admission.refused(origin.address, error)
+            self._admission.refused(address, error)
             if hop is None and attach is not None and attach.index == 0:
-                self._admission.insisted(origin.address)
-            self._refuse(upstream, error, attach, origin.address)
+                self._admission.insisted(address)
+            self._refuse(upstream, error, attach, address)
         finally:
             if hop is not None:
                 hop.detach(upstream)
@@ -284,12 +270,12 @@ class NodeService:
 
         Who is refused too often hears nothing: the stream just ends.
         """
-        peer = self._identity.peer_id
+        peer = self._context.peer
         if attach is None or attach.index == 0:
             upstream.send(fault_of(error, 0 if attach is None else attach.generation, peer))
         elif self._admission.may_sign(address):
             fault = fault_of(error, attach.generation, peer)
-            upstream.send(sign_fault(fault, attach.session, peer, self._identity.sign))
+            upstream.send(sign_fault(fault, attach.session, peer, self._context.signer.sign))
 
     async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream) -> None:
         assembler = FrameAssembler(hop.frame_limits)
@@ -300,7 +286,7 @@ class NodeService:
                 async for part in requests:
                     deadline.reschedule(None)
                     upstream.count_part()
-                    self._sessions.counters.bytes_in += len(part)
+                    self._context.counters.bytes_in += len(part)
                     try:
                         message = await self._decode(assembler, part, hop.owner)
                         if message is not None:

@@ -6,22 +6,169 @@ After a snapshot it answers again what is unanswered (R6), from the parts of the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from node.engine.sweep_run import Picking, SweepRun
-from node.session.accepted_path import AcceptedPath, requested_rows
-from node.session.prompt_rows import PromptRowsBudget
 from swarm.ids import TreeNodeId
 from swarm.inference.grammars import CompiledGrammar, GrammarPlace
 from swarm.inference.path_rules import PathRules
 from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import PickLogProbs
 from swarm.protocol.hop_log import HopLog
-from swarm.protocol.messages import HopTime, Reply, Sampling, Sweep, Want
+from swarm.protocol.limits import MAX_REPLY_ROWS, PROMPT_ROWS_BYTES
+from swarm.protocol.messages import HopTime, Ping, Reply, Sampling, Sweep, Want
 from swarm.protocol.pick_rules import Grammar, PickRules
+from swarm.protocol.session import Parent, SessionState
+from swarm.transport.link import ROUND_TRIPS_KEPT
+
+# The path that the tail's own walk accepts: its hidden rows travel back when a client wants them (P10).
+#
+# from the tip follow the tail's picks while a child holds the picked token
+# where the tip's pick is not known (a prompt's token, or a pick that an earlier tail made and the client holds),
+# what certainly comes next is the first node of the last sweep, if that hangs from the tip
+
+
+class AcceptedPath:
+    """Keeps the picks after live nodes and the tip, no others."""
+
+    def __init__(self) -> None:
+        self._picks: dict[Parent, int] = {}
+
+    def note(self, picks: Mapping[TreeNodeId, int], state: SessionState, *, is_cut: bool) -> None:
+        """Take the picks of a sweep that was run.
+
+        Args:
+            picks: token by tree node.
+            state: of the session, the sweep included.
+            is_cut: the sweep truncated first, so earlier picks are void.
+        """
+        known: dict[Parent, int] = {} if is_cut else dict(self._picks)
+        known.update(picks.items())
+        tip = _tip(state)
+        self._picks = {node: token for node, token in known.items() if node == tip or node in state.live}
+
+    def walk(self, state: SessionState, last: Sweep) -> list[TreeNodeId]:
+        """Live nodes on the path, from below the tip down; `last` is the newest sweep, which `state` includes."""
+        path: list[TreeNodeId] = []
+        at: Parent = None
+        tip = _tip(state)
+        if tip not in self._picks and last.parents and last.parents[0] is None:
+            self._picks[tip] = last.tokens[0]
+        pick = self._picks.get(tip)
+        while pick is not None and (child := state.child(at, pick)) is not None:
+            path.append(child)
+            at, pick = child, self._picks.get(child)
+        return path
+
+
+def _tip(state: SessionState) -> Parent:
+    return state.committed[-1].id if state.committed else None
+
+
+def requested_rows(sweep: Sweep, path: Iterable[TreeNodeId]) -> tuple[TreeNodeId, ...]:
+    """The nodes whose hidden rows answer a sweep: its own on the path whose picks are asked for, the deepest ones."""
+    if sweep.want is None or not sweep.want.hidden_rows:
+        return ()
+    end = sweep.first_id + len(sweep.tokens)
+    return tuple(node for node in path if sweep.picks_from <= node < end)[-MAX_REPLY_ROWS:]
+
+
+# How many hidden rows of a prompt one session's tail sends (P10).
+#
+# Replies are kept until the client says that it holds them. So their rows are bounded, or a client that never says so
+# would fill the tail's memory.
+
+
+class PromptRowsBudget:
+    """Bytes of rows by reply, of those that the client did not acknowledge."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, int] = {}
+
+    def grant(self, sequence: int, nodes: Sequence[TreeNodeId], row_bytes: int, acked: int) -> list[TreeNodeId]:
+        """The newest of some forced tokens whose rows may go with a reply.
+
+        Args:
+            row_bytes: of one row.
+            acked: the client holds every reply up to this sequence.
+        """
+        self._sent = {answered: size for answered, size in self._sent.items() if answered > acked}
+        count = min(len(nodes), max(0, PROMPT_ROWS_BYTES - sum(self._sent.values())) // row_bytes)
+        if count:
+            self._sent[sequence] = count * row_bytes
+        return list(nodes[len(nodes) - count :])
+
+
+# Replies of one session at the tail: kept until the client holds them, sent on the newest reply stream (R6).
+
+MAX_ROUND_TRIP_MS = 120_000.0
+
+
+class ReplyBuffer:
+    """Bounded by the session's credits: the client never has more than W sweeps unanswered (F1).
+
+    Attributes:
+        link_ms: half the shortest of the latest round trips to the client on the reply stream.
+    """
+
+    def __init__(self) -> None:
+        self.link_ms = 0.0
+        self._round_trips: deque[float] = deque(maxlen=ROUND_TRIPS_KEPT)
+        self._kept: dict[int, Reply] = {}
+        self._reader = 0
+        self._sent = 0
+        self._ping: Ping | None = None
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def put(self, reply: Reply, acked: int) -> None:
+        """Keep a reply and forget those that the client holds."""
+        self._kept = {sequence: kept for sequence, kept in self._kept.items() if sequence > acked}
+        self._kept[reply.sequence] = reply
+        self._changed.set()
+
+    def measured(self, round_trip_ms: float) -> None:
+        """A ping was answered; the time that the client reports is bounded."""
+        self._round_trips.append(min(round_trip_ms, MAX_ROUND_TRIP_MS))
+        self.link_ms = min(self._round_trips) / 2
+
+    def ping(self, ping: Ping) -> None:
+        """Send a ping when the stream is next free; only the newest one waits."""
+        self._ping = ping
+        self._changed.set()
+
+    def resend(self, sequence: int) -> None:
+        """Send a kept reply once more, because its sweep came again (P9)."""
+        if sequence in self._kept:
+            self._sent = min(self._sent, sequence - 1)
+            self._changed.set()
+
+    def close(self) -> None:
+        """End the reply stream."""
+        self._closed = True
+        self._changed.set()
+
+    async def stream(self, acked: int) -> AsyncIterator[Reply | Ping]:
+        """Everything kept beyond `acked`, then what comes, and pings; a newer stream ends this one."""
+        self._reader += 1
+        reader, self._sent = self._reader, acked
+        self._changed.set()
+        while reader == self._reader and not self._closed:
+            waiting = [sequence for sequence in self._kept if sequence > self._sent]
+            if self._ping is not None:
+                ping, self._ping = self._ping, None
+                yield ping
+            elif waiting:
+                self._sent = min(waiting)
+                yield self._kept[self._sent]
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
 
 CompileGrammar = Callable[[Grammar], Awaitable[CompiledGrammar]]
 """Compiles a grammar in a worker; raises what `Tail.follow_grammars` does."""
@@ -34,7 +181,6 @@ class Tail:
         """Begin without a grammar.
 
         Args:
-            log: holds the session's state.
             compile_grammar: compiles one; None on a hop that picks nothing.
         """
         self._log = log
@@ -125,7 +271,7 @@ class Tail:
 
     def forget(self) -> None:
         """A snapshot replaces everything."""
-        self._accepted.forget()
+        self._accepted = AcceptedPath()
         self._unmasked = None
         self._replayed.clear()
         self._prompt_rows = PromptRowsBudget()

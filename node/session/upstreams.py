@@ -5,26 +5,172 @@ Each stream is known by its sender's peer id, "" for the client. Only the newest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import asyncio
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 
-from node.session.callers import Caller
-from node.session.hedge_compare import MAX_DIFFERENCE, HedgeRows
-from node.session.upstream import UpstreamStream
-from node.telemetry.counters import NodeCounters
+import torch
+
+from node.session.admission import Caller
+from node.session.counters import NodeCounters
 from swarm.errors import HopClosed, RemoteProtocolError, ReplicasDiffer
-from swarm.ids import PeerId
+from swarm.ids import PeerId, TreeNodeId
+from swarm.inference.row_codec import decode_rows
+from swarm.protocol import wire
 from swarm.protocol.faults import fault_of
 from swarm.protocol.limits import MAX_GENERATION_STEP
-from swarm.protocol.messages import Ack, Attach, Attached, Credits, Fault, Ready, Reroute, SweepFrame, Upstream
+from swarm.protocol.messages import (
+    Ack,
+    Attach,
+    Attached,
+    Codec,
+    Credits,
+    Fault,
+    Ready,
+    Reroute,
+    Rows,
+    SweepFrame,
+    Upstream,
+)
 from swarm.transport.hedged_link import CLIENT, senders
+from swarm.transport.liveness import RECEIPT_S
+
+# The downstream side of a link: what this node sends back to the peer that opened the stream. Never waits.
+
+OUTBOX_MESSAGES = 256
+
+
+class UpstreamStream:
+    """One incoming stream's way back; an unread outbox ends the stream.
+
+    Receipts gather for a moment: one for each sweep would cost every hop two wake-ups while it computes.
+
+    Attributes:
+        receipt: makes a receipt from the number of parts that arrived.
+        ended: set at the end; what is queued then still leaves.
+    """
+
+    def __init__(self) -> None:
+        self.receipt: Callable[[int], Ack] = lambda parts: Ack(0, parts)
+        self._parts = 0
+        self._receipt_due: asyncio.TimerHandle | None = None
+        self._outbox: asyncio.Queue[Upstream | None] = asyncio.Queue(OUTBOX_MESSAGES + 1)
+        self.ended = asyncio.Event()
+
+    def send(self, message: Upstream) -> None:
+        """Queue a message; nothing is sent after the end."""
+        if self.ended.is_set():
+            return
+        if self._outbox.qsize() >= OUTBOX_MESSAGES:
+            self.end()
+            return
+        self._outbox.put_nowait(message)
+
+    def count_part(self) -> None:
+        """A part arrived; its receipt follows soon."""
+        self._parts += 1
+        if self._receipt_due is None:
+            self._receipt_due = asyncio.get_running_loop().call_later(RECEIPT_S, self._send_receipt)
+
+    def _send_receipt(self) -> None:
+        self._receipt_due = None
+        self.send(self.receipt(self._parts))
+
+    def end(self) -> None:
+        """Finish the stream when what is queued has left."""
+        if not self.ended.is_set():
+            self.ended.set()
+            if self._receipt_due is not None:
+                self._receipt_due.cancel()
+            self._outbox.put_nowait(None)
+
+    async def drain(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write until the end."""
+        while (message := await self._outbox.get()) is not None:
+            await write(wire.encode_upstream(message))
+
+
+# Hedge comparison: are the rows the same that two replicas computed for one sweep?
+#
+# Which rows are compared is drawn here, by chance, when the first of the two has sent its sweep: neither can know.
+# A row is one vector, so its error is one number: the root mean square of the difference over that of the row. A
+# maximum over the largest value of a sweep would let all values change that are not the largest.
+
+SWEEPS = 64
+"""Of so many late sweeps some rows of the first replica are kept."""
+ROWS = 16
+"""Of each sweep, so many rows are kept and compared."""
+MAX_DIFFERENCE = {Codec.FP32: 1e-4, Codec.FP16: 1e-2, Codec.BF16: 3e-2, Codec.INT8: 3e-2}
+"""Of a row's own root mean square: above what the order of additions changes
+(docs/decisions/0034-blame-is-on-links.md)."""
+
+
+class HedgeRows:
+    """Rows of the latest sweeps as the faster replica sent them."""
+
+    def __init__(self, rng: random.Random | None = None, row_parts: int = 1) -> None:
+        """Keep nothing yet.
+
+        Args:
+            row_parts: vectors of the model's width that a row consists of (P14); each is compared by itself.
+        """
+        self._rng = rng or random.SystemRandom()
+        self._row_parts = row_parts
+        self._kept: OrderedDict[int, dict[TreeNodeId, bytes]] = OrderedDict()
+
+    def keep(self, frame: SweepFrame) -> None:
+        """A sweep came for the first time."""
+        assert frame.rows is not None, "a hop after a replica is not the first one"
+        places = _places(frame)
+        drawn = self._rng.sample(sorted(places), min(ROWS, len(places)))
+        self._kept[frame.sweep.sequence] = _rows(frame.rows, {node: places[node] for node in drawn})
+        while len(self._kept) > SWEEPS:
+            self._kept.popitem(last=False)
+
+    def compare(self, frame: SweepFrame) -> float | None:
+        """A sweep came again: how far its rows are from the first ones, the worst row relative to its own size.
+
+        None: it was not kept, or was compared already.
+        """
+        first = self._kept.pop(frame.sweep.sequence, None)
+        if first is None or frame.rows is None:
+            return None
+        places = _places(frame)
+        nodes = sorted(first.keys() & places.keys())
+        if not nodes:
+            return 0.0
+        again = _rows(frame.rows, {node: places[node] for node in nodes})
+        try:
+            ours, theirs = (
+                decode_rows(replace(frame.rows, count=len(nodes), data=b"".join(side)), torch.float32).reshape(
+                    len(nodes) * self._row_parts, -1
+                )
+                for side in ([rows[node] for node in nodes] for rows in (first, again))
+            )
+        except RemoteProtocolError:  # a value is not a number
+            return math.inf
+        size = torch.maximum(ours.square().mean(dim=1), theirs.square().mean(dim=1)).sqrt().clamp_min(1e-30)
+        return float(((ours - theirs).square().mean(dim=1).sqrt() / size).max())
+
+
+def _places(frame: SweepFrame) -> dict[TreeNodeId, int]:
+    """The rows of a sweep, by node."""
+    ids = range(frame.sweep.first_id, frame.sweep.first_id + len(frame.sweep.tokens))
+    nodes = [TreeNodeId(node) for offset, node in enumerate(ids) if frame.kept is None or frame.kept[offset]]
+    return {node: place for place, node in enumerate(nodes)}
+
+
+def _rows(rows: Rows, places: dict[TreeNodeId, int]) -> dict[TreeNodeId, bytes]:
+    """The bytes of these rows."""
+    size, data = rows.codec.row_bytes(rows.width), memoryview(rows.data)
+    return {node: bytes(data[place * size : (place + 1) * size]) for node, place in places.items()}
 
 
 def sender_of(attach: Attach, caller: Caller) -> str:
     """Whoever opened a stream, as one of those who may send this hop its sweeps.
-
-    Args:
-        attach: the first message of the stream.
-        caller: who opened it, proven.
 
     Raises:
         RemoteProtocolError: it is not the hop before, nor its replica; at hop 0, not the session's client.
@@ -41,11 +187,6 @@ MAX_SIGNED = 32
 """Signatures cost a millisecond of the event loop; so many faults in one generation, and none is news any more."""
 
 
-def unsigned(fault: Fault) -> Fault:
-    """The fault as it is."""
-    return fault
-
-
 class UpstreamSet:
     """The streams into one session of `peer`.
 
@@ -59,17 +200,14 @@ class UpstreamSet:
         peer: PeerId,
         counters: NodeCounters,
         receipt: Callable[[int], Ack],
-        sign: Callable[[Fault], Fault] = unsigned,
+        sign: Callable[[Fault], Fault],
         row_parts: int = 1,
     ) -> None:
         """Hear nobody yet.
 
         Args:
-            peer: this machine.
-            counters: what it counts.
             receipt: makes a receipt from the number of parts that arrived on a stream.
             sign: signs what this machine reports of the session.
-            row_parts: of the rows that arrive: see `HedgeRows`.
         """
         self.heard = self.ready_for = -1
         self._peer = peer
@@ -91,11 +229,7 @@ class UpstreamSet:
         """Hear this stream; whether it brings a new generation, and not just a replica of the one that brought it.
 
         Args:
-            upstream: the stream.
-            attach: its first message, of the session's client.
-            sender: who opened it: see `sender_of`.
             received: the last sequence that this hop received.
-            credits: of the session.
 
         Raises:
             HopClosed: a newer generation holds the session.

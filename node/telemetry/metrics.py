@@ -15,7 +15,7 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from node.telemetry.counters import ErrorKind
+from node.session.counters import ErrorKind
 from node.telemetry.report import NodeDescription
 from swarm.discovery.node_record import NodeState
 from swarm.egress.streams import bracketed

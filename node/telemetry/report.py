@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from node.model.device import Device
-from node.telemetry.counters import NodeCounters
-from node.telemetry.outbox import Outbox
+from node.session.counters import NodeCounters
+from node.telemetry.publisher import Outbox
 from swarm.discovery.node_record import NodeState
 from swarm.ids import ModelIdentity
 from swarm.layers import Span

@@ -37,6 +37,7 @@ from swarm.commands.certificates import (
 from swarm.discovery.identity import Identity, is_peer_id
 from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
+from swarm.protocol.peer_keys import is_peer_id
 from swarm.runtime.cli_types import Count, Folder, Host, Peer, Port
 from swarm.runtime.files import replace_file
 from swarm.transport.network_key import NetworkKey

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgpack
 
-from swarm.discovery.identity import Identity, verify
+from swarm.discovery.identity import Identity
 from swarm.ids import PeerId
+from swarm.protocol.peer_keys import verify
 
 HELLO_METHOD = "/swarm.wire.v1.Node/Hello"
 NONCE_BYTES = 16

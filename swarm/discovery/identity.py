@@ -8,7 +8,6 @@ Source: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -17,14 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-import base58
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm.errors import IdentityError
 from swarm.ids import SWARM_ID_BYTES, PeerId, SwarmId, as_swarm_id
+from swarm.protocol.peer_keys import is_usual, peer_id_of, unwrap_key, wrap_key
 from swarm.runtime.files import create_file, replace_file, why_unusable
 
 _SWARM_FILE_BYTES: Final = 64
@@ -64,10 +63,6 @@ def forget_swarm(identity: Path, swarm: SwarmId) -> None:
 
 
 _MAX_FILE_BYTES = 16_384
-_MAX_PUBLIC_KEY_BYTES = 1_024
-_KEY_BITS = range(2_048, 4_097)
-_EXPONENT = 65_537  # the one that libp2p uses; a huge exponent would make a signature expensive to check
-_SHA2_256 = b"\x12\x20"  # multihash: function code, digest length
 
 
 def default_identity_path() -> Path:
@@ -134,7 +129,7 @@ class Identity:
             serialization.NoEncryption(),
         )
         with suppress(FileExistsError):
-            create_file(path, _wrap_key(der), mode=0o400)
+            create_file(path, wrap_key(der), mode=0o400)
 
     @cached_property
     def public_key(self) -> bytes:
@@ -142,7 +137,7 @@ class Identity:
         der = self._key.public_key().public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        return _wrap_key(der)
+        return wrap_key(der)
 
     @cached_property
     def peer_id(self) -> PeerId:
@@ -186,69 +181,13 @@ def _unusable(path: Path, error: OSError) -> IdentityError:
     return IdentityError(f"identity file {why_unusable(error, path)}; or choose another with --identity")
 
 
-def verify(peer_id: PeerId, public_key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether a signature was made by a peer.
-
-    Args:
-        public_key: the peer's, as libp2p encodes it; its hash must be the peer id.
-        signature: RSA, PKCS #1 v1.5, SHA-256.
-    """
-    if len(public_key) > _MAX_PUBLIC_KEY_BYTES or peer_id_of(public_key) != peer_id:
-        return False
-    try:
-        key = serialization.load_der_public_key(_unwrap_key(public_key))
-        if not isinstance(key, rsa.RSAPublicKey) or not _is_usual(key):
-            return False
-        key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
-    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
-        return False
-    return True
-
-
-def is_peer_id(text: str) -> bool:
-    """Whether the text has the form of an RSA peer id (base58 of a SHA-256 multihash)."""
-    try:
-        raw = base58.b58decode(text)
-    except ValueError:
-        return False
-    return len(raw) == len(_SHA2_256) + 32 and raw.startswith(_SHA2_256)
-
-
-def peer_id_of(public_key: bytes) -> PeerId:
-    """The name of the machine whose public key this is, as libp2p encodes it: the key's hash."""
-    return PeerId(base58.b58encode(_SHA2_256 + hashlib.sha256(public_key).digest()).decode())
-
-
 def _parse_private_key(data: bytes, path: Path) -> rsa.RSAPrivateKey:
     try:
-        key = serialization.load_der_private_key(_unwrap_key(data), password=None)
+        key = serialization.load_der_private_key(unwrap_key(data), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise IdentityError(
             f"identity file {path} holds no libp2p key; move it away or choose another with --identity"
         ) from error
-    if not isinstance(key, rsa.RSAPrivateKey) or not _is_usual(key.public_key()):
+    if not isinstance(key, rsa.RSAPrivateKey) or not is_usual(key.public_key()):
         raise IdentityError(f"identity file {path}: the key must be RSA with 2048 to 4096 bits and exponent 65537")
     return key
-
-
-def _is_usual(key: rsa.RSAPublicKey) -> bool:
-    return key.key_size in _KEY_BITS and key.public_numbers().e == _EXPONENT
-
-
-# libp2p's key message is {1: key type, 2: bytes}, RSA being type 0: a fixed header, then a varint length.
-_HEADER = b"\x08\x00\x12"
-
-
-def _wrap_key(der: bytes) -> bytes:
-    low, high = len(der) & 0x7F, len(der) >> 7
-    return _HEADER + (bytes([low | 0x80, high]) if high else bytes([low])) + der
-
-
-def _unwrap_key(message: bytes) -> bytes:
-    if not message.startswith(_HEADER) or len(message) < len(_HEADER) + 2:
-        raise ValueError("not an RSA key in libp2p's encoding")
-    start = len(_HEADER) + (2 if message[3] & 0x80 else 1)
-    der = message[start:]
-    if _wrap_key(der) != message:
-        raise ValueError("not an RSA key in libp2p's encoding")
-    return der

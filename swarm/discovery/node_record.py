@@ -13,13 +13,13 @@ from itertools import pairwise
 from typing import Annotated, Final
 
 from swarm.declared import RISING_PAIRS, Broken, Printable, Size, Within, Written, below, exactly
-from swarm.discovery.identity import peer_id_of
 from swarm.discovery.sealing import UNIX_S, AnyPeer, ListedModel, RecordError, Seal
 from swarm.egress.streams import split_host
 from swarm.errors import LayersError
 from swarm.ids import SWARM_ID_BYTES, PeerId, SwarmId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_RECORD_BYTES, MAX_SWEEP_ROWS, SWEEP_MS
+from swarm.protocol.peer_keys import peer_id_of
 from swarm.transport.certificate import MAX_CERTIFICATE_BYTES, check_certificate
 from swarm.transport.endpoint import Endpoint, first_stop, parse_relayed
 

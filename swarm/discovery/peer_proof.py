@@ -19,8 +19,8 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from swarm.discovery.identity import verify
 from swarm.ids import PeerId
+from swarm.protocol.peer_keys import verify
 
 PROVE_S: Final = 4.0
 """How long one proof may take, a name's look-up included."""

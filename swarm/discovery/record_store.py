@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from swarm.discovery.identity import is_peer_id
 from swarm.discovery.model_pointer import open_pointer
 from swarm.discovery.node_record import open_sealed
 from swarm.discovery.registry import StorageKey, item_key, models_key, record_keys, storage_key
 from swarm.discovery.sealing import RecordError
 from swarm.ids import PeerId, SwarmId
+from swarm.protocol.peer_keys import is_peer_id
 
 _Party = TypeVar("_Party")
 

@@ -13,10 +13,11 @@ from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 import msgpack
 
 from swarm.declared import ListForm, Printable, Rule, Within, Written
-from swarm.discovery.identity import Identity, is_peer_id, verify
+from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId, is_model_name
 from swarm.protocol.limits import MAX_LAYERS
+from swarm.protocol.peer_keys import is_peer_id, verify
 from swarm.runtime.version import UPDATE, VERSION
 
 MAX_TTL_S: Final = 90.0

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 
-from swarm.discovery.identity import verify
 from swarm.discovery.node_record import signer_key
 from swarm.discovery.sealing import RecordError
-from swarm.ids import PeerId, SessionId
+from swarm.ids import SessionId
 from swarm.protocol.faults import statement
 from swarm.protocol.messages import Fault
-
-
-def sign_fault(fault: Fault, session: SessionId, peer: PeerId, sign: Callable[[bytes], bytes]) -> Fault:
-    """The fault as a machine reports it; `sign` signs with that peer's identity."""
-    said = replace(fault, reporter=peer)
-    return replace(said, signature=sign(statement(said, session)))
+from swarm.protocol.peer_keys import verify
 
 
 def is_signed(fault: Fault, session: SessionId, records: Iterable[bytes]) -> bool | None:

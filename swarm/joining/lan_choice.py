@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from swarm.discovery.dht.addresses import Membership, PeerSource
-from swarm.discovery.identity import default_identity_path, is_peer_id
+from swarm.discovery.identity import default_identity_path
 from swarm.errors import ConfigError
 from swarm.ids import shown_swarm
+from swarm.protocol.peer_keys import is_peer_id
 from swarm.runtime.cli_types import LanMode
 from swarm.runtime.files import replace_file
 from swarm.runtime.plain_text import plain_line

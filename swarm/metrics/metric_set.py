@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from swarm.metrics.histogram import Histogram
+from swarm.runtime.histogram import Histogram
 
 
 class MetricKind(enum.StrEnum):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
 from swarm.declared import one_line
 from swarm.errors import (
     Busy,
@@ -40,6 +43,10 @@ _KINDS: list[tuple[type[SwarmError], FaultKind]] = [
 ]
 
 
+SignatureCheck = Callable[[Fault, SessionId, Iterable[bytes]], bool | None]
+"""Whether a fault is what its reporter said of a session, by sealed records; None where none is the reporter's."""
+
+
 def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
     """The message for an error, which nobody has signed yet.
 
@@ -67,6 +74,12 @@ def statement(fault: Fault, session: SessionId) -> bytes:
     words = (generation, fault.reporter or "", fault.peer, fault.kind.value, fault.field, fault.reason)
     parts = (session, *(word.encode("utf-8", "replace") for word in words))
     return _DOMAIN + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def sign_fault(fault: Fault, session: SessionId, peer: PeerId, sign: Callable[[bytes], bytes]) -> Fault:
+    """The fault as a machine reports it; `sign` signs with that peer's identity."""
+    said = replace(fault, reporter=peer)
+    return replace(said, signature=sign(statement(said, session)))
 
 
 def error_of(fault: Fault, span: str) -> HopError:

@@ -139,6 +139,14 @@ class Sampling:
             _form().check(self)
         except LocalProtocolError as error:
             return error.field, error.reason
+        return self.beyond(vocab_size)
+
+    def beyond(self, vocab_size: int) -> tuple[str, str] | None:
+        """The field that names token ids that are none, and why; all else was held to its bounds by whoever decoded it.
+
+        Args:
+            vocab_size: token ids are below it.
+        """
         rules = self.rules or PickRules()
         for field, ids in ("logit_bias", [token for token, _ in rules.logit_bias]), ("end_tokens", rules.end_tokens):
             if any(token >= vocab_size for token in ids):

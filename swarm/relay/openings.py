@@ -54,6 +54,7 @@ from swarm.discovery.sealing import RecordError
 from swarm.egress.streams import words
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
+from swarm.protocol.peer_keys import is_peer_id
 
 NONCE_BYTES: Final = 16
 _DOMAIN: Final = b"canopy-relay-here-1\n"

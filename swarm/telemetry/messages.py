@@ -19,13 +19,14 @@ from typing import Annotated, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from swarm.declared import RISING_PAIRS, Broken, JsonForm, Printable, Rule, Size, Within, Written
-from swarm.discovery.identity import Identity, is_peer_id, verify
+from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import MAX_SPEEDS
 from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError, LayersError, RemoteProtocolError
 from swarm.ids import PeerId, is_model_name
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_SWEEP_ROWS
+from swarm.protocol.peer_keys import is_peer_id, verify
 
 PORTS = {"mqtt": 1_883, "mqtts": 8_883}
 

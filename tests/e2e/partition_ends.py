@@ -12,8 +12,7 @@ import sys
 import time
 import urllib.request
 
-from node.telemetry.outbox import Outbox
-from node.telemetry.publisher import Address, TelemetryPublisher
+from node.telemetry.publisher import Address, Outbox, TelemetryPublisher
 from swarm.discovery.identity import Identity
 from swarm.telemetry.messages import Metrics, Presence, Stamp, Status, parse_broker
 from tests.telemetry_messages import FINGERPRINT, metrics, status

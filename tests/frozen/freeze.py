@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.config import ServeConfig
 from node.serve import Node
-from node.session.callers import CallerCheck
+from node.session.admission import CallerCheck
 from swarm.demo import TARGET
 from swarm.discovery.address_proof import hello_response
 from swarm.discovery.dht.about import pack_about
@@ -26,11 +26,11 @@ from swarm.discovery.dht.dialback import pack_request
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import ModelPointer, seal_pointer
 from swarm.discovery.node_record import NodeRecord, NodeState, Reach, seal, tombstone
-from swarm.discovery.signed_faults import sign_fault
 from swarm.ids import ModelIdentity, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.faults import sign_fault
 from swarm.protocol.frames import split
 from swarm.protocol.messages import (
     Ack,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import node.session.lease
+import node.session.hop_session
 import node.session.service
 from node.serve import Node
 from swarm.demo import TARGET
@@ -47,7 +47,7 @@ def right_picks() -> tuple[int, ...]:
 @asynccontextmanager
 async def healthy_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """Keep a session open on the nodes; its picks must be right before and after the block."""
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 0.1)
     monkeypatch.setattr(node.session.service, "UPSTREAM_S", 60.0)  # it does not ping
     opened = attach(route_of(nodes, SPANS), opening(nodes[0]), b"other")
     async with raw_link(nodes[0], opened) as link:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Unpack
 
 import pytest
@@ -28,6 +29,7 @@ from node.serve import Node
 from node.session.hop_session import HopSession
 from node.session.service import NodeService
 from swarm.demo import DRAFT, TARGET
+from swarm.discovery.address_proof import hello_response
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.protocol.session import SessionState
@@ -121,7 +123,9 @@ class KillableNodes:
         assert certificate is not None
         object.__setattr__(resources, "certificate", certificate)
         server, _ = bind("127.0.0.1", resources.port, certificate)
-        service = NodeService(node.registry.identity, node.sessions, certificate.digest, resources.manifest)
+        hello = partial(hello_response, node.registry.identity, digest=certificate.digest)
+        context = replace(node.sessions._context, certificate=certificate)
+        service = NodeService(context, node.sessions, resources.manifest, hello)
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         node.running.host.service = replace(service_of(node), server=server)

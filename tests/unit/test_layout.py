@@ -38,7 +38,7 @@ PURE = (
     "swarm/inference/kv_slots",
     "swarm/inference/sampling",
     "swarm/layers",
-    "swarm/metrics/histogram",
+    "swarm/runtime/histogram",
     "swarm/metrics/metric_set",
     "swarm/protocol/limits",
     "swarm/protocol/messages",

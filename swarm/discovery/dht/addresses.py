@@ -18,6 +18,7 @@ from swarm.discovery.identity import is_peer_id
 from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.ids import SwarmId
+from swarm.protocol.peer_keys import is_peer_id
 from swarm.transport.network_key import NetworkKey
 
 

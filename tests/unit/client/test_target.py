@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm
-from node.membership.model_mismatch import swarms_model
+from node.lifecycle.model_finder import swarms_model
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import ConfigError, ModelMismatch, RouteError, UnknownModel

@@ -10,7 +10,7 @@ import pytest
 from client.dialogue import rendering
 from node.lifecycle import connection_guard, span_host
 from node.reach import circuits, punch, standing
-from node.session import admission, eviction, hop_session, journal_budget, lease, service, table
+from node.session import admission, context, hop_session, service, table
 from swarm.discovery import peer_proof
 from swarm.discovery.dht import about, addresses, dialback, process, relay_offers
 from swarm.discovery.dht import protocol as directory
@@ -71,11 +71,11 @@ NODE = {
     f"{n(1 / RATES[admission.MANIFESTS].per_key)} s; {n(RATES[admission.MANIFESTS].total)}/s in all; "
     f"{n(manifest.MAX_MANIFEST_BYTES / MIB)} MiB, {n(manifest.MAX_WEIGHT_FILES)} files",
     "sessions of an address": f"{n(HOLDINGS[admission.SESSIONS].per_key)}; then its own idlest gives way, after "
-    f"{n(eviction.IDLE_S)} s without a sweep, or {n(eviction.UNUSED_S)} s where it never had one",
+    f"{n(table.IDLE_S)} s without a sweep, or {n(table.UNUSED_S)} s where it never had one",
     "work of a session": f"{n(table.MAX_SWEEPS)} sweeps unanswered, {n(table.MAX_NODES)} live nodes",
-    "a session without its client": f"{n(lease.ORPHAN_S)} s after its stream broke, {n(lease.HOLD_S)} s where its "
-    f"client asks for that; {n(lease.IDLE_S / 60)} min without a word",
-    "what is kept for repairs": f"{n(journal_budget.JOURNAL_BYTES / GIB)} GiB of all sessions",
+    "a session without its client": f"{n(hop_session.ORPHAN_S)} s after its stream broke, "
+    f"{n(hop_session.HOLD_S)} s where its client asks for that; {n(hop_session.IDLE_S / 60)} min without a word",
+    "what is kept for repairs": f"{n(context.JOURNAL_BYTES / GIB)} GiB of all sessions",
     "beginning with another session's tokens": f"it waits {n(hop_session.REST_S)} s for the end of a sweep",
     "head of a first message": f"{n(limits.OPENING_HEAD_BYTES / KIB)} KiB",
     "later heads": f"{n((limits.OPENING_HEAD_BYTES + limits.RULES_HEAD_BYTES) / KIB)} KiB + "

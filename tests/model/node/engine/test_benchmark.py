@@ -7,9 +7,8 @@ import itertools
 import pytest
 import torch
 
-import node.engine.benchmark
-from node.engine.benchmark import ROUNDS, benchmark
-from node.engine.measure import TREE_NODES
+import node.engine.measure
+from node.engine.measure import ROUNDS, TREE_NODES, benchmark
 from node.model.span import dissect, synthetic_span
 from swarm.demo import TARGET
 from swarm.inference.weights.format import WeightFormat
@@ -44,7 +43,7 @@ def test_the_time_is_bounded_on_a_machine_that_takes_a_second_for_every_run(monk
         next(ran)
         return 1_000.0
 
-    monkeypatch.setattr(node.engine.benchmark, "forward_ms", slow)
+    monkeypatch.setattr(node.engine.measure, "forward_ms", slow)
     speed = benchmark(LAYOUT, WeightFormat(torch.float32), CPU, clock=lambda: float(next(seconds)))
     assert next(ran) == 1 + 1 + len(TREE_NODES), "once to wake up, then each size once"
     assert speed.layer_ms[1] > 0
@@ -52,8 +51,8 @@ def test_the_time_is_bounded_on_a_machine_that_takes_a_second_for_every_run(monk
 
 
 def test_layers_that_are_too_large_to_make_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.engine.benchmark, "MAX_BYTES", 1_000)
-    monkeypatch.setattr(node.engine.benchmark, "MATRIX_BYTES", 4 << 20)
+    monkeypatch.setattr(node.engine.measure, "MAX_BYTES", 1_000)
+    monkeypatch.setattr(node.engine.measure, "MATRIX_BYTES", 4 << 20)
     speed = benchmark(LAYOUT, WeightFormat(torch.float32), CPU)
     assert not speed.is_measured
     assert "estimated" in speed.how
@@ -63,5 +62,5 @@ def test_layers_that_are_too_large_to_make_are_estimated(monkeypatch: pytest.Mon
 @pytest.mark.crossing(part=(0, 4))
 @pytest.mark.parametrize("family", sorted(FAMILIES | OTHER_KINDS))
 def test_layers_of_every_tested_family_can_be_made(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.engine.benchmark, "BUDGET_S", 0.0)
+    monkeypatch.setattr(node.engine.measure, "BUDGET_S", 0.0)
     assert benchmark(dissect(tiny_config(family)), WeightFormat(torch.float32), CPU).is_measured

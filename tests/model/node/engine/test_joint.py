@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.engine.batch import Batch, BatchMember
+from node.engine.scheduler import Batch, BatchMember
 from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, load_span
@@ -131,7 +131,7 @@ def test_a_device_picks_for_all_sessions_at_once(whole: Path, monkeypatch: pytes
         asked.append(len(requests))
         return device_picks(logits, requests)
 
-    for module in ("node.engine.batch", "swarm.inference.sampling"):
+    for module in ("node.engine.scheduler", "swarm.inference.sampling"):
         monkeypatch.setattr(f"{module}.picks_on", lambda _: True)
     monkeypatch.setattr("swarm.inference.sampling.device_picks", counted)
     expected, runs = [[hop.next() for hop in some] for some in (alone, together)]

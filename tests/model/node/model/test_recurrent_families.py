@@ -13,8 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 import swarm.inference.fast_path
-from node.engine.benchmark import benchmark
-from node.engine.measure import forward_ms
+from node.engine.measure import benchmark, forward_ms
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, dissect, load_span
 from node.session.context import NodeContext

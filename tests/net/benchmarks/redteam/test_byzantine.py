@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.redteam.byzantine import Insider, Lie, _lie
 from node.serve import Node
-from node.session.reply_buffer import ReplyBuffer
 from node.session.table import SessionTable
+from node.session.tail import ReplyBuffer
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Reply
 from swarm.transport.successor import SuccessorLink

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import node.session.lease
+import node.session.hop_session
 from benchmarks.redteam.attack import Fight, Kind
 from benchmarks.redteam.ground import Ground, NodeMark
 from benchmarks.redteam.kit import Kit
@@ -121,7 +121,7 @@ async def come_and_go(here: InProcessSwarm) -> tuple[int, ...]:
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("broken_calls")
 async def test_texts_stay_right_under_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 0.2)
     log = tmp_path / "node.log"
     log.touch()
     async with in_process_swarm(TARGET, ["0-6", "6-12"], kv_tokens=20_000) as here, here.client() as swarm:

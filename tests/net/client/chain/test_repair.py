@@ -21,8 +21,8 @@ from client.decode.loop import Generation
 from client.drafting.search.tree import DraftTree
 from client.options import GenerateOptions
 from node.session.hop_session import HopSession
-from node.session.reply_buffer import ReplyBuffer
-from node.session.upstream import UpstreamStream
+from node.session.tail import ReplyBuffer
+from node.session.upstreams import UpstreamStream
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import RegistryError
 from swarm.protocol.messages import Ping, Reply, Reroute

@@ -11,7 +11,7 @@ import pytest
 from client.options import Grammar
 from node.session.hop_session import HopSession
 from node.session.service import NodeService
-from node.session.upstream import UpstreamStream
+from node.session.upstreams import UpstreamStream
 from swarm.errors import GenerationInterrupted, RemoteProtocolError
 from swarm.protocol.messages import Frame, Snapshot, SweepFrame
 from swarm.runtime.version import unknown_here
@@ -60,7 +60,7 @@ def old(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     dispatch = NodeService._dispatch
 
     def older(service: NodeService, message: Frame, hop: HopSession, upstream: UpstreamStream) -> None:
-        is_old = service._identity.peer_id in {nodes[name].peer_id for name in names}
+        is_old = service._context.peer in {nodes[name].peer_id for name in names}
         if is_old and isinstance(message, SweepFrame | Snapshot):
             sampling = message.sweep.sampling if isinstance(message, SweepFrame) else message.sampling
             if sampling is not None and sampling.rules is not None:

@@ -14,13 +14,12 @@ import client.chain.blame
 import client.chain.chain
 import client.chain.repair_plan
 import client.library.session
-import node.session.lease
+import node.session.hop_session
 from client.chain.chain import Chain
 from client.options import GenerateOptions, Options
 from client.stats import Repair
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
-from node.session.successors import Tried
 from swarm.discovery.node_record import NodeState, seal
 from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError, SwarmError, Unreachable
 from swarm.layers import Span
@@ -81,7 +80,7 @@ async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_l
     nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often the chain stands again meanwhile."""
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 0.2)
     reset_client(nodes.client, 0.5)
     run, finish, stood = HopSession.next_run, Chain._finish, 0
 
@@ -110,7 +109,7 @@ async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_l
 async def test_what_the_wire_cannot_hold_is_no_machines_failure(
     nodes: KillableNodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 0.2)
     with caplog.at_level(logging.WARNING, "client"):
         async with asyncio.timeout(10):
             with pytest.raises(LocalProtocolError, match="Attach: does not fit the wire"):
@@ -147,7 +146,7 @@ async def test_survivors_wait_for_a_replacement(
     victim: str, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than an orphan lives by itself: the client holds those whose upstream is lost (R9)."""
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 0.2)
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     arrived, loop = nodes.stall(victim, 5), asyncio.get_running_loop()
     survivors = [nodes[name] for name in CHAIN if name != victim]
@@ -272,9 +271,9 @@ async def test_a_machine_without_a_certificate_is_dialled_by_nobody(nodes: Killa
     reset_client(nodes.client, 0.0)
     node = nodes["a1"]
     record = replace(node.running.announcer.record(NodeState.SERVING), certificate=b"")
-    context, hop = nodes["a0"].sessions._context, RouteHop(node.peer_id, Span(4, 8))
+    dial, hop = nodes["a0"].sessions._context.dials("owner"), RouteHop(node.peer_id, Span(4, 8))
     with pytest.raises(SwarmError, match="announces no certificate") as refused:
-        await context.successors.dial(hop, [seal(record, node.registry.identity)], Tried("session"))
+        await dial(hop, [seal(record, node.registry.identity)], None)
     assert "\n" not in str(refused.value)
     await node.registry.announce(record)
     with pytest.raises(SwarmError) as caught:

@@ -23,9 +23,8 @@ from client.stats import Stats
 from node.engine.sweep_run import SweepRun
 from node.serve import Node
 from node.session.hop_session import HopSession
-from node.session.reply_buffer import ReplyBuffer
 from node.session.service import NodeService
-from node.session.tail import Tail
+from node.session.tail import ReplyBuffer, Tail
 from node.session.upstreams import UpstreamSet
 from swarm.discovery.identity import Identity
 from swarm.errors import (
@@ -181,7 +180,7 @@ async def test_who_says_nothing_to_an_attach_is_left_sooner_where_others_are(
     read = NodeService._read
 
     async def deaf(service: NodeService, requests: AsyncIterator[bytes], *others: Any) -> None:  # noqa: ANN401
-        if service._identity.peer_id != nodes["b1"].peer_id:
+        if service._context.peer != nodes["b1"].peer_id:
             return await read(service, requests, *others)
         async for _ in requests:
             pass

@@ -164,7 +164,7 @@ async def test_one_that_refuses_such_an_opening_after_all_is_gone_around(
 
     def older(service: NodeService, part: bytes, address: str) -> Attach:
         found = first(service, part, address)
-        if service._identity.peer_id == nodes["a1"].peer_id and found.open.aux_layers:
+        if service._context.peer == nodes["a1"].peer_id and found.open.aux_layers:
             raise RemoteProtocolError("kind", unknown_here("Frame of kind 11"))
         return found
 

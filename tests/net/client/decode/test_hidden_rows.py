@@ -26,7 +26,7 @@ from client.decode.walk import Observe, Walk
 from client.drafting.sources.model import LocalSession
 from client.options import Options
 from node.serve import Node
-from node.session.accepted_path import AcceptedPath
+from node.session.tail import AcceptedPath
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole

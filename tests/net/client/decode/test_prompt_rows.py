@@ -15,7 +15,7 @@ import pytest_asyncio
 import torch
 
 import client.chain.answers
-import node.session.prompt_rows
+import node.session.tail
 import swarm.transport.link
 from client import AsyncSwarm
 from client.decode.state import GenerationState
@@ -138,7 +138,7 @@ async def test_of_a_prefix_that_the_session_holds_no_row_comes_again(running: Tw
 async def test_a_tail_sends_no_more_bytes_than_it_may_keep(
     running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.session.prompt_rows, "PROMPT_ROWS_BYTES", 5 * 4 * whole.hidden_size)
+    monkeypatch.setattr(node.session.tail, "PROMPT_ROWS_BYTES", 5 * 4 * whole.hidden_size)
     replies, reply_of = list[Reply](), Tail.reply
 
     def noting(tail: Tail, run: SweepRun, times: Any) -> Reply:  # noqa: ANN401

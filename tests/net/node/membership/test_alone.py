@@ -80,7 +80,7 @@ async def test_a_machine_that_is_too_slow_or_too_small_says_so_before_it_loads(m
     async with in_process_swarm(TARGET, ["0-12", "0-12"]) as swarm:
         loads: list[object] = []
         monkeypatch.setattr("node.lifecycle.span_host.load", loads.append)
-        monkeypatch.setattr("node.membership.choice.TOO_SLOW", 0.0)
+        monkeypatch.setattr("node.membership.joining.TOO_SLOW", 0.0)
         assert "would slow down every chain" in await refusal_in(swarm, TooSlow)
         monkeypatch.setattr("node.lifecycle.planning.free_bytes", lambda _: 1 << 20)
         said = await refusal_in(swarm, NotEnoughSpace)

@@ -16,10 +16,8 @@ import pytest
 import node.lifecycle.announcer
 import node.lifecycle.span_host
 import node.membership.joining
-import node.membership.rebalance
 from node.config import ServeConfig
-from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.rebalance import Rebalance
+from node.membership.joining import Rebalance, SpanReservation, joiners_choice
 from node.model.checkpoint import Checkpoint
 from node.model.loading import load
 from node.model.span import SpanModel
@@ -31,31 +29,21 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S, Registry, block_keys
 from swarm.errors import NotEnoughSpace
-from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from tests.in_process_swarm import InProcessSwarm
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.raw_client import info
+from tests.sample_records import MODEL, sample_record
 
-MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
 
 
 def joining(registry: Registry, span: Span, sequence: int) -> NodeRecord:
-    return NodeRecord(
-        peer=registry.peer_id,
-        model=MODEL,
-        span=span,
-        address="127.0.0.1:9",
-        state=NodeState.JOINING,
-        numeric_class="cpu-float32",
-        version="0.2.0",
-        name=None,
-        sweep_ms=(),
-        kv_tokens_free=0,
-        kv_tokens_total=0,
-        sequence=sequence,
-        expires_at=time.time() + RECORD_TTL_S,
-    )
+    fresh = {"state": NodeState.JOINING, "sweep_ms": (), "expires_at": time.time() + RECORD_TTL_S}
+    return sample_record(registry.peer_id, span=span, sequence=sequence, **fresh)
 
 
 async def reserve(registry: Registry, together: asyncio.Barrier) -> tuple[Span | None, list[Span]]:
@@ -74,8 +62,7 @@ async def reserve(registry: Registry, together: asyncio.Barrier) -> tuple[Span |
     return await reservation.reserve(joiners_choice(registry.peer_id, 6, MODEL)), announced
 
 
-async def two_at_once(one: Registry, two: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
+async def two_at_once(one: Registry, two: Registry) -> None:
     together = asyncio.Barrier(2)
     found = dict(zip((one, two), await asyncio.gather(reserve(one, together), reserve(two, together)), strict=True))
     first, second = sorted((one, two), key=lambda registry: registry.peer_id)
@@ -86,22 +73,21 @@ async def two_at_once(one: Registry, two: Registry, monkeypatch: pytest.MonkeyPa
     assert coverage.missing == (Span(0, 12),), "who only reserves serves nobody"
 
 
-async def test_two_who_join_at_once_over_a_real_dht_take_different_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_who_join_at_once_over_a_real_dht_take_different_spans() -> None:
     async with DhtRegistry.open(DhtConfig(host="127.0.0.1")) as third:
         config = DhtConfig(tuple(third.join_addresses()), "127.0.0.1")
         async with DhtRegistry.open(config) as one, DhtRegistry.open(config) as two:
-            await two_at_once(one, two, monkeypatch)
+            await two_at_once(one, two)
 
 
-async def test_and_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_and_in_memory() -> None:
     network = MemoryNetwork()
-    await two_at_once(MemoryRegistry(network), MemoryRegistry(network), monkeypatch)
+    await two_at_once(MemoryRegistry(network), MemoryRegistry(network))
 
 
-async def test_who_comes_later_leaves_the_reserved_span_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_comes_later_leaves_the_reserved_span_alone() -> None:
     network = MemoryNetwork()
     one, two = MemoryRegistry(network), MemoryRegistry(network)
-    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     for registry, expected in ((one, Span(0, 6)), (two, Span(6, 12))):
         assert await reserve(registry, asyncio.Barrier(1)) == (expected, [expected])
 
@@ -116,7 +102,6 @@ def auto_node(
 async def test_an_auto_node_fills_the_gap_moves_when_needed_and_reads_only_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     network = MemoryNetwork()
     read: list[set[str]] = []
     as_stored = Checkpoint.read
@@ -146,7 +131,6 @@ async def test_an_auto_node_fills_the_gap_moves_when_needed_and_reads_only_what_
 
 
 async def test_a_reservation_is_renewed_while_a_node_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     monkeypatch.setattr(node.lifecycle.announcer, "ANNOUNCE_S", 0.02)
     network, renewed = MemoryNetwork(), threading.Event()
     records: list[NodeRecord] = []
@@ -172,7 +156,6 @@ async def test_a_reservation_is_renewed_while_a_node_loads(monkeypatch: pytest.M
 
 
 async def test_a_node_that_cannot_load_takes_its_reservation_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     network = MemoryNetwork()
 
     def broken(*_: object) -> SpanModel:
@@ -186,7 +169,6 @@ async def test_a_node_that_cannot_load_takes_its_reservation_back(monkeypatch: p
 
 
 async def test_a_running_node_closes_the_gap_that_somebody_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     network = MemoryNetwork()
     async with AsyncExitStack() as leaving, auto_node(network, "6-12"), auto_node(network, "6-12"):
         await leaving.enter_async_context(auto_node(network, "0-6"))
@@ -209,9 +191,8 @@ async def test_a_running_node_closes_the_gap_that_somebody_left(monkeypatch: pyt
 
 
 async def test_a_node_whose_turn_it_is_no_more_goes_on_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     choices = iter([Span(0, 6), Span(0, 6), None])
-    monkeypatch.setattr(node.membership.rebalance, "movers_choice", lambda _own: lambda _records: next(choices))
+    monkeypatch.setattr(node.membership.joining, "movers_choice", lambda _own: lambda _records: next(choices))
     network = MemoryNetwork()
     lower, higher = sorted((Identity.ephemeral(), Identity.ephemeral()), key=lambda identity: identity.peer_id)
     async with auto_node(network, "0-6"), auto_node(network, "auto", 6, higher) as mover:

@@ -10,10 +10,10 @@ import grpc.aio
 import pytest
 
 from node.reach.circuits import Circuits, LocalServer
+from node.reach.ladder import Reached, Whereabouts
+from node.reach.lend import call_address, node_ways
 from node.reach.punch import PunchAnswerer
-from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import PunchRequest, Standing, StandingOptions
-from node.reach.ways_out import call_address, node_ways
 from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity

@@ -11,11 +11,10 @@ from itertools import count
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from node.serve import Node
 from node.session import service
-from node.session.upstream import UpstreamStream
+from node.session.upstreams import UpstreamStream
 from swarm.discovery.identity import Identity
 from swarm.ids import PeerId
 from swarm.layers import Span
@@ -39,11 +38,9 @@ from swarm.protocol.wire import encode_part
 from swarm.transport.link import Metadata, Signer, introduce
 from tests.net.healthy_session import (
     attacked_link,
-    healthy_session,
     single_part,
     until_sessions,
     valid_attach,
-    warm_nodes,
 )
 from tests.net.raw_client import RawLink, attach, dial, introduced, key_of, opening, raw_link, route_of, signed
 from tests.net.three_nodes import SPANS, refusal
@@ -53,18 +50,10 @@ _numbers = count(1)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes() -> AsyncIterator[tuple[Node, ...]]:
-    async with warm_nodes() as three:
-        yield three
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    async with healthy_session(nodes, monkeypatch):
-        address = f"10.0.0.{next(_numbers)}"  # or what one test did wrong would be refused to the next one
-        monkeypatch.setattr(service, "address_key", lambda _: address)
-        yield
+@pytest.fixture(autouse=True)
+def own_address(other_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"10.0.0.{next(_numbers)}"  # or what one test did wrong would be refused to the next one
+    monkeypatch.setattr(service, "address_key", lambda _: address)
 
 
 async def refused(node: Node, first: Attach, metadata: Metadata) -> str:

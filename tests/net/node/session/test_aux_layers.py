@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 import torch
 
 from node.serve import Node
@@ -16,31 +14,17 @@ from tests.net.healthy_session import (
     FIRST_SWEEP,
     WIDTH,
     WORDS,
-    healthy_session,
     random_rows,
     until_sessions,
     valid_attach,
-    warm_nodes,
 )
 from tests.net.raw_client import SweepNumbering, key_of, raw_link, raw_replies
 from tests.net.three_nodes import refusal
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("other_session")]
 
 LAYERS = (2, 4, 9)
 """One within the first span, one that enters the second, one within the third."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes() -> AsyncIterator[tuple[Node, ...]]:
-    async with warm_nodes() as three:
-        yield three
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    async with healthy_session(nodes, monkeypatch):
-        yield
 
 
 def asking(nodes: tuple[Node, ...], layers: tuple[int, ...] = LAYERS, index: int = 0) -> Attach:

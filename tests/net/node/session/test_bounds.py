@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import count
 
 import grpc.aio
 import pytest
-import pytest_asyncio
 
 import node.session.service
 import node.session.table
 from node.serve import Node
 from node.session.admission import REROUTED, SESSIONS, WAITING, Admission
-from node.session.eviction import UNUSED_S
 from node.session.hop_session import HopSession
-from node.session.table import SessionTable
+from node.session.table import UNUSED_S, SessionTable
 from swarm.ids import SessionId, TreeNodeId
 from swarm.protocol import wire
 from swarm.protocol.messages import (
@@ -39,7 +36,7 @@ from swarm.protocol.wire import encode_part
 from swarm.runtime.quota import HoldingLimit
 from swarm.transport.dial import open_channel
 from swarm.transport.link import Stream
-from tests.net.healthy_session import attacked_link, healthy_session, until_sessions, valid_attach, warm_nodes
+from tests.net.healthy_session import attacked_link, until_sessions, valid_attach
 from tests.net.raw_client import (
     RawLink,
     SweepNumbering,
@@ -54,21 +51,9 @@ from tests.net.raw_client import (
 )
 from tests.net.three_nodes import SPANS, refusal, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("other_session")]
 
 _numbers = count(1)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes() -> AsyncIterator[tuple[Node, ...]]:
-    async with warm_nodes() as three:
-        yield three
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    async with healthy_session(nodes, monkeypatch):
-        yield
 
 
 @pytest.fixture

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from typing import NoReturn
 
 import grpc.aio
 import pytest
-import pytest_asyncio
 
 import node.lifecycle.span_host
 import node.session.service
 from node.serve import Node
 from node.session.service import RpcContext
-from node.session.upstream import OUTBOX_MESSAGES
+from node.session.upstreams import OUTBOX_MESSAGES
 from swarm.demo import TARGET
 from swarm.protocol import wire
 from swarm.protocol.messages import Close, FaultKind, Ping, Ready, SweepFrame
@@ -27,11 +25,9 @@ from tests.in_process_swarm import in_process_swarm
 from tests.net.healthy_session import (
     WIDTH,
     attacked_link,
-    healthy_session,
     single_part,
     until_sessions,
     valid_attach,
-    warm_nodes,
 )
 from tests.net.raw_client import (
     SweepNumbering,
@@ -50,18 +46,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16)]
 """A channel whose node may send 64 KiB that nobody read, and no more."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes() -> AsyncIterator[tuple[Node, ...]]:
-    async with warm_nodes() as three:
-        yield three
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    async with healthy_session(nodes, monkeypatch):
-        yield
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-import node.session.lease
+import node.session.hop_session
 from node.serve import Node
 from node.session.hop_session import HopSession
 from swarm.demo import TARGET
@@ -39,7 +39,7 @@ def held() -> list[object]:
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("broken_calls")
 async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 0.2)
     caplog.set_level(logging.ERROR)
     others = {id(thing): thing for thing in held()}  # of tests before, which keep their ids for as long as they are
 

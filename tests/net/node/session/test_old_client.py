@@ -12,7 +12,7 @@ import pytest
 
 import node.session.service
 from node.serve import Node
-from node.session.callers import CallerCheck
+from node.session.admission import CallerCheck
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
 from swarm.protocol.frames import FrameAssembler

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 import torch
 
 from node.serve import Node
@@ -18,27 +15,13 @@ from tests.net.healthy_session import (
     WIDTH,
     WORDS,
     attacked_link,
-    healthy_session,
     random_rows,
     valid_attach,
-    warm_nodes,
 )
 from tests.net.raw_client import SweepNumbering, raw_replies
 from tests.net.three_nodes import refusal
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes() -> AsyncIterator[tuple[Node, ...]]:
-    async with warm_nodes() as three:
-        yield three
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    async with healthy_session(nodes, monkeypatch):
-        yield
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("other_session")]
 
 
 @pytest.mark.parametrize(
@@ -65,11 +48,9 @@ async def test_rows_of_another_shape_are_refused(index: int, frame: SweepFrame, 
     ("field", "frame"),
     [
         ("rows", SweepFrame(FIRST_SWEEP, None, random_rows(5))),
-        ("rows", SweepFrame(FIRST_SWEEP, (True,) * 5 + (False,), random_rows(6))),
         ("kept", SweepFrame(FIRST_SWEEP, (True,) * 9, random_rows(9))),
-        ("kept", SweepFrame(FIRST_SWEEP, (True,) * 7, random_rows(7))),
     ],
-    ids=["fewer", "more", "longer", "beyond"],
+    ids=["fewer", "longer"],
 )
 async def test_rows_that_do_not_match_their_nodes_end_the_stream(
     field: str, frame: SweepFrame, nodes: tuple[Node, ...]

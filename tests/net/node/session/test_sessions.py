@@ -12,17 +12,16 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-import node.session.lease
+import node.session.hop_session
 from client.chain import blame
 from client.options import GenerateOptions
-from node.engine.batch import Batch
-from node.engine.scheduler import Schedulable
+from node.engine.scheduler import Batch, Schedulable
 from node.engine.step_cost import StepCost
 from node.engine.sweep_run import SweepRun
 from node.serve import Node
-from node.session.eviction import UNUSED_S
 from node.session.hop_session import HopSession
-from node.session.upstream import UpstreamStream
+from node.session.table import UNUSED_S
+from node.session.upstreams import UpstreamStream
 from swarm.demo import TARGET
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
 from swarm.ids import TreeNodeId
@@ -124,7 +123,7 @@ async def test_only_the_newest_upstream_is_heard(running: ThreeNodes) -> None:
 async def test_a_vanished_clients_session_goes_away_on_every_hop(
     running: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 0.2)
     opened = attach(running.route, opening(running.nodes[0]), b"vanished")
     async with raw_link(running.nodes[0], opened) as link:
         await link.until(Ready)
@@ -133,7 +132,7 @@ async def test_a_vanished_clients_session_goes_away_on_every_hop(
 
 
 async def test_an_orphan_waits_for_its_upstream(running: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 1.0)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 1.0)
     detach, detached, loop = HopSession.detach, asyncio.Event(), asyncio.get_running_loop()
 
     def watched(hop: HopSession, upstream: UpstreamStream) -> None:
@@ -167,7 +166,7 @@ async def test_an_orphan_waits_for_its_upstream(running: ThreeNodes, monkeypatch
 async def test_an_orphan_outlives_questions_and_ends_when_its_client_releases_it(
     running: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 600.0)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 600.0)
     key = key_of(b"released")
     opened = attach(running.route, opening(running.nodes[0]), b"released", generation=1)
     async with raw_link(running.nodes[0], opened) as link:
@@ -218,7 +217,7 @@ async def test_a_dead_hop_that_nobody_replaces_ends_the_generation_with_its_text
 
 
 async def test_leaving_a_stream_frees_the_session_at_once(running: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 600.0)
+    monkeypatch.setattr(node.session.hop_session, "ORPHAN_S", 600.0)
     async for piece in running.client.stream(prompt(5), max_new_tokens=400, nodes=4):
         assert piece.result is None
         assert [(await info(node)).sessions for node in running.nodes] == [1, 1, 1]

@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import node.lifecycle.startup
-from node.telemetry.outbox import MAX_EVENTS, Outbox
-from node.telemetry.publisher import Address, PublishIntervals, TelemetryPublisher
+from node.telemetry.publisher import MAX_EVENTS, Address, Outbox, PublishIntervals, TelemetryPublisher
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
 from swarm.telemetry.messages import Event, EventKind, MessageKind, Metrics, Presence, Stamp, Status, Will, parse_broker

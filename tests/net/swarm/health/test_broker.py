@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.telemetry.outbox import Outbox
-from node.telemetry.publisher import Address, PublishIntervals, TelemetryPublisher
+from node.telemetry.publisher import Address, Outbox, PublishIntervals, TelemetryPublisher
 from swarm.health.broker.supervisor import EmbeddedBroker, LivenessChecks
 from swarm.health.state.mqtt_feed import MqttFeed
 from swarm.health.state.overview import Overview

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.engine.staircase_cost import StaircaseCost, staircase
+from node.engine.step_cost import StaircaseCost
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
 TIMES = st.floats(0.0, 1e4)
@@ -73,7 +73,7 @@ def test_one_bucket_that_is_used_alone_is_believed_against_those_that_are_not(
 
 
 def test_what_more_sessions_cost_is_learned_beside_the_buckets() -> None:
-    cost = staircase({16: 5.0, 64: 6.0})
+    cost = StaircaseCost({16: 5.0, 64: 6.0})
     for _ in range(300):
         cost.learn(16, 5.0)
         cost.learn(16, 5.0 + 3 * 0.2, 4)
@@ -96,4 +96,4 @@ def test_what_more_sessions_cost_is_learned_beside_the_buckets() -> None:
     ],
 )
 def test_a_slice_ends_on_an_edge_unless_the_rest_fits(measured: dict[int, float], remaining: int, rows: int) -> None:
-    assert staircase(measured).slice_rows(remaining, 50.0) == rows
+    assert StaircaseCost(measured).slice_rows(remaining, 50.0) == rows

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.discovery.identity import peer_id_of
 from swarm.doctor.redaction import COMMON_NAMES, PUBLIC_HOSTS, PrivateWords, private_words, redact
+from swarm.protocol.peer_keys import peer_id_of
 
 LETTERS = string.ascii_letters + string.digits
 NAMES = st.text(LETTERS, min_size=5, max_size=14).filter(lambda name: name.lower() not in COMMON_NAMES)

@@ -12,7 +12,7 @@ from client.chain.chain import Chain, ChainOwner
 from client.chain.repair_plan import FindRoute
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, seal
-from swarm.discovery.signed_faults import is_signed, sign_fault
+from swarm.discovery.signed_faults import is_signed
 from swarm.errors import (
     Busy,
     ContextFull,
@@ -28,6 +28,7 @@ from swarm.errors import (
 )
 from swarm.ids import SessionId
 from swarm.layers import Span
+from swarm.protocol.faults import sign_fault
 from swarm.protocol.messages import Codec, Fault, FaultKind, Hedge, Open, RouteHop
 from swarm.routing.costs import RouteForecast
 from swarm.routing.route import Route

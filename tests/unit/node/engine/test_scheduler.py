@@ -6,15 +6,14 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import pytest
 
 import node.engine.scheduler
-from node.engine.batch import Batch
-from node.engine.scheduler import Engine, PendingWork, Schedulable
-from node.engine.staircase_cost import staircase
-from node.engine.step_cost import MIN_ROWS, StepCost
+from node.engine.scheduler import MAX_IDLE_OWNERS, Batch, Engine, PendingWork, Schedulable, Turns
+from node.engine.step_cost import MIN_ROWS, StaircaseCost, StepCost
 from node.engine.sweep_run import SweepRun
 from swarm.layers import Span
 
@@ -394,18 +393,139 @@ async def test_short_slices_run_in_the_event_loop_but_never_beside_the_thread(
 async def test_a_joint_step_fills_its_bucket_and_goes_no_further_where_that_does_not_pay(clock: Clock) -> None:
     """Rows that fit are free: the third of six would need another bucket, the four behind it do not."""
     sessions = [FakeSession(clock, 1, rows, row_ms=0.0, base_ms=5.0) for rows in (6, 6, 6, 4)]
-    await serve(Engine(staircase({16: 5.0, 32: 9.5})), *sessions)
+    await serve(Engine(StaircaseCost({16: 5.0, 32: 9.5})), *sessions)
     assert FakeRun.forwards == [[6, 6, 4], [6]]
 
 
 async def test_a_joint_step_takes_the_next_bucket_where_that_spares_all_who_wait_more(clock: Clock) -> None:
     sessions = [FakeSession(clock, 1, 6, row_ms=0.0, base_ms=5.0) for _ in range(4)]
-    await serve(Engine(staircase({16: 5.0, 32: 5.5})), *sessions)
+    await serve(Engine(StaircaseCost({16: 5.0, 32: 5.5})), *sessions)
     assert FakeRun.forwards == [[6, 6, 6, 6]]
     assert [session.served_ms for session in sessions] == pytest.approx([5.0 / 4] * 4, rel=0.9)
 
 
 async def test_a_prompts_slices_end_on_edges_and_trees_fill_the_last(clock: Clock) -> None:
     prompt, tree = FakeSession(clock, 1, 150, row_ms=0.0, base_ms=5.0), FakeSession(clock, 1, 10, 0.0, base_ms=5.0)
-    await serve(Engine(staircase({16: 5.0, 32: 5.0, 64: 5.0})), prompt, tree)
+    await serve(Engine(StaircaseCost({16: 5.0, 32: 5.0, 64: 5.0})), prompt, tree)
     assert FakeRun.forwards == [[64], [64], [22, 10]]
+
+
+# Turns of owners and of their sessions, whatever comes and goes.
+
+
+@dataclass(eq=False)
+class Owed:
+    """A session of an owner."""
+
+    owner: str
+
+
+def test_owners_alternate_and_sessions_of_one_too() -> None:
+    turns: Turns[Owed] = Turns(10.0)
+    sessions = [Owed(owner) for owner in "aaab"]
+    for session in sessions:
+        turns.submit(session)
+        turns.submit(session)
+    order = []
+    for _ in range(8):
+        session = turns.begin()
+        assert turns.left_ms(session) == 10.0
+        turns.charge(session, 10.0, is_lead=True)
+        turns.end(session, has_work=True)
+        order.append(sessions.index(session))
+    assert order == [0, 3, 1, 3, 2, 3, 0, 3]
+
+
+def test_who_joins_is_taken_from_all_owners_in_turn_and_no_crowd_of_another() -> None:
+    turns: Turns[Owed] = Turns(10.0, lambda owner: 2 if owner == "b" else 1)
+    sessions = [Owed(owner) for owner in "aaabbbccc"]
+    for session in sessions:
+        turns.submit(session)
+    leader = turns.begin()
+    assert leader is sessions[0]
+    assert [sessions.index(session) for session in turns.joining(leader)] == [1, 3, 6, 2, 4]
+
+
+def test_what_an_owner_used_outlives_its_sessions_and_is_forgotten_in_the_end() -> None:
+    turns: Turns[Owed] = Turns(10.0)
+    for number in range(MAX_IDLE_OWNERS + 100):
+        joined, lead = Owed(f"joined {number}"), Owed("lead")
+        turns.submit(lead)
+        turns.submit(joined)
+        session = turns.begin()
+        turns.charge(session, 1.0, is_lead=True)
+        turns.charge(joined, 100.0, is_lead=False)
+        turns.end(session, has_work=False)
+        while turns:
+            turns.end(turns.begin(), has_work=False)
+    assert len(turns._owners) <= MAX_IDLE_OWNERS + 1
+    assert not turns._queues
+
+
+BUSY, TURN_MS, SMALL_MS = "busy", 10.0, 1.0
+
+
+def serve_turns(turns: Turns[Owed]) -> str:
+    """One turn; whose it was. Who is busy uses all of it and has more to do, others use a part and have not."""
+    session = turns.begin()
+    is_busy = session.owner.startswith(BUSY)
+    turns.charge(session, TURN_MS if is_busy else SMALL_MS, is_lead=True)
+    turns.end(session, has_work=is_busy)
+    return session.owner
+
+
+def always_busy(count: int) -> Turns[Owed]:
+    """Owners of whom each has had a turn, and has more to do."""
+    turns: Turns[Owed] = Turns(TURN_MS)
+    for number in range(count):
+        turns.submit(Owed(f"{BUSY} {number}"))
+    for _ in range(count):
+        serve_turns(turns)
+    return turns
+
+
+def test_who_waits_for_its_answers_does_not_wait_for_all_who_never_stop() -> None:
+    turns, session = always_busy(8), Owed("a")
+    for _ in range(8 * int(TURN_MS / SMALL_MS)):  # while it uses less than they do
+        turns.submit(session)
+        assert serve_turns(turns) == "a"
+        assert serve_turns(turns).startswith(BUSY)
+
+
+def test_who_comes_back_at_once_has_no_more_time_than_those_that_never_stop() -> None:
+    turns, session, used = always_busy(3), Owed("a"), dict[str, float]()
+    for _ in range(2_000):
+        turns.submit(session)
+        owner = serve_turns(turns)
+        used[owner] = used.get(owner, 0.0) + (TURN_MS if owner.startswith(BUSY) else SMALL_MS)
+    assert len(used) == 4
+    assert max(used.values()) - min(used.values()) <= 2 * TURN_MS
+
+
+def test_nobody_saves_time_while_it_is_idle() -> None:
+    turns, idle = always_busy(2), Owed("busy late")
+    turns.submit(idle)
+    assert turns.begin() is idle
+    turns.end(idle, has_work=False)
+    for _ in range(100):
+        serve_turns(turns)
+    turns.submit(idle)
+    served = [serve_turns(turns) for _ in range(9)]
+    assert served.count("busy late") <= 4
+
+
+def test_what_an_owner_used_in_turns_of_others_keeps_it_waiting_for_a_quantum_at_most() -> None:
+    turns, joined = always_busy(1), Owed("busy joined")
+    turns.submit(joined)
+    for _ in range(100):
+        session = turns.begin()
+        turns.charge(session, 1.0, is_lead=True)
+        if session is not joined:
+            turns.charge(joined, 9.0, is_lead=False)
+        turns.end(session, has_work=True)
+    while (session := turns.begin()) is joined:
+        turns.charge(session, TURN_MS, is_lead=True)
+        turns.end(session, has_work=True)
+    turns.end(session, has_work=False)  # the other one stops
+    turns.submit(Owed("busy late"))
+    assert "busy joined" in [serve_turns(turns) for _ in range(6)]

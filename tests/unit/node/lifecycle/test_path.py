@@ -13,15 +13,14 @@ import node.lifecycle.planning
 from node.autostart.show import describe_running
 from node.autostart.state_file import LocalStatus, Stage
 from node.config import ServeConfig
-from node.engine.benchmark import LayerSpeed
-from node.lifecycle.planning import Compute, ServingPlan, _benchmark, _classes
-from node.lifecycle.resources import NodeResources
+from node.engine.measure import LayerSpeed
+from node.lifecycle.planning import Compute, NodeResources, ServingPlan, _benchmark, _classes
 from node.lifecycle.span_host import SpanHost
-from node.membership.choice import ClassChoice
+from node.membership.joining import ClassChoice
 from node.model.device import Device
 from node.model.span import SpanModel
-from node.telemetry.counters import NodeCounters
-from node.telemetry.outbox import Outbox
+from node.session.counters import NodeCounters
+from node.telemetry.publisher import Outbox
 from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot
 from swarm.discovery.node_record import NodeState
 from swarm.inference import devices

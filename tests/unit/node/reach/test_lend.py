@@ -12,7 +12,7 @@ import pytest
 
 from node.config import ServeConfig
 from node.reach import lend
-from node.reach.reached import Reached, Whereabouts
+from node.reach.ladder import Reached, Whereabouts
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from node.reach.reached import Reached, Whereabouts
+from node.reach.ladder import Reached, Whereabouts
 from node.reach.watch import (
     AGAIN_S,
     BETTER_S,

@@ -8,20 +8,30 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+import node.session.admission
 from node.session.admission import (
     CALLS,
     CARRIED,
     DECODED,
     LIMITS,
     MANIFESTS,
+    MAX_REMEMBERED,
     OPENED,
     SESSIONS,
     WAITING,
     AddressRefused,
     Admission,
+    CallerCheck,
     GrammarsRefused,
 )
+from swarm.discovery.identity import Identity
+from swarm.errors import RemoteProtocolError
+from swarm.ids import PeerId
+from swarm.protocol.authority import SessionKey
+from swarm.protocol.limits import MAX_KEY_BYTES
 from swarm.runtime.quota import OverQuota
+from swarm.transport.endpoint import Endpoint
+from swarm.transport.introduction import KEY, NONCE, Metadata, introduce
 
 FAR, NEAR = "9.9.9.9", "127.0.0.1"
 
@@ -29,8 +39,8 @@ FAR, NEAR = "9.9.9.9", "127.0.0.1"
 class Clock:
     """Time that a test moves."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now
@@ -66,7 +76,7 @@ def test_streams_without_a_session_are_bounded_and_come_back(
     assert admission.quota.total(WAITING) == 0
     clock.now += 10
     with admission.stream(address) as waiting:
-        waiting.leave()
+        waiting.close()
         assert admission.quota.total(WAITING) == 0, "it has a session now"
 
 
@@ -213,3 +223,75 @@ def test_what_grammars_took_is_paid_for_by_waiting(admission: Admission, clock: 
     assert admission.grammar_wait_s("8.8.8.8") == 0
     clock.now += 4
     assert admission.grammar_wait_s(FAR) == 0
+
+
+# Each introduction is believed once, for two minutes around its time, and what is remembered is bounded.
+
+
+HERE = Endpoint(PeerId("here"), "192.0.2.1:1", b"certificate")
+METHOD, SUBJECT = "/Node/Link", b"what it begins with"
+
+
+def made(signer: SessionKey | Identity, at_s: float) -> Metadata:
+    return introduce(signer, HERE, METHOD, SUBJECT, lambda: at_s)
+
+
+def test_machines_and_clients_are_known_by_their_names() -> None:
+    clock, key, identity = Clock(1e9), SessionKey.fresh(), Identity.ephemeral()
+    check = CallerCheck(HERE.peer, HERE.digest, clock)
+    assert check.identify(made(key, clock.now), METHOD, SUBJECT) == key.session
+    assert check.identify(made(identity, clock.now), METHOD, SUBJECT) == identity.peer_id
+
+
+@pytest.mark.parametrize("away_s", [-61.0, 61.0])
+def test_clocks_that_differ_too_much_are_told_by_how_much(away_s: float) -> None:
+    clock = Clock(1e9)
+    check = CallerCheck(HERE.peer, HERE.digest, clock)
+    with pytest.raises(RemoteProtocolError, match=f"clock is 61 s {'behind' if away_s < 0 else 'ahead'}; set it"):
+        check.identify(made(SessionKey.fresh(), clock.now + away_s), METHOD, SUBJECT)
+
+
+@pytest.mark.parametrize("away_s", [-59.0, 0.0, 59.0])
+@pytest.mark.parametrize("later_s", [0.0, 59.0, 119.0, 121.0, 1e6])
+def test_nothing_is_believed_twice_at_any_time(away_s: float, later_s: float) -> None:
+    clock, key = Clock(1e9), SessionKey.fresh()
+    check = CallerCheck(HERE.peer, HERE.digest, clock)
+    metadata = made(key, clock.now + away_s)
+    assert check.identify(metadata, METHOD, SUBJECT) == key.session
+    clock.now += later_s
+    check.identify(made(key, clock.now), METHOD, SUBJECT)  # by now the old ones may be forgotten
+    with pytest.raises(RemoteProtocolError):
+        check.identify(metadata, METHOD, SUBJECT)
+
+
+def test_what_is_remembered_is_bounded_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_REMEMBERED == 65_536
+    monkeypatch.setattr(node.session.admission, "MAX_REMEMBERED", 8)
+    clock, key = Clock(1e9), SessionKey.fresh()
+    check = CallerCheck(HERE.peer, HERE.digest, clock)
+    for _ in range(20):
+        check.identify(made(key, clock.now), METHOD, SUBJECT)
+    assert len(check._seen) == 8
+    clock.now += 120
+    check.identify(made(key, clock.now), METHOD, SUBJECT)
+    assert len(check._seen) == 1
+
+
+def test_what_is_no_introduction_is_not_remembered() -> None:
+    clock, key = Clock(1e9), SessionKey.fresh()
+    check = CallerCheck(HERE.peer, HERE.digest, clock)
+    (_, public), signature, nonce = made(key, clock.now)
+    wrong: list[Metadata | None] = [
+        None,
+        (),
+        ((KEY, public), signature),
+        ((KEY, bytes(MAX_KEY_BYTES + 1)), signature, nonce),
+        ((KEY, bytes(MAX_KEY_BYTES)), signature, nonce),
+        ((KEY, b""), signature, nonce),
+        ((KEY, public), signature, (NONCE, nonce[1][:-1])),
+        ((KEY, bytes(32)), signature, nonce),
+    ]
+    for metadata in wrong:
+        with pytest.raises(RemoteProtocolError):
+            check.identify(metadata, METHOD, SUBJECT)
+    assert len(check._seen) == 0

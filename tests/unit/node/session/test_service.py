@@ -50,13 +50,6 @@ async def test_a_stream_ends_whose_first_message_is_not_read(monkeypatch: pytest
         await node.session.service._give_up(cast("Any", call))
 
 
-class Sessions:
-    """What a service needs of its sessions."""
-
-    def __init__(self) -> None:
-        self.admission = Admission(clock=lambda: 1.0)
-
-
 class Refused:
     """A stream that hears why it ends."""
 
@@ -71,7 +64,9 @@ class Refused:
 def test_a_flood_of_refusals_costs_few_signatures(index: int) -> None:
     """Only those that somebody passes on are signed, and of these one address is worth a few."""
     identity = Identity.ephemeral()
-    service, stream = NodeService(identity, cast("Any", Sessions()), b"", MANIFEST), Refused()
+    admission = Admission(clock=lambda: 1.0)
+    context = SimpleNamespace(peer=identity.peer_id, signer=identity, admission=admission, digest=b"")
+    service, stream = NodeService(cast("Any", context), cast("Any", None), MANIFEST, bytes), Refused()
     attach = cast("Any", SimpleNamespace(index=index, generation=3, session=SessionId(bytes(32))))
     for _ in range(1_000):
         service._refuse(cast("Any", stream), Busy(identity.peer_id, "0-4", "is full"), cast(Attach, attach), FAR)

@@ -12,8 +12,8 @@ import torch
 
 from node.config import ServeConfig
 from node.model.device import Device
-from node.telemetry.counters import NodeCounters
-from node.telemetry.outbox import MAX_EVENTS, Due, Outbox, PendingEvent
+from node.session.counters import NodeCounters
+from node.telemetry.publisher import MAX_EVENTS, Due, Outbox, PendingEvent
 from node.telemetry.report import ErrorEvents, NodeDescription, NodeReport, NodeSnapshot
 from swarm.discovery.node_record import NodeState
 from swarm.errors import ConfigError

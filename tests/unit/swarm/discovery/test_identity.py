@@ -14,8 +14,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.identity import Identity, verify
+from swarm.discovery.identity import Identity
 from swarm.errors import IdentityError
+from swarm.protocol.peer_keys import verify
 
 NOBODY = 65_534
 

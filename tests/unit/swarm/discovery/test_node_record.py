@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.discovery.address_proof import check_hello, hello_response
-from swarm.discovery.identity import Identity, verify
+from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import (
     MAX_DELAYS,
     MAX_SPEEDS,
@@ -33,6 +33,7 @@ from swarm.errors import IdentityError
 from swarm.ids import ModelIdentity, PeerId, SwarmId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_RECORD_BYTES
+from swarm.protocol.peer_keys import verify
 from swarm.transport.certificate import ServerCertificate
 
 NOW = 1_800_000_000.0

@@ -8,11 +8,11 @@ import pytest
 
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import seal
-from swarm.discovery.signed_faults import is_signed, sign_fault
+from swarm.discovery.signed_faults import is_signed
 from swarm.errors import Busy
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
-from swarm.protocol.faults import fault_of
+from swarm.protocol.faults import fault_of, sign_fault
 from swarm.protocol.messages import Fault, FaultKind
 from tests.sample_records import sample_record
 

@@ -25,7 +25,7 @@ from client.drafting.search.source import Search, Source
 from client.drafting.search.tree import DraftTree
 from node.engine.sweep_run import HopRole
 from node.model.span import SpanModel
-from node.session.frame_checks import check_sweep
+from node.session.hop_session import check_sweep
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.gumbel import MULTISTEP_DOMAIN, PICK_DOMAIN, gumbel, uniforms

@@ -22,15 +22,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 import client.api.command
 import node.telemetry.metrics
 import swarm.health.metrics.exporter
-from node.telemetry.counters import ErrorKind
+from node.session.counters import ErrorKind
 from swarm import errors
 from swarm.health.metrics.models import MAX_LAYERS, MAX_NODES
 from swarm.health.state.contributions import MAX_SWEEPS_PER_S, TotalsBook
 from swarm.health.state.node import Condition
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.metrics.histogram import BOUNDS_S, Histogram
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
+from swarm.runtime.histogram import BOUNDS_S, Histogram
 from swarm.telemetry.messages import ServedModel
 from tests.sample_metrics import SHAKY, TORN, WHOLE, SampleHealth, SampleNode
 from tests.telemetry_messages import NOW, metrics, status

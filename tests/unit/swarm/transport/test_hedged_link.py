@@ -10,10 +10,8 @@ from random import Random
 import pytest
 import torch
 
-from node.session.hedge_compare import MAX_DIFFERENCE, ROWS, SWEEPS, HedgeRows
-from node.session.upstream import UpstreamStream
-from node.session.upstreams import UpstreamSet
-from node.telemetry.counters import NodeCounters
+from node.session.counters import NodeCounters
+from node.session.upstreams import MAX_DIFFERENCE, ROWS, SWEEPS, HedgeRows, UpstreamSet, UpstreamStream
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import HopClosed, RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
@@ -218,7 +216,7 @@ class Side(UpstreamStream):
 
 @pytest.fixture
 def streams() -> UpstreamSet:
-    return UpstreamSet(C, NodeCounters(), lambda parts: Ack(0, parts))
+    return UpstreamSet(C, NodeCounters(), lambda parts: Ack(0, parts), lambda fault: fault)
 
 
 async def test_both_replicas_of_the_newest_generation_are_heard(streams: UpstreamSet) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from swarm.errors import Busy, HopError, LocalProtocolError, RemoteProtocolError, SessionError, SwarmError
-from swarm.metrics.histogram import Histogram
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Counters
+from swarm.runtime.histogram import Histogram
 
 
 class ErrorKind(enum.StrEnum):
@@ -93,9 +93,7 @@ class NodeCounters:
         """A sweep was run.
 
         Args:
-            work: the sweep and what it changed.
             layers: how many layers ran it here.
-            queue_ms: how long it waited.
             compute_ms: its share of forwards.
         """
         self.sweeps += 1

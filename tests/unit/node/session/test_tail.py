@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from node.session.accepted_path import AcceptedPath, requested_rows
+import pytest
+
+import node.session.tail
+from node.session.tail import MAX_ROUND_TRIP_MS, AcceptedPath, PromptRowsBudget, ReplyBuffer, requested_rows
 from swarm.ids import TreeNodeId
 from swarm.protocol.limits import MAX_REPLY_ROWS
 from swarm.protocol.messages import Sweep, Want
 from swarm.protocol.session import Limits, SessionState
+from swarm.transport.link import ROUND_TRIPS_KEPT
 
 LIMITS = Limits(vocab_size=100, window_tokens=300, sweeps=4, nodes=200)
 
@@ -88,3 +92,47 @@ def test_only_a_sweeps_own_nodes_with_wanted_picks_answer_it_and_only_the_deepes
     assert requested_rows(sweep, path[:10]) == tuple(range(7, 13))
     nothing = Sweep(1, 0, TreeNodeId(5), (1,), (None,), TreeNodeId(5), want=Want())
     assert requested_rows(nothing, path) == ()
+
+
+# How many of a prompt's rows a tail sends: within a bound on what the client did not acknowledge.
+
+
+NODES = [TreeNodeId(node) for node in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.session.tail, "PROMPT_ROWS_BYTES", 100)
+
+
+def test_the_newest_that_fit_are_sent() -> None:
+    budget = PromptRowsBudget()
+    assert budget.grant(1, NODES[:3], 10, acked=0) == NODES[:3]
+    assert budget.grant(2, NODES, 10, acked=0) == NODES[13:]
+    assert budget.grant(3, NODES, 10, acked=0) == []
+
+
+def test_what_the_client_holds_counts_no_more() -> None:
+    budget = PromptRowsBudget()
+    for sequence in (1, 2, 3):
+        budget.grant(sequence, NODES[:3], 10, acked=0)
+    assert budget.grant(4, NODES, 10, acked=2) == NODES[13:]
+    assert budget.grant(5, NODES, 10, acked=4) == NODES[10:]
+
+
+def test_a_row_larger_than_the_bound_is_never_sent() -> None:
+    assert PromptRowsBudget().grant(1, NODES, 101, acked=0) == []
+
+
+# How far the client is from the tail.
+
+
+def test_the_least_of_the_latest_round_trips_counts() -> None:
+    replies = ReplyBuffer()
+    assert replies.link_ms == 0.0
+    for round_trip_ms in (80.0, 50.0, 200.0):
+        replies.measured(round_trip_ms)
+    assert replies.link_ms == pytest.approx(25.0)
+    for _ in range(ROUND_TRIPS_KEPT):
+        replies.measured(1e9)
+    assert replies.link_ms == MAX_ROUND_TRIP_MS / 2, "whatever a client answers"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.session.admission import CARRIED, weight_of
-from node.session.eviction import IDLE_S, UNUSED_S, Reservation, Room, as_idle_s, victims
+from node.session.table import IDLE_S, UNUSED_S, Reservation, Room, as_idle_s, victims
 
 ROOM = Room(tokens=1_000, sessions=8)
 ACTIVE, IDLE = 0.0, IDLE_S + 1

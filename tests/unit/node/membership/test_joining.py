@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.membership.choice import choose_class, choose_count, need_of
-from node.membership.joining import Joiner, joiners_choice, movers_choice
+from node.membership.joining import Joiner, choose_class, choose_count, joiners_choice, movers_choice, need_of
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import TooSlow
 from swarm.ids import PeerId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from node.engine.measure import REPEATS
-from node.lifecycle.speed_check import MAX_WAIT, SpeedCheck
+from node.lifecycle.span_host import MAX_WAIT, SpeedCheck
 
 SIZES = (1, 8, 64)
 BUSY = ((1, 24.0), (8, 31.0), (64, 61.0))

@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-import node.session.successors
+import node.lifecycle.successors
 import swarm.discovery.sealing
+from node.lifecycle.successors import Successors, Tried
 from node.session.admission import DIALLED, LIMITS, SUCCESSORS, Admission
-from node.session.successors import Successors, Tried
-from swarm.discovery import identity
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import RECORDS, NodeRecord, seal, unseal
 from swarm.errors import RegistryError, Unreachable
 from swarm.layers import Span
+from swarm.protocol import peer_keys
 from swarm.protocol.messages import RouteHop
 from swarm.transport.endpoint import Endpoint
 from tests.sample_records import MODEL, sample_record
@@ -124,7 +124,7 @@ async def test_a_flood_of_unknown_machines_shares_few_questions() -> None:
 
 
 async def test_a_directory_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.session.successors, "ASK_S", 0.01)
+    monkeypatch.setattr(node.lifecycle.successors, "ASK_S", 0.01)
     directory = FakeDirectory()
 
     async def hang(*_: object, **__: object) -> list[NodeRecord]:
@@ -184,7 +184,7 @@ async def test_of_many_records_only_the_successors_is_verified_and_that_once(mon
 
     def counted(peer: Any, *arguments: Any) -> bool:  # noqa: ANN401
         verified.append(peer)
-        return identity.verify(peer, *arguments)
+        return peer_keys.verify(peer, *arguments)
 
     monkeypatch.setattr(swarm.discovery.sealing, "verify", counted)
     records = [sealed(PEERS[1]), sealed(PEERS[2]), sealed(PEERS[0], "10.0.0.3:5", 3), b"garbage"]

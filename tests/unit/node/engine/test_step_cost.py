@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.engine.loop_cost import NEAR_S, LoopCost
+from node.engine.step_cost import NEAR_S, LoopCost
 
 
 class Clocks:

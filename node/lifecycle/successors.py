@@ -17,6 +17,7 @@ from itertools import count
 import grpc.aio
 
 from node.session.admission import DIALLED, SUCCESSORS
+from node.session.context import HopDial
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, claimed_peer, unseal
 from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
@@ -73,15 +74,6 @@ class Successors:
     def __init__(
         self, registry: Registry, dialer: Dialer, policy: DialPolicy, identity: ModelIdentity, quota: Quota
     ) -> None:
-        """Know no machine yet.
-
-        Args:
-            registry: the directory.
-            dialer: keeps the connections.
-            policy: which addresses may be dialled.
-            identity: the model's.
-            quota: bounds how many new machines a session may try.
-        """
         self._registry = registry
         self._dialer = dialer
         self._policy = policy
@@ -103,13 +95,17 @@ class Successors:
         """Whether the directory had this machine lately."""
         return time.monotonic() - self._listed.get(peer, float("-inf")) < LISTED_S
 
+    def of_session(self, owner: str) -> HopDial:
+        """How a session that `owner` pays for comes to its next machines."""
+        tried = Tried(owner)
+        return lambda hop, records, stuck: self.dial(hop, records, tried, stuck)
+
     async def dial(
         self, hop: RouteHop, records: Iterable[bytes], tried: Tried, stuck: grpc.aio.Channel | None = None
     ) -> Connection:
         """The connection to a hop at the address of its own signed record and nowhere else.
 
         Args:
-            hop: whom to dial.
             records: signed ones that the client passed on: with one of a listed machine the directory is not asked.
             tried: whom this session went on with so far.
             stuck: a connection on which nothing comes through any more; another one is made.
