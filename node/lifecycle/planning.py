@@ -39,8 +39,8 @@ from swarm.routing.latency import ghosts, measure_delays
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
-from swarm.transport.uplink import Uplink
-from swarm.transport.way import Ways
+from swarm.transport.endpoint import Ways
+from swarm.transport.link import Uplink
 
 # What a node holds from its start to its end, whichever layers it serves. Owns nothing: a value.
 #

@@ -33,9 +33,8 @@ from swarm.discovery.address_proof import hello_response
 from swarm.discovery.dht.addresses import check_own_address
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
-from swarm.egress.streams import bracketed
-from swarm.discovery.node_record import NodeRecord, bracketed
 from swarm.discovery.signed_faults import is_signed
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.devices import empty_cache
 from swarm.inference.grammars import GrammarCompiler

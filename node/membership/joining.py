@@ -24,7 +24,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span, SpanBorders, missing_layers
 from swarm.routing.placement import Newcomer, layout_of, own_move, plan_join, typical_capacity
 from swarm.routing.plausible import plausible
-from swarm.runtime.counted_log import describe
+from swarm.runtime.logs import describe
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from typing import Final
 
 from node.reach.standing import Standing
 from swarm.discovery.dialable import IpAddress, is_public
-from swarm.discovery.node_record import Reach, bracketed
+from swarm.discovery.node_record import Reach
+from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.gateway.ports import NoMapping
 from swarm.ids import PeerId

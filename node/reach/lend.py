@@ -16,12 +16,12 @@ from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import interface_addresses, is_public
 from swarm.discovery.node_record import Reach, split_address
 from swarm.discovery.registry import Registry
-from swarm.egress.streams import bracketed
 from swarm.egress.ports import Egress
+from swarm.egress.streams import bracketed
 from swarm.gateway.ports import NoMapping
 from swarm.relay.child import RelaySettings
 from swarm.relay.lending import lend, lent_settings
-from swarm.runtime.counted_log import describe
+from swarm.runtime.logs import describe
 from swarm.ways.call_back import CallBackListener, CallBackWay, ExpectedCalls
 from swarm.ways.local_dialler import LocalDialler, open_ways
 from swarm.ways.tls_offer import TlsOffer

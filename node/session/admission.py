@@ -30,7 +30,7 @@ from swarm.runtime.quota import (
     StrikeRule,
     is_private,
 )
-from swarm.transport.introduction import introduction_in
+from swarm.transport.link import introduction_in
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import Limits
 from swarm.transport.certificate import ServerCertificate
-from swarm.transport.link import Signer, Uplink
 from swarm.transport.dial import Connection
+from swarm.transport.link import Signer, Uplink
 
 logger = logging.getLogger(__name__)
 

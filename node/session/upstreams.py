@@ -36,7 +36,7 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.transport.hedged_link import CLIENT, senders
-from swarm.transport.liveness import RECEIPT_S
+from swarm.transport.link import RECEIPT_S
 
 # The downstream side of a link: what this node sends back to the peer that opened the stream. Never waits.
 

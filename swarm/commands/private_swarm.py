@@ -34,7 +34,7 @@ from swarm.commands.certificates import (
     password_line,
     read_key,
 )
-from swarm.discovery.identity import Identity, is_peer_id
+from swarm.discovery.identity import Identity
 from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.protocol.peer_keys import is_peer_id

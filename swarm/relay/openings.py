@@ -48,13 +48,13 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.discovery.identity import Identity, is_peer_id, verify
+from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import split_address
 from swarm.discovery.sealing import RecordError
 from swarm.egress.streams import words
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.protocol.peer_keys import is_peer_id
+from swarm.protocol.peer_keys import is_peer_id, verify
 
 NONCE_BYTES: Final = 16
 _DOMAIN: Final = b"canopy-relay-here-1\n"

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm.discovery.dialable import IpAddress, interface_addresses, is_reached_by_ipv6
-from swarm.discovery.identity import is_peer_id
 from swarm.egress.streams import bracketed
 from swarm.errors import ConfigError
 from swarm.ids import SwarmId

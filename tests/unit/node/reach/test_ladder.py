@@ -17,8 +17,7 @@ from node.reach.standing import FULL, RelayProbe, in_order, parse_load
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.gateway.ports import NoMapping
-from swarm.gateway.routes import default_gateways, parse_routes
+from swarm.gateway.ports import NoMapping, default_gateways, parse_routes
 from swarm.ids import PeerId
 
 PEER = Identity.ephemeral().peer_id

@@ -31,7 +31,7 @@ from swarm.protocol.authority import SessionKey
 from swarm.protocol.limits import MAX_KEY_BYTES
 from swarm.runtime.quota import OverQuota
 from swarm.transport.endpoint import Endpoint
-from swarm.transport.introduction import KEY, NONCE, Metadata, introduce
+from swarm.transport.link import KEY, NONCE, Metadata, introduce
 
 FAR, NEAR = "9.9.9.9", "127.0.0.1"
 
