@@ -45,7 +45,8 @@ from swarm.runtime.cli_types import (
 from swarm.runtime.extras import require
 from swarm.runtime.process_limits import check_threads
 from swarm.runtime.quiet_hours import QuietHours
-from swarm.telemetry.messages import DEFAULT_PREFIX, BrokerAddress, check_prefix, parse_broker
+from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix
+from swarm.transport.broker_address import BrokerAddress, parse_broker
 from swarm.transport.endpoint import is_loopback
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]

@@ -26,7 +26,6 @@ from swarm.telemetry.messages import (
     METRICS_S,
     STATUS_S,
     Body,
-    BrokerAddress,
     Event,
     EventKind,
     MessageKind,
@@ -37,6 +36,7 @@ from swarm.telemetry.messages import (
     seal_body,
     topic_of,
 )
+from swarm.transport.broker_address import BrokerAddress
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import aiomqtt
 from swarm.doctor.ladder import Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.probes import Resolve, TcpAnswer, knock, on_thread
 from swarm.errors import ConfigError, HubError, SwarmError, UnknownModel
-from swarm.telemetry.messages import BrokerAddress, parse_broker
+from swarm.transport.broker_address import BrokerAddress, parse_broker
 
 OFFLINE_VARIABLES: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE: Final = {"1", "ON", "YES", "TRUE"}

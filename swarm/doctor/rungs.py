@@ -38,7 +38,7 @@ from swarm.gateway.ports import Router
 from swarm.kernels.toolchain import toolchain
 from swarm.runtime.files import cache_folder, state_folder
 from swarm.runtime.process_limits import MainMemory, main_memory
-from swarm.telemetry.messages import parse_broker
+from swarm.transport.broker_address import parse_broker
 
 RungLook = Callable[["Examination"], Awaitable[Diagnoses]]
 AskDirectory = Callable[[Sequence[str]], Awaitable[SwarmView]]

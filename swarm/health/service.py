@@ -43,7 +43,8 @@ from swarm.health.web.snapshot import check_folder, keep_snapshot, snapshot_of
 from swarm.metrics.http import Server, make_server
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.telemetry.guard import TelemetryGuard
-from swarm.telemetry.messages import check_prefix, parse_broker
+from swarm.telemetry.messages import check_prefix
+from swarm.transport.broker_address import parse_broker
 
 STUCK_READER_MS = 30_000
 BACKLOG = 256

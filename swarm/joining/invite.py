@@ -32,7 +32,7 @@ from swarm.discovery.identity import Identity
 from swarm.egress.ports import tls_port
 from swarm.errors import ConfigError
 from swarm.ids import SwarmId, as_swarm_id, is_model_name
-from swarm.telemetry.messages import parse_broker
+from swarm.transport.broker_address import parse_broker
 from swarm.transport.network_key import KEY_BYTES, NetworkKey
 
 SCHEME: Final = "canopy://"

@@ -30,7 +30,7 @@ from swarm.discovery.identity import default_identity_path
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import SWARM_ID_BYTES, SwarmId
 from swarm.runtime.files import replace_file, strict_json
-from swarm.telemetry.messages import parse_broker
+from swarm.transport.broker_address import parse_broker
 from swarm.transport.network_key import NetworkKey
 
 MAX_SWARMS: Final = 16

@@ -14,7 +14,8 @@ import urllib.request
 
 from node.telemetry.publisher import Address, Outbox, TelemetryPublisher
 from swarm.discovery.identity import Identity
-from swarm.telemetry.messages import Metrics, Presence, Stamp, Status, parse_broker
+from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
+from swarm.transport.broker_address import parse_broker
 from tests.telemetry_messages import FINGERPRINT, metrics, status
 
 

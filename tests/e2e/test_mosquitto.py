@@ -20,7 +20,8 @@ from node.telemetry.publisher import Address, BrokerClient, TelemetryPublisher
 from swarm.commands.private_swarm import Private
 from swarm.discovery.identity import Identity
 from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.messages import BrokerAddress, MessageKind, Presence, Status, Will, parse_broker, topic_of
+from swarm.telemetry.messages import MessageKind, Presence, Status, Will, topic_of
+from swarm.transport.broker_address import BrokerAddress, parse_broker
 from tests.net.brokers import TelemetryListener, free_port
 from tests.net.node.telemetry.test_telemetry import QUICK, Speaker
 from tests.private_swarm import HOST, env_settings, make_private_swarm, mosquitto_for

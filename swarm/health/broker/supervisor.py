@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from swarm.errors import ConfigError
-from swarm.telemetry.messages import BrokerAddress
+from swarm.transport.broker_address import BrokerAddress
 
 logger = logging.getLogger(__name__)
 

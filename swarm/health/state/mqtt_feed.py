@@ -13,7 +13,7 @@ import aiomqtt
 
 from swarm.health.state.verdict import LinkState
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
-from swarm.telemetry.messages import BrokerAddress
+from swarm.transport.broker_address import BrokerAddress
 
 logger = logging.getLogger(__name__)
 

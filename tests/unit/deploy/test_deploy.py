@@ -25,7 +25,8 @@ from swarm.health.options import Health
 from swarm.health.service import check
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.telemetry.messages import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, PORTS, MessageKind, topic_of
+from swarm.telemetry.messages import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, MessageKind, topic_of
+from swarm.transport.broker_address import PORTS
 from tests.private_swarm import DEPLOY, env_settings, make_private_swarm
 
 ROOT = DEPLOY.parent

@@ -24,7 +24,8 @@ import node.lifecycle.startup
 from node.telemetry.publisher import MAX_EVENTS, Address, Outbox, PublishIntervals, TelemetryPublisher
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
-from swarm.telemetry.messages import Event, EventKind, MessageKind, Metrics, Presence, Stamp, Status, Will, parse_broker
+from swarm.telemetry.messages import Event, EventKind, MessageKind, Metrics, Presence, Stamp, Status, Will
+from swarm.transport.broker_address import parse_broker
 from tests.in_process_swarm import in_process_swarm
 from tests.net.brokers import (
     CONNACK,

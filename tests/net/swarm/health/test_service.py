@@ -34,7 +34,8 @@ from swarm.layers import Span
 from swarm.metrics.http import HEADERS, make_server
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.guard import Reason, TelemetryGuard
-from swarm.telemetry.messages import Body, BrokerAddress, seal_body
+from swarm.telemetry.messages import Body, seal_body
+from swarm.transport.broker_address import BrokerAddress
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.brokers import free_port, mosquitto
 from tests.telemetry_messages import FINGERPRINT, identity, metrics, status, topic, will
