@@ -70,7 +70,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt requirements.lock | .venv/bin/
 # With the oldest versions that a user may have. PyTorch's oldest CPU build comes from its own index, or the newest here.
 FLOORS := .floors
 FLOOR_TOOLS := anthropic hypothesis openai pytest pytest-asyncio pytest-timeout pytest-xdist PyYAML schemathesis
-FLOOR_TESTS := tests/unit/client tests/unit/node tests/unit/swarm tests/net/client/api --ignore tests/unit/swarm/kernels --ignore tests/unit/swarm/protocol/test_generated.py
+FLOOR_TESTS := tests/unit/client tests/unit/node tests/unit/swarm tests/net/client/api --ignore tests/unit/swarm/compute/kernels --ignore tests/unit/swarm/protocol/test_generated.py
 
 floors: export OMP_NUM_THREADS = 1
 floors: ## the unit tests and the API's with the lowest versions that pyproject.toml admits

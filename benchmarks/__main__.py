@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.runtime.cli import make_console
+from swarm.base.cli import make_console
 
 PROGRAMS: Final = {
     "control": ("cells", "pipe", "replay"),

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "benchmarks"

@@ -12,14 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from client.base.options import Options
+    from client.base.stats import Result, Stats, SweepMeasurement
     from client.dialogue.messages import Message
     from client.library.aio import AsyncSwarm
     from client.library.chat import AsyncChat
     from client.library.session import Piece
     from client.library.sync import Chat, Swarm
     from client.library.transformers_style import AsyncDistributedModel, DistributedModel
-    from client.options import Options
-    from client.stats import Result, Stats, SweepMeasurement
+    from swarm.base.errors import SwarmError
 
 __all__ = [
     "AsyncChat",
@@ -33,6 +34,7 @@ __all__ = [
     "Result",
     "Stats",
     "Swarm",
+    "SwarmError",
     "SweepMeasurement",
 ]
 
@@ -43,12 +45,13 @@ _HOMES = {
     "Chat": "client.library.sync",
     "DistributedModel": "client.library.transformers_style",
     "Message": "client.dialogue.messages",
-    "Options": "client.options",
+    "Options": "client.base.options",
     "Piece": "client.library.session",
-    "Result": "client.stats",
-    "Stats": "client.stats",
+    "Result": "client.base.stats",
+    "Stats": "client.base.stats",
     "Swarm": "client.library.sync",
-    "SweepMeasurement": "client.stats",
+    "SwarmError": "swarm.base.errors",
+    "SweepMeasurement": "client.base.stats",
 }
 
 

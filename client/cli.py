@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, assert_never, cast
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress
 
-from client.demo import command as demo
-from client.demo.command import Demo
 from client.terminal.commands import ApiCommand, Bench, ChatCommand, Generate, SwarmCommand
 from client.terminal.setups import ProgramName, ask_server, setup
-from client.train.options import TrainDraft
-from swarm.egress.streams import bracketed
-from swarm.errors import ConfigError, GenerationInterrupted
-from swarm.joining.command_line import read_command
-from swarm.joining.lan_choice import with_lan
-from swarm.joining.remembered import SwarmMemory
-from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.runtime.cli import make_console
-from swarm.runtime.extras import require
-from swarm.runtime.logs import OneLineFormatter, set_up_logging
-from swarm.runtime.plain_text import plain_for, plain_line
-from swarm.runtime.program import exit_code
+from client.tools.demo import command as demo
+from client.tools.demo.command import Demo
+from client.tools.train.options import TrainDraft
+from swarm.base.cli import make_console
+from swarm.base.errors import ConfigError, GenerationInterrupted
+from swarm.base.extras import require
+from swarm.base.logs import OneLineFormatter, set_up_logging
+from swarm.base.plain_text import plain_for, plain_line
+from swarm.base.program import exit_code
+from swarm.directory.joining.command_line import read_command
+from swarm.directory.joining.lan_choice import with_lan
+from swarm.directory.joining.remembered import SwarmMemory
+from swarm.directory.joining.resolve import SwarmFinder, with_swarm
+from swarm.link.egress.streams import bracketed
 
 if TYPE_CHECKING:
-    from client.options import ConnectOptions, GenerateOptions, Options
+    from client.base.options import ConnectOptions, GenerateOptions, Options
 
 ClientCommand = Generate | ChatCommand | ApiCommand | Bench | TrainDraft | Demo
 
@@ -156,7 +156,7 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
 
 def _tell_sampling(defaults: GenerateOptions) -> None:
     """Say at a terminal how the checkpoint samples where no option does."""
-    from client.options import described
+    from client.base.options import described
 
     if defaults and sys.stderr.isatty():
         print(f"client: the model's own sampling: {described(defaults)}", file=sys.stderr)  # noqa: T201
@@ -235,9 +235,9 @@ async def bench(command: Bench) -> int:
     if command.plot is not None:
         require("plot", "--plot")
     model, options = _connection(command)
-    from client.bench import plot as plotting
-    from client.bench import runner as measuring
     from client.library.aio import AsyncSwarm
+    from client.tools.bench import plot as plotting
+    from client.tools.bench import runner as measuring
 
     command.options.check()
     prompts = measuring.read_prompts(command.prompts, command.limit)
@@ -279,8 +279,8 @@ async def bench(command: Bench) -> int:
 
 def _settle_imports() -> None:
     """Quiet the libraries that were imported, and keep their objects out of garbage collection."""
-    from swarm.runtime.library_logging import quiet_libraries
-    from swarm.runtime.process_limits import freeze_imports
+    from swarm.base.library_logging import quiet_libraries
+    from swarm.base.process_limits import freeze_imports
 
     quiet_libraries()
     freeze_imports()
@@ -288,8 +288,8 @@ def _settle_imports() -> None:
 
 def train(command: TrainDraft) -> None:
     """Train a draft."""
-    from client.train.command import train_draft
-    from swarm.runtime.library_logging import quiet_libraries
+    from client.tools.train.command import train_draft
+    from swarm.base.library_logging import quiet_libraries
 
     quiet_libraries()
     train_draft(command, make_console(stderr=True))
@@ -303,7 +303,7 @@ def _with_schema(command: Generate) -> Options:
     """
     if command.json_schema is None:
         return command.options
-    from client.options import Grammar
+    from client.base.options import Grammar
 
     try:
         text = command.json_schema.read_text(encoding="utf-8")
@@ -313,7 +313,7 @@ def _with_schema(command: Generate) -> Options:
 
 
 def _prompt(command: Generate) -> str:
-    from client.options import check_text
+    from client.base.options import check_text
 
     if command.prompt == "-" and sys.stdin.isatty():
         print("reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)  # noqa: T201

@@ -15,27 +15,27 @@ from typing import Final
 
 from rich.console import Console
 
-from node import nodejs
-from node.autostart.recorder import NodeRecorder
-from node.autostart.service import InstallService, UninstallService, install, this_machine, uninstall
-from node.autostart.show import ShowNodeStatus, show
-from node.autostart.state_file import running_pids
-from node.config import ServeConfig
-from node.kept_files import ShowFiles, files
-from swarm.discovery.dht.addresses import OPEN_SWARM
-from swarm.discovery.identity import Identity, default_identity_path
+from node.life import nodejs
+from node.life.autostart.recorder import NodeRecorder
+from node.life.autostart.service import InstallService, UninstallService, install, this_machine, uninstall
+from node.life.autostart.show import ShowNodeStatus, show
+from node.life.autostart.state_file import running_pids
+from node.life.kept_files import ShowFiles, files
+from node.model.config import ServeConfig
+from swarm.base.cli import make_console
+from swarm.base.errors import ConfigError, RegistryError
+from swarm.base.logs import OneLineFormatter, set_up_logging
+from swarm.base.process_limits import raise_file_limit
+from swarm.base.program import exit_code
+from swarm.base.tasks import TaskScope
+from swarm.directory.dht.addresses import OPEN_SWARM
+from swarm.directory.identity import Identity, default_identity_path
+from swarm.directory.joining.command_line import read_command
+from swarm.directory.joining.invite import is_invite
+from swarm.directory.joining.lan_choice import NOT_ASKED, can_ask, with_lan
+from swarm.directory.joining.remembered import SwarmMemory
+from swarm.directory.joining.resolve import SwarmFinder, with_swarm
 from swarm.doctor.options import Doctor
-from swarm.errors import ConfigError, RegistryError
-from swarm.joining.command_line import read_command
-from swarm.joining.invite import is_invite
-from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
-from swarm.joining.remembered import SwarmMemory
-from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.runtime.cli import make_console
-from swarm.runtime.logs import OneLineFormatter, set_up_logging
-from swarm.runtime.process_limits import raise_file_limit
-from swarm.runtime.program import exit_code
-from swarm.runtime.tasks import TaskScope
 
 _NONE_BEFORE_TLS_1_3 = "ECDHE-RSA-AES128-GCM-SHA256"
 """gRPC takes no lowest version, and its list is of TLS 1.2's suites only: none that goes with a node's certificate."""
@@ -156,9 +156,9 @@ def doctor(options: Doctor) -> int:
 
 
 async def _run(config: ServeConfig) -> None:
-    from node.serve import Node  # torch and transformers take seconds to import: bad options are reported before
-    from swarm.runtime.library_logging import quiet_libraries
-    from swarm.runtime.process_limits import freeze_imports
+    from node.life.serve import Node  # torch and transformers take seconds to import: bad options are reported before
+    from swarm.base.library_logging import quiet_libraries
+    from swarm.base.process_limits import freeze_imports
 
     quiet_libraries()
     freeze_imports()
@@ -186,7 +186,7 @@ async def _run(config: ServeConfig) -> None:
 @asynccontextmanager
 async def _speaking(console: Console) -> AsyncIterator[Callable[[str], None]]:
     """How the node speaks while it starts and runs: with bars on a terminal, in plain lines elsewhere."""
-    from node.lifecycle.summary import TerminalSay
+    from node.life.summary import TerminalSay
 
     if not console.is_terminal:
         yield console.print

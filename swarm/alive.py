@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swarm.ids import PeerId
+from swarm.base.ids import PeerId
 
 DEADLINE_S = 8.0
 _LIBP2P = b"\x13/multistream/1.0.0\n"
@@ -28,12 +28,12 @@ def node(host: str, port: int) -> bool:
     import grpc
     import msgpack
 
-    from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
-    from swarm.egress.streams import bracketed
-    from swarm.errors import ConfigError
-    from swarm.transport.certificate import check_certificate, name_of
-    from swarm.transport.dial import CHANNEL_OPTIONS, pin
-    from swarm.transport.network_key import NetworkKey
+    from swarm.base.errors import ConfigError
+    from swarm.directory.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
+    from swarm.link.certificate import check_certificate, name_of
+    from swarm.link.dial import CHANNEL_OPTIONS, pin
+    from swarm.link.egress.streams import bracketed
+    from swarm.link.network_key import NetworkKey
 
     nonce = secrets.token_bytes(NONCE_BYTES)
     try:

@@ -17,20 +17,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swarm.base.cli import fit, make_console
+from swarm.base.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
+from swarm.base.errors import ConfigError, UnknownModel
+from swarm.base.extras import require
+from swarm.base.ids import ModelIdentity, shown_swarm
+from swarm.base.logs import OneLineFormatter, set_up_logging
+from swarm.base.process_limits import raise_file_limit
+from swarm.base.program import exit_code
+from swarm.base.tasks import TaskScope
 from swarm.commands.plan import ShowPlan, plan
 from swarm.commands.private_swarm import Private, private
 from swarm.commands.route import ShowRoute, route, short
-from swarm.discovery.coverage import Coverage, cover, fill_lines, serve_line, shown_address
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.identity import default_identity_path
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import Registry, name_models, read_models
-from swarm.doctor.options import Doctor
-from swarm.errors import ConfigError, UnknownModel
-from swarm.health.options import Health
-from swarm.ids import ModelIdentity, shown_swarm
-from swarm.joining.command import (
+from swarm.directory.coverage import Coverage, cover, fill_lines, serve_line, shown_address
+from swarm.directory.dht.addresses import OPEN_SWARM, Membership
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.identity import default_identity_path
+from swarm.directory.joining.command import (
     ForgetSwarm,
     ListSwarms,
     MakeInvite,
@@ -39,20 +42,17 @@ from swarm.joining.command import (
     invite,
     list_swarms,
 )
-from swarm.joining.command_line import read_command
-from swarm.joining.remembered import SwarmMemory
-from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.relay.lending import NO_RELAY, lend, lent_settings, offered_hosts
+from swarm.directory.joining.command_line import read_command
+from swarm.directory.joining.remembered import SwarmMemory
+from swarm.directory.joining.resolve import SwarmFinder, with_swarm
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.directory.registry import Registry, name_models, read_models
+from swarm.doctor.options import Doctor
+from swarm.health.options import Health
+from swarm.health.top.options import Top
+from swarm.reach.paths.tls_offer import TlsOffer
+from swarm.reach.relay.lending import NO_RELAY, lend, lent_settings, offered_hosts
 from swarm.routing.costs import sweep_ms
-from swarm.runtime.cli import fit, make_console
-from swarm.runtime.cli_types import File, Found, Host, MegabitsPerSecond, Model, NetworkKeyFile, Peer, Port, headed
-from swarm.runtime.extras import require
-from swarm.runtime.logs import OneLineFormatter, set_up_logging
-from swarm.runtime.process_limits import raise_file_limit
-from swarm.runtime.program import exit_code
-from swarm.runtime.tasks import TaskScope
-from swarm.top.options import Top
-from swarm.ways.tls_offer import TlsOffer
 
 BOOTSTRAP_PORT = 31_337
 RELAY_PORT = 31_338
@@ -215,7 +215,7 @@ def _meant(command: _Looking, memory: SwarmMemory) -> _Looking:
 
 async def bootstrap(command: Bootstrap, console: Console, memory: SwarmMemory) -> None:
     """Stay in the DHT until SIGINT or SIGTERM."""
-    from swarm.joining.lan import announced, keep_announced  # brings mDNS, which nothing else here needs
+    from swarm.directory.joining.lan import announced, keep_announced  # brings mDNS, which nothing else here needs
 
     join, membership = bootstrap_membership(command.join, command.network_key, memory)
     stop = asyncio.Event()
@@ -289,7 +289,7 @@ async def _health(command: Health, console: Console) -> None:
 
 
 async def _top(command: Top, console: Console) -> None:
-    from swarm.top.command import top  # brings an HTTP client, which nothing else here needs
+    from swarm.health.top.command import top  # brings an HTTP client, which nothing else here needs
 
     await top(command, console)
 

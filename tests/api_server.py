@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp
 
-from swarm.metrics.http import make_server
+from swarm.status.http import make_server
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from swarm.declared import Bound, Fact, Size, bare, facts
+from swarm.base.declared import Bound, Fact, Size, bare, facts
 from tests.declarations import beyond
 
 Broken = tuple[str, Any]

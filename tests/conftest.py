@@ -44,7 +44,7 @@ from _pytest import runner  # noqa: E402
 from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from swarm.discovery.identity import Identity  # noqa: E402
+from swarm.directory.identity import Identity  # noqa: E402
 from tests.kernels.interpreter import prepare_interpreter  # noqa: E402
 from tests.leftovers import descendants, has_ended, is_lasting, started_meanwhile  # noqa: E402
 

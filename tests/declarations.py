@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-from swarm.declared import Bound, Broken, Fact, Printable, Rule, Size, Within, bare, facts
-from swarm.layers import Span
+from swarm.base.declared import Bound, Broken, Fact, Printable, Rule, Size, Within, bare, facts
+from swarm.base.layers import Span
 
 M = TypeVar("M", bound=Message)
 Place = Callable[[Any], Any]

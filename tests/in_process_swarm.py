@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from client import AsyncSwarm
-from node.config import ServeConfig
-from node.lifecycle import span_host
-from node.serve import Node
+from node.life import span_host
+from node.life.serve import Node
+from node.model.config import ServeConfig
 from tests.devices import DEVICE
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 

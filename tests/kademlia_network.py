@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from swarm.discovery.dht.admission import DirectoryAdmission, NetworkAdmission, SwarmAdmission
-from swarm.discovery.dht.hivemind_node import DHTID, DHTNode, Multiaddr, P2PHandlerError, PeerID
-from swarm.discovery.dht.protocol import DirectoryProtocol, kademlia_id
-from swarm.discovery.dht.search import DirectoryPeer
-from swarm.ids import PeerId, SwarmId
-from swarm.transport.network_key import NetworkKey
+from swarm.base.ids import PeerId, SwarmId
+from swarm.directory.dht.admission import DirectoryAdmission, NetworkAdmission, SwarmAdmission
+from swarm.directory.dht.hivemind_node import DHTID, DHTNode, Multiaddr, P2PHandlerError, PeerID
+from swarm.directory.dht.protocol import DirectoryProtocol, kademlia_id
+from swarm.directory.dht.search import DirectoryPeer
+from swarm.link.network_key import NetworkKey
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 

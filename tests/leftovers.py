@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from swarm.runtime.workers import FIRST
+from swarm.base.workers import FIRST
 
 SERVERS: set[int] = set()
 """Process ids of children that live as long as this process: what `tests.forked` forks programs of."""
@@ -46,7 +46,7 @@ def descendants() -> set[psutil.Process]:
 
 
 def is_lasting(process: psutil.Process) -> bool:
-    """Whether a process is one of `SERVERS`, or a worker (`swarm.runtime.workers`)."""
+    """Whether a process is one of `SERVERS`, or a worker (`swarm.base.workers`)."""
     if process.pid in SERVERS or process.pid == FIRST.pid:
         return True
     try:

@@ -10,14 +10,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import listed_models, seal_announcement
-from swarm.discovery.node_record import NodeRecord, live_records, tombstone
-from swarm.discovery.record_store import RecordStore, open_item
-from swarm.discovery.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key, storage_key
-from swarm.errors import RegistryError
-from swarm.ids import ModelIdentity, PeerId
-from swarm.transport.endpoint import Endpoint
+from swarm.base.errors import RegistryError
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import listed_models, seal_announcement
+from swarm.directory.node_record import NodeRecord, live_records, tombstone
+from swarm.directory.record_store import RecordStore, open_item
+from swarm.directory.registry import MODELS_KEYS, RECENT_S, RelayOffer, block_keys, peer_key, storage_key
+from swarm.link.endpoint import Endpoint
 
 DialBackCall = Callable[[Endpoint, bytes], Awaitable[bool]]
 """Calls a peer with a nonce; whether it answered with its signature."""

@@ -19,7 +19,7 @@ from client.chain.repair_plan import (
     TakeRoute,
     TroubleReported,
 )
-from swarm.errors import (
+from swarm.base.errors import (
     Busy,
     HopError,
     HopLeaving,
@@ -28,8 +28,8 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm.ids import PeerId
-from swarm.layers import Span
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
 from swarm.protocol.messages import Hedge, RouteHop
 from swarm.routing.costs import RouteForecast
 from swarm.routing.route import Route

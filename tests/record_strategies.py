@@ -7,11 +7,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from swarm.discovery.node_record import MAX_DELAYS, MAX_KV_TOKENS, MAX_SPEEDS, NodeRecord, NodeState, Reach
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import MAX_DELAYS, MAX_KV_TOKENS, MAX_SPEEDS, NodeRecord, NodeState, Reach
+from swarm.link.endpoint import RelayedAddress
 from swarm.protocol.limits import MAX_LAYERS, MAX_SWEEP_ROWS, SWEEP_MS
-from swarm.transport.endpoint import RelayedAddress
 from tests.declarations import values_of
 
 NOW = 1_800_000_000.0

@@ -8,11 +8,13 @@ from typing import cast
 
 import torch
 
+from node.life.metrics import NodeFigures
+from node.life.report import NodeDescription, NodeSnapshot
 from node.model.device import Device
 from node.session.counters import ErrorKind, NodeCounters
-from node.telemetry.metrics import NodeFigures
-from node.telemetry.report import NodeDescription, NodeSnapshot
-from swarm.discovery.node_record import NodeState
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeState
 from swarm.health.metrics.exporter import HealthView, take_view
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import HopProbe, Probe, ReplicaComparison
@@ -20,10 +22,8 @@ from swarm.health.state.verdict import LinkState
 from swarm.health.tasks.history import History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
-from swarm.telemetry.guard import TelemetryGuard
-from swarm.telemetry.messages import ServedModel, seal_body
+from swarm.status.guard import TelemetryGuard
+from swarm.status.messages import ServedModel, seal_body
 from tests.telemetry_messages import NOW, identity, metrics, status, topic
 
 WHOLE, SHAKY, TORN = (

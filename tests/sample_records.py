@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeRecord, NodeState
 
 MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 

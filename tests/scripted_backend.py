@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from client.api.backend import AnswerEnd, AnswerEvent, ApiCaller, Begun, ChatJob, Delta, Finished, Job, ModelCard
+from client.base.stats import Result, Stats, SweepMeasurement, TokenLogProbs
 from client.dialogue.messages import AnswerDelta, ContentDelta
-from client.stats import Result, Stats, SweepMeasurement, TokenLogProbs
 
 CARD = ModelCard(
     id="demo-model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from client.stats import SweepMeasurement
+from client.base.stats import SweepMeasurement
 from swarm.protocol.messages import HopTime
 
 

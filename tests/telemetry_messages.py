@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from swarm.discovery.identity import Identity
-from swarm.ids import fingerprint_of
-from swarm.layers import Span
-from swarm.telemetry.messages import (
+from swarm.base.ids import fingerprint_of
+from swarm.base.layers import Span
+from swarm.directory.identity import Identity
+from swarm.status.messages import (
     Body,
     Event,
     EventKind,

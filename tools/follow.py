@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client.demo.programs import end_with_parent
+from client.tools.demo.programs import end_with_parent
 from tools.guide import Block, Guide, GuideError, Step, is_shown, read
 from tools.network_lab import NETWORK, NetworkLab, network_lab, why_unavailable
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from client.demo.swarm import demo_swarm, wait_covered
-from client.drafting.drafter import NO_PICKS, Drafter, Drafters
-from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
+from client.base.stats import Result
+from client.draft.drafter import NO_PICKS, Drafter, Drafters
+from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.library.aio import AsyncSwarm
-from client.stats import Result
+from client.tools.demo.swarm import demo_swarm, wait_covered
+from swarm.base.cli import make_console
+from swarm.base.logs import OneLineFormatter, set_up_logging
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.cli import make_console
-from swarm.runtime.logs import OneLineFormatter, set_up_logging
 
 PROMPT, TOKENS, NODES, SEED, TEMPERATURE, DELAY_MS = "It was a dark night, and the old captain", 24, 12, 11, 0.7, 25.0
 OUT = Path("docs/img/sweep.json")

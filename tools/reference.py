@@ -20,8 +20,8 @@ import client
 import client.cli
 import node.cli
 import swarm.cli
-from swarm import errors
-from swarm.declared import bare, facts, table
+from swarm.base import errors
+from swarm.base.declared import bare, facts, table
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.web.api import alert_routes, make_app
 from swarm.protocol import wire
@@ -149,7 +149,7 @@ def error_tree() -> str:
         name for name, value in vars(errors).items()
         if inspect.isclass(value) and value.__module__ == errors.__name__
     ]  # fmt: skip
-    return "\n\n".join([_fenced(drawn.partition("\n\n")[2]), *(f"::: swarm.errors.{name}" for name in names)])
+    return "\n\n".join([_fenced(drawn.partition("\n\n")[2]), *(f"::: swarm.base.errors.{name}" for name in names)])
 
 
 def _fenced(text: str) -> str:

@@ -39,19 +39,19 @@ from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.chain import HOPS, Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
-from client.bench.paired_ratio import Median, median_of, ratios
-from client.control.goodput import Goodput
-from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.demo.link_shape import LinkShape
-from client.drafting.drafter import TreeDrafter
-from client.drafting.loading import load_drafter
+from client.base.options import DraftOptions
+from client.base.target import load_target
+from client.decode.goodput import Goodput
+from client.decode.policy import FixedPolicy, SpeculationPolicy
+from client.draft.drafter import TreeDrafter
+from client.draft.loading import load_drafter
 from client.library.jobs import MAX_NODES
-from client.options import DraftOptions
-from client.target import load_target
+from client.tools.bench.paired_ratio import Median, median_of, ratios
+from client.tools.demo.link_shape import LinkShape
+from swarm.base.cli import make_console
+from swarm.base.library_logging import quiet_libraries
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 CELLS = (
     ("1 ms, 1 Gbit/s", "passages", 1.0),

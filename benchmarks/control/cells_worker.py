@@ -24,17 +24,17 @@ from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.chain import CountedDrafter
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import prompts_of
-from client.drafting.drafter import NO_PICKS, TreeDrafter
-from client.drafting.loading import LoadedDrafter, ModelName, load_drafter
-from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
+from client.base.options import DraftOptions
+from client.base.stats import Result, SweepMeasurement
+from client.base.target import Target
+from client.draft.drafter import NO_PICKS, TreeDrafter
+from client.draft.loading import LoadedDrafter, ModelName, load_drafter
+from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.library.aio import AsyncSwarm
-from client.options import DraftOptions
-from client.stats import Result, SweepMeasurement
-from client.target import Target
+from swarm.base.library_logging import quiet_libraries
+from swarm.base.process_limits import freeze_imports
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.library_logging import quiet_libraries
-from swarm.runtime.process_limits import freeze_imports
 
 IDLE_S = 5.0
 PLAIN, FIXED, CHOSEN = "plain", "fixed", "chosen"

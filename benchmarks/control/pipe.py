@@ -37,18 +37,18 @@ from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.chain import Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
-from client.control.goodput import Goodput
-from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.drafting.drafter import TreeDrafter
-from client.drafting.loading import load_drafter
+from client.base.options import DraftOptions
+from client.base.target import load_target
+from client.decode.goodput import Goodput
+from client.decode.policy import FixedPolicy, SpeculationPolicy
+from client.draft.drafter import TreeDrafter
+from client.draft.loading import load_drafter
 from client.library.jobs import MAX_NODES
-from client.options import DraftOptions
-from client.target import load_target
+from swarm.base.cli import make_console
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import RouteForecast
-from swarm.runtime.cli import make_console
 
 SIZES = (32, 64, 128)
 SHIFTS_MS = (0.0, -0.1, 0.1, -0.2, 0.2)

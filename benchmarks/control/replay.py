@@ -33,22 +33,22 @@ from benchmarks.simulation.chain import Costs, InlineExecutor, ModelTail, Record
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import KINDS, TREE, ModelPair, RecordedText, prompts_of, record_trees
-from client.control.goodput import Goodput
-from client.control.policy import SWEEPS_IN_FLIGHT, FixedPolicy, PipelineState, SpeculationPlan, SpeculationPolicy
+from client.decode.goodput import Goodput
 from client.decode.loop import Generation
+from client.decode.policy import SWEEPS_IN_FLIGHT, FixedPolicy, PipelineState, SpeculationPlan, SpeculationPolicy
 from client.decode.state import GenerationState
 from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
-from client.drafting.drafter import Drafter
-from client.drafting.search.tree import DraftTree, StopRule
+from client.draft.drafter import Drafter
+from client.draft.search.tree import DraftTree, StopRule
 from client.library.jobs import MAX_NODES, PREFILL_CHUNK
+from swarm.base.cli import make_console
+from swarm.base.library_logging import quiet_libraries
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Credits, Sampling
 from swarm.protocol.session import Limits
 from swarm.routing.costs import RouteForecast
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 IN_FLIGHT = (1, 3, 8, 16, 24, SWEEPS_IN_FLIGHT)

@@ -27,12 +27,12 @@ from rich.progress import track
 
 from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, Run, Size, demo_prompts, generate
-from client.drafting.drafter import ModelDrafter, NoDrafter
-from client.drafting.search.calibration import AcceptanceModel, Calibration, Candidates, SoftmaxPrior
+from client.draft.drafter import ModelDrafter, NoDrafter
+from client.draft.search.calibration import AcceptanceModel, Calibration, Candidates, SoftmaxPrior
+from swarm.base.cli import make_console
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.cli import make_console
 
 LESSON_SEED = 1_011
 LESSON_NODES = 16

@@ -28,16 +28,16 @@ from tokenizers import Tokenizer
 from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import LEVELS, answer, demo_prompts
 from client.decode.walk import Walk
-from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter
-from client.drafting.sources.model import LocalSession
+from client.draft.drafter import Drafter, ModelDrafter, NoDrafter
+from client.draft.sources.model import LocalSession
+from swarm.base.cli import make_console
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import RaggedModel, SessionRows, load_whole
+from swarm.compute.row_codec import decode_rows, encode_rows, lossless_codec
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import RaggedModel, SessionRows, load_whole
-from swarm.inference.row_codec import decode_rows, encode_rows, lossless_codec
-from swarm.layers import Span
 from swarm.protocol.messages import Codec, Sampling, Sweep
 from swarm.protocol.session import Limits
-from swarm.runtime.cli import make_console
 
 ROWS, WIDTH, DEMO_WIDTH = 64, 8192, 192
 LINK_BITS_PER_MS = 100e3

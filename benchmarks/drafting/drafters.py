@@ -32,24 +32,24 @@ from benchmarks.simulation.acceptance import Size, generate
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.recorded import KINDS, RecordedText, picks_of, prompts_of
-from client.control.goodput import Goodput
-from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.drafting.drafter import MAX_LEVELS, NO_PICKS, NoDrafter, TreeDrafter
-from client.drafting.heads.files import load_head, read_head_config
-from client.drafting.search.calibration import Calibration
-from client.drafting.search.ranking import Ranker
-from client.drafting.search.source import Source
-from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
-from client.drafting.sources.lookup import Lookup, LookupSource
-from client.drafting.sources.model import LocalSession, ModelSource
-from client.drafting.sources.recurrent import DgfSource, ReDrafterSource
+from client.decode.goodput import Goodput
+from client.decode.policy import FixedPolicy, SpeculationPolicy
+from client.draft.drafter import MAX_LEVELS, NO_PICKS, NoDrafter, TreeDrafter
+from client.draft.heads.files import load_head, read_head_config
+from client.draft.search.calibration import Calibration
+from client.draft.search.ranking import Ranker
+from client.draft.search.source import Source
+from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
+from client.draft.sources.lookup import Lookup, LookupSource
+from client.draft.sources.model import LocalSession, ModelSource
+from client.draft.sources.recurrent import DgfSource, ReDrafterSource
 from client.library.jobs import MAX_NODES
+from swarm.base.cli import make_console
+from swarm.base.ids import TreeNodeId
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
-from swarm.ids import TreeNodeId
-from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits
-from swarm.runtime.cli import make_console
 
 PROFILE = Costs(25, 100)
 SIZES = (16, 64)

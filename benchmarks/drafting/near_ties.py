@@ -23,14 +23,14 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from benchmarks.sheet import Recording, Sheet
-from client.drafting.sources.model import LocalSession
+from client.draft.sources.model import LocalSession
+from swarm.base.cli import make_console
+from swarm.base.ids import TreeNodeId
+from swarm.compute.ragged_batch import RaggedModel, load_whole
+from swarm.compute.sampling import ranking_scores
 from swarm.demo import PASSAGES, TARGET
-from swarm.ids import TreeNodeId
-from swarm.inference.ragged_batch import RaggedModel, load_whole
-from swarm.inference.sampling import ranking_scores
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits, Parent
-from swarm.runtime.cli import make_console
 
 SWEEP = 33
 NEAR = 0.05

@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from client.drafting.vocabulary.token_strings import read_strings
+from client.draft.vocabulary.token_strings import read_strings
 from swarm.demo import DRAFT, PASSAGES, TARGET
 
 TOKENS = 1_500

@@ -29,20 +29,20 @@ from tokenizers import Tokenizer
 
 from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import Size, generate
-from client.drafting.drafter import ModelDrafter, NoDrafter
+from client.draft.drafter import ModelDrafter, NoDrafter
 from node.model.checkpoint import open_checkpoint
 from node.model.malloc_trim import trim_heap
 from node.model.packed_span import load_packed
 from node.model.span import SpanModel, dissect
+from swarm.base.cli import make_console
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.base.library_logging import quiet_libraries
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import SessionRows, load_whole
+from swarm.compute.weights.format import BITS, WeightFormat, WeightsName
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import SessionRows, load_whole
-from swarm.inference.weights.format import BITS, WeightFormat, WeightsName
-from swarm.layers import Span
 from swarm.protocol.messages import Sampling
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 CPU: Final = torch.device("cpu")
 TREE: Final = 16

@@ -24,17 +24,17 @@ from rich.progress import track
 from benchmarks.drafting.other_tokenizers import byte_level, metaspace, passages, save_speaking
 from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import Size, generate
-from client.drafting.drafter import NoDrafter, TreeDrafter
-from client.drafting.search.calibration import Calibration
-from client.drafting.search.ranking import Ranker
-from client.drafting.sources.model import ModelSource
-from client.drafting.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
-from client.target import Target, load_target
+from client.base.target import Target, load_target
+from client.draft.drafter import NoDrafter, TreeDrafter
+from client.draft.search.calibration import Calibration
+from client.draft.search.ranking import Ranker
+from client.draft.sources.model import ModelSource
+from client.draft.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
+from swarm.base.cli import make_console
+from swarm.base.library_logging import quiet_libraries
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 TEMPERATURES = (0.0, 1.0)
 FIRST_SEED = 11

@@ -14,9 +14,9 @@ import torch
 from rich.console import Console
 
 from benchmarks.emulation.network import Network
-from client.demo.programs import start_program
-from swarm.errors import RegistryError
-from swarm.runtime.library_logging import quiet_libraries
+from client.tools.demo.programs import start_program
+from swarm.base.errors import RegistryError
+from swarm.base.library_logging import quiet_libraries
 
 PROGRESS_S = 5
 

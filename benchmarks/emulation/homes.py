@@ -38,9 +38,9 @@ from benchmarks.emulation.home_router import (
     UnaskedTraffic,
 )
 from benchmarks.emulation.network import NetworkPlan, TunNetwork
-from client.demo.link_shape import LinkShape
-from client.demo.programs import end_with_parent
-from swarm.errors import ConfigError
+from client.tools.demo.link_shape import LinkShape
+from client.tools.demo.programs import end_with_parent
+from swarm.base.errors import ConfigError
 
 SUBNET: Final = "11.88.0"
 PROGRAMS: Final = {"nft": "nftables", "conntrack": "conntrack"}

@@ -24,19 +24,19 @@ from typing import Any, Self
 import torch
 
 from benchmarks.emulation.json_program import jobs, tell
+from client.base.stats import Result
 from client.library.aio import AsyncSwarm
-from client.stats import Result
+from swarm.base.errors import SwarmError
+from swarm.base.ids import ModelIdentity
+from swarm.base.layers import Span
+from swarm.base.library_logging import quiet_libraries
+from swarm.base.tasks import TaskScope
 from swarm.demo import TARGET
-from swarm.discovery.dht.addresses import DhtConfig, Membership
-from swarm.discovery.dht.registry import DhtRegistry
-from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.registry import Registry
-from swarm.egress.proxy import VARIABLE
-from swarm.errors import SwarmError
-from swarm.ids import ModelIdentity
-from swarm.layers import Span
-from swarm.runtime.library_logging import quiet_libraries
-from swarm.runtime.tasks import TaskScope
+from swarm.directory.dht.addresses import DhtConfig, Membership
+from swarm.directory.dht.registry import DhtRegistry
+from swarm.directory.node_record import NodeRecord
+from swarm.directory.registry import Registry
+from swarm.link.egress.proxy import VARIABLE
 
 PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
 GIVE_UP_S = 90.0

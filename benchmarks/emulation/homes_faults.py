@@ -29,8 +29,8 @@ from benchmarks.emulation.home_router import RouterKind
 from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan, obstacle
 from benchmarks.emulation.homes_swarm import HomesClient, HomesSwarm, open_homes_swarm
 from benchmarks.sheet import Recording, Sheet
-from swarm.errors import SwarmError
-from swarm.runtime.cli import make_console
+from swarm.base.cli import make_console
+from swarm.base.errors import SwarmError
 
 OPEN, CONE, SYMMETRIC, MAPPING = "open", "cone", "symmetric", "mapping"
 HOMES: Final = (

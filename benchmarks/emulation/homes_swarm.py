@@ -14,10 +14,10 @@ import psutil
 
 from benchmarks.emulation.homes import HomesNetwork
 from benchmarks.emulation.json_program import ANSWER_S, JsonProgram, json_program
-from client.demo.programs import RunningProgram, start_program
+from client.tools.demo.programs import RunningProgram, start_program
 from swarm.demo import TARGET
-from swarm.discovery.identity import Identity
-from swarm.transport.endpoint import first_stop
+from swarm.directory.identity import Identity
+from swarm.link.endpoint import first_stop
 
 DHT_PORT: Final = 31_337
 

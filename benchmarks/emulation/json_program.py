@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from client.demo.programs import STOP_TIMEOUT_S, end_with_parent
-from swarm.errors import SwarmError
+from client.tools.demo.programs import STOP_TIMEOUT_S, end_with_parent
+from swarm.base.errors import SwarmError
 
 ANSWER_S: Final = 150.0
 """How long a program may take to do anything that it is asked."""

@@ -29,9 +29,9 @@ from typing import Any, Self
 
 from benchmarks.emulation import packets
 from benchmarks.emulation.namespaces import inside, obstacle
-from client.demo.delay_proxy import free_ports
-from client.demo.link_shape import Ends, LinkShape, matching_links
-from swarm.errors import ConfigError, SwarmError
+from client.tools.demo.delay_proxy import free_ports
+from client.tools.demo.link_shape import Ends, LinkShape, matching_links
+from swarm.base.errors import ConfigError, SwarmError
 
 ROOT = Path(__file__).parents[2]
 STOP_TIMEOUT_S = 5.0
@@ -363,7 +363,9 @@ class ProxyNetwork(Network):
 
     async def _start(self) -> Emulator:
         pairs = [f"{listen}:{target}" for listen, target in zip(self._listen, self._target, strict=True)]
-        emulator, _ = await Emulator.start("client.demo.delay_proxy", [json.dumps(asdict(self.plan.shape)), *pairs])
+        emulator, _ = await Emulator.start(
+            "client.tools.demo.delay_proxy", [json.dumps(asdict(self.plan.shape)), *pairs]
+        )
         return emulator
 
 

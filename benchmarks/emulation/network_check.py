@@ -22,10 +22,10 @@ from rich.console import Console
 
 from benchmarks.emulation.network import Network, NetworkKind, NetworkPlan, open_network
 from benchmarks.sheet import Recording, Sheet
-from client.demo.link_shape import LinkShape
-from swarm.errors import SwarmError
-from swarm.runtime.cli import make_console
-from swarm.runtime.plain_text import plain_line
+from client.tools.demo.link_shape import LinkShape
+from swarm.base.cli import make_console
+from swarm.base.errors import SwarmError
+from swarm.base.plain_text import plain_line
 
 PINGS = 21
 PING = bytes(8)

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from benchmarks.emulation.namespaces import make_host, make_namespace
-from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching_links
-from swarm.errors import SwarmError
+from client.tools.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching_links
+from swarm.base.errors import SwarmError
 
 SUBNET = "10.88.0"
 PREFIX6 = "2600:1188"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.emulation.network import Network
-from client.demo.programs import RunningProgram, start_program
 from client.library.aio import AsyncSwarm
 from client.library.session import SessionOpener
+from client.tools.demo.programs import RunningProgram, start_program
+from swarm.base.errors import RouteError
 from swarm.demo import TARGET
-from swarm.errors import RouteError
 
 SPANS = ("0-4", "4-8", "8-12")
 STAR_PORT = 4_300

@@ -28,11 +28,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from benchmarks.sheet import Recording, Sheet
 from node.model.family_check import TOLERANCE, conformance_error, shrink
 from node.model.span import load_tested
-from swarm.errors import UnsupportedModel
-from swarm.models.families import causal_lm_class
-from swarm.models.pretrained import first_line
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
+from swarm.base.cli import make_console
+from swarm.base.errors import UnsupportedModel
+from swarm.base.library_logging import quiet_libraries
+from swarm.files.families import causal_lm_class
+from swarm.files.pretrained import first_line
 
 LIMIT_S: Final = 60
 """A family that takes longer counts as refused."""

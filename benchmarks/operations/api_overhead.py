@@ -26,16 +26,16 @@ from rich.console import Console
 
 from benchmarks.emulation.swarm import covered
 from benchmarks.sheet import Recording, Sheet
-from client.bench.paired_ratio import median_of, ratios
-from client.demo.programs import RunningProgram, start_program
-from client.demo.swarm import demo_swarm
+from client.base.options import GenerateOptions
 from client.library.aio import AsyncSwarm
 from client.library.session import Piece
-from client.options import GenerateOptions
+from client.tools.bench.paired_ratio import median_of, ratios
+from client.tools.demo.programs import RunningProgram, start_program
+from client.tools.demo.swarm import demo_swarm
+from swarm.base.cli import make_console
+from swarm.base.errors import RegistryError, SwarmError
+from swarm.base.library_logging import quiet_libraries
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.errors import RegistryError, SwarmError
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 COMPLETE_S = 60.0
 """A model whose layers are not all found by then will not be."""

@@ -21,24 +21,24 @@ from transformers import AutoTokenizer
 import client.library.jobs
 from benchmarks.emulation.json_program import jobs, tell
 from benchmarks.emulation.swarm import covered
+from client.base.stats import Result
 from client.chain.chain import Chain
-from client.control.policy import SpeculationPlan
 from client.decode.loop import Generation
+from client.decode.policy import SpeculationPlan
 from client.decode.text_stream import TextStream
-from client.drafting.search.tree import DraftTree
+from client.draft.search.tree import DraftTree
 from client.library.aio import AsyncSwarm
 from client.library.session import SessionOpener
-from client.stats import Result
 from swarm.alive import shown_certificate
+from swarm.base.errors import SwarmError
+from swarm.base.library_logging import quiet_libraries
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.errors import SwarmError
+from swarm.link.certificate import name_of
+from swarm.link.dial import CHANNEL_OPTIONS, pin
 from swarm.protocol import wire
 from swarm.protocol.messages import Sweep
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
-from swarm.runtime.library_logging import quiet_libraries
-from swarm.transport.certificate import name_of
-from swarm.transport.dial import CHANNEL_OPTIONS, pin
 
 GIVE_UP_S = 100.0
 INFO_S = 2.0

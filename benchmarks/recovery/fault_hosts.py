@@ -20,10 +20,10 @@ from benchmarks.emulation.json_program import JsonProgram, json_program
 from benchmarks.emulation.network import Network, TunNetwork
 from benchmarks.emulation.swarm import SPANS
 from benchmarks.recovery.fault_plan import Fault
-from client.demo.link_shape import LinkShape
-from client.demo.programs import RunningProgram, start_program
+from client.tools.demo.link_shape import LinkShape
+from client.tools.demo.programs import RunningProgram, start_program
+from swarm.base.errors import RegistryError
 from swarm.demo import TARGET
-from swarm.errors import RegistryError
 
 REPLICAS = 3
 START_ATTEMPTS = 3

@@ -48,8 +48,8 @@ from benchmarks.recovery.fault_plan import (
     summary,
 )
 from benchmarks.sheet import Recording, Sheet
-from client.demo.link_shape import LinkShape
-from swarm.runtime.cli import make_console
+from client.tools.demo.link_shape import LinkShape
+from swarm.base.cli import make_console
 
 TREE = 8
 CHUNK, LONG_CHUNK = 64, 256

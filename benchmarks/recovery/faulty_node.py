@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 
 import node.session.service
-import swarm.transport.link
+import swarm.link.link
 from node.cli import main
 from swarm.protocol.frames import split
 from swarm.protocol.messages import Frame, Reply, SweepFrame
@@ -39,5 +39,5 @@ def _spoiling(message: Frame, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR2, _arm)
-    swarm.transport.link.split = node.session.service.split = _spoiling  # type: ignore[attr-defined]
+    swarm.link.link.split = node.session.service.split = _spoiling  # type: ignore[attr-defined]
     main()

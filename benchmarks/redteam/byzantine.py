@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.redteam.attack import Fight
-from swarm.discovery.node_record import NodeState
-from swarm.errors import SwarmError
-from swarm.ids import SessionId
+from swarm.base.errors import SwarmError
+from swarm.base.ids import SessionId
+from swarm.directory.node_record import NodeState
 from swarm.protocol.messages import Attach, Ping, Reply, SweepFrame
 
 if TYPE_CHECKING:
-    from node.serve import Node
+    from node.life.serve import Node
     from node.session.hop_session import HopSession
 
 QUICK = ((1, 0.05), (16, 0.06), (64, 0.08))
@@ -88,8 +88,8 @@ async def insider(fight: Fight, span: str, lie: Lie | None = None) -> Insider:
     """Start a hostile node for these layers; nobody is led to it before `announce`."""
     import torch
 
-    from node.config import ServeConfig
-    from node.serve import Node
+    from node.life.serve import Node
+    from node.model.config import ServeConfig
     from swarm.demo import TARGET
 
     torch.set_num_threads(1)
@@ -141,7 +141,7 @@ def _lie(here: Insider, lie: Lie) -> None:
 
 
 def _lie_to_successors(here: Insider, lie: Lie) -> None:
-    from swarm.transport.successor import SuccessorLink
+    from swarm.link.successor import SuccessorLink
 
     push = SuccessorLink.push
 

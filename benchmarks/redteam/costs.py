@@ -31,11 +31,11 @@ from playwright.sync_api import sync_playwright
 from benchmarks.redteam.fuzzing.parsers import Subject, all_subjects
 from benchmarks.sheet import Sheet
 from client.dialogue.rendering import RENDERING, TemplateRenderer
+from swarm.base.cli import make_console
+from swarm.base.errors import ConfigError, RemoteProtocolError
+from swarm.compute.grammars import COMPILING, GRAMMAR_BYTES, MATCHING, GrammarCompiler
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.inference.grammars import COMPILING, GRAMMAR_BYTES, MATCHING, GrammarCompiler
 from swarm.protocol.pick_rules import Grammar, GrammarKind
-from swarm.runtime.cli import make_console
 
 PARSER_S, PARSER_BYTES = 0.25, 64 << 20
 """What one message of at most 64 KiB may take."""

@@ -13,11 +13,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode, PeerID
-from swarm.discovery.dht.protocol import kademlia_id
-from swarm.discovery.identity import Identity
-from swarm.discovery.record_store import FiledItem, RecordStore
-from swarm.discovery.registry import StorageKey, storage_key
+from swarm.directory.dht.hivemind_node import DHTID, Daemon, DHTNode, PeerID
+from swarm.directory.dht.protocol import kademlia_id
+from swarm.directory.identity import Identity
+from swarm.directory.record_store import FiledItem, RecordStore
+from swarm.directory.registry import StorageKey, storage_key
 
 
 class Forgetful(RecordStore):

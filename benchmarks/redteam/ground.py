@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from client.base.stats import Result
 from client.library.aio import AsyncSwarm
-from client.stats import Result
+from swarm.base.errors import SwarmError
+from swarm.base.library_logging import quiet_libraries
+from swarm.base.process_limits import freeze_imports
 from swarm.demo import TARGET
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.errors import SwarmError
-from swarm.runtime.library_logging import quiet_libraries
-from swarm.runtime.process_limits import freeze_imports
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
 
 PATIENCE_S = 30.0
 """A text that is not over by then counts as lost."""

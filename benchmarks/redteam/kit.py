@@ -24,12 +24,18 @@ from benchmarks.redteam import h2
 from benchmarks.redteam.ground import Ground, NodeMark, Tally
 from benchmarks.redteam.membership import Membership
 from benchmarks.redteam.sealing import filings_of, quick_identities
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import Filing
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.ids import SessionId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.ids import SessionId, TreeNodeId
+from swarm.base.layers import Span
+from swarm.base.quota import STAND_INS
+from swarm.base.tasks import TaskScope, spawn_on
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import Filing
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.link.certificate import ServerCertificate, server_name
+from swarm.link.dial import CHANNEL_OPTIONS, Connection, Dialer, open_channel
+from swarm.link.endpoint import Endpoint
+from swarm.link.link import Metadata, Signer, introduce
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import split
@@ -48,12 +54,6 @@ from swarm.protocol.messages import (
     SweepFrame,
     Upstream,
 )
-from swarm.runtime.quota import STAND_INS
-from swarm.runtime.tasks import TaskScope, spawn_on
-from swarm.transport.certificate import ServerCertificate, server_name
-from swarm.transport.dial import CHANNEL_OPTIONS, Connection, Dialer, open_channel
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.link import Metadata, Signer, introduce
 
 MANY = 1 << 12
 """Addresses of one attacker, at most."""

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import benchmarks.redteam.attacks
 from benchmarks.redteam.attack import ATTACKS, Attack, Kind
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 
 def all_attacks() -> dict[str, Attack]:

@@ -18,10 +18,10 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.redteam.attack import Fight
-from client.demo.programs import RunningProgram, start_program
+from client.tools.demo.programs import RunningProgram, start_program
+from swarm.base.errors import RegistryError
+from swarm.base.tasks import TaskScope
 from swarm.demo import TARGET
-from swarm.errors import RegistryError
-from swarm.runtime.tasks import TaskScope
 
 HONEST, OTHER = "honest-caller", "other-caller"
 """Keys."""

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgpack
 
-from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode
-from swarm.discovery.dht.protocol import MAX_ASKED, kademlia_id
-from swarm.discovery.registry import storage_key
+from swarm.directory.dht.hivemind_node import DHTID, Daemon, DHTNode
+from swarm.directory.dht.protocol import MAX_ASKED, kademlia_id
+from swarm.directory.registry import storage_key
 
 SOURCE = "127.0.66.1"
 """Where they come from: a network of its own, as a stranger's is."""

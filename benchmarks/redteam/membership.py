@@ -16,10 +16,10 @@ from pathlib import Path
 import msgpack
 
 from benchmarks.redteam.ground import Tally
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import Filing
-from swarm.ids import PeerId
-from swarm.runtime.tasks import TaskScope
+from swarm.base.ids import PeerId
+from swarm.base.tasks import TaskScope
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import Filing
 
 ANSWER_S = 60.0
 LINE_BYTES = 1 << 20

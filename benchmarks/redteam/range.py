@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM
 from benchmarks.redteam.ground import Ground, NodeMark
 from benchmarks.redteam.honest import HonestText
 from benchmarks.simulation.acceptance import demo_prompts
-from client.demo.programs import RunningProgram, start_program
+from client.tools.demo.programs import RunningProgram, start_program
+from swarm.base.errors import RegistryError
 from swarm.demo import TARGET
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.errors import RegistryError
-from swarm.models.fingerprint import model_identity
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.files.fingerprint import model_identity
 
 SPANS = ("0-6", "6-12")
 FILES = "1024:4096"

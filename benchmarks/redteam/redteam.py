@@ -35,9 +35,9 @@ from benchmarks.redteam.range import Range, ground_as_json, open_range
 from benchmarks.redteam.table import merged, recorded, table
 from benchmarks.redteam.verdict import BACK_RATIO, HELD_RATIO, Felt, Pair, Verdict, Window
 from benchmarks.sheet import Recording, Sheet
-from client.demo.programs import RunningProgram, start_program
-from swarm.runtime.cli import make_console
-from swarm.runtime.tasks import TaskScope
+from client.tools.demo.programs import RunningProgram, start_program
+from swarm.base.cli import make_console
+from swarm.base.tasks import TaskScope
 
 AFTER_S = 10.0
 """When it must be as before."""

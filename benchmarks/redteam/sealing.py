@@ -9,12 +9,12 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import POINTERS, Filing, ModelPointer, seal_announcement
-from swarm.discovery.node_record import RECORDS, NodeRecord
-from swarm.discovery.registry import models_key, record_keys
-from swarm.discovery.sealing import RecordError
-from swarm.ids import ModelIdentity
+from swarm.base.ids import ModelIdentity
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import POINTERS, Filing, ModelPointer, seal_announcement
+from swarm.directory.node_record import RECORDS, NodeRecord
+from swarm.directory.registry import models_key, record_keys
+from swarm.directory.sealing import RecordError
 
 HONEST_RSA_BITS = 2_048
 

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.sheet import Recording, Sheet
-from swarm.ids import PeerId
+from swarm.base.cli import make_console
+from swarm.base.ids import PeerId
 from swarm.routing.placement import Layout, Newcomer, after, petals_span, plan_join
-from swarm.runtime.cli import make_console
 
 SMALL_LAYERS = 12
 LARGE_LAYERS = 80

@@ -25,18 +25,18 @@ from tokenizers import Tokenizer
 
 from benchmarks.sheet import Recording, Sheet
 from client.decode.walk import WANT_ROWS, Walk, hand_over_rows
-from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter, TreeDrafter
-from client.drafting.search.tree import DraftTree
-from client.drafting.sources.model import LocalSession
+from client.draft.drafter import Drafter, ModelDrafter, NoDrafter, TreeDrafter
+from client.draft.search.tree import DraftTree
+from client.draft.sources.model import LocalSession
 from node.session.tail import AcceptedPath, requested_rows
+from swarm.base.cli import make_console
+from swarm.base.ids import TreeNodeId
+from swarm.compute.ragged_batch import RaggedModel, load_whole
+from swarm.compute.row_codec import encode_rows, lossless_codec
+from swarm.compute.sampling import pick
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.ids import TreeNodeId
-from swarm.inference.ragged_batch import RaggedModel, load_whole
-from swarm.inference.row_codec import encode_rows, lossless_codec
-from swarm.inference.sampling import pick
 from swarm.protocol.messages import Reply, Sampling, Sweep
 from swarm.protocol.session import Limits
-from swarm.runtime.cli import make_console
 
 PROMPT_TOKENS = 96
 FIRST_SEED = 11

@@ -20,12 +20,12 @@ from benchmarks.simulation.acceptance import answer
 from benchmarks.simulation.clock import Clock, FifoServer, Then
 from benchmarks.simulation.recorded import RecordedSearch, RecordedText
 from client.chain.answers import Answer
-from client.drafting.drafter import NO_PICKS, TreeDrafter
-from client.drafting.search.source import Search
-from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
-from client.drafting.sources.model import LocalSession, ModelSource
-from swarm.ids import TreeNodeId
-from swarm.inference.ragged_batch import RaggedModel
+from client.draft.drafter import NO_PICKS, TreeDrafter
+from client.draft.search.source import Search
+from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
+from client.draft.sources.model import LocalSession, ModelSource
+from swarm.base.ids import TreeNodeId
+from swarm.compute.ragged_batch import RaggedModel
 from swarm.protocol.messages import Credits, HopTime, Reply, Sampling, Sweep
 from swarm.protocol.session import Limits, SessionState
 from swarm.routing.costs import RouteForecast

@@ -10,10 +10,10 @@ import random
 from collections.abc import Sequence
 
 from client.decode.walk import Walk
-from client.drafting.search.tree import DraftTree
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_slots import KvSlots
-from swarm.layers import Span
+from client.draft.search.tree import DraftTree
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.kv_slots import KvSlots
 from swarm.protocol.hop_log import HopLog, SweepWork
 from swarm.protocol.messages import Codec, Reply, Rows, Sampling, Sweep
 from swarm.protocol.session import Limits

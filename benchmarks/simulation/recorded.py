@@ -16,12 +16,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks.simulation.acceptance import Size, generate
-from client.drafting.drafter import MAX_LEVELS, ModelDrafter, NoDrafter, expansions
-from client.drafting.search.calibration import Calibration
-from client.drafting.search.tree import NO_LIMIT, DraftTree, StopRule
-from client.drafting.sources.lookup import Lookup, ProposalLesson
+from client.draft.drafter import MAX_LEVELS, ModelDrafter, NoDrafter, expansions
+from client.draft.search.calibration import Calibration
+from client.draft.search.tree import NO_LIMIT, DraftTree, StopRule
+from client.draft.sources.lookup import Lookup, ProposalLesson
+from swarm.compute.ragged_batch import RaggedModel
 from swarm.demo import PASSAGES, TARGET
-from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling
 
 PROMPTS = Path(__file__).parents[1] / "prompts"

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from benchmarks.simulation.fake_chain import LAYERS, FakeSpan, SweepWriter, pick, rows_of
-from swarm.ids import PeerId, SessionId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.ids import PeerId, SessionId, TreeNodeId
+from swarm.base.layers import Span
 from swarm.protocol.hop_log import HopLog, SweepWork
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 from benchmarks.simulation.fake_chain import LAYERS, GlancingLog, SweepWriter
 from benchmarks.simulation.repair_chain import Client, DownMessage, Hop, Route, Sender, Stream, UpMessage, id_of
-from swarm.ids import PeerId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.ids import PeerId, TreeNodeId
+from swarm.base.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Attach, Ready, Reroute, RouteHop, Sweep, SweepFrame
 from swarm.protocol.session import Limits

@@ -15,19 +15,19 @@ from typing import TypeVar
 import torch
 
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
-from client.demo.link_shape import LinkShape
-from client.drafting.drafter import ModelDrafter
-from client.drafting.search.calibration import Calibration
-from client.drafting.search.tree import DraftTree
+from client.draft.drafter import ModelDrafter
+from client.draft.search.calibration import Calibration
+from client.draft.search.tree import DraftTree
+from client.tools.demo.link_shape import LinkShape
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, load_span
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import SessionRows, load_whole
+from swarm.compute.row_codec import encode_rows
+from swarm.compute.sampling import pick
 from swarm.demo import DRAFT, TARGET
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import SessionRows, load_whole
-from swarm.inference.row_codec import encode_rows
-from swarm.inference.sampling import pick
-from swarm.layers import Span
 from swarm.protocol.frames import split
 from swarm.protocol.messages import Codec, Frame, Reply, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits, SessionState

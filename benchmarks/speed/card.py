@@ -34,17 +34,17 @@ from node.model.checkpoint import Checkpoint, open_checkpoint
 from node.model.loading import DTYPES
 from node.model.packed_span import load_packed
 from node.model.span import SpanModel, load_span
-from swarm.ids import TreeNodeId
-from swarm.inference.devices import empty_cache, synchronize
-from swarm.inference.fast_path import BUCKETS, use_static
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import SessionRows
-from swarm.inference.sampling import pick
-from swarm.inference.weights.format import WeightFormat, WeightsName
-from swarm.layers import Span
+from swarm.base.cli import make_console
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.base.library_logging import quiet_libraries
+from swarm.compute.devices import empty_cache, synchronize
+from swarm.compute.fast_path import BUCKETS, use_static
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import SessionRows
+from swarm.compute.sampling import pick
+from swarm.compute.weights.format import WeightFormat, WeightsName
 from swarm.protocol.messages import Sampling
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 BRANCHES: Final = 4
 """Nodes below each parent, level by level."""

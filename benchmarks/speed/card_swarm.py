@@ -32,13 +32,13 @@ from benchmarks.simulation.acceptance import FIRST_SEED, demo_prompts
 from benchmarks.simulation.profiles import PROFILES
 from benchmarks.speed.decoding_methods import Case, canopy_methods
 from benchmarks.speed.grown import SHAPES, device_name, grown_model
-from client.bench.paired_ratio import median_of, ratios
-from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
+from client.tools.bench.paired_ratio import median_of, ratios
+from client.tools.demo.link_shape import LinkShape
 from node.model.loading import DTYPES
+from swarm.base.cli import make_console
+from swarm.base.library_logging import quiet_libraries
 from swarm.demo import DRAFT
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 NODES = 3
 PLAIN = "Canopy, plain"

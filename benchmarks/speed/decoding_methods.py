@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.speed.star import LinearDraft, Star
+from client.base.stats import Result
 from client.library.aio import AsyncSwarm
-from client.stats import Result
+from swarm.compute.ragged_batch import load_whole
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.ragged_batch import load_whole
 
 TREES = (16, 64)
 LINEAR = (4, 10)

@@ -25,9 +25,9 @@ import tyro
 
 from benchmarks.emulation.swarm import local_swarm
 from benchmarks.sheet import Recording, Sheet
-from client.demo.programs import RunningProgram, start_program
+from client.tools.demo.programs import RunningProgram, start_program
+from swarm.base.cli import make_console
 from swarm.demo import DRAFT, TARGET
-from swarm.runtime.cli import make_console
 
 PROMPT = "It was a dark night, and the old captain"
 MIB = 2**20

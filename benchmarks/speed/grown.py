@@ -28,9 +28,9 @@ import torch
 import tyro
 from safetensors.torch import load_file, save_file
 
+from swarm.base.errors import ConfigError
 from swarm.demo import TARGET
-from swarm.errors import ConfigError
-from swarm.models.pretrained import INDEX
+from swarm.files.pretrained import INDEX
 
 COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 SCALE = 0.02

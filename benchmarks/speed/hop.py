@@ -25,13 +25,13 @@ from benchmarks.emulation.swarm import SPANS, covered, local_swarm
 from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import demo_prompts
 from benchmarks.speed.bare import PAUSE_S, BareTimer, BareTimes
-from client.demo.link_shape import LinkShape
+from client.base.stats import SweepMeasurement
 from client.library.aio import AsyncSwarm
-from client.stats import SweepMeasurement
+from client.tools.demo.link_shape import LinkShape
+from swarm.base.cli import make_console
+from swarm.base.layers import Span
+from swarm.base.library_logging import quiet_libraries
 from swarm.demo import DRAFT, TARGET
-from swarm.layers import Span
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 LOOPBACK = LinkShape()
 BARE_REPEATS = 10

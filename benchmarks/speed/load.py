@@ -28,13 +28,13 @@ from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import ModelPair, RecordedText, prompts_of, record_trees
 from benchmarks.speed.load_client import WAYS, Job
-from client.bench.paired_ratio import median_of
-from client.demo.link_shape import LinkShape
+from client.tools.bench.paired_ratio import median_of
+from client.tools.demo.link_shape import LinkShape
+from swarm.base.cli import make_console
+from swarm.base.library_logging import quiet_libraries
+from swarm.compute.ragged_batch import load_whole
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 TREE = 64
 """Nodes of the recorded trees."""

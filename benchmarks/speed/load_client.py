@@ -20,18 +20,18 @@ from benchmarks.emulation.client_process import work
 from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.chain import InlineExecutor
 from benchmarks.simulation.recorded import RecordedText
-from client.control.goodput import Goodput
-from client.drafting.drafter import NO_PICKS, Drafters
-from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
+from client.base.options import Options
+from client.base.target import ModelSearch, find_in_swarm, load_target
+from client.decode.goodput import Goodput
+from client.draft.drafter import NO_PICKS, Drafters
+from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.library.aio import EXPECTED_NODES
 from client.library.jobs import MAX_NODES, GenerationFactory
 from client.library.session import SessionOpener
-from client.options import Options
-from client.target import ModelSearch, find_in_swarm, load_target
 from swarm.demo import TARGET
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.link.dial import Dialer
 from swarm.protocol.messages import Sampling
-from swarm.transport.dial import Dialer
 
 WAYS: dict[str, int | None] = {"off": 0, "K = 16": 16, "chosen": None}
 

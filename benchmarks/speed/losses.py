@@ -27,12 +27,12 @@ from benchmarks.emulation.swarm import SPANS, ServeOptions, covered, hosted_swar
 from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import demo_prompts
 from benchmarks.simulation.profiles import FIRST_SEED
-from client.bench.paired_ratio import median_of, ratios
-from client.demo.link_shape import LinkShape
+from client.base.stats import Result
 from client.library.aio import AsyncSwarm
-from client.stats import Result
+from client.tools.bench.paired_ratio import median_of, ratios
+from client.tools.demo.link_shape import LinkShape
+from swarm.base.cli import make_console
 from swarm.demo import DRAFT, TARGET
-from swarm.runtime.cli import make_console
 
 PLAIN, CHOSEN = "plain", "chosen"
 WAYS: dict[str, int | None] = {PLAIN: 0, CHOSEN: None}

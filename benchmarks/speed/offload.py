@@ -31,12 +31,12 @@ from rich.progress import track
 from benchmarks.emulation.swarm import covered
 from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, demo_prompts
-from client.demo.programs import start_program
+from client.base.stats import Stats
 from client.library.aio import AsyncSwarm
-from client.stats import Stats
+from client.tools.demo.programs import start_program
+from swarm.base.cli import make_console
+from swarm.base.library_logging import quiet_libraries
 from swarm.demo import DRAFT, TARGET
-from swarm.runtime.cli import make_console
-from swarm.runtime.library_logging import quiet_libraries
 
 CHOSEN = -1
 """Stands for trees whose size the client chooses."""

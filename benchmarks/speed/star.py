@@ -33,22 +33,22 @@ import tyro
 
 from benchmarks.speed.star_server import SESSION, WINDOW_TOKENS, StarService, serve_star
 from client.decode.walk import Walk
-from client.drafting.search.tree import DraftTree
-from client.drafting.sources.model import LocalSession
+from client.draft.search.tree import DraftTree
+from client.draft.sources.model import LocalSession
 from node.model.checkpoint import open_checkpoint
 from node.model.loading import count_tokens
 from node.model.span import load_span
+from swarm.base.errors import SwarmError
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.base.library_logging import quiet_libraries
+from swarm.compute.ragged_batch import RaggedModel
 from swarm.demo import TARGET
-from swarm.errors import SwarmError
-from swarm.ids import TreeNodeId
-from swarm.inference.ragged_batch import RaggedModel
-from swarm.layers import Span
+from swarm.link.dial import CHANNEL_OPTIONS
+from swarm.link.link import Stream
 from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.messages import Frame, Reply, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
-from swarm.runtime.library_logging import quiet_libraries
-from swarm.transport.dial import CHANNEL_OPTIONS
-from swarm.transport.link import Stream
 
 CONNECT_S = 10.0
 ANY_VOCABULARY = 1 << 31

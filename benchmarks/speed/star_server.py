@@ -13,19 +13,19 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
-from node.engine.scheduler import Batch, BatchMember
-from node.engine.sweep_run import HopRole, Picking, SweepRun
 from node.model.span import SpanModel
+from node.session.scheduler import Batch, BatchMember
 from node.session.service import RpcContext
-from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
-from swarm.inference.gumbel import gumbel_row
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.row_codec import check_width, lossless_codec
+from node.session.sweep_run import HopRole, Picking, SweepRun
+from swarm.base.errors import ConfigError, RemoteProtocolError, SwarmError
+from swarm.compute.gumbel import gumbel_row
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.row_codec import check_width, lossless_codec
+from swarm.link.dial import SERVER_OPTIONS
 from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Reply, SweepFrame
 from swarm.protocol.session import Limits
-from swarm.transport.dial import SERVER_OPTIONS
 
 SERVICE = "canopy.benchmarks.Star"
 SESSION = f"/{SERVICE}/Session"

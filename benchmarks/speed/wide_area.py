@@ -31,13 +31,13 @@ from benchmarks.simulation.acceptance import demo_prompts
 from benchmarks.speed.bare import BareTimer, BareTimes
 from benchmarks.speed.decoding_methods import TREES, Case, Method, canopy_methods, one_machine_methods, star_methods
 from benchmarks.speed.star import open_star
-from client.bench.paired_ratio import Median, median_of, ratios
-from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
+from client.tools.bench.paired_ratio import Median, median_of, ratios
+from client.tools.demo.link_shape import LinkShape
+from swarm.base.cli import make_console
+from swarm.base.errors import ConfigError
+from swarm.base.layers import Span
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import ConfigError
-from swarm.layers import Span
-from swarm.runtime.cli import make_console
 
 FIRST_SEED = 11
 BARE_REPEATS = 8

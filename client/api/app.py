@@ -22,8 +22,8 @@ from client.api.guard import OF_DESKTOP, ApiGuard, refusal
 from client.api.openai import chat, completions, models
 from client.api.request_fields import HEADER as LEFT_OUT
 from client.api.responses import routes as responses
-from swarm.errors import SwarmError
-from swarm.runtime.version import VERSION
+from swarm.base.errors import SwarmError
+from swarm.base.version import VERSION
 
 Routes = Callable[[ApiContext], APIRouter]
 DIALECTS: Final[Sequence[Routes]] = (

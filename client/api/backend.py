@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from client.base.options import GenerateOptions
+from client.base.stats import Result, TokenLogProbs
 from client.dialogue.messages import AnswerDelta, Message, Tool, ToolChoice
-from client.options import GenerateOptions
-from client.stats import Result, TokenLogProbs
 
 
 def usual_options() -> GenerateOptions:

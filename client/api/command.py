@@ -21,18 +21,18 @@ from client.api.app import build_app
 from client.api.context import ApiContext, ApiSettings, RequestCounts
 from client.api.swarm_backend import BackendLimits, SwarmBackend
 from client.api.swarm_link import SwarmSource
+from client.base.options import ConnectOptions
 from client.library.aio import AsyncSwarm
-from client.options import ConnectOptions
-from swarm.discovery.dht.addresses import OPEN_SWARM
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.egress.streams import bracketed
-from swarm.errors import ConfigError, RouteError
-from swarm.ids import without_ending
-from swarm.metrics.http import ConnectionLimits, MetricsPage, make_server
-from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
+from swarm.base.errors import ConfigError, RouteError
+from swarm.base.ids import without_ending
+from swarm.base.tasks import TaskScope
+from swarm.base.version import VERSION
+from swarm.directory.dht.addresses import OPEN_SWARM
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.link.egress.streams import bracketed
 from swarm.routing.served import ServedModels
-from swarm.runtime.tasks import TaskScope
-from swarm.runtime.version import VERSION
+from swarm.status.http import ConnectionLimits, MetricsPage, make_server
+from swarm.status.metric_set import MetricFamily, MetricKind, MetricSet
 
 ABOUT = MetricFamily("canopy_api_info", "The API and its model.", ("version", "model"), MetricKind.INFO)
 FOUND = MetricFamily("canopy_api_model_found", "1 while the model is found in the swarm.")

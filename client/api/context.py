@@ -15,9 +15,9 @@ from starlette.requests import Request
 from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, ChatJob, Delta, Finished, Job, ModelCard
 from client.api.errors import ApiError, server_leaves, unknown_model
 from client.api.request_fields import LeftOutLog
+from client.base.stats import TokenLogProbs
 from client.dialogue.messages import ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
-from client.stats import TokenLogProbs
-from swarm.runtime.tasks import TaskScope
+from swarm.base.tasks import TaskScope
 
 MAX_BODY_BYTES: Final = 8 * 2**20
 REQUEST_ID: Final = "canopy.request_id"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from client.api.queue import QueueFull
-from swarm.errors import (
+from swarm.base.errors import (
     Busy,
     ConfigError,
     ContextFull,
@@ -19,7 +19,7 @@ from swarm.errors import (
     SwarmError,
     UnknownModel,
 )
-from swarm.runtime.plain_text import plain_line
+from swarm.base.plain_text import plain_line
 
 ErrorForm = Literal["openai", "anthropic", "ollama"]
 """Whose error bodies a route writes."""

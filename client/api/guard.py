@@ -19,7 +19,7 @@ from client.api.context import REQUEST_ID, ApiSettings, RequestCounts, api_key, 
 from client.api.errors import ApiError, ErrorForm, error_body, form_of, invalid
 from client.api.request_fields import SCOPE as LEFT_OUT
 from client.api.request_fields import header as left_out_header
-from swarm.metrics.http import HEADERS
+from swarm.status.http import HEADERS
 
 _KEYED: Final = ("/v1/", "/api/", "/metrics")
 """Paths that need a key, where there are keys; the page, its files and `/health` do not."""

@@ -29,8 +29,8 @@ from client.api.openai.fields import (
 )
 from client.api.request_fields import BodyKind, LeftOut
 from client.api.writers import AnswerWriter, send_answer
+from client.base.options import GenerateOptions, Grammar
 from client.dialogue.messages import Message, Tool, ToolCall, ToolCallDelta
-from client.options import GenerateOptions, Grammar
 
 NS_PER_S: Final = 1e9
 

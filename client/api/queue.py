@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.errors import SwarmError
+from swarm.base.errors import SwarmError
 
 MAX_RETRY_S: Final = 60.0
 _FIRST_GUESS_S: Final = 5.0

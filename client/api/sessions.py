@@ -20,8 +20,8 @@ from typing import Final
 
 from client.decode.state import GenerationState
 from client.library.session import Session, SessionOpener
-from swarm.errors import Busy, SwarmError
-from swarm.runtime.tasks import HeldContext, TaskScope
+from swarm.base.errors import Busy, SwarmError
+from swarm.base.tasks import HeldContext, TaskScope
 
 logger = logging.getLogger(__name__)
 

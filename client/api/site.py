@@ -17,7 +17,7 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from client.api.context import ApiContext
-from swarm.runtime.version import VERSION
+from swarm.base.version import VERSION
 
 
 def health_routes(context: ApiContext) -> APIRouter:

@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from client.api.context import ApiSettings
 from client.api.errors import ApiError, as_api_error, server_leaves
-from swarm.errors import SwarmError
-from swarm.runtime.tasks import TaskScope
+from swarm.base.errors import SwarmError
+from swarm.base.tasks import TaskScope
 
 logger = logging.getLogger(__name__)
 

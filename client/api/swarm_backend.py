@@ -14,12 +14,12 @@ from client.api.backend import AnswerEnd, AnswerEvent, ApiCaller, Begun, ChatJob
 from client.api.queue import FairQueue, QueueLimits
 from client.api.sessions import LentSession, SessionLimits, SessionPool
 from client.api.swarm_link import ModelLink, Prepared, SwarmLink, SwarmSource
+from client.base.stats import Result
 from client.dialogue.messages import AnswerDelta, ToolCallDelta
 from client.library.session import Piece
-from client.stats import Result
-from swarm.errors import GenerationInterrupted, RouteError
-from swarm.runtime.histogram import Histogram
-from swarm.runtime.tasks import TaskScope, relay
+from swarm.base.errors import GenerationInterrupted, RouteError
+from swarm.base.histogram import Histogram
+from swarm.base.tasks import TaskScope, relay
 
 logger = logging.getLogger(__name__)
 

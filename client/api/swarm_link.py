@@ -20,6 +20,7 @@ from llguidance import LLTokenizer
 from client.api.backend import ChatJob, Job, ModelCard
 from client.api.errors import ROUTE_RETRY_S, PromptTooLong
 from client.api.sessions import SessionLimits, SessionPool
+from client.base.options import MAX_NEW_TOKENS, Options, check_text, make_options
 from client.decode.state import GenerationState
 from client.dialogue.encoding import encode_text
 from client.dialogue.parsing import AnswerParser, ContentParser
@@ -27,14 +28,13 @@ from client.dialogue.plan import AnswerPlan, AnswerRequest, plan_answer
 from client.dialogue.template import ChatTemplate, PromptSwitches
 from client.library.aio import AsyncSwarm
 from client.library.jobs import GenerationFactory
-from client.options import MAX_NEW_TOKENS, Options, check_text, make_options
-from swarm.discovery.coverage import Coverage, fill_lines, serve_line
-from swarm.discovery.node_record import NodeState
-from swarm.errors import RegistryError, RouteError, SwarmError
-from swarm.layers import Span
-from swarm.runtime.logs import CountedLog
-from swarm.runtime.plain_text import plain_line
-from swarm.runtime.tasks import TaskScope
+from swarm.base.errors import RegistryError, RouteError, SwarmError
+from swarm.base.layers import Span
+from swarm.base.logs import CountedLog
+from swarm.base.plain_text import plain_line
+from swarm.base.tasks import TaskScope
+from swarm.directory.coverage import Coverage, fill_lines, serve_line
+from swarm.directory.node_record import NodeState
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from itertools import pairwise
 import grpc
 import grpc.aio
 
-from swarm.errors import (
+from swarm.base.errors import (
     HopClosed,
     HopError,
     HopMisbehaved,
@@ -33,17 +33,17 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm.ids import TreeNodeId
-from swarm.inference.grammars import GrammarPlace
-from swarm.inference.path_rules import NodeMasks
+from swarm.base.ids import TreeNodeId
+from swarm.base.tasks import TaskScope
+from swarm.compute.grammars import GrammarPlace
+from swarm.compute.path_rules import NodeMasks
+from swarm.link.dial import Connection, plain_reason
+from swarm.link.link import ROUND_TRIPS, SILENCE_S, Stream, introduce, pause
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import FrameAssembler, FrameLimits
 from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop, Sweep
 from swarm.protocol.session import SessionState
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Connection, plain_reason
-from swarm.transport.link import ROUND_TRIPS, SILENCE_S, Stream, introduce, pause
 
 
 class PickCheck:

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from swarm.errors import (
+from swarm.base.errors import (
     Busy,
     HopError,
     HopMisbehaved,
@@ -43,11 +43,11 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm.ids import SessionId
+from swarm.base.ids import SessionId
+from swarm.base.version import which_side
 from swarm.protocol.faults import SignatureCheck, error_of
 from swarm.protocol.messages import Fault, FaultKind, RouteHop
 from swarm.routing.route import Route
-from swarm.runtime.version import which_side
 
 SUSPECT_S = 30.0
 """How long a machine that was lost is avoided while others can take its place."""

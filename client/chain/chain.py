@@ -17,6 +17,7 @@ from typing import assert_never
 
 import grpc.aio
 
+from client.base.stats import Repair
 from client.chain.answers import Answer, Answers, PickCheck, ReplyStream, check_reply
 from client.chain.blame import advised, blamed
 from client.chain.progress import DueProgress, ProgressWatch, merged
@@ -39,8 +40,7 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
-from client.stats import Repair
-from swarm.errors import (
+from swarm.base.errors import (
     HopClosed,
     HopError,
     HopLeaving,
@@ -52,8 +52,14 @@ from swarm.errors import (
     RouteError,
     SwarmError,
 )
-from swarm.ids import PeerId
-from swarm.inference.grammars import GrammarPlace
+from swarm.base.ids import PeerId
+from swarm.base.tasks import TaskScope
+from swarm.compute.grammars import GrammarPlace
+from swarm.link.dial import Connection, Dialer
+from swarm.link.endpoint import LinkPath
+from swarm.link.hedged_link import follow
+from swarm.link.link import introduce, pause
+from swarm.link.successor import SessionLink, SuccessorLink
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.faults import SignatureCheck
@@ -76,12 +82,6 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Connection, Dialer
-from swarm.transport.endpoint import LinkPath
-from swarm.transport.hedged_link import follow
-from swarm.transport.link import introduce, pause
-from swarm.transport.successor import SessionLink, SuccessorLink
 
 REPLY_TIMEOUT_S = 120.0
 OPEN_S, OPEN_PER_HOP_S = 10.0, 3.0

@@ -29,15 +29,15 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
+from client.base.stats import Stats, SweepMeasurement
 from client.chain.chain import Chain
-from client.stats import Stats, SweepMeasurement
-from swarm.discovery.node_record import NodeRecord
-from swarm.errors import HopError, SwarmError
-from swarm.ids import PeerId
+from swarm.base.errors import HopError, SwarmError
+from swarm.base.ids import PeerId
+from swarm.base.tasks import TaskScope
+from swarm.directory.node_record import NodeRecord
 from swarm.routing.costs import FAILURE_HALF_LIFE_S, HOP_OVERHEAD_MS, RouteForecast, sweep_ms, wait_ms
 from swarm.routing.latency import TIMEOUT_S, measure_delays, worth_measuring
 from swarm.routing.route import Route, RouteQuery
-from swarm.runtime.tasks import TaskScope
 
 LATE_S, LATEST_S = 0.2, 2.0
 """A route that does not stand is late after so long at least, and at most."""

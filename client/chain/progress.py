@@ -47,7 +47,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from swarm.errors import HopError, HopMisbehaved, HopSlow, HopTimeout
+from swarm.base.errors import HopError, HopMisbehaved, HopSlow, HopTimeout
 from swarm.protocol.messages import (
     Held,
     RouteHop,

@@ -29,9 +29,9 @@ from enum import Enum, auto
 from itertools import count
 from typing import Protocol, assert_never
 
+from client.base.stats import Repair
 from client.chain.blame import Suspicion, Verdicts, plain_error
-from client.stats import Repair
-from swarm.errors import (
+from swarm.base.errors import (
     HopError,
     HopLeaving,
     HopMisbehaved,
@@ -43,9 +43,9 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
+from swarm.base.tasks import TaskScope
 from swarm.protocol.messages import RouteHop
 from swarm.routing.route import Route
-from swarm.runtime.tasks import TaskScope
 
 READY_S = 4.0
 """How long a new route may take to be attached before the next one is tried (R7)."""

@@ -23,13 +23,13 @@ from typing import Protocol
 import torch
 
 from client.chain.answers import Answer
-from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.decode.pipeline import AnsweredSweep, InFlightSweep, SendWindow
+from client.decode.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.decode.state import GenerationState
 from client.decode.walk import Walk, hand_over_rows
-from client.drafting.drafter import NoDrafter
-from client.drafting.search.tree import DraftTree, StopRule
-from swarm.ids import TreeNodeId
+from client.draft.drafter import NoDrafter
+from client.draft.search.tree import DraftTree, StopRule
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.messages import Credits, Reply, Sweep
 
 MAX_LESSONS = 64

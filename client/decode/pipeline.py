@@ -13,11 +13,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from client.base.stats import SweepMeasurement, within_total
 from client.chain.answers import Answer
-from client.control.policy import Occupancy, PipelineState, SpeculationPlan
-from client.drafting.search.tree import DraftTree
-from client.stats import SweepMeasurement, within_total
-from swarm.ids import TreeNodeId
+from client.decode.policy import Occupancy, PipelineState, SpeculationPlan
+from client.draft.search.tree import DraftTree
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.messages import HopTime, Reply
 
 

@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.control.policy import FixedPolicy, SpeculationPolicy
+from client.base.stats import SweepMeasurement, TokenLogProbs
 from client.decode.pipeline import SweepTracer
+from client.decode.policy import FixedPolicy, SpeculationPolicy
 from client.decode.text_stream import GrowingText
 from client.decode.walk import Observe
-from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
-from client.stats import SweepMeasurement, TokenLogProbs
-from swarm.errors import SwarmError, Unfinished
-from swarm.inference.grammars import CompiledGrammar, ForcedTokens
+from client.draft.drafter import Drafter, NoDrafter, TreeDrafter
+from swarm.base.errors import SwarmError, Unfinished
+from swarm.compute.grammars import CompiledGrammar, ForcedTokens
 from swarm.protocol.messages import Sampling, Want
 
 PATIENCE_S = 0.005

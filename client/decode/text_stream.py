@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from tokenizers import Tokenizer
 
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 FinishReason = Literal["stop", "eos", "length"]
 

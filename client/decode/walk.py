@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from client.drafting.search.tree import DraftTree
-from client.stats import TokenLogProbs
-from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.ids import TreeNodeId
-from swarm.inference.row_codec import decode_rows
+from client.base.stats import TokenLogProbs
+from client.draft.search.tree import DraftTree
+from swarm.base.errors import LocalProtocolError, RemoteProtocolError
+from swarm.base.ids import TreeNodeId
+from swarm.compute.row_codec import decode_rows
 from swarm.protocol.messages import Reply, Sampling, Sweep, Want
 from swarm.protocol.pick_rules import DraftDistribution
 from swarm.protocol.session import Limits, Parent, SessionState

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerFast
 
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 Json: TypeAlias = Any
 """A value of lists, mappings with text as keys, and scalars."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from client.base.options import Grammar, json_rule
 from client.dialogue.messages import Tool, ToolChoice
 from client.dialogue.template import ChatPrompt, ChatTemplate, ToolFamily
-from client.options import Grammar, json_rule
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 _ANY_OBJECT = {"type": "object"}
 _TEXT = r"/(.|\n)*/"

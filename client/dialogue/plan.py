@@ -7,6 +7,7 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from client.base.options import Grammar
 from client.dialogue.calls import (
     DeepSeekParser,
     GlmParser,
@@ -20,8 +21,7 @@ from client.dialogue.forcing import grammar_for
 from client.dialogue.messages import Message, Tool, ToolChoice
 from client.dialogue.parsing import AnswerParser, ContentParser, ReasoningParser, new_call_id
 from client.dialogue.template import DEFAULT_SWITCHES, ChatPrompt, ChatTemplate, PromptSwitches
-from client.options import Grammar
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 _NINE = string.ascii_letters + string.digits
 

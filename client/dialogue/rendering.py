@@ -1,4 +1,4 @@
-"""Chat templates of strangers: each rendered in a worker, under a lease (`swarm.runtime.workers`).
+"""Chat templates of strangers: each rendered in a worker, under a lease (`swarm.base.workers`).
 
 A template is a program that comes with a checkpoint, and is run on what users send.
 """
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from swarm.errors import ConfigError
-from swarm.runtime.plain_text import plain_line
-from swarm.runtime.workers import Worker, WorkerEnded, WorkLease, new_worker
+from swarm.base.errors import ConfigError
+from swarm.base.plain_text import plain_line
+from swarm.base.workers import Worker, WorkerEnded, WorkLease, new_worker
 
 RENDERING: Final = WorkLease(cpu_s=2.0, wall_s=6.0)
 """Of a conversation; one of 100,000 tokens takes 0.05 s."""

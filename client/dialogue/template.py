@@ -13,11 +13,11 @@ from weakref import finalize
 
 from transformers import PreTrainedTokenizerFast
 
+from client.base.options import check_text
 from client.dialogue.encoding import ControlTokens, Json, Marks
 from client.dialogue.messages import Message, Tool, ToolCall
 from client.dialogue.rendering import TemplateRenderer, rendered
-from client.options import check_text
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 ToolFamily = Literal[
     "", "hermes", "qwen_xml", "llama3", "mistral_json", "mistral", "phi", "harmony", "deepseek", "deepseek_v31", "glm"

@@ -16,14 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from client.chain.opening import PeerLatency
-from client.decode.state import GenerationState
-from client.drafting.drafter import Drafters, aux_layers_of
-from client.drafting.loading import drafting_thread, load_drafter
-from client.library.chat import AsyncChat, Conversation
-from client.library.jobs import GenerationFactory
-from client.library.session import Piece, SessionOpener
-from client.options import (
+from client.base.options import (
     UNCHANGED,
     ConnectionOptions,
     ConnectOptions,
@@ -34,22 +27,29 @@ from client.options import (
     make_options,
     sampling_of,
 )
-from client.stats import Result
-from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
-from swarm.discovery.coverage import Coverage, cover
-from swarm.discovery.dht.addresses import Membership
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.registry import Registry
-from swarm.errors import ConfigError, GenerationInterrupted
-from swarm.ids import ModelIdentity
-from swarm.joining.resolve import expand
+from client.base.stats import Result
+from client.base.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
+from client.chain.opening import PeerLatency
+from client.decode.state import GenerationState
+from client.draft.drafter import Drafters, aux_layers_of
+from client.draft.loading import drafting_thread, load_drafter
+from client.library.chat import AsyncChat, Conversation
+from client.library.jobs import GenerationFactory
+from client.library.session import Piece, SessionOpener
+from swarm.base.errors import ConfigError, GenerationInterrupted
+from swarm.base.ids import ModelIdentity
+from swarm.base.library_logging import bars_hidden
+from swarm.base.process_limits import check_threads
+from swarm.base.tasks import TaskScope, relay
+from swarm.directory.coverage import Coverage, cover
+from swarm.directory.dht.addresses import Membership
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.joining.resolve import expand
+from swarm.directory.registry import Registry
+from swarm.link.dial import Dialer
+from swarm.reach.paths.local_dialler import open_ways
 from swarm.routing.latency import measure_delays
 from swarm.routing.route import Route
-from swarm.runtime.library_logging import bars_hidden
-from swarm.runtime.process_limits import check_threads
-from swarm.runtime.tasks import TaskScope, relay
-from swarm.transport.dial import Dialer
-from swarm.ways.local_dialler import open_ways
 
 __all__ = ["AsyncSwarm", "Piece"]
 
@@ -107,8 +107,8 @@ class AsyncSwarm:
 
         Args:
             model: hub id or folder of the target; its weights are not needed.
-            options: fields of `client.options.ConnectionOptions`; none is needed but `peers`, and `draft` may also be
-                one name.
+            options: fields of `client.base.options.ConnectionOptions`; none is needed but `peers`, and `draft` may also
+                be one name.
 
         Raises:
             SwarmError: the model is unknown, nobody answers, the draft does not fit …

@@ -15,6 +15,8 @@ from typing import Self, Unpack
 
 from transformers import PreTrainedTokenizerFast
 
+from client.base.options import GenerateOptions, make_options
+from client.base.stats import Result, Stats
 from client.decode.state import GenerationState
 from client.dialogue.messages import AnswerDelta, ContentDelta, Message, ReasoningDelta, Role
 from client.dialogue.parsing import AnswerParser
@@ -22,10 +24,8 @@ from client.dialogue.plan import AnswerPlan, AnswerRequest, plan_answer
 from client.dialogue.template import ChatTemplate
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, Session, SessionOpener
-from client.options import GenerateOptions, make_options
-from client.stats import Result, Stats
-from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted
-from swarm.runtime.tasks import HeldContext, TaskScope, relay
+from swarm.base.errors import Busy, ConfigError, ContextFull, GenerationInterrupted
+from swarm.base.tasks import HeldContext, TaskScope, relay
 
 
 class Conversation:

@@ -7,18 +7,18 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from operator import index
 
-from client.control.goodput import Goodput
-from client.control.policy import FixedPolicy, SpeculationPolicy
+from client.base.options import GenerateOptions, Options, check_text
+from client.base.target import Target
+from client.decode.goodput import Goodput
 from client.decode.pipeline import SweepTracer
+from client.decode.policy import FixedPolicy, SpeculationPolicy
 from client.decode.state import GenerationState
 from client.decode.text_stream import TextStream
 from client.dialogue.encoding import encode_text
-from client.drafting.drafter import Drafters, NoDrafter, TreeDrafter
-from client.options import GenerateOptions, Options, check_text
-from client.target import Target
-from swarm.errors import ConfigError, ContextFull
-from swarm.inference.grammars import GrammarCompiler, LeaseExceeded
-from swarm.inference.sampling import check as check_sampling
+from client.draft.drafter import Drafters, NoDrafter, TreeDrafter
+from swarm.base.errors import ConfigError, ContextFull
+from swarm.compute.grammars import GrammarCompiler, LeaseExceeded
+from swarm.compute.sampling import check as check_sampling
 
 PREFILL_CHUNK = 512
 """Tokens of a prefill sweep, at most."""

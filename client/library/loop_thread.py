@@ -18,7 +18,7 @@ from typing import Generic, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from swarm.runtime.tasks import HeldContext, TaskScope
+from swarm.base.tasks import HeldContext, TaskScope
 
 T = TypeVar("T")
 

@@ -15,21 +15,18 @@ from functools import partial
 
 import torch
 
+from client.base.options import CodecChoice
+from client.base.stats import Result, Stats, TokenLogProbs
+from client.base.target import Target
 from client.chain.blame import BUSY_S, RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
 from client.chain.opening import ChainOpening, PeerLatency, first_open, open_chain
-from client.control.policy import SWEEPS_IN_FLIGHT
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
+from client.decode.policy import SWEEPS_IN_FLIGHT
 from client.decode.state import ForcedText, GenerationState
 from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
-from client.options import CodecChoice
-from client.stats import Result, Stats, TokenLogProbs
-from client.target import Target
-from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
-from swarm.discovery.signed_faults import is_signed
-from swarm.errors import (
+from swarm.base.errors import (
     Busy,
     GenerationInterrupted,
     HopError,
@@ -39,18 +36,21 @@ from swarm.errors import (
     SwarmError,
     UnsupportedModel,
 )
-from swarm.ids import ModelIdentity
-from swarm.inference.grammars import ForcedTokens, GrammarPlace
-from swarm.inference.row_codec import LOSSLESS, decode_rows, lossless_codec
-from swarm.layers import Span, name_layers
+from swarm.base.ids import ModelIdentity
+from swarm.base.layers import Span, name_layers
+from swarm.base.tasks import TaskScope
+from swarm.compute.grammars import ForcedTokens, GrammarPlace
+from swarm.compute.row_codec import LOSSLESS, decode_rows, lossless_codec
+from swarm.directory.node_record import NodeRecord
+from swarm.directory.registry import KNOWN_S, RECENT_S, Registry
+from swarm.directory.signed_faults import is_signed
+from swarm.link.dial import Dialer
 from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_REPLY_ROWS
 from swarm.protocol.messages import Codec, Open, RouteHop, Rows, Sampling
 from swarm.protocol.numeric_class import NumericClass, promises_texts
 from swarm.protocol.session import Limits
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, hedged
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Dialer
 
 REPLAY_LAYER_MS = 1_000.0
 """Price of a layer on a machine without the session's KV, so that a repair keeps the machines that have it."""

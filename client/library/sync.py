@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
+from client.base.options import ConnectOptions, GenerateOptions
+from client.base.stats import Result, Stats
 from client.dialogue.messages import Message
 from client.library.aio import AsyncSwarm
 from client.library.chat import AsyncChat
 from client.library.loop_thread import LoopThread
 from client.library.session import Piece
-from client.options import ConnectOptions, GenerateOptions
-from client.stats import Result, Stats
-from swarm.errors import GenerationInterrupted
+from swarm.base.errors import GenerationInterrupted
 
 
 class Swarm:

@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol, TypeGuard, cast
 
 import torch
 
+from client.base.options import GenerateOptions
 from client.library.aio import AsyncSwarm
 from client.library.session import Piece
 from client.library.sync import Swarm
-from client.options import GenerateOptions
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 DEFAULT_NEW_TOKENS: Final = 20
 DEFAULT_TOP_K: Final = 50

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from client.library.sync import Chat
 from client.terminal import report
-from swarm.errors import ConfigError, SwarmError
-from swarm.runtime.plain_text import plain_for, plain_line
+from swarm.base.errors import ConfigError, SwarmError
+from swarm.base.plain_text import plain_for, plain_line
 
 HELP = """\
 /stats     where the last answer's time went

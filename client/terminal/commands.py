@@ -7,9 +7,9 @@ from typing import Annotated, Literal, cast
 
 import tyro
 
-from client.options import ConnectionOptions, ConnectOptions, Options
+from client.base.options import ConnectionOptions, ConnectOptions, Options
 from client.terminal.setups import ProgramName
-from swarm.runtime.cli_types import (
+from swarm.base.cli_types import (
     Count,
     File,
     Host,

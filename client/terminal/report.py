@@ -1,4 +1,4 @@
-"""Lines and tables about a generation for the terminal. Measures nothing: it shows `client.stats`."""
+"""Lines and tables about a generation for the terminal. Measures nothing: it shows `client.base.stats`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from client.stats import Stats, SweepMeasurement
+from client.base.stats import Stats, SweepMeasurement
 from swarm.protocol.numeric_class import promises_texts
 
 

@@ -11,9 +11,9 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from client.options import default_calibration_folder
-from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
-from swarm.runtime.files import replace_file, strict_json
+from client.base.options import default_calibration_folder
+from swarm.base.errors import ConfigError, GenerationInterrupted, Unfinished
+from swarm.base.files import replace_file, strict_json
 
 FORMAT = 1
 MAX_FILES = 16

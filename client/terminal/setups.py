@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 ProgramName = Literal["claude", "cline", "codex", "continue", "opencode", "zed"]
 """Programs whose configuration is known."""

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swarm.errors import HubError, NotEnoughSpace, UnknownModel
-from swarm.inference.devices import free_bytes
-from swarm.layers import name_layers
-from swarm.models.hub import Hub, Progress, find_model
-from swarm.models.model_config import read_config
-from swarm.models.stored.opening import open_source
-from swarm.models.stored.source import StoredTensor, decoded
-from swarm.models.tensor_files import FileFetch, existing, fetch_tensors, free_disk, plan_fetch
+from swarm.base.errors import HubError, NotEnoughSpace, UnknownModel
+from swarm.base.layers import name_layers
+from swarm.compute.devices import free_bytes
+from swarm.files.hub import Hub, Progress, find_model
+from swarm.files.model_config import read_config
+from swarm.files.stored.opening import open_source
+from swarm.files.stored.source import StoredTensor, decoded
+from swarm.files.tensor_files import FileFetch, existing, fetch_tensors, free_disk, plan_fetch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from node.config import ServeConfig
-    from swarm.layers import Span
-    from swarm.models.stored.source import WeightSource
+    from node.model.config import ServeConfig
+    from swarm.base.layers import Span
+    from swarm.files.stored.source import WeightSource
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from swarm.inference.devices import device_name, used_bytes
+from swarm.compute.devices import device_name, used_bytes
 
 MAX_NAME = 96
 

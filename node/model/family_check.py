@@ -13,16 +13,16 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from node.model.checkpoint import Checkpoint, open_checkpoint
-from swarm.errors import UnsupportedModel
-from swarm.ids import TreeNodeId
-from swarm.inference.class_attention import taken_by
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import RaggedModel, SessionRows
-from swarm.inference.step_cache import ARGUMENTS, cache_argument
-from swarm.layers import Span
-from swarm.models.families import causal_lm_class, span_starts
-from swarm.models.pretrained import first_line
-from swarm.models.text_classes import is_composed
+from swarm.base.errors import UnsupportedModel
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.class_attention import taken_by
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import RaggedModel, SessionRows
+from swarm.compute.step_cache import ARGUMENTS, cache_argument
+from swarm.files.families import causal_lm_class, span_starts
+from swarm.files.pretrained import first_line
+from swarm.files.text_classes import is_composed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -14,19 +14,19 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedConfig
 
-from node.config import Dtype, ServeConfig
 from node.model.checkpoint import Checkpoint, check_disk, check_memory
+from node.model.config import Dtype, ServeConfig
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
-from swarm.errors import ConfigError, NotEnoughSpace
-from swarm.inference.devices import default_device, free_bytes, open_device, refused_dtype
-from swarm.inference.state_slots import POOL_BYTES
-from swarm.inference.weights.format import WeightFormat, WeightsName
-from swarm.layers import Span
-from swarm.models.families import keeps_states
-from swarm.models.hub import Progress
-from swarm.models.stored.source import StoredSize
+from swarm.base.errors import ConfigError, NotEnoughSpace
+from swarm.base.layers import Span
+from swarm.compute.devices import default_device, free_bytes, open_device, refused_dtype
+from swarm.compute.state_slots import POOL_BYTES
+from swarm.compute.weights.format import WeightFormat, WeightsName
+from swarm.files.families import keeps_states
+from swarm.files.hub import Progress
+from swarm.files.stored.source import StoredSize
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,

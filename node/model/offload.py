@@ -27,9 +27,9 @@ from torch import nn
 
 from node.model.packed_span import read_packed_ends, read_packed_layer
 from node.model.span import ModelLayout, SpanModel, check_family, dissect
-from swarm.errors import NotEnoughSpace
-from swarm.inference.weights.format import WeightFormat
-from swarm.layers import Span
+from swarm.base.errors import NotEnoughSpace
+from swarm.base.layers import Span
+from swarm.compute.weights.format import WeightFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

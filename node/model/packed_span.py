@@ -1,7 +1,7 @@
 """Spans whose weights are held in fewer bits than the compute type: read, rounded and packed layer after layer.
 
 Weights of a quantised checkpoint may stay as they are stored: a layer is filled with their decoded values, and then
-each matrix that consists of stored rows is held as these (`swarm.inference.weights.stored_rows`). What such a
+each matrix that consists of stored rows is held as these (`swarm.compute.weights.stored_rows`). What such a
 checkpoint leaves in 16 bits stays so where the compute type has 32. No more than one layer is there unpacked, so the
 peak is the packed span and that layer.
 """
@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from node.model.span import ModelLayout, SpanModel, check_family, dissect, fill_span, read_tensors
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.packed_layers import (
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.packed_layers import (
     PackedEmbedding,
     hold_embedding,
     hold_linear,
@@ -29,11 +30,10 @@ from swarm.inference.packed_layers import (
     pack_layer,
     tied_head,
 )
-from swarm.inference.ragged_batch import RaggedModel, SessionRows
-from swarm.inference.weights.stored_rows import DecodedMatrix, StoredRows
-from swarm.layers import Span
-from swarm.models.stored.matrix import PartedMatrix, bits_of
-from swarm.models.stored.source import StoredTensor, decoded
+from swarm.compute.ragged_batch import RaggedModel, SessionRows
+from swarm.compute.weights.stored_rows import DecodedMatrix, StoredRows
+from swarm.files.stored.matrix import PartedMatrix, bits_of
+from swarm.files.stored.source import StoredTensor, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from node.model.checkpoint import Checkpoint
-    from swarm.inference.weights.format import WeightFormat
+    from swarm.compute.weights.format import WeightFormat
 
 
 TYPES: Final = (torch.bfloat16, torch.float16)

@@ -27,14 +27,14 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, apply_renamings
 
 from node.model.family_check import check_conformance
-from swarm.errors import UnsupportedModel
-from swarm.inference.class_attention import taken_by
-from swarm.inference.layers.pass_through import PassThroughLayer, find_layers
-from swarm.inference.packed_layers import matrices_in
-from swarm.inference.ragged_batch import RaggedModel
-from swarm.inference.tree_attention import use_canopy
-from swarm.layers import Span, SpanBorders
-from swarm.models.families import (
+from swarm.base.errors import UnsupportedModel
+from swarm.base.layers import Span, SpanBorders
+from swarm.compute.class_attention import taken_by
+from swarm.compute.layers.pass_through import PassThroughLayer, find_layers
+from swarm.compute.packed_layers import matrices_in
+from swarm.compute.ragged_batch import RaggedModel
+from swarm.compute.tree_attention import use_canopy
+from swarm.files.families import (
     TESTED,
     AttentionBy,
     attention_by,
@@ -44,8 +44,8 @@ from swarm.models.families import (
     span_starts,
     text_config,
 )
-from swarm.models.pretrained import SAYS_WHAT_FITS, first_line, misfit
-from swarm.models.stored.source import decoded
+from swarm.files.pretrained import SAYS_WHAT_FITS, first_line, misfit
+from swarm.files.stored.source import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from node.model.checkpoint import Checkpoint
-    from swarm.inference.weights.format import Matrix, WeightFormat
-    from swarm.models.stored.source import StoredTensor
+    from swarm.compute.weights.format import Matrix, WeightFormat
+    from swarm.files.stored.source import StoredTensor
 
 
 NO_ROWS = "its class takes the ids of tokens alone, so hidden rows from another machine cannot enter"

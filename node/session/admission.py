@@ -12,14 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from swarm.errors import RemoteProtocolError, SwarmError
-from swarm.ids import PeerId, SessionId
-from swarm.protocol.authority import is_signed, session_of
-from swarm.protocol.limits import SESSION_KEY_BYTES
-from swarm.protocol.messages import Attach
-from swarm.protocol.peer_keys import peer_id_of, verify
-from swarm.runtime.logs import CountedLog, describe
-from swarm.runtime.quota import (
+from swarm.base.errors import RemoteProtocolError, SwarmError
+from swarm.base.ids import PeerId, SessionId
+from swarm.base.logs import CountedLog, describe
+from swarm.base.quota import (
     NEAR_WEIGHT,
     UNKNOWN,
     HoldingLimit,
@@ -30,7 +26,11 @@ from swarm.runtime.quota import (
     StrikeRule,
     is_private,
 )
-from swarm.transport.link import introduction_in
+from swarm.link.link import introduction_in
+from swarm.protocol.authority import is_signed, session_of
+from swarm.protocol.limits import SESSION_KEY_BYTES
+from swarm.protocol.messages import Attach
+from swarm.protocol.peer_keys import peer_id_of, verify
 
 logger = logging.getLogger(__name__)
 

@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from node.engine.scheduler import Engine
 from node.model.span import SpanModel
 from node.session.admission import Admission
 from node.session.counters import NodeCounters
-from swarm.errors import Busy, ConfigError, RemoteProtocolError
-from swarm.ids import PeerId
-from swarm.inference.grammars import CompiledGrammar, GrammarCompiler
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.kv_slots import ancestor_bytes
-from swarm.inference.sampling import NoiseSource
-from swarm.layers import Span
+from node.session.scheduler import Engine
+from swarm.base.errors import Busy, ConfigError, RemoteProtocolError
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.compute.grammars import CompiledGrammar, GrammarCompiler
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.kv_slots import ancestor_bytes
+from swarm.compute.sampling import NoiseSource
+from swarm.link.certificate import ServerCertificate
+from swarm.link.dial import Connection
+from swarm.link.link import Signer, Uplink
 from swarm.protocol.faults import SignatureCheck
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.pick_rules import Grammar
 from swarm.protocol.session import Limits
-from swarm.transport.certificate import ServerCertificate
-from swarm.transport.dial import Connection
-from swarm.transport.link import Signer, Uplink
 
 logger = logging.getLogger(__name__)
 

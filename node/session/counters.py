@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
-from swarm.errors import Busy, HopError, LocalProtocolError, RemoteProtocolError, SessionError, SwarmError
+from swarm.base.errors import Busy, HopError, LocalProtocolError, RemoteProtocolError, SessionError, SwarmError
+from swarm.base.histogram import Histogram
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Counters
-from swarm.runtime.histogram import Histogram
 
 
 class ErrorKind(enum.StrEnum):

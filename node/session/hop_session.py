@@ -1,7 +1,7 @@
 """One session on this machine: its upstream, its log, its KV, its link to the next hop. Lives in the event loop.
 
-What the sweeps mean is `swarm.protocol.session`'s, tensors are `node.engine.sweep_run`'s, who is heard is
-`node.session.upstreams`', who comes next is `swarm.transport.successor`'s; this file moves work between them and says
+What the sweeps mean is `swarm.protocol.session`'s, tensors are `node.session.sweep_run`'s, who is heard is
+`node.session.upstreams`', who comes next is `swarm.link.successor`'s; this file moves work between them and says
 so to the neighbours. Trouble behind it is reported and waited out: the client alone repairs (R1).
 """
 
@@ -17,14 +17,14 @@ from functools import partial
 
 import grpc.aio
 
-from node.engine.scheduler import PendingWork
-from node.engine.sweep_run import HopRole, SweepRun
 from node.model.span import SpanModel
 from node.session.admission import GrammarsRefused
 from node.session.context import NodeContext
+from node.session.scheduler import PendingWork
+from node.session.sweep_run import HopRole, SweepRun
 from node.session.tail import ReplyBuffer, Tail
 from node.session.upstreams import UpstreamSet, UpstreamStream
-from swarm.errors import (
+from swarm.base.errors import (
     Busy,
     HopClosed,
     HopError,
@@ -35,10 +35,14 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm.inference.grammars import LEASE_FIELD, LeaseExceeded
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.row_codec import check_width
-from swarm.layers import Span
+from swarm.base.layers import Span
+from swarm.base.tasks import TaskScope
+from swarm.compute.grammars import LEASE_FIELD, LeaseExceeded
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.row_codec import check_width
+from swarm.link.dial import Connection
+from swarm.link.hedged_link import follow
+from swarm.link.successor import SessionLink, SuccessorLink
 from swarm.protocol.authority import check_command, may_fork, place_in, token_digest
 from swarm.protocol.faults import sign_fault
 from swarm.protocol.frames import FrameLimits
@@ -65,10 +69,6 @@ from swarm.protocol.messages import (
     Snapshot,
     SweepFrame,
 )
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Connection
-from swarm.transport.hedged_link import follow
-from swarm.transport.successor import SessionLink, SuccessorLink
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,11 @@ from node.session.hop_session import FrameRefused, HopSession
 from node.session.table import SessionTable
 from node.session.tail import ReplyBuffer
 from node.session.upstreams import UpstreamStream
-from swarm.errors import RemoteProtocolError, SwarmError
-from swarm.ids import SessionId
+from swarm.base.errors import RemoteProtocolError, SwarmError
+from swarm.base.ids import SessionId
+from swarm.base.quota import OverQuota, address_key
+from swarm.base.tasks import TaskScope
+from swarm.link.link import Uplink
 from swarm.protocol import wire
 from swarm.protocol.faults import fault_of, sign_fault
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
@@ -40,9 +43,6 @@ from swarm.protocol.messages import (
     Snapshot,
     SweepFrame,
 )
-from swarm.runtime.quota import OverQuota, address_key
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.link import Uplink
 
 FIRST_MESSAGE_S = 2.0
 """How long a stream may be silent at first: its message leaves with the stream, without a round trip in between, and

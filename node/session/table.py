@@ -15,12 +15,12 @@ from node.session.context import NodeContext
 from node.session.counters import NodeCounters
 from node.session.hop_session import HopSession
 from node.session.upstreams import UpstreamStream, sender_of
-from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
-from swarm.ids import ModelIdentity, SessionId
+from swarm.base.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
+from swarm.base.ids import ModelIdentity, SessionId
+from swarm.base.tasks import TaskScope
+from swarm.base.version import VERSION
 from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.messages import Attach, Credits, NodeInfo
-from swarm.runtime.tasks import TaskScope
-from swarm.runtime.version import VERSION
 
 logger = logging.getLogger(__name__)
 

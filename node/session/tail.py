@@ -12,18 +12,18 @@ from dataclasses import replace
 
 import torch
 
-from node.engine.sweep_run import Picking, SweepRun
-from swarm.ids import TreeNodeId
-from swarm.inference.grammars import CompiledGrammar, GrammarPlace
-from swarm.inference.path_rules import PathRules
-from swarm.inference.row_codec import encode_rows, lossless_codec
-from swarm.inference.sampling import PickLogProbs
+from node.session.sweep_run import Picking, SweepRun
+from swarm.base.ids import TreeNodeId
+from swarm.compute.grammars import CompiledGrammar, GrammarPlace
+from swarm.compute.path_rules import PathRules
+from swarm.compute.row_codec import encode_rows, lossless_codec
+from swarm.compute.sampling import PickLogProbs
+from swarm.link.link import ROUND_TRIPS_KEPT
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.limits import MAX_REPLY_ROWS, PROMPT_ROWS_BYTES
 from swarm.protocol.messages import HopTime, Ping, Reply, Sampling, Sweep, Want
 from swarm.protocol.pick_rules import Grammar, PickRules
 from swarm.protocol.session import Parent, SessionState
-from swarm.transport.link import ROUND_TRIPS_KEPT
 
 # The path that the tail's own walk accepts: its hidden rows travel back when a client wants them (P10).
 #

@@ -16,9 +16,11 @@ import torch
 
 from node.session.admission import Caller
 from node.session.counters import NodeCounters
-from swarm.errors import HopClosed, RemoteProtocolError, ReplicasDiffer
-from swarm.ids import PeerId, TreeNodeId
-from swarm.inference.row_codec import decode_rows
+from swarm.base.errors import HopClosed, RemoteProtocolError, ReplicasDiffer
+from swarm.base.ids import PeerId, TreeNodeId
+from swarm.compute.row_codec import decode_rows
+from swarm.link.hedged_link import CLIENT, senders
+from swarm.link.link import RECEIPT_S
 from swarm.protocol import wire
 from swarm.protocol.faults import fault_of
 from swarm.protocol.limits import MAX_GENERATION_STEP
@@ -35,8 +37,6 @@ from swarm.protocol.messages import (
     SweepFrame,
     Upstream,
 )
-from swarm.transport.hedged_link import CLIENT, senders
-from swarm.transport.link import RECEIPT_S
 
 # The downstream side of a link: what this node sends back to the peer that opened the stream. Never waits.
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 AUTHORITY_DAYS: Final = 3_650
 BROKER_DAYS: Final = 1_095

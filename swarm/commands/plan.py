@@ -12,14 +12,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swarm.base.cli_types import Count, Found, Milliseconds, Model, NetworkKeyFile, Peer
+from swarm.base.errors import ConfigError
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span, SpanBorders, missing_layers
 from swarm.commands.route import select_model, short
-from swarm.discovery.coverage import serve_line
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.registry import Registry
-from swarm.errors import ConfigError
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span, SpanBorders, missing_layers
+from swarm.directory.coverage import serve_line
+from swarm.directory.dht.addresses import OPEN_SWARM, Membership
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.registry import Registry
 from swarm.routing.latency import ghosts, measure_delays
 from swarm.routing.placement import (
     JoinPlan,
@@ -31,7 +32,6 @@ from swarm.routing.placement import (
     typical_capacity,
 )
 from swarm.routing.served import ServedModels
-from swarm.runtime.cli_types import Count, Found, Milliseconds, Model, NetworkKeyFile, Peer
 
 _YOU = PeerId("you")
 
@@ -111,7 +111,7 @@ async def show_plan(command: ShowPlan, registry: Registry, console: Console) -> 
 
 
 def _borders(model: ModelIdentity) -> SpanBorders | None:
-    from swarm.models.borders import known_borders  # loads transformers
+    from swarm.files.borders import known_borders  # loads transformers
 
     return known_borders(model)
 

@@ -23,6 +23,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from rich.console import Console
 from rich.text import Text
 
+from swarm.base.cli_types import Count, Folder, Host, Peer, Port
+from swarm.base.errors import ConfigError
+from swarm.base.files import replace_file
 from swarm.commands.certificates import (
     authority,
     broker_certificate,
@@ -34,13 +37,10 @@ from swarm.commands.certificates import (
     password_line,
     read_key,
 )
-from swarm.discovery.identity import Identity
-from swarm.egress.streams import bracketed
-from swarm.errors import ConfigError
+from swarm.directory.identity import Identity
+from swarm.link.egress.streams import bracketed
+from swarm.link.network_key import NetworkKey
 from swarm.protocol.peer_keys import is_peer_id
-from swarm.runtime.cli_types import Count, Folder, Host, Peer, Port
-from swarm.runtime.files import replace_file
-from swarm.transport.network_key import NetworkKey
 
 MAX_NODES = 1_000
 HEALTH_USER = "health"

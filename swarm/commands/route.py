@@ -12,20 +12,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.discovery.coverage import shown_address
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.registry import Registry, name_models
-from swarm.errors import ConfigError, UnknownModel
-from swarm.ids import ModelIdentity, PeerId
+from swarm.base.cli import fit
+from swarm.base.cli_types import Count, Fingerprint, Found, Insecure, Model, NetworkKeyFile, Peer
+from swarm.base.errors import ConfigError, UnknownModel
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.directory.coverage import shown_address
+from swarm.directory.dht.addresses import OPEN_SWARM, Membership
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.node_record import NodeRecord
+from swarm.directory.registry import Registry, name_models
+from swarm.reach.paths.local_dialler import open_ways
 from swarm.routing.latency import measure_delays, worth_measuring
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.routing.served import ServedModels
-from swarm.runtime.cli import fit
-from swarm.runtime.cli_types import Count, Fingerprint, Found, Insecure, Model, NetworkKeyFile, Peer
-from swarm.ways.local_dialler import open_ways
 
 MeasureDelays = Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]]
 

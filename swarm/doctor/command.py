@@ -19,19 +19,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.discovery.dht.addresses import PeerSource, check_join_address
-from swarm.discovery.identity import default_identity_path
+from swarm.base.errors import ConfigError, SwarmError
+from swarm.base.version import VERSION
+from swarm.directory.dht.addresses import PeerSource, check_join_address
+from swarm.directory.identity import default_identity_path
+from swarm.directory.joining.invite import is_invite
+from swarm.directory.joining.remembered import SwarmMemory
+from swarm.directory.joining.resolve import SwarmFinder, with_swarm
 from swarm.doctor.directory import own_peer
 from swarm.doctor.ladder import Diagnosis, Level, climb, first_cause
 from swarm.doctor.network import NamedPeer
 from swarm.doctor.options import Doctor
 from swarm.doctor.redaction import PrivateWords, private_words, redact
 from swarm.doctor.rungs import RUNGS, DoctorProbes, Examination
-from swarm.errors import ConfigError, SwarmError
-from swarm.joining.invite import is_invite
-from swarm.joining.remembered import SwarmMemory
-from swarm.joining.resolve import SwarmFinder, with_swarm
-from swarm.runtime.version import VERSION
 
 
 async def doctor(

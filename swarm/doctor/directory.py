@@ -10,23 +10,23 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from swarm.discovery.dht.about import UPDATE_HERE, UPDATE_THERE, About, disagreement
-from swarm.discovery.dht.addresses import OPEN_SWARM, SLOW, DhtConfig, Membership
-from swarm.discovery.dht.registry import NO_ANSWER, DhtRegistry, PeerSurvey
-from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord
+from swarm.base.errors import SwarmError
+from swarm.base.ids import PeerId
+from swarm.base.version import UPDATE, VERSION
+from swarm.directory.dht.about import UPDATE_HERE, UPDATE_THERE, About, disagreement
+from swarm.directory.dht.addresses import OPEN_SWARM, SLOW, DhtConfig, Membership
+from swarm.directory.dht.registry import NO_ANSWER, DhtRegistry, PeerSurvey
+from swarm.directory.identity import Identity
+from swarm.directory.node_record import NodeRecord
 from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.network import NamedPeer, Outside
 from swarm.doctor.probes import TcpAnswer, run_program
-from swarm.errors import SwarmError
-from swarm.ids import PeerId
-from swarm.runtime.version import UPDATE, VERSION
 
 MAX_CLOCK_S: Final = 3.0
 """What hivemind allows between two machines."""
 CLOSE_CLOCK_S: Final = 1.0
 STRANGER: Final = "private swarm"
-"""What a peer of a private swarm says to whom has not its key (`swarm.discovery.dht.admission`)."""
+"""What a peer of a private swarm says to whom has not its key (`swarm.directory.dht.admission`)."""
 LAST_WITHOUT_ABOUT: Final = "0.2.0"
 """The last release whose peers say nothing of themselves."""
 _ASK: Final = "ask for the swarm's present peers, or a new invite (`swarm invite`)"

@@ -14,10 +14,10 @@ from typing import Final
 
 import aiomqtt
 
+from swarm.base.errors import ConfigError, HubError, SwarmError, UnknownModel
 from swarm.doctor.ladder import Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.probes import Resolve, TcpAnswer, knock, on_thread
-from swarm.errors import ConfigError, HubError, SwarmError, UnknownModel
-from swarm.transport.broker_address import BrokerAddress, parse_broker
+from swarm.link.broker_address import BrokerAddress, parse_broker
 
 OFFLINE_VARIABLES: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE: Final = {"1", "ON", "YES", "TRUE"}
@@ -95,8 +95,8 @@ def _ask(model: str | None) -> HubAnswer:
     from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported where mypy does not look
 
-    from swarm.models.gguf.naming import split_hub_name
-    from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
+    from swarm.files.gguf.naming import split_hub_name
+    from swarm.files.hub_errors import FETCH_ERRORS, check_token, explain
 
     if model is not None and (folder := Path(model).expanduser()).exists():
         return HubAnswer(facts_of_folder(folder) if folder.is_dir() else facts_of_file(folder), is_cached=True)
@@ -127,8 +127,8 @@ def _ask_for_file(repo: str, part: str) -> HubAnswer:
     """The same for one of the GGUF models of a hub model."""
     from huggingface_hub import HfApi
 
-    from swarm.models.gguf.naming import hub_files
-    from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
+    from swarm.files.gguf.naming import hub_files
+    from swarm.files.hub_errors import FETCH_ERRORS, check_token, explain
 
     try:
         check_token()
@@ -201,8 +201,8 @@ def facts_of_folder(folder: Path, missing_bytes: int | None = 0, total_bytes: in
 
 def facts_of_file(file: Path) -> ModelFacts:
     """What a GGUF file on this machine says; nothing where it cannot be read."""
-    from swarm.models.gguf.container import read_header
-    from swarm.models.gguf.naming import local_files
+    from swarm.files.gguf.container import read_header
+    from swarm.files.gguf.naming import local_files
 
     try:
         files = local_files(file) or [file]

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
-from swarm.runtime.plain_text import plain_line
+from swarm.base.plain_text import plain_line
 
 T = TypeVar("T")
 Seen = TypeVar("Seen")

@@ -19,17 +19,17 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord
+from swarm.base.errors import IdentityError
+from swarm.base.files import foreign_part, why_unusable
+from swarm.base.process_limits import MainMemory
+from swarm.base.version import VERSION
+from swarm.compute.kernels.toolchain import MIN_CAPABILITY, Toolchain
+from swarm.directory.identity import Identity
+from swarm.directory.node_record import NodeRecord
 from swarm.doctor.hub import ModelFacts
 from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.probes import Ran, run_program
-from swarm.errors import IdentityError
-from swarm.kernels.toolchain import MIN_CAPABILITY, Toolchain
 from swarm.protocol.numeric_class import NumericClass
-from swarm.runtime.files import foreign_part, why_unusable
-from swarm.runtime.process_limits import MainMemory
-from swarm.runtime.version import VERSION
 
 GIB: Final = 1 << 30
 MIN_FREE_DISK: Final = GIB

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import tyro
 
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
-from swarm.runtime.cli_types import File, Found, Model, NetworkKeyFile, Peer, Port, Url, headed
+from swarm.base.cli_types import File, Found, Model, NetworkKeyFile, Peer, Port, Url, headed
+from swarm.directory.dht.addresses import OPEN_SWARM, Membership
 
 
 @headed(

@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 import psutil
 
 from swarm.doctor.ladder import Once
-from swarm.egress.streams import bracketed
+from swarm.link.egress.streams import bracketed
 
 HUB: Final = "huggingface.co"
 """A public host, which machines ask for models anyway: whether its name is found, and connections leave."""

@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from swarm.runtime.quota import parse_ip
+from swarm.base.quota import parse_ip
 
 PUBLIC_HOSTS: Final = ("huggingface.co", "hf.co", "download.pytorch.org", "github.com", "pypi.org", "nvidia.com")
 """Hosts that everybody knows; they and their subdomains stay."""

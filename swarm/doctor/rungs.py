@@ -14,7 +14,10 @@ from typing import Final
 
 import psutil
 
-from swarm.discovery.identity import default_identity_path
+from swarm.base.files import cache_folder, state_folder
+from swarm.base.process_limits import MainMemory, main_memory
+from swarm.compute.kernels.toolchain import toolchain
+from swarm.directory.identity import default_identity_path
 from swarm.doctor import directory, hub, machine, network, way_in
 from swarm.doctor.directory import SwarmView
 from swarm.doctor.hub import ModelFacts
@@ -34,11 +37,8 @@ from swarm.doctor.probes import (
     run_program,
     takes_large,
 )
-from swarm.gateway.ports import Router
-from swarm.kernels.toolchain import toolchain
-from swarm.runtime.files import cache_folder, state_folder
-from swarm.runtime.process_limits import MainMemory, main_memory
-from swarm.transport.broker_address import parse_broker
+from swarm.link.broker_address import parse_broker
+from swarm.reach.gateway.ports import Router
 
 RungLook = Callable[["Examination"], Awaitable[Diagnoses]]
 AskDirectory = Callable[[Sequence[str]], Awaitable[SwarmView]]

@@ -16,17 +16,17 @@ from typing import Final
 
 import psutil
 
-from swarm.discovery.dht.addresses import free_port
-from swarm.discovery.dialable import behind_router, interface_addresses, is_public
-from swarm.discovery.node_record import split_address
-from swarm.discovery.sealing import RecordError
+from swarm.base.errors import RemoteProtocolError
+from swarm.directory.dht.addresses import free_port
+from swarm.directory.dialable import behind_router, interface_addresses, is_public
+from swarm.directory.node_record import split_address
+from swarm.directory.sealing import RecordError
 from swarm.doctor.directory import SwarmView
 from swarm.doctor.ladder import Diagnoses, Diagnosis, hint, ok, trouble, unknown
 from swarm.doctor.probes import Ran, Resolve
-from swarm.egress.streams import MAX_LINE_BYTES, words
-from swarm.errors import RemoteProtocolError
-from swarm.gateway.messages import PCP_NONCE_BYTES
-from swarm.gateway.ports import FAILURES, NoMapping, PcpRouter, PmpRouter, Router, UpnpRouter, default_gateways
+from swarm.link.egress.streams import MAX_LINE_BYTES, words
+from swarm.reach.gateway.messages import PCP_NONCE_BYTES
+from swarm.reach.gateway.ports import FAILURES, NoMapping, PcpRouter, PmpRouter, Router, UpnpRouter, default_gateways
 
 ANY_PORT: Final = 0
 MAP_S: Final = 120

@@ -10,9 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
-from swarm.health.alerts.rules import Severity
-from swarm.runtime.cli_types import (
+from swarm.base.cli_types import (
     Count,
     File,
     Folder,
@@ -27,7 +25,9 @@ from swarm.runtime.cli_types import (
     Url,
     headed,
 )
-from swarm.telemetry.messages import DEFAULT_PREFIX
+from swarm.directory.dht.addresses import OPEN_SWARM, Membership
+from swarm.health.alerts.rules import Severity
+from swarm.status.messages import DEFAULT_PREFIX
 
 
 @headed(

@@ -2,7 +2,7 @@
 
 broker ──▶ feed ──▶ guard ──▶ overview ◀── directory ◀── DHT
                                  │  ▲
-        health loop: judge twice a second  prober ──▶ client.probe, a process of its own
+        health loop: judge twice a second  prober ──▶ client.terminal.probe, a process of its own
                   │                 │
               publisher ──▶ HTTP   history (SQLite)
 """
@@ -22,9 +22,10 @@ from types import TracebackType
 from rich.console import Console
 from rich.text import Text
 
-from swarm.discovery.dht.addresses import check_join_address
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
+from swarm.base.tasks import TaskScope, unending
+from swarm.directory.dht.addresses import check_join_address
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
 from swarm.health.alerts.rules import Change
 from swarm.health.alerts.webhook import MAX_WEBHOOKS, Webhook, parse_receiver
 from swarm.health.broker.supervisor import EmbeddedBroker
@@ -40,11 +41,10 @@ from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
 from swarm.health.web.api import alert_routes, make_app
 from swarm.health.web.snapshot import check_folder, keep_snapshot, snapshot_of
-from swarm.metrics.http import Server, make_server
-from swarm.runtime.tasks import TaskScope, unending
-from swarm.telemetry.guard import TelemetryGuard
-from swarm.telemetry.messages import check_prefix
-from swarm.transport.broker_address import parse_broker
+from swarm.link.broker_address import parse_broker
+from swarm.status.guard import TelemetryGuard
+from swarm.status.http import Server, make_server
+from swarm.status.messages import check_prefix
 
 STUCK_READER_MS = 30_000
 BACKLOG = 256

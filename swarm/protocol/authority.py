@@ -17,9 +17,9 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from swarm.errors import RemoteProtocolError
-from swarm.ids import PeerId, SessionId
-from swarm.layers import Span
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import PeerId, SessionId
+from swarm.base.layers import Span
 from swarm.protocol.limits import SESSION_BYTES, SESSION_KEY_BYTES, TOKEN_DIGEST_BYTES
 from swarm.protocol.messages import Attach, Fork, Reroute, RouteHop
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from swarm.declared import one_line
-from swarm.errors import (
+from swarm.base.declared import one_line
+from swarm.base.errors import (
     Busy,
     ContextFull,
     HopClosed,
@@ -22,7 +22,7 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm.ids import PeerId, SessionId
+from swarm.base.ids import PeerId, SessionId
 from swarm.protocol.limits import PEER_ID, TEXT_CHARACTERS
 from swarm.protocol.messages import Fault, FaultKind
 

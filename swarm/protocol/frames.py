@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from swarm.errors import LocalProtocolError, RemoteProtocolError
+from swarm.base.errors import LocalProtocolError, RemoteProtocolError
 from swarm.protocol.limits import MAX_HEAD_BYTES, HeadLimits
 from swarm.protocol.messages import Frame, Reply, Rows, Snapshot, SweepFrame
 from swarm.protocol.wire import PART_BYTES, FramePart, decode_frame, decode_part, encode_frame, encode_part

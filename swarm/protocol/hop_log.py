@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from swarm.errors import RemoteProtocolError
-from swarm.ids import TreeNodeId
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.limits import MAX_PROMPT_ROWS
 from swarm.protocol.messages import Reply, Rows, Snapshot, Sweep, SweepFrame, Want
 from swarm.protocol.session import Applied, Limits, Parent, SessionState

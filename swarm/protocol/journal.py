@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from swarm.ids import TreeNodeId
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.messages import Codec, Rows, Snapshot, Sweep, SweepFrame
 from swarm.protocol.session import Applied, SessionState
 

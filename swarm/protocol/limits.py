@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from swarm.declared import Within, below
+from swarm.base.declared import Within, below
 
 ID_END = 1 << 63
 """Ids, sequences, generations and lengths are below it."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Final, Self
 
-from swarm.declared import Printable, Rule, Size, Within, Written
-from swarm.ids import json_digest
+from swarm.base.declared import Printable, Rule, Size, Within, Written
+from swarm.base.ids import json_digest
 
 MAX_WEIGHT_FILES: Final = 4_096
 """Files of one model; the largest on the hub have some hundreds."""

@@ -11,9 +11,9 @@ import enum
 from dataclasses import astuple, dataclass
 from typing import Annotated
 
-from swarm.declared import RISING, Broken, Printable, Rule, Size, Within, Written, below, exactly
-from swarm.ids import PeerId, SessionId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.declared import RISING, Broken, Printable, Rule, Size, Within, Written, below, exactly
+from swarm.base.ids import PeerId, SessionId, TreeNodeId
+from swarm.base.layers import Span
 from swarm.protocol.limits import (
     MAX_AUX_LAYERS,
     MAX_HOLD_S,
@@ -59,7 +59,7 @@ INT8_SCALE_BYTES = 2
 
 
 class Codec(enum.Enum):
-    """How hidden rows travel; part of the numeric class. INT8 is lossy, see `swarm.inference.int8`."""
+    """How hidden rows travel; part of the numeric class. INT8 is lossy, see `swarm.compute.int8`."""
 
     FP32 = "fp32"
     FP16 = "fp16"

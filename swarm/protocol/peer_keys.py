@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from swarm.ids import PeerId
+from swarm.base.ids import PeerId
 
 _MAX_PUBLIC_KEY_BYTES = 1_024
 _KEY_BITS = range(2_048, 4_097)

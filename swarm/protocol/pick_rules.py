@@ -1,6 +1,6 @@
 """How the tail picks a token, as values: noise and filters, and the rules that depend on the path to a node.
 
-`swarm.inference` applies them, `swarm.protocol.wire` carries them. Owns no tensor and no grammar library.
+`swarm.compute` applies them, `swarm.protocol.wire` carries them. Owns no tensor and no grammar library.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal, get_args
 
-from swarm.declared import RISING, RISING_PAIRS, Broken, ListForm, Rule, Size, Within, Written, below
-from swarm.errors import LocalProtocolError
+from swarm.base.declared import RISING, RISING_PAIRS, Broken, ListForm, Rule, Size, Within, Written, below
+from swarm.base.errors import LocalProtocolError
 from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_TEMPERATURE, WORD_END, Natural, TokenNumber
 
 GrammarKind = Literal["json_schema", "json", "regex", "lark"]

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from swarm.errors import ContextFull, RemoteProtocolError
-from swarm.ids import TreeNodeId
+from swarm.base.errors import ContextFull, RemoteProtocolError
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.messages import Sampling, Snapshot, Sweep
 
 Parent = TreeNodeId | None

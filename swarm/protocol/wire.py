@@ -1,8 +1,8 @@
 """The wire: typed messages to protobuf bytes and back. Owns bytes; no I/O and no session rules.
 
-Most messages are written and read by their declarations (`swarm.declared`). Sweeps, replies and snapshots are by hand
-here, since they are hot, or made of columns. Decoding trusts nothing: counts, lengths, ranges, finite numbers and texts
-are checked, and `RemoteProtocolError` names the field. A value that the wire cannot hold is a bug here:
+Most messages are written and read by their declarations (`swarm.base.declared`). Sweeps, replies and snapshots are by
+hand here, since they are hot, or made of columns. Decoding trusts nothing: counts, lengths, ranges, finite numbers and
+texts are checked, and `RemoteProtocolError` names the field. A value that the wire cannot hold is a bug here:
 `LocalProtocolError`. Row values are not in these bytes: `swarm.protocol.frames` carries them behind the head.
 """
 
@@ -16,9 +16,10 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from swarm.declared import ProtoForm
-from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.ids import TreeNodeId
+from swarm.base.declared import ProtoForm
+from swarm.base.errors import LocalProtocolError, RemoteProtocolError
+from swarm.base.ids import TreeNodeId
+from swarm.base.version import unknown_here
 from swarm.protocol.limits import (
     ID_END,
     MAX_HEADERS,
@@ -60,11 +61,10 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.pick_rules import MAX_CANDIDATES, MAX_DRAWS, MAX_TOP_LOG_PROBS, DraftDistribution
 from swarm.protocol.v1 import node_pb2 as pb
-from swarm.runtime.version import unknown_here
 
 SERVICE: Final = "swarm.wire.v1.Node"
 HELLO: Final = f"/{SERVICE}/Hello"
-"""Unary, raw bytes both ways: `swarm.discovery.address_proof` defines them."""
+"""Unary, raw bytes both ways: `swarm.directory.address_proof` defines them."""
 INFO: Final = f"/{SERVICE}/Info"
 """Unary: the request is empty bytes, the answer is for `decode_info`."""
 MANIFEST: Final = f"/{SERVICE}/Manifest"

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.discovery.node_record import NodeRecord, NodeState, Reach
-from swarm.ids import PeerId
-from swarm.layers import Span
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeRecord, NodeState, Reach
 from swarm.protocol.messages import RouteHop
 from swarm.routing.staircase import BucketSteps, padded_ms
 

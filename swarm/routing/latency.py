@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import grpc.aio
 
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.errors import SwarmError
-from swarm.ids import PeerId
+from swarm.base.errors import SwarmError
+from swarm.base.ids import PeerId
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.link.dial import Dialer
+from swarm.link.endpoint import Ways
+from swarm.link.network_key import NetworkKey
 from swarm.protocol import wire
-from swarm.transport.dial import Dialer
-from swarm.transport.endpoint import Ways
-from swarm.transport.network_key import NetworkKey
 
 MAX_MEASURED = 16
 """Machines that are measured at a time."""

@@ -29,9 +29,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.ids import PeerId
-from swarm.layers import Span, SpanBorders
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span, SpanBorders
+from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.routing.plausible import plausible
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from swarm.discovery.node_record import NodeRecord
+from swarm.directory.node_record import NodeRecord
 from swarm.routing.costs import claims_ms
 
 PLAUSIBLE_PART: Final = 1 / 4

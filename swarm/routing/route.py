@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from swarm.discovery.coverage import serve_line
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.errors import RouteError
-from swarm.ids import PeerId
-from swarm.layers import Span, missing_layers, name_layers
+from swarm.base.errors import RouteError
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span, missing_layers, name_layers
+from swarm.directory.coverage import serve_line
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.link.endpoint import Endpoint
 from swarm.protocol.limits import RECORDS_BYTES
 from swarm.protocol.messages import Hedge, RouteHop
 from swarm.routing.costs import (
@@ -35,7 +36,6 @@ from swarm.routing.costs import (
 )
 from swarm.routing.search import CheapestChain, cheapest
 from swarm.routing.staircase import BucketSteps
-from swarm.transport.endpoint import Endpoint
 
 MANY_ROWS = 64
 """Size of the sweep that, beside one of a single row, gives the cost of a further row."""

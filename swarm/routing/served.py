@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from swarm.discovery.coverage import cover
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import Registry
-from swarm.errors import RegistryError
-from swarm.ids import ModelIdentity, PeerId
+from swarm.base.errors import RegistryError
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.directory.coverage import cover
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.directory.registry import Registry
 from swarm.routing.latency import chain_ends, measure_delays
 
 AT_A_TIME: Final = 8

@@ -12,10 +12,10 @@ import sys
 import time
 import urllib.request
 
-from node.telemetry.publisher import Address, Outbox, TelemetryPublisher
-from swarm.discovery.identity import Identity
-from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
-from swarm.transport.broker_address import parse_broker
+from node.life.publisher import Address, Outbox, TelemetryPublisher
+from swarm.directory.identity import Identity
+from swarm.link.broker_address import parse_broker
+from swarm.status.messages import Metrics, Presence, Stamp, Status
 from tests.telemetry_messages import FINGERPRINT, metrics, status
 
 

@@ -18,10 +18,10 @@ import grpc
 import psutil
 
 from swarm.alive import shown_certificate
+from swarm.link.certificate import name_of
+from swarm.link.dial import pin
 from swarm.protocol import wire
 from swarm.protocol.messages import NodeInfo
-from swarm.transport.certificate import name_of
-from swarm.transport.dial import pin
 from tests.forked import program as forked
 
 START_S = 100

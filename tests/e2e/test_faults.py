@@ -23,9 +23,9 @@ import client.library.jobs
 from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.acceptance import demo_prompts
 from client import AsyncSwarm, Result
+from client.base.options import GenerateOptions
 from client.chain.chain import Chain
-from client.demo.delay_proxy import free_ports
-from client.options import GenerateOptions
+from client.tools.demo.delay_proxy import free_ports
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Ready, Sweep
 from swarm.routing import route as routing

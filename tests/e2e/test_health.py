@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from node.telemetry.publisher import PublishIntervals
+from node.life.publisher import PublishIntervals
 from swarm.demo import TARGET
 from tests.e2e.programs import Program, bootstrap, ended_after, environment, program, serve, within
 

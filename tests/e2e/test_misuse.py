@@ -21,18 +21,18 @@ import pytest
 
 import client.cli
 import node.cli
-from client.options import Options
+from client.base.options import Options
 from client.terminal.commands import Generate
-from node.config import Dtype, ServeConfig
-from node.serve import Node
+from node.life.serve import Node
+from node.model.config import Dtype, ServeConfig
+from swarm.base.ids import ModelIdentity
+from swarm.base.layers import Span
 from swarm.demo import DRAFT, TARGET
-from swarm.discovery.dht.registry import DhtConfig, DhtPipe, DhtRegistry, start_pipe
-from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import RECORD_TTL_S
-from swarm.ids import ModelIdentity
-from swarm.layers import Span
-from swarm.models.fingerprint import model_identity
+from swarm.directory.dht.registry import DhtConfig, DhtPipe, DhtRegistry, start_pipe
+from swarm.directory.identity import Identity
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.directory.registry import RECORD_TTL_S
+from swarm.files.fingerprint import model_identity
 from tests.e2e.programs import bootstrap, environment, opened, program, run, serve
 
 STRANGER = ModelIdentity.of("stranger", "b2" * 32, "c3" * 32, "d4" * 32, 40)
@@ -149,7 +149,7 @@ OPTIONS = """
 import sys
 from node.cli import serve
 from client.terminal.commands import Generate
-from node.config import ServeConfig
+from node.model.config import ServeConfig
 statuses = [serve(ServeConfig(layers)) for layers in ("8-4", "4-4", "-1-3", "abc")]
 statuses += [serve(ServeConfig("0-4", port=70_000)), serve(ServeConfig("0-4", join=("nonsense",)))]
 assert not {"torch", "transformers", "grpc"} & sys.modules.keys(), "told after something slow"
@@ -307,13 +307,13 @@ def test_a_wrong_clock_is_one_line(
 ) -> None:
     late = (
         "import runpy, time; right = time.time; time.time = lambda: right() + 10\n"
-        "runpy.run_module('swarm.discovery.dht.process', run_name='__main__')"
+        "runpy.run_module('swarm.directory.dht.process', run_name='__main__')"
     )
 
     async def start_late() -> DhtPipe:
         return await start_pipe([sys.executable, "-c", late])
 
-    monkeypatch.setattr("swarm.discovery.dht.registry.start_pipe", start_late)
+    monkeypatch.setattr("swarm.directory.dht.registry.start_pipe", start_late)
     says = [refusal(node.cli.serve(replace(config, join=(peer,)))), refusal(generate(peer))]
     assert all("clock differs by more than 3 s" in line for line in says)
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import aiomqtt
 import pytest
 
-from node.telemetry.publisher import Address, BrokerClient, TelemetryPublisher
+from node.life.publisher import Address, BrokerClient, TelemetryPublisher
+from swarm.base.tasks import TaskScope
 from swarm.commands.private_swarm import Private
-from swarm.discovery.identity import Identity
-from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.messages import MessageKind, Presence, Status, Will, topic_of
-from swarm.transport.broker_address import BrokerAddress, parse_broker
+from swarm.directory.identity import Identity
+from swarm.link.broker_address import BrokerAddress, parse_broker
+from swarm.status.messages import MessageKind, Presence, Status, Will, topic_of
 from tests.net.brokers import TelemetryListener, free_port
-from tests.net.node.telemetry.test_telemetry import QUICK, Speaker
+from tests.net.node.life.test_telemetry import QUICK, Speaker
 from tests.private_swarm import HOST, env_settings, make_private_swarm, mosquitto_for
 from tests.telemetry_messages import FINGERPRINT
 

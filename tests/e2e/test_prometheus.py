@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from node.telemetry.metrics import serving_metrics
+from node.life.metrics import serving_metrics
+from swarm.base.tasks import TaskScope
 from swarm.health.web.api import make_app
-from swarm.metrics.http import MetricsPage, make_server
-from swarm.runtime.tasks import TaskScope
+from swarm.status.http import MetricsPage, make_server
 from tests.monitoring_files import PROMETHEUS, board_queries, rule_queries
 from tests.net.brokers import free_port
 from tests.sample_metrics import SampleHealth, SampleNode

@@ -17,7 +17,7 @@ from subprocess import PIPE
 import pytest
 
 import client.cli
-from client.options import Options
+from client.base.options import Options
 from client.terminal.commands import Generate
 from swarm.demo import DRAFT, TARGET
 from tests.e2e.programs import GONE_S, LONG, Program, bootstrap, info, opened, program, run, serve, within
@@ -266,7 +266,7 @@ def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
 
 
 def test_a_signal_ends_a_node_politely_and_the_gap_is_named_at_once(running: Running, bare_target: Path) -> None:
-    """Last: ends the node that is left. Status and rest after SIGTERM: swarm/models/test_gguf.py."""
+    """Last: ends the node that is left. Status and rest after SIGTERM: swarm/files/test_gguf.py."""
     assert running.nodes["0-6"].end(signal.SIGINT) == (0, [])
     refused = generate(running, bare_target)
     _check_refusal(refused, "nobody serves layers 0…")

@@ -20,9 +20,9 @@ from rich.console import Console
 
 from benchmarks.operations import page_states
 from benchmarks.operations.page_server import PageServer
-from swarm.errors import ConfigError, RegistryError, UnknownModel
-from swarm.top.command import top
-from swarm.top.options import Top
+from swarm.base.errors import ConfigError, RegistryError, UnknownModel
+from swarm.health.top.command import top
+from swarm.health.top.options import Top
 from tests.e2e.programs import run, within
 
 PATIENCE_S = 40

@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from swarm.runtime.source_commit import NOTE
+from swarm.base.source_commit import NOTE
 from tests.forked.program import CACHE
 
 ROOT = Path(__file__).parents[2]
@@ -140,8 +140,8 @@ def test_what_is_built_of_a_checkout_notes_its_commit(tree: Path, tmp_path: Path
     )  # fmt: skip
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as files:
-        assert files.read(f"swarm/runtime/{NOTE}").decode() == COMMIT
-    assert not (checkout / "swarm/runtime" / NOTE).exists(), "a checkout is left as it is"
+        assert files.read(f"swarm/base/{NOTE}").decode() == COMMIT
+    assert not (checkout / "swarm/base" / NOTE).exists(), "a checkout is left as it is"
 
 
 @pytest.mark.crossing

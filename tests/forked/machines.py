@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.emulation.json_program import MAX_LINE_BYTES, JsonProgram
-from client.demo.programs import STOP_TIMEOUT_S, RunningProgram, start_program
+from client.tools.demo.programs import STOP_TIMEOUT_S, RunningProgram, start_program
 from tests.forked.program import FORKED, ForkedPopen, shared_server
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc.aio
 
+from swarm.link.link import Metadata
 from swarm.protocol import wire
 from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.messages import Ready, Reply
-from swarm.transport.link import Metadata
 
 ANSWER_S = 10.0
 

@@ -16,18 +16,22 @@ from unittest.mock import patch
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from node.config import ServeConfig
-from node.serve import Node
+from node.life.serve import Node
+from node.model.config import ServeConfig
 from node.session.admission import CallerCheck
+from swarm.base.ids import ModelIdentity, TreeNodeId
+from swarm.base.layers import Span
+from swarm.base.version import VERSION
 from swarm.demo import TARGET
-from swarm.discovery.address_proof import hello_response
-from swarm.discovery.dht.about import pack_about
-from swarm.discovery.dht.dialback import pack_request
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import ModelPointer, seal_pointer
-from swarm.discovery.node_record import NodeRecord, NodeState, Reach, seal, tombstone
-from swarm.ids import ModelIdentity, TreeNodeId
-from swarm.layers import Span
+from swarm.directory.address_proof import hello_response
+from swarm.directory.dht.about import pack_about
+from swarm.directory.dht.dialback import pack_request
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import ModelPointer, seal_pointer
+from swarm.directory.node_record import NodeRecord, NodeState, Reach, seal, tombstone
+from swarm.link.certificate import ServerCertificate
+from swarm.link.endpoint import Endpoint
+from swarm.link.link import Metadata, introduce
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.faults import sign_fault
@@ -65,12 +69,8 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.pick_rules import DraftDistribution
 from swarm.protocol.v1 import node_pb2
-from swarm.relay.openings import prove_presence
-from swarm.runtime.version import VERSION
-from swarm.telemetry.messages import Body, seal_body
-from swarm.transport.certificate import ServerCertificate
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.link import Metadata, introduce
+from swarm.reach.relay.openings import prove_presence
+from swarm.status.messages import Body, seal_body
 from tests.frozen.conversation import picks_of
 from tests.frozen.reading import FOLDER, NONCE, NOW, plain
 from tests.memory_registry import MemoryNetwork, MemoryRegistry

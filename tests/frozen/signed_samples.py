@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import ModelPointer, open_pointer, seal_pointer
-from swarm.discovery.node_record import NodeRecord, NodeState, Reach, open_sealed, seal, unseal
-from swarm.ids import ModelIdentity, PeerId, SwarmId
-from swarm.layers import Span
-from swarm.telemetry.messages import (
+from swarm.base.ids import ModelIdentity, PeerId, SwarmId
+from swarm.base.layers import Span
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import ModelPointer, open_pointer, seal_pointer
+from swarm.directory.node_record import NodeRecord, NodeState, Reach, open_sealed, seal, unseal
+from swarm.status.messages import (
     Body,
     Event,
     EventKind,

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from swarm.ids import PeerId, SessionId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.ids import PeerId, SessionId, TreeNodeId
+from swarm.base.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.limits import MAX_COUNT, MAX_HOLD_S, MAX_HOP_MS, MAX_LAYERS, MAX_TEMPERATURE, MAX_WIDTH
 from swarm.protocol.manifest import MAX_FILE_BYTES, Manifest, WeightFile

@@ -15,9 +15,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from swarm.kernels import attention_kernels as kernels
-from swarm.kernels import kv_moves
-from swarm.kernels.attention_cuts import AttentionShape, block_positions, cut_for, tile_rows
+from swarm.compute.kernels import attention_kernels as kernels
+from swarm.compute.kernels import kv_moves
+from swarm.compute.kernels.attention_cuts import AttentionShape, block_positions, cut_for, tile_rows
 
 SHARED_BYTES = {86: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 LLAMA = AttentionShape(4, 128, 128, torch.bfloat16)

@@ -17,8 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from swarm.kernels import expert_product, packed_product
-from swarm.kernels.product_cuts import CardClass, chunk_of, cut_of, shared_bytes
+from swarm.compute.kernels import expert_product, packed_product
+from swarm.compute.kernels.product_cuts import CardClass, chunk_of, cut_of, shared_bytes
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 CLASSES = {80: CardClass.MEDIUM, 86: CardClass.SMALL, 89: CardClass.SMALL, 90: CardClass.LARGE, 120: CardClass.SMALL}

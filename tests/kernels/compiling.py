@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swarm.kernels.support import INTERPRETER
+from swarm.compute.kernels.support import INTERPRETER
 
 LIMIT_S = 200
 

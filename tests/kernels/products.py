@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from swarm.kernels.packed_words import arrange
+from swarm.compute.kernels.packed_words import arrange
 from tests.devices import DEVICE
 
 

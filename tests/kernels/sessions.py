@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import torch
 
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import KvCache, KvLayout, LayerKv
-from swarm.inference.tree_attention import AttentionStep, SessionRange, attend
-from swarm.kernels.batch_plan import PlannedSession, part_count, plan_batch, plan_words
+from swarm.base.ids import TreeNodeId
+from swarm.compute.kernels.batch_plan import PlannedSession, part_count, plan_batch, plan_words
+from swarm.compute.kv_cache import KvCache, KvLayout, LayerKv
+from swarm.compute.tree_attention import AttentionStep, SessionRange, attend
 from tests.devices import DEVICE
 
 Options = Mapping[str, Any]
@@ -89,7 +89,7 @@ def append(kv_cache: KvCache, parents: Sequence[int | None], first: int) -> torc
 
 def by_kernels(heads: Heads, batch: Sequence[Rows], bucket: int, options: Options) -> torch.Tensor:
     """The new rows through the kernels: [R, heads, value]."""
-    from swarm.kernels import tree_attention
+    from swarm.compute.kernels import tree_attention
 
     planned = [
         PlannedSession(line, rows.kv_cache.slots.committed, rows.visible.numpy()) for line, rows in enumerate(batch)

@@ -12,8 +12,8 @@ import torch
 from huggingface_hub import file_download
 
 from benchmarks.drafting.other_tokenizers import byte_level, metaspace, passages, save_speaking
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.ragged_batch import RaggedModel, load_whole
 from tests.fake_hub import MODEL, FakeHub, Repo, fake_hub, use_hub
 from tests.model.tiny_models import save_sharded, tiny_model
 

@@ -12,15 +12,15 @@ from transformers import AutoTokenizer
 
 from benchmarks.simulation.acceptance import answer
 from client.chain.answers import Answer
-from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.decode.loop import Generation
+from client.decode.policy import FixedPolicy, SpeculationPolicy
 from client.decode.state import GenerationState
 from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
-from client.drafting.drafter import Drafter
-from client.drafting.sources.model import LocalSession
+from client.draft.drafter import Drafter
+from client.draft.sources.model import LocalSession
+from swarm.compute.ragged_batch import RaggedModel
 from swarm.demo import TARGET
-from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Credits, Sampling, Sweep
 from swarm.protocol.session import Limits
 

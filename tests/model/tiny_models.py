@@ -12,11 +12,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, dissect, load_span
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import RaggedModel, SessionRows
-from swarm.inference.tree_attention import use_canopy
-from swarm.layers import Span
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import RaggedModel, SessionRows
+from swarm.compute.tree_attention import use_canopy
 from tests.devices import DEVICE
 
 WINDOW = 5

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import aiomqtt
 
-from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.guard import AcceptedMessage, RejectedMessage, TelemetryGuard
-from swarm.telemetry.messages import Body
+from swarm.base.tasks import TaskScope
+from swarm.status.guard import AcceptedMessage, RejectedMessage, TelemetryGuard
+from swarm.status.messages import Body
 
 CONNACK = b"\x20\x02\x00\x00"
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from swarm.egress.streams import Streams, splice
-from swarm.runtime.tasks import TaskScope, spawn_on
+from swarm.base.tasks import TaskScope, spawn_on
+from swarm.link.egress.streams import Streams, splice
 
 
 @dataclass

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import node.session.hop_session
 import node.session.service
-from node.serve import Node
+from node.life.serve import Node
+from swarm.base.ids import TreeNodeId
+from swarm.compute.row_codec import encode_rows
 from swarm.demo import TARGET
-from swarm.ids import TreeNodeId
-from swarm.inference.row_codec import encode_rows
 from swarm.protocol.frames import split
 from swarm.protocol.messages import Attach, Close, Codec, Fault, Frame, Ready, Rows, SweepFrame
 from tests.in_process_swarm import in_process_swarm

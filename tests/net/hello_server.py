@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from swarm.discovery.address_proof import HELLO_METHOD, hello_response
-from swarm.discovery.identity import Identity
+from swarm.directory.address_proof import HELLO_METHOD, hello_response
+from swarm.directory.identity import Identity
+from swarm.link.certificate import ServerCertificate
+from swarm.link.dial import bind_port
+from swarm.link.endpoint import Endpoint
 from swarm.protocol import wire
-from swarm.transport.certificate import ServerCertificate
-from swarm.transport.dial import bind_port
-from swarm.transport.endpoint import Endpoint
 
 
 @asynccontextmanager

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import msgpack
 
-from swarm.discovery.dht.addresses import ListenAddresses
-from swarm.discovery.dht.hivemind_node import DHTID, Daemon, PeerID, dht_pb2, start_daemon
-from swarm.discovery.dht.protocol import DirectoryProtocol
-from swarm.discovery.dht.search import DirectoryPeer
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import ModelPointer, seal_pointer
-from swarm.discovery.node_record import NodeRecord, open_sealed, seal
-from swarm.discovery.registry import block_keys, models_key, record_keys, storage_key
-from swarm.ids import ModelIdentity
-from swarm.layers import Span
+from swarm.base.ids import ModelIdentity
+from swarm.base.layers import Span
+from swarm.directory.dht.addresses import ListenAddresses
+from swarm.directory.dht.hivemind_node import DHTID, Daemon, PeerID, dht_pb2, start_daemon
+from swarm.directory.dht.protocol import DirectoryProtocol
+from swarm.directory.dht.search import DirectoryPeer
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import ModelPointer, seal_pointer
+from swarm.directory.node_record import NodeRecord, open_sealed, seal
+from swarm.directory.registry import block_keys, models_key, record_keys, storage_key
 
 FLOOD = 100
 Attempt = tuple[str, bytes, float, str | None]

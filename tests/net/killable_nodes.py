@@ -18,22 +18,22 @@ from typing import Unpack
 import pytest
 
 import client.chain.answers
-import swarm.transport.link
+import swarm.link.link
 from client import AsyncSwarm
+from client.base.options import GenerateOptions
 from client.chain.chain import Chain
 from client.chain.opening import PeerLatency
-from client.options import GenerateOptions
-from node.engine.sweep_run import SweepRun
-from node.lifecycle.span_host import bind
-from node.serve import Node
+from node.life.serve import Node
+from node.life.span_host import bind
 from node.session.hop_session import HopSession
 from node.session.service import NodeService
+from node.session.sweep_run import SweepRun
+from swarm.base.ids import PeerId
 from swarm.demo import DRAFT, TARGET
-from swarm.discovery.address_proof import hello_response
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.ids import PeerId
+from swarm.directory.address_proof import hello_response
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.link.certificate import ServerCertificate
 from swarm.protocol.session import SessionState
-from swarm.transport.certificate import ServerCertificate
 from tests.in_process_swarm import in_process_swarm
 from tests.net.three_nodes import engine_of, server_of, service_of, until, until_freed
 
@@ -249,8 +249,8 @@ async def killable_nodes() -> AsyncIterator[KillableNodes]:
 async def equally_fast_nodes() -> AsyncIterator[KillableNodes]:
     """Nodes of equal speed, so that tests choose the routes; kills show as broken streams, never as silence."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("node.lifecycle.span_host.measure_sweeps", lambda _: SPEED)
-        for module in (swarm.transport.link, client.chain.answers):
+        patch.setattr("node.life.span_host.measure_sweeps", lambda _: SPEED)
+        for module in (swarm.link.link, client.chain.answers):
             patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is
         async with killable_nodes() as pool:
             yield pool

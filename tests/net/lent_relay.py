@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from swarm.discovery.address_proof import who_answer
-from swarm.discovery.identity import Identity
-from swarm.discovery.registry import RelayOffer
-from swarm.relay.server import RelayServer
+from swarm.directory.address_proof import who_answer
+from swarm.directory.identity import Identity
+from swarm.directory.registry import RelayOffer
+from swarm.reach.relay.server import RelayServer
 
 
 @asynccontextmanager

@@ -17,9 +17,11 @@ from typing import TypeVar
 import grpc.aio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from node.serve import Node
-from swarm.ids import PeerId, SessionId, TreeNodeId
-from swarm.layers import Span
+from node.life.serve import Node
+from swarm.base.ids import PeerId, SessionId, TreeNodeId
+from swarm.base.layers import Span
+from swarm.link.dial import open_channel
+from swarm.link.link import Metadata, Signer, Stream, introduce
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import FrameAssembler, split
@@ -38,8 +40,6 @@ from swarm.protocol.messages import (
     Sweep,
     Upstream,
 )
-from swarm.transport.dial import open_channel
-from swarm.transport.link import Metadata, Signer, Stream, introduce
 
 M = TypeVar("M", bound=Upstream)
 Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]

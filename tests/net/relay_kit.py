@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
-from swarm.discovery.address_proof import who_answer
-from swarm.discovery.identity import Identity
-from swarm.relay.openings import prove_presence
-from swarm.relay.server import RelayServer
-from swarm.relay.visits import RelayLimits
-from swarm.runtime.tasks import TaskScope
+from swarm.base.tasks import TaskScope
+from swarm.directory.address_proof import who_answer
+from swarm.directory.identity import Identity
+from swarm.reach.relay.openings import prove_presence
+from swarm.reach.relay.server import RelayServer
+from swarm.reach.relay.visits import RelayLimits
 
 HOST = "127.0.0.1"
 FAST_MBIT = 100_000.0

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from node.reach.punch import PunchAnswerer
-from swarm.discovery.identity import Identity
-from swarm.egress.streams import Streams, bracketed, connect, splice
-from swarm.ids import PeerId
-from swarm.relay.openings import Opening, Verb, parse_opening
-from swarm.runtime.tasks import TaskScope, spawn_on
-from swarm.transport.endpoint import Endpoint, RelayedAddress
-from swarm.ways.hole import OwnAddresses
+from node.life.reach.punch import PunchAnswerer
+from swarm.base.ids import PeerId
+from swarm.base.tasks import TaskScope, spawn_on
+from swarm.directory.identity import Identity
+from swarm.link.egress.streams import Streams, bracketed, connect, splice
+from swarm.link.endpoint import Endpoint, RelayedAddress
+from swarm.reach.paths.hole import OwnAddresses
+from swarm.reach.relay.openings import Opening, Verb, parse_opening
 from tests.net.hello_server import answering
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from swarm.runtime.tasks import TaskScope, spawn_on
+from swarm.base.tasks import TaskScope, spawn_on
 
 
 class Tee:

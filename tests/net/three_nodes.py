@@ -15,9 +15,9 @@ import grpc.aio
 from transformers import AutoTokenizer
 
 from client import AsyncSwarm
-from node.engine.scheduler import Engine
-from node.lifecycle.span_host import SpanService
-from node.serve import Node
+from node.life.serve import Node
+from node.life.span_host import SpanService
+from node.session.scheduler import Engine
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm

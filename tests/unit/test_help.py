@@ -13,18 +13,18 @@ import pytest
 import tyro
 
 import client.cli
-import client.probe
+import client.terminal.probe
 import node.cli
 import swarm.cli
-from client.options import Options
-from swarm.runtime.cli import plain_words
-from swarm.runtime.cli_types import Count, Folder, Peer, headed
+from client.base.options import Options
+from swarm.base.cli import plain_words
+from swarm.base.cli_types import Count, Folder, Peer, headed
 
 MAINS: dict[str, Callable[[], None]] = {
     "client": client.cli.main,
     "node": node.cli.main,
     "swarm": swarm.cli.main,
-    "client.probe": client.probe.main,
+    "client.terminal.probe": client.terminal.probe.main,
 }
 HEADINGS = {
     "client generate": ["text", "swarm", "links", "drafting", "sampling", "penalties", "output"],

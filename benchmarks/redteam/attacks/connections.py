@@ -13,11 +13,11 @@ from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.ground import NodeMark
 from benchmarks.redteam.h2 import FrameType, h2_frame
 from benchmarks.redteam.kit import RawSocket
+from swarm.link.link import Signer
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import split
 from swarm.protocol.messages import Hold
-from swarm.transport.link import Signer
 
 ENDED_SOCKET = (OSError, TimeoutError)
 IDLE = 1_400

@@ -13,10 +13,10 @@ from pathlib import Path
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.eclipse import nearest
 from benchmarks.redteam.sealing import quick_identities
-from swarm.discovery.registry import block_keys, models_key
-from swarm.errors import RegistryError
-from swarm.transport.certificate import ServerCertificate
-from swarm.transport.endpoint import Endpoint
+from swarm.base.errors import RegistryError
+from swarm.directory.registry import block_keys, models_key
+from swarm.link.certificate import ServerCertificate
+from swarm.link.endpoint import Endpoint
 
 READY_S = 80.0
 SOME, MANY = 14, 50

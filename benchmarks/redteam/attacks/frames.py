@@ -13,8 +13,8 @@ import grpc.aio
 
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.kit import RawLink
-from swarm.ids import PeerId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.ids import PeerId, TreeNodeId
+from swarm.base.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.frames import split
 from swarm.protocol.limits import MAX_HEADERS
@@ -120,7 +120,7 @@ async def refused_sweeps(fight: Fight) -> None:
 async def record_stuffing(fight: Fight) -> None:
     """Reroutes with 257 signed records each, two a second."""
     identities = await asyncio.to_thread(fight.kit.identities, 257)
-    from swarm.discovery.node_record import seal
+    from swarm.directory.node_record import seal
 
     def make() -> list[bytes]:
         return [seal(fight.kit.record(one, Span(0, 6), "127.0.0.1:9"), one) for one in identities]

@@ -16,8 +16,8 @@ import aiomqtt
 
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.attacks.connections import ENDED_SOCKET
-from swarm.discovery.identity import Identity
-from swarm.telemetry.messages import (
+from swarm.directory.identity import Identity
+from swarm.status.messages import (
     MessageKind,
     Metrics,
     Presence,
@@ -273,7 +273,7 @@ def sealed(fight: Fight, who: Identity, body: Status | Metrics) -> tuple[str, by
 
 def by_hand(fight: Fight, who: Identity, changes: dict[str, Any]) -> tuple[str, bytes]:
     """The same with fields that our own program would not sign."""
-    from swarm.telemetry import messages
+    from swarm.status import messages
 
     body = metrics()
     topic = topic_of("canopy", fight.ground.model.fingerprint, who.peer_id, part_of(body))

@@ -15,17 +15,17 @@ import grpc.aio
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.kit import RECORD_S, Kit
 from benchmarks.redteam.sealing import quick_identities
-from swarm.discovery.address_proof import hello_response
-from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, tombstone
-from swarm.errors import LocalProtocolError
-from swarm.ids import PeerId
-from swarm.layers import Span
+from swarm.base.errors import LocalProtocolError
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.directory.address_proof import hello_response
+from swarm.directory.identity import Identity
+from swarm.directory.node_record import NodeRecord, tombstone
+from swarm.link.certificate import ServerCertificate
+from swarm.link.dial import bind_port
 from swarm.protocol import wire
 from swarm.protocol.frames import split
 from swarm.protocol.messages import Ack, Attach, Attached, Credits, Fault, FaultKind, Ping, Pong, Ready, Upstream
-from swarm.transport.certificate import ServerCertificate
-from swarm.transport.dial import bind_port
 
 Behave = Callable[["HostileHop", Attach, "HopStream"], Awaitable[None]]
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.byzantine import Lie, lying_hop
-from swarm.ids import TreeNodeId
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.messages import HopTime, Reply, Rows, SweepFrame
 
 MIDDLE, TAIL = "0-9", "3-12"

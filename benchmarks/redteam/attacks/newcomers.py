@@ -24,19 +24,19 @@ from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.attacks.api import CHAT
 from benchmarks.redteam.fuzzing.mutations import mutate_bytes, mutate_packed
 from benchmarks.redteam.local_api import local_api
-from client.demo.programs import start_program
+from client.base.target import load_target
 from client.dialogue.rendering import RENDERING
-from client.target import load_target
+from client.tools.demo.programs import start_program
+from swarm.base.errors import ConfigError, SwarmError
+from swarm.base.ids import SwarmId
+from swarm.base.plain_text import plain_line
 from swarm.demo import TARGET
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
-from swarm.discovery.identity import Identity
-from swarm.errors import ConfigError, SwarmError
-from swarm.ids import SwarmId
-from swarm.joining.invite import Invite, read_invite, seal_invite
-from swarm.joining.lan import SERVICE, LanSwarm, browse, txt_of
-from swarm.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
-from swarm.joining.resolve import SwarmFinder, SwarmRequest, User
-from swarm.runtime.plain_text import plain_line
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.identity import Identity
+from swarm.directory.joining.invite import Invite, read_invite, seal_invite
+from swarm.directory.joining.lan import SERVICE, LanSwarm, browse, txt_of
+from swarm.directory.joining.remembered import RememberedSwarm, SwarmMemory, peer_of
+from swarm.directory.joining.resolve import SwarmFinder, SwarmRequest, User
 
 LOOPBACK: Final = ["127.0.0.1"]
 SLACK_S: Final = 2.0

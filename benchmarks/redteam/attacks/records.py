@@ -14,11 +14,11 @@ from typing import Any
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.kit import RECORD_S
 from benchmarks.redteam.sealing import filings_of, other_model
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import Filing
-from swarm.discovery.node_record import NodeRecord, NodeState, open_sealed, seal, tombstone
-from swarm.discovery.registry import RECORD_TTL_S, record_keys
-from swarm.layers import Span
+from swarm.base.layers import Span
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import Filing
+from swarm.directory.node_record import NodeRecord, NodeState, open_sealed, seal, tombstone
+from swarm.directory.registry import RECORD_TTL_S, record_keys
 from swarm.protocol.limits import MAX_LAYERS
 from swarm.protocol.messages import RouteHop
 

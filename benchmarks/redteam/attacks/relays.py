@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from benchmarks.redteam.attack import Fight, Kind, attack
-from swarm.discovery.identity import Identity
-from swarm.discovery.registry import RelayOffer
-from swarm.errors import RegistryError
-from swarm.ids import PeerId
-from swarm.relay.openings import prove_presence
-from swarm.runtime.tasks import TaskScope
+from swarm.base.errors import RegistryError
+from swarm.base.ids import PeerId
+from swarm.base.tasks import TaskScope
+from swarm.directory.identity import Identity
+from swarm.directory.registry import RelayOffer
+from swarm.reach.relay.openings import prove_presence
 
 AT_HOME, DIALLER = "127.0.0.77", "127.0.0.78"
 """Where the honest two come from."""

@@ -15,8 +15,8 @@ from benchmarks.redteam.attacks.frames import ENDED
 from benchmarks.redteam.byzantine import Insider, insider
 from benchmarks.redteam.ground import NodeMark
 from benchmarks.redteam.kit import ANSWER_S, RawLink
-from swarm.ids import PeerId, TreeNodeId
-from swarm.inference.row_codec import encode_rows
+from swarm.base.ids import PeerId, TreeNodeId
+from swarm.compute.row_codec import encode_rows
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import FrameAssembler

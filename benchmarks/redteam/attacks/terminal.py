@@ -15,8 +15,8 @@ from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.attacks.hops import faulty, stand
 from benchmarks.redteam.attacks.liars import SEEN_LATER, TAIL
 from benchmarks.redteam.byzantine import Lie, lying_hop
+from swarm.base.errors import ConfigError, SwarmError
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, SwarmError
 from swarm.protocol.messages import FaultKind
 
 ESCAPES = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\u202egnp\r\nclient: all is well"
@@ -124,7 +124,7 @@ async def damaged_resume_files(fight: Fight) -> None:
 @attack("planted-identity", Kind.FILES)
 async def planted_identity(fight: Fight) -> None:
     """A folder shared with a stranger, who plants links where a key is about to be drafted."""
-    from swarm.discovery.identity import Identity
+    from swarm.directory.identity import Identity
 
     await fight.go()
     with tempfile.TemporaryDirectory() as folder:

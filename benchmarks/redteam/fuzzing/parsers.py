@@ -16,14 +16,15 @@ from typing import Any
 import msgpack
 
 from benchmarks.redteam.fuzzing.mutations import mutate_bytes, mutate_packed, mutate_wire
-from swarm.discovery.address_proof import check_hello, hello_response
-from swarm.discovery.dht.dialback import pack_request, parse_request
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import open_pointer, seal_announcement
-from swarm.discovery.node_record import RECORDS, NodeRecord, NodeState, open_sealed, seal
-from swarm.errors import RemoteProtocolError
-from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
+from swarm.base.layers import Span
+from swarm.directory.address_proof import check_hello, hello_response
+from swarm.directory.dht.dialback import pack_request, parse_request
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import open_pointer, seal_announcement
+from swarm.directory.node_record import RECORDS, NodeRecord, NodeState, open_sealed, seal
+from swarm.link.certificate import ServerCertificate
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import FrameAssembler, split
@@ -56,7 +57,7 @@ from swarm.protocol.messages import (
     Want,
 )
 from swarm.protocol.pick_rules import DraftDistribution
-from swarm.telemetry.messages import (
+from swarm.status.messages import (
     Metrics,
     Presence,
     ServedModel,
@@ -68,7 +69,6 @@ from swarm.telemetry.messages import (
     seal_body,
     topic_of,
 )
-from swarm.transport.certificate import ServerCertificate
 
 Mutate = Callable[[random.Random, bytes], bytes]
 

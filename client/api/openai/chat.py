@@ -28,6 +28,7 @@ from client.api.openai.fields import (
 )
 from client.api.request_fields import BodyKind, LeftOut
 from client.api.sse import sse
+from client.base.stats import TokenLogProbs
 from client.dialogue.messages import (
     AnswerDelta,
     ContentDelta,
@@ -39,7 +40,6 @@ from client.dialogue.messages import (
     ToolCallDelta,
     ToolChoice,
 )
-from client.stats import TokenLogProbs
 
 MAX_MESSAGES: Final = 4_096
 MAX_TOOLS: Final = 1_024

@@ -24,8 +24,8 @@ from client.api.openai.fields import (
 )
 from client.api.request_fields import BodyKind
 from client.api.sse import sse
+from client.base.stats import TokenLogProbs
 from client.dialogue.messages import ContentDelta
-from client.stats import TokenLogProbs
 
 MAX_PROMPTS: Final = 128
 MAX_LOG_PROBS: Final = 5

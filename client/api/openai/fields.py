@@ -16,8 +16,8 @@ from client.api.backend import Finished, ModelCard
 from client.api.errors import invalid, missing
 from client.api.json_text import read_json
 from client.api.request_fields import BodyKind, take_fields
-from client.options import GenerateOptions, Grammar
-from client.stats import Result, TokenLogProbs
+from client.base.options import GenerateOptions, Grammar
+from client.base.stats import Result, TokenLogProbs
 from swarm.protocol.pick_rules import MAX_END_TOKENS, MAX_GRAMMAR_BYTES
 
 SEEDS: Final = 2**63

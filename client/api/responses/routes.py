@@ -36,8 +36,8 @@ from client.api.responses.items import InputItem, read_items
 from client.api.responses.tools import AnyToolSpec, OfferedTools, read_tools
 from client.api.responses.writer import ResponseWriter, new_id
 from client.api.writers import send_answer
+from client.base.options import GenerateOptions, Grammar
 from client.dialogue.messages import Message
-from client.options import GenerateOptions, Grammar
 
 LOG_PROBS: Final = "message.output_text.logprobs"
 INCLUDABLE: Final = frozenset({LOG_PROBS, "reasoning.encrypted_content"})

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import httpx2
 
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 from swarm.health.alerts.rules import AlertTransition, Change, Severity, change_shown
 
 logger = logging.getLogger(__name__)

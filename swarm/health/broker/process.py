@@ -30,8 +30,8 @@ from amqtt.plugins.authentication import FileAuthPlugin
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 from amqtt.session import Session
 
-from swarm.runtime.logs import OneLineFormatter, set_up_logging
-from swarm.runtime.quota import NEAR_WEIGHT, UNKNOWN, Quota, QuotaLimits, RateLimit, address_key, is_private
+from swarm.base.logs import OneLineFormatter, set_up_logging
+from swarm.base.quota import NEAR_WEIGHT, UNKNOWN, Quota, QuotaLimits, RateLimit, address_key, is_private
 
 MAX_PACKET_BYTES = 16_384
 MAX_CONNECTIONS = 2_048

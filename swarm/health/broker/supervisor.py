@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from swarm.errors import ConfigError
-from swarm.transport.broker_address import BrokerAddress
+from swarm.base.errors import ConfigError
+from swarm.link.broker_address import BrokerAddress
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
+from swarm.base.version import VERSION
 from swarm.health.alerts.rules import Severity
 from swarm.health.metrics.models import FIGURES as MODEL_FIGURES
 from swarm.health.metrics.models import ModelView, write_models
@@ -17,11 +18,10 @@ from swarm.health.state.alert_rules import DELAYS
 from swarm.health.state.contributions import Totals
 from swarm.health.state.verdict import LinkState, SourceStatus
 from swarm.health.tasks.recorder import HealthLoop
-from swarm.metrics.http import MetricsPage
-from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
-from swarm.runtime.version import VERSION
-from swarm.telemetry.guard import Reason, TelemetryGuard
-from swarm.telemetry.messages import MessageKind
+from swarm.status.guard import Reason, TelemetryGuard
+from swarm.status.http import MetricsPage
+from swarm.status.messages import MessageKind
+from swarm.status.metric_set import MetricFamily, MetricKind, MetricSet
 
 ABOUT = MetricFamily("canopy_health_info", "The health service.", ("version", "swarm"), MetricKind.INFO)
 ALERTS = MetricFamily("canopy_health_alerts", "Open alerts, by kind and severity.", ("kind", "severity"))

@@ -15,7 +15,7 @@ from swarm.health.state.contributions import Totals
 from swarm.health.state.node import Condition, NodeView, by_condition
 from swarm.health.state.probe_results import HopProbe, ProbeLog
 from swarm.health.state.verdict import Assessment, Grade
-from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
+from swarm.status.metric_set import MetricFamily, MetricKind, MetricSet
 
 MAX_NODES: Final = 200
 MAX_LAYERS: Final = 1_024

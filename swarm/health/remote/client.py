@@ -6,7 +6,7 @@ from typing import Final
 
 import httpx2
 
-from swarm.errors import ConfigError, RegistryError
+from swarm.base.errors import ConfigError, RegistryError
 from swarm.health.tasks.publisher import HEARTBEAT_S
 
 STATE: Final = "api/v1/state"

@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from swarm.discovery.coverage import is_serve_line
-from swarm.errors import RemoteProtocolError
+from swarm.base.errors import RemoteProtocolError
+from swarm.directory.coverage import is_serve_line
 
 MAX_TEXT: Final = 2_000
 MAX_LAYERS: Final = 4_096

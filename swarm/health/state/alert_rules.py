@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from swarm.base.layers import name_layers
 from swarm.health.alerts.rules import AlertDelays, Finding, Severity
 from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.verdict import Assessment, LinkState, SourceStatus
-from swarm.layers import name_layers
 
 MAX_NAMED: Final = 3
 """Nodes, versions or gaps that one text names."""

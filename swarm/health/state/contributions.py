@@ -10,8 +10,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from swarm.ids import PeerId
-from swarm.telemetry.messages import Metrics, Status
+from swarm.base.ids import PeerId
+from swarm.status.messages import Metrics, Status
 
 MAX_PEERS = 4_096
 MAX_TOKENS_PER_S = 50_000.0

@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.registry import Registry, name_models, read_models
-from swarm.errors import SwarmError
+from swarm.base.errors import SwarmError
+from swarm.base.ids import ModelIdentity
+from swarm.directory.node_record import NodeRecord
+from swarm.directory.registry import Registry, name_models, read_models
 from swarm.health.state.model import MISSES_UNTIL_GONE
 from swarm.health.state.verdict import LinkState
-from swarm.ids import ModelIdentity
 
 logger = logging.getLogger(__name__)
 

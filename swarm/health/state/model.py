@@ -19,14 +19,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.registry import RECORD_TTL_S
+from swarm.base.ids import PeerId
+from swarm.directory.node_record import NodeRecord
+from swarm.directory.registry import RECORD_TTL_S
 from swarm.health.state.contributions import ContributionBook, TotalsBook
 from swarm.health.state.model_slots import ModelSlots
 from swarm.health.state.node import Condition, EvidenceSource, NodeView, SwarmEvent
-from swarm.ids import PeerId
-from swarm.telemetry.guard import MAX_SKEW_S
-from swarm.telemetry.messages import Body, Event, Metrics, Presence, ServedModel, Status, Will
+from swarm.status.guard import MAX_SKEW_S
+from swarm.status.messages import Body, Event, Metrics, Presence, ServedModel, Status, Will
 
 FRESH_S = 16.0
 """How long telemetry counts after it came: three metrics messages may be lost."""

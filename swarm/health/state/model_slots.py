@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from swarm.ids import ModelIdentity
+from swarm.base.ids import ModelIdentity
 
 MAX_MODELS: Final = 64
 TRIAL_S: Final = 3_600.0

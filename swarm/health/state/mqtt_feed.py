@@ -12,8 +12,8 @@ from collections.abc import Callable
 import aiomqtt
 
 from swarm.health.state.verdict import LinkState
-from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
-from swarm.transport.broker_address import BrokerAddress
+from swarm.link.broker_address import BrokerAddress
+from swarm.status.guard import AcceptedMessage, TelemetryGuard
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from swarm.discovery.node_record import Reach
-from swarm.ids import PeerId
-from swarm.layers import Span
-from swarm.telemetry.messages import ServedModel
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import Reach
+from swarm.status.messages import ServedModel
 
 
 class Condition(enum.StrEnum):

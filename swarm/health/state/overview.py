@@ -18,8 +18,8 @@ from swarm.health.state.model_slots import SlotStanding
 from swarm.health.state.node import NodeView, SwarmEvent
 from swarm.health.state.probe_results import Probe, ProbeLog, ReplicaComparison
 from swarm.health.state.verdict import Assessment, Grade, LinkState, SourceStatus, judge
-from swarm.telemetry.guard import Reason
-from swarm.telemetry.messages import ServedModel
+from swarm.status.guard import Reason
+from swarm.status.messages import ServedModel
 
 logger = logging.getLogger(__name__)
 

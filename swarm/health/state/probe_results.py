@@ -1,4 +1,5 @@
-"""What probes found, and how many tokens they may still spend. Pure; `client.probe` makes the lines read here."""
+"""What probes found, and how many tokens they may still spend. Pure; `client.terminal.probe` makes the lines read
+here."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.errors import RemoteProtocolError
-from swarm.ids import PeerId
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import PeerId
 from swarm.protocol.limits import MAX_LAYERS
 
 MAX_HOPS = 256
@@ -83,7 +84,7 @@ class ReplicaComparison:
 
 
 def read_probe(line: str) -> Probe:
-    """Read the line that `client.probe` printed for a generation.
+    """Read the line that `client.terminal.probe` printed for a generation.
 
     Raises:
         RemoteProtocolError: it is something else.
@@ -106,7 +107,7 @@ def read_probe(line: str) -> Probe:
 
 
 def read_comparison(line: str) -> ReplicaComparison:
-    """Read the line that `client.probe` printed for a comparison.
+    """Read the line that `client.terminal.probe` printed for a comparison.
 
     Raises:
         RemoteProtocolError: it is something else.

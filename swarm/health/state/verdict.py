@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from swarm.discovery.coverage import serve_line
+from swarm.base.layers import Span, missing_layers, name_layers
+from swarm.directory.coverage import serve_line
 from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.probe_results import ProbeLog
-from swarm.layers import Span, missing_layers, name_layers
-from swarm.telemetry.messages import ServedModel
+from swarm.status.messages import ServedModel
 
 MAX_FIXES = 8
 

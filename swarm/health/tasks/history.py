@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
+from swarm.base.files import strict_json
 from swarm.health.state.verdict import Grade
-from swarm.runtime.files import strict_json
 
 T = TypeVar("T")
 

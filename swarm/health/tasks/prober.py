@@ -1,6 +1,6 @@
 """Starts canary generations on a schedule, one at a time and within a budget. Each runs in a process of its own.
 
-`client.probe` is that program: the health service never imports torch, and a probe that hangs is killed.
+`client.terminal.probe` is that program: the health service never imports torch, and a probe that hangs is killed.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from swarm.errors import RemoteProtocolError
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import PeerId
 from swarm.health.options import Health
 from swarm.health.state.model_slots import SlotStanding
 from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import Probe, ProbeBudget, ReplicaComparison, read_comparison, read_probe
 from swarm.health.state.verdict import count_replicas
-from swarm.ids import PeerId
 from swarm.protocol.numeric_class import promises_texts
-from swarm.telemetry.messages import ServedModel
+from swarm.status.messages import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def _has_stand_in(node: NodeView, exact: Sequence[NodeView], num_layers: int) ->
 
 
 async def run_probe(arguments: Sequence[str], network_key: bytes = b"") -> str:
-    """Run `client.probe` and return the last line that it prints.
+    """Run `client.terminal.probe` and return the last line that it prints.
 
     Raises:
         TimeoutError: it took longer than `TIMEOUT_S`, and was killed.
@@ -160,7 +160,7 @@ async def run_probe(arguments: Sequence[str], network_key: bytes = b"") -> str:
         RemoteProtocolError: it failed, or printed no line.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "client.probe", *arguments),
+        *(sys.executable, "-m", "client.terminal.probe", *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

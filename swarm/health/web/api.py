@@ -20,7 +20,7 @@ from swarm.health.alerts.rules import alerts_shown
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
 from swarm.health.web.badge import MAX_LABEL, badge
-from swarm.metrics.http import Guarded
+from swarm.status.http import Guarded
 
 PAGE: Final = Path(__file__).parent / "page"
 WindowName = Literal["1h", "24h", "30d"]

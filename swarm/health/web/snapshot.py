@@ -20,11 +20,11 @@ from urllib.parse import urlencode
 import httpx2
 from jinja2 import Environment
 
-from swarm.errors import ConfigError, RegistryError, RemoteProtocolError
+from swarm.base.errors import ConfigError, RegistryError, RemoteProtocolError
+from swarm.base.files import replace_file, strict_json
 from swarm.health.remote.client import STATE, TIMEOUT, ask_bytes, service_url
 from swarm.health.remote.state import copyable, read_state
 from swarm.health.web.badge import badge
-from swarm.runtime.files import replace_file, strict_json
 
 PAGE: Final = Path(__file__).parent / "page"
 WINDOWS: Final = ("1h", "24h", "30d")

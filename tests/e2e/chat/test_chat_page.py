@@ -19,7 +19,7 @@ from playwright.sync_api import expect
 from client.api.backend import Begun, Delta, Job
 from client.api.site import PAGE
 from client.dialogue.messages import ContentDelta, ReasoningDelta
-from swarm.errors import ContextFull, GenerationInterrupted
+from swarm.base.errors import ContextFull, GenerationInterrupted
 from tests.e2e.chat.conftest import Chat
 from tests.e2e.pages import NARROW, WIDE, grave_findings, in_browser
 from tests.scripted_backend import CARD, Gate, Step, finished, saying

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.demo import TARGET
-from swarm.joining.invite import is_invite
+from swarm.directory.joining.invite import is_invite
 from tests.e2e.programs import program, run
 
 NODE = ("--layers", "0-12", "--host", "127.0.0.1", "--threads", "1", "--dtype", "float32")

@@ -44,7 +44,7 @@ def nodes_of(address: str) -> int:
     return looked.stdout.count("127.0.0.1:")
 
 
-@pytest.mark.crossing  # by histories: tests/property/swarm/joining; at the DHT: tests/net/swarm/discovery/dht
+@pytest.mark.crossing  # by histories: tests/property/swarm/directory/joining; at the DHT: tests/net/swarm/directory/dht
 @pytest.mark.timeout(240)
 def test_a_machine_that_was_in_both_brings_neither_to_the_other(at: Callable[[str], Path], tmp_path: Path) -> None:
     with ExitStack() as stack:

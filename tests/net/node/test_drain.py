@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from client import AsyncSwarm
-from client.options import GenerateOptions
-from node.config import ServeConfig
-from node.serve import Node
+from client.base.options import GenerateOptions
+from node.life.serve import Node
+from node.model.config import ServeConfig
 from swarm.demo import TARGET
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.memory_registry import MemoryRegistry

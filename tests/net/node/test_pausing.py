@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from node.autostart.pausing import PauseCause, PauseJudge
-from node.autostart.state_file import Stage
-from node.config import ServeConfig
-from node.lifecycle.pauses import Pauser
-from node.serve import Node
+from node.life.autostart.pausing import PauseCause, PauseJudge
+from node.life.autostart.state_file import Stage
+from node.life.pauses import Pauser
+from node.life.serve import Node
+from node.model.config import ServeConfig
+from swarm.base.errors import HopClosed
 from swarm.demo import TARGET
-from swarm.discovery.node_record import NodeState
-from swarm.errors import HopClosed
+from swarm.directory.node_record import NodeState
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.memory_registry import MemoryRegistry
 from tests.net.three_nodes import SPANS, prompt, thread_held, until, until_freed

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.__main__ import PARTS, PROGRAMS, main, module_of, names, show_all, summary_of
 from benchmarks.sheet import PAGES, RESULTS, ROOT, page_of
-from swarm.runtime.cli import make_console
+from swarm.base.cli import make_console
 
 LINE = 92
 """Characters that fit a line beside a name."""

@@ -11,9 +11,9 @@ import pytest
 import benchmarks.sheet
 from benchmarks.sheet import Sheet
 from benchmarks.speed.bare import BareTimes
-from client.demo.link_shape import LinkShape
-from swarm.errors import ConfigError
-from swarm.runtime.cli import make_console
+from client.tools.demo.link_shape import LinkShape
+from swarm.base.cli import make_console
+from swarm.base.errors import ConfigError
 
 PAGE = "above\n<!-- one: begin -->\nold\n<!-- one: end -->\nbetween\n<!-- two: begin -->\nother\n<!-- two: end -->\n"
 

@@ -15,13 +15,13 @@ from typing import Any, ClassVar, TextIO, cast
 import pytest
 
 import client.cli
+from client.base.options import GenerateOptions, Grammar, Options, make_options
 from client.cli import LineTrackingStream, NoteFormatter
 from client.library.session import Piece
-from client.options import GenerateOptions, Grammar, Options, make_options
 from client.terminal.chat import typed_lines
 from client.terminal.commands import Bench, ChatCommand, Generate
+from swarm.base.errors import ConfigError, GenerationInterrupted
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, GenerationInterrupted
 
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/Qm{'a' * 44}"
 
@@ -140,7 +140,7 @@ def test_a_text_is_plain_on_a_terminal_and_itself_in_a_pipe(
 
     said = Output(newline="")
     monkeypatch.setattr("client.library.aio.AsyncSwarm", FakeSwarm)
-    monkeypatch.setattr("swarm.runtime.process_limits.freeze_imports", lambda: None)
+    monkeypatch.setattr("swarm.base.process_limits.freeze_imports", lambda: None)
     monkeypatch.setattr("sys.stdout", said)
     assert client.cli.run(command("go")) == 1
     assert said.getvalue() == ("once�]0;owned��\n�é" if is_terminal else "once\x1b]0;owned\x07\r\n\u202eé")
@@ -159,7 +159,7 @@ def test_a_file_of_a_schema_is_the_texts_grammar(
             yield Piece("{}")
 
     monkeypatch.setattr("client.library.aio.AsyncSwarm", Noting)
-    monkeypatch.setattr("swarm.runtime.process_limits.freeze_imports", lambda: None)
+    monkeypatch.setattr("swarm.base.process_limits.freeze_imports", lambda: None)
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
     assert client.cli.run(replace(command("go"), json_schema=schema)) == 0

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from client.options import sampling_of
-from client.target import end_tokens, read_generation_config
+from client.base.options import sampling_of
+from client.base.target import end_tokens, read_generation_config
 from tests.property.tiny_tokenizers import byte_level
 
 OWN = byte_level().token_to_id("</s>")

@@ -15,18 +15,18 @@ import pytest
 import tyro
 import yaml
 
-from node.config import ServeConfig
+from node.model.config import ServeConfig
 from swarm import alive
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
 from swarm.cli import BOOTSTRAP_PORT, COMMANDS
 from swarm.commands.private_swarm import HEALTH_USER, Private
 from swarm.demo import TARGET
-from swarm.discovery.identity import Identity
+from swarm.directory.identity import Identity
 from swarm.health.options import Health
 from swarm.health.service import check
-from swarm.ids import PeerId
-from swarm.layers import Span
-from swarm.telemetry.messages import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, MessageKind, topic_of
-from swarm.transport.broker_address import PORTS
+from swarm.link.broker_address import PORTS
+from swarm.status.messages import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, MessageKind, topic_of
 from tests.private_swarm import DEPLOY, env_settings, make_private_swarm
 
 ROOT = DEPLOY.parent

@@ -8,16 +8,16 @@ import subprocess
 
 import pytest
 
-import node.telemetry.metrics
+import node.life.metrics
 import swarm.health.metrics.exporter
-from swarm.metrics.metric_set import MetricKind
+from swarm.status.metric_set import MetricKind
 from tests.monitoring_files import DEPLOY, PROMETHEUS, board, board_queries, recorded, rule_queries
 
 
 def exported() -> set[str]:
     """Every series that a page may hold."""
     names = set()
-    for figure in (*swarm.health.metrics.exporter.FIGURES, *node.telemetry.metrics.FIGURES):
+    for figure in (*swarm.health.metrics.exporter.FIGURES, *node.life.metrics.FIGURES):
         suffixes = ("_bucket", "_sum", "_count") if figure.kind is MetricKind.HISTOGRAM else ("",)
         names |= {figure.name + suffix for suffix in suffixes}
     return names

@@ -12,7 +12,7 @@ import pytest
 import client.cli
 import node.cli
 import swarm.cli
-from client.options import Options
+from client.base.options import Options
 from tools.follow import in_order
 from tools.guide import GuideError, is_shown, read
 from tools.pictures import FOLDER, chain, commit, pipe, repair, tree

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 from client.dialogue import rendering
-from node.lifecycle import connection_guard, span_host
-from node.reach import circuits, punch, standing
+from node.life import connection_guard, span_host
+from node.life.reach import circuits, punch, standing
 from node.session import admission, context, hop_session, service, table
-from swarm.discovery import peer_proof
-from swarm.discovery.dht import about, addresses, dialback, process, relay_offers
-from swarm.discovery.dht import protocol as directory
-from swarm.egress import streams
-from swarm.inference import grammars
-from swarm.joining import command, invite, lan, lan_choice, remembered, resolve
-from swarm.models import tokenizer_trial
+from swarm.base import logs, quota
+from swarm.base.workers import WorkLease
+from swarm.compute import grammars
+from swarm.directory import peer_proof
+from swarm.directory.dht import about, addresses, dialback, process, relay_offers
+from swarm.directory.dht import protocol as directory
+from swarm.directory.joining import command, invite, lan, lan_choice, remembered, resolve
+from swarm.files import tokenizer_trial
+from swarm.link import successor
+from swarm.link.dial import SERVER_OPTIONS
+from swarm.link.egress import streams
 from swarm.protocol import limits, manifest, pick_rules
-from swarm.relay import openings, server
-from swarm.relay.visits import RelayLimits
-from swarm.runtime import logs, quota
-from swarm.runtime.workers import WorkLease
-from swarm.transport import successor
-from swarm.transport.dial import SERVER_OPTIONS
-from swarm.ways import call_back, hole, local_dialler, way
-from swarm.ways import punch as punching
+from swarm.reach.paths import call_back, hole, local_dialler, way
+from swarm.reach.paths import punch as punching
+from swarm.reach.relay import openings, server
+from swarm.reach.relay.visits import RelayLimits
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
 SERVER = {name.rpartition(".")[2]: int(value) for name, value in SERVER_OPTIONS}

@@ -61,7 +61,7 @@ def test_every_field_of_the_history_is_in_the_reference(tmp_path: Path) -> None:
     assert keys(answer["points"]) == fields("## The history")
 
 
-SHARED = ("joining/resolve", "joining/remembered", "runtime/program")
+SHARED = ("directory/joining/resolve", "directory/joining/remembered", "base/program")
 """Modules that read the environment for all commands."""
 _VARIABLE = re.compile(r"environ\w*\.get\(\"(CANOPY_\w+)\"")
 

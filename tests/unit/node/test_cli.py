@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import node.cli
-from node.autostart.service import InstallService, ServiceHost
-from node.config import ServeConfig
-from swarm.discovery.identity import Identity
-from swarm.joining.invite import Invite, seal_invite
-from swarm.transport.network_key import NetworkKey
+from node.life.autostart.service import InstallService, ServiceHost
+from node.model.config import ServeConfig
+from swarm.directory.identity import Identity
+from swarm.directory.joining.invite import Invite, seal_invite
+from swarm.link.network_key import NetworkKey
 
 INVITER = Identity.ephemeral()
 

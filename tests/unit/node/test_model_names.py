@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from node.config import ServeConfig
 from node.model.checkpoint import open_named
-from swarm.errors import HubError, UnknownModel
-from swarm.ids import ModelIdentity
+from node.model.config import ServeConfig
+from swarm.base.errors import HubError, UnknownModel
+from swarm.base.ids import ModelIdentity
 
 
 @pytest.mark.parametrize(

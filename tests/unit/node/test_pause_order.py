@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from node.config import ServeConfig
-from node.serve import Node
-from swarm.discovery.node_record import NodeState
-from swarm.errors import RegistryError
-from swarm.layers import Span
-from swarm.runtime.tasks import TaskScope
+from node.life.serve import Node
+from node.model.config import ServeConfig
+from swarm.base.errors import RegistryError
+from swarm.base.layers import Span
+from swarm.base.tasks import TaskScope
+from swarm.directory.node_record import NodeState
 
 OWN, RESERVED = Span(0, 4), Span(4, 8)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from node.cli import _as_service
-from node.config import ServeConfig
-from swarm.discovery.identity import Identity
-from swarm.ids import SwarmId
-from swarm.joining.invite import Invite, seal_invite
-from swarm.joining.remembered import RememberedSwarm, SwarmMemory
-from swarm.joining.resolve import SwarmFinder, SwarmRequest
-from swarm.transport.network_key import NetworkKey
+from node.model.config import ServeConfig
+from swarm.base.ids import SwarmId
+from swarm.directory.identity import Identity
+from swarm.directory.joining.invite import Invite, seal_invite
+from swarm.directory.joining.remembered import RememberedSwarm, SwarmMemory
+from swarm.directory.joining.resolve import SwarmFinder, SwarmRequest
+from swarm.link.network_key import NetworkKey
 
 A, B = Identity.ephemeral(), Identity.ephemeral()
 SWARM = SwarmId(bytes(range(16)))

@@ -11,23 +11,23 @@ import msgpack
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from swarm.discovery.address_proof import check_hello
-from swarm.discovery.dht import about
-from swarm.discovery.dht.dialback import parse_request
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import ModelPointer, open_pointer, seal_pointer
-from swarm.discovery.node_record import open_sealed, seal, unseal
-from swarm.discovery.sealing import RecordError
-from swarm.errors import RemoteProtocolError
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.version import VERSION, which_side
+from swarm.directory.address_proof import check_hello
+from swarm.directory.dht import about
+from swarm.directory.dht.dialback import parse_request
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import ModelPointer, open_pointer, seal_pointer
+from swarm.directory.node_record import open_sealed, seal, unseal
+from swarm.directory.sealing import RecordError
+from swarm.link.endpoint import Endpoint
 from swarm.protocol import wire
 from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.messages import Frame, Sampling, Snapshot, SweepFrame
 from swarm.protocol.pick_rules import PickRules
 from swarm.protocol.v1 import node_pb2
-from swarm.relay.openings import check_presence, parse_opening
-from swarm.runtime.version import VERSION, which_side
-from swarm.telemetry.messages import open_payload
-from swarm.transport.endpoint import Endpoint
+from swarm.reach.relay.openings import check_presence, parse_opening
+from swarm.status.messages import open_payload
 from tests.frozen.reading import NONCE, NOW, Frozen, holds, plain, releases
 
 ME = Identity.ephemeral()

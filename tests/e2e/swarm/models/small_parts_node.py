@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from node.cli import main
-from swarm.models import tensor_files
+from swarm.files import tensor_files
 from tests.fake_hub import use_hub
 
 if __name__ == "__main__":

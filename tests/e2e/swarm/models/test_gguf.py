@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import client.cli
-from client.options import Options
-from client.target import load_target
+from client.base.options import Options
+from client.base.target import load_target
 from client.terminal.commands import Generate
 from tests.e2e.programs import program, serve
 from tests.fake_hub import FakeHub, Repo, fake_hub, use_hub

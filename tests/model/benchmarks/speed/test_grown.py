@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
 from benchmarks.speed.grown import SHAPES, grow
-from client.drafting.drafter import ModelDrafter, NoDrafter
-from swarm.errors import ConfigError
-from swarm.inference.ragged_batch import RaggedModel, load_whole
+from client.draft.drafter import ModelDrafter, NoDrafter
+from swarm.base.errors import ConfigError
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 
 TINY = SHAPES["tiny"]

@@ -23,11 +23,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import client.library.jobs
 from client import AsyncSwarm, Result
+from client.base.stats import SweepMeasurement
 from client.chain.chain import Chain
-from client.control.goodput import Goodput
-from client.control.policy import Occupancy, SpeculationPlan
-from client.drafting.search.tree import NO_LIMIT
-from client.stats import SweepMeasurement
+from client.decode.goodput import Goodput
+from client.decode.policy import Occupancy, SpeculationPlan
+from client.draft.search.tree import NO_LIMIT
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Sampling
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm

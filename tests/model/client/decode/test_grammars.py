@@ -25,13 +25,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import client.decode.state as client_forced_text
 import node.session.admission
 from client import AsyncSwarm
-from client.options import Grammar
-from node.engine.sweep_run import SweepRun
+from client.base.options import Grammar
 from node.session.admission import Admission
+from node.session.sweep_run import SweepRun
 from node.session.tail import Tail
+from swarm.base.errors import ConfigError, GenerationInterrupted, RemoteProtocolError
+from swarm.compute.grammars import CompiledGrammar, GrammarCompiler
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import ConfigError, GenerationInterrupted, RemoteProtocolError
-from swarm.inference.grammars import CompiledGrammar, GrammarCompiler
 from swarm.protocol.messages import Sampling
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import prompt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.base.errors import RouteError
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import RouteError
 from tests.in_process_swarm import in_process_swarm, swarm_in
 
 LAYOUTS = (["0-12"], ["0-4", "4-8", "8-12"])

@@ -18,8 +18,8 @@ import pytest_asyncio
 from transformers import AutoTokenizer
 
 from client import AsyncSwarm
+from swarm.base.errors import GenerationInterrupted, Unfinished
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.errors import GenerationInterrupted, Unfinished
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.model.recurrent_models import RECURRENT, recurrent_model
 from tests.net.three_nodes import engine_of, server_of

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from client import AsyncSwarm
-from client.options import GenerateOptions, make_options
+from client.base.options import GenerateOptions, make_options
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
 from tests.in_process_swarm import in_process_swarm

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from client.dialogue.messages import Message
 from client.dialogue.template import TRANSCRIPT_STOP
 from client.library.chat import Conversation
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 from tests.property.tiny_tokenizers import byte_level
 
 TEMPLATE = (

@@ -14,13 +14,13 @@ from node.model.checkpoint import open_checkpoint
 from node.model.family_check import TOLERANCE, conformance_error, random_model, shrink, spans_of
 from node.model.packed_span import load_packed
 from node.model.span import dissect, load_tested
-from swarm.errors import LayersError
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.layers.pass_through import as_hidden, as_rows
-from swarm.inference.ragged_batch import SessionRows
-from swarm.inference.weights.format import WeightFormat
-from swarm.layers import Span, SpanBorders
-from swarm.models.families import needs_ids, span_starts
+from swarm.base.errors import LayersError
+from swarm.base.layers import Span, SpanBorders
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.layers.pass_through import as_hidden, as_rows
+from swarm.compute.ragged_batch import SessionRows
+from swarm.compute.weights.format import WeightFormat
+from swarm.files.families import needs_ids, span_starts
 from tests.model.tiny_models import chain, reference
 
 SHARED_INDEX = {"indexer_types": ["full", "shared", "shared"] * 2, "num_hidden_layers": 6}

@@ -12,10 +12,10 @@ import torch
 
 from node.model.checkpoint import check_memory, open_checkpoint
 from node.model.span import dissect, load_span
+from swarm.base.errors import NotEnoughSpace, UnknownModel, UnsupportedModel
+from swarm.base.layers import Span
+from swarm.base.process_limits import MainMemory
 from swarm.demo import TARGET
-from swarm.errors import NotEnoughSpace, UnknownModel, UnsupportedModel
-from swarm.layers import Span
-from swarm.runtime.process_limits import MainMemory
 from tests.model.tiny_models import save_sharded, tiny_model
 
 GIB = 2**30
@@ -68,7 +68,7 @@ def test_a_missing_file_is_named_before_anything_is_loaded(sharded: Path) -> Non
 def test_too_little_memory_says_needs_has_and_what_would_fit(
     free_gib: float, fit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.inference.devices.main_memory", lambda: MainMemory(int(free_gib * GIB), 1 << 60))
+    monkeypatch.setattr("swarm.compute.devices.main_memory", lambda: MainMemory(int(free_gib * GIB), 1 << 60))
     with pytest.raises(
         NotEnoughSpace, match=rf"layers 4…11 need 16.0 GiB of memory, {free_gib:.1f} GiB are free; {fit}"
     ):

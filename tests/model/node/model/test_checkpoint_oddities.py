@@ -14,16 +14,16 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from client.target import load_target
+from client.base.target import load_target
 from node.model.checkpoint import open_checkpoint
 from node.model.loading import fetch
 from node.model.span import dissect, load_span
+from swarm.base.errors import SwarmError
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import load_whole
 from swarm.demo import TARGET
-from swarm.errors import SwarmError
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import load_whole
-from swarm.layers import Span
-from swarm.models.fingerprint import model_identity
+from swarm.files.fingerprint import model_identity
 from tests.fake_hub import MODEL, FakeHub, Repo
 from tests.model.tiny_models import chain, reference, run_chain, tiny_model
 

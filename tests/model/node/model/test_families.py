@@ -9,17 +9,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import swarm.inference.class_attention
+import swarm.compute.class_attention
 from node.model.checkpoint import open_checkpoint
 from node.model.span import ModelLayout, SpanModel, dissect
-from swarm.ids import TreeNodeId
-from swarm.inference.class_attention import MAX_CALL_BYTES
-from swarm.inference.fast_path import use_static
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import PLAIN_PATH, SessionRows
-from swarm.inference.tree_attention import MAX_FOLDED_ROWS
-from swarm.layers import Span
-from swarm.models.families import TESTED
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.class_attention import MAX_CALL_BYTES
+from swarm.compute.fast_path import use_static
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import PLAIN_PATH, SessionRows
+from swarm.compute.tree_attention import MAX_FOLDED_ROWS
+from swarm.files.families import TESTED
 from tests.model.recurrent_models import RECURRENT
 from tests.model.tiny_models import (
     FAMILIES,
@@ -121,7 +121,7 @@ def test_rows_are_cut_where_keys_and_scores_would_take_too_much(name: str, monke
     model, counts = whole_model(make_tiny(name)), []
     rows = []
     for limit in (MAX_CALL_BYTES, 1_000):
-        monkeypatch.setattr(swarm.inference.class_attention, "MAX_CALL_BYTES", limit)
+        monkeypatch.setattr(swarm.compute.class_attention, "MAX_CALL_BYTES", limit)
         forwards: list[int] = []
         caches = [KvCache(model.layout, 32) for _ in range(2)]
         hook = model.layers[0].register_forward_hook(lambda *_, ran=forwards: ran.append(1))

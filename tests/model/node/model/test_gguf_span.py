@@ -17,15 +17,15 @@ from node.model.checkpoint import open_checkpoint
 from node.model.loading import format_of
 from node.model.packed_span import load_packed
 from node.model.span import SpanModel, dissect
-from swarm.errors import UnsupportedModel
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import load_whole
-from swarm.layers import Span
-from swarm.models.families import span_starts
-from swarm.models.gguf.folder import TensorTable
-from swarm.models.stored.gguf_source import GgufSource
-from swarm.models.stored.source import StoredTensor
-from swarm.models.whole_model import load_causal_lm
+from swarm.base.errors import UnsupportedModel
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import load_whole
+from swarm.files.families import span_starts
+from swarm.files.gguf.folder import TensorTable
+from swarm.files.stored.gguf_source import GgufSource
+from swarm.files.stored.source import StoredTensor
+from swarm.files.whole_model import load_causal_lm
 from tests.model.gguf_files import PUBLISHED, VOCAB, TinyGguf
 from tests.model.tiny_models import WINDOW, chain, reference, run_chain
 

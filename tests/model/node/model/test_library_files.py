@@ -15,12 +15,12 @@ from node.model.checkpoint import Checkpoint, open_checkpoint
 from node.model.loading import format_of
 from node.model.packed_span import load_packed
 from node.model.span import dissect
-from swarm.errors import UnsupportedModel
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.weights.stored_weight import StoredWeight
-from swarm.layers import Span
-from swarm.models.stored.quantised import refusal
-from swarm.models.stored.source import StoredTensor
+from swarm.base.errors import UnsupportedModel
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.weights.stored_weight import StoredWeight
+from swarm.files.stored.quantised import refusal
+from swarm.files.stored.source import StoredTensor
 from tests.model import gptqmodel, modelopt
 from tests.model.gptqmodel.make import EMBEDDING, digest, plain_config
 from tests.model.tiny_models import chain, reference, run_chain

@@ -11,14 +11,14 @@ import torch
 from node.model.checkpoint import Checkpoint, open_checkpoint
 from node.model.loading import AUTO_SHARE, KV_RESERVE_TOKENS, fitting_layers
 from node.model.span import dissect, load_span, shared_parts
+from swarm.base.errors import NotEnoughSpace
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import RaggedModel, SessionRows
+from swarm.compute.weights.format import WeightFormat
 from swarm.demo import TARGET
-from swarm.errors import NotEnoughSpace
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import RaggedModel, SessionRows
-from swarm.inference.weights.format import WeightFormat
-from swarm.layers import Span
-from swarm.models.stored.source import StoredTensor
+from swarm.files.stored.source import StoredTensor
 from tests.model.tiny_models import save_sharded, tiny_model
 
 ROWS = 5

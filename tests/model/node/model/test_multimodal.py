@@ -11,10 +11,10 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from node.model.family_check import check_text_part
 from node.model.span import dissect
-from swarm.errors import UnsupportedModel
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import load_whole
-from swarm.models.stored.source import SafetensorsSource
+from swarm.base.errors import UnsupportedModel
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import load_whole
+from swarm.files.stored.source import SafetensorsSource
 from tests.model.tiny_models import _BASE as BASE
 from tests.model.tiny_models import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_config
 

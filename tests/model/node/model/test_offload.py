@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from node.config import ServeConfig
-from node.engine.measure import OFFLOADED_ROWS, step_cost
 from node.model.checkpoint import open_checkpoint
+from node.model.config import ServeConfig
 from node.model.loading import load
 from node.model.offload import (
     MAX_TRACE_EVENTS,
@@ -26,13 +25,14 @@ from node.model.offload import (
     overlaps,
 )
 from node.model.span import SpanModel, dissect, load_span
+from node.session.measure import OFFLOADED_ROWS, step_cost
+from swarm.base.errors import ConfigError, NotEnoughSpace
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import SessionRows
+from swarm.compute.weights.format import WeightFormat
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, NotEnoughSpace
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import SessionRows
-from swarm.inference.weights.format import WeightFormat
-from swarm.layers import Span
 from tests.devices import DEVICES
 from tests.in_process_swarm import in_process_swarm
 from tests.model.recurrent_models import recurrent_model

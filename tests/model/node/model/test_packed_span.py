@@ -18,26 +18,26 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
-from client.drafting.drafter import ModelDrafter, NoDrafter
-from node.config import ServeConfig
+from client.draft.drafter import ModelDrafter, NoDrafter
 from node.model.checkpoint import open_checkpoint
+from node.model.config import ServeConfig
 from node.model.loading import fitting_layers, load
 from node.model.malloc_trim import trim_heap
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import SpanModel, dissect, shared_parts
+from swarm.base.errors import NotEnoughSpace
+from swarm.base.layers import Span
+from swarm.base.process_limits import MainMemory
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.layers.pass_through import find_layers
+from swarm.compute.packed_layers import MIN_ROWS, PackedLinear
+from swarm.compute.quantisation import group_of, quantise, restore
+from swarm.compute.ragged_batch import load_whole
+from swarm.compute.weights.experts import TENSORS, is_experts
+from swarm.compute.weights.format import BITS, WeightFormat
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import NotEnoughSpace
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.layers.pass_through import find_layers
-from swarm.inference.packed_layers import MIN_ROWS, PackedLinear
-from swarm.inference.quantisation import group_of, quantise, restore
-from swarm.inference.ragged_batch import load_whole
-from swarm.inference.weights.experts import TENSORS, is_experts
-from swarm.inference.weights.format import BITS, WeightFormat
-from swarm.layers import Span
 from swarm.protocol.messages import Sampling
-from swarm.runtime.process_limits import MainMemory
 from tests.model.recurrent_models import recurrent_model
 from tests.model.tiny_models import chain, clone, reference, run_chain, save_sharded, tiny_model
 
@@ -202,7 +202,7 @@ def test_more_layers_fit_in_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fit == sorted(fit)
     assert fit[0] < fit[-1]
     few = layout.bytes_in(DEMO, form_of(4))
-    monkeypatch.setattr("swarm.inference.devices.main_memory", lambda: MainMemory(few + 3_000_000, 1 << 60))
+    monkeypatch.setattr("swarm.compute.devices.main_memory", lambda: MainMemory(few + 3_000_000, 1 << 60))
     load(open_checkpoint(TARGET), ServeConfig(layers="0-12", device="cpu", weights="int4"), lambda _: None)
     with pytest.raises(NotEnoughSpace, match="of memory"):
         load(open_checkpoint(TARGET), ServeConfig(layers="0-12", device="cpu"), lambda _: None)

@@ -16,24 +16,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from node.config import ServeConfig
 from node.model.checkpoint import Checkpoint, open_checkpoint
+from node.model.config import ServeConfig
 from node.model.loading import AUTO_SHARE, fitting_layers, format_of, load
 from node.model.malloc_trim import trim_heap
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import SpanModel, dissect, load_span, shared_parts
+from swarm.base.errors import UnsupportedModel
+from swarm.base.layers import Span
+from swarm.compute.fast_path import use_static
+from swarm.compute.kernels.support import kind_of
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import load_whole
+from swarm.compute.weights.format import WeightFormat
+from swarm.compute.weights.stored_weight import StoredWeight
 from swarm.demo import TARGET
-from swarm.errors import UnsupportedModel
-from swarm.inference.fast_path import use_static
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import load_whole
-from swarm.inference.weights.format import WeightFormat
-from swarm.inference.weights.stored_weight import StoredWeight
-from swarm.kernels.support import kind_of
-from swarm.layers import Span
-from swarm.models.pretrained import INDEX
-from swarm.models.stored.source import StoredTensor
+from swarm.files.pretrained import INDEX
+from swarm.files.stored.source import StoredTensor
 from tests.devices import DEVICE
 from tests.model.quantised_models import (
     QuantisedModel,

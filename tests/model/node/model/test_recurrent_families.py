@@ -12,19 +12,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import swarm.inference.fast_path
-from node.engine.measure import benchmark, forward_ms
+import swarm.compute.fast_path
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, dissect, load_span
 from node.session.context import NodeContext
-from swarm.ids import TreeNodeId
-from swarm.inference.fast_path import use_static
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.ragged_batch import SessionRows
-from swarm.inference.recurrent.plan import MIN_SEQUENCE
-from swarm.inference.weights.format import WeightFormat
-from swarm.layers import Span
-from swarm.models.families import TESTED
+from node.session.measure import benchmark, forward_ms
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.fast_path import use_static
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.ragged_batch import SessionRows
+from swarm.compute.recurrent.plan import MIN_SEQUENCE
+from swarm.compute.weights.format import WeightFormat
+from swarm.files.families import TESTED
 from swarm.protocol.messages import Credits
 from tests.devices import DEVICE
 from tests.model.recurrent_models import RECURRENT, recurrent_model
@@ -183,7 +183,7 @@ def test_how_fast_synthetic_layers_run_is_measured_too(hybrid: SpanModel) -> Non
 
 def test_kernels_leave_such_layers_to_the_plain_path(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
     support = SimpleNamespace(kernels=True, reason="")
-    monkeypatch.setattr(swarm.inference.fast_path, "kernel_support", lambda *_, **__: support)
+    monkeypatch.setattr(swarm.compute.fast_path, "kernel_support", lambda *_, **__: support)
     use_static(hybrid)
     assert (hybrid.path, hybrid.static) == ("plain", None)
     assert "this model's layers do more" in hybrid.path_reason

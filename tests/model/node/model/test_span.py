@@ -23,21 +23,21 @@ from transformers import (
 
 import node.model.family_check
 import node.model.span
-import swarm.inference.ragged_batch
-import swarm.inference.tree_attention
-from node.engine.measure import TREE_NODES, WARM_UP_NODES, measure_sweeps, uncounted_ms, warm_up
+import swarm.compute.ragged_batch
+import swarm.compute.tree_attention
 from node.model.checkpoint import open_checkpoint
 from node.model.family_check import check_conformance
 from node.model.span import SpanModel, dissect, load_span
+from node.session.measure import TREE_NODES, WARM_UP_NODES, measure_sweeps, uncounted_ms, warm_up
+from swarm.base.errors import LayersError, UnknownModel, UnsupportedModel
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
+from swarm.compute.layers.pass_through import PassThroughLayer
+from swarm.compute.ragged_batch import SessionRows, load_whole
+from swarm.compute.tree_attention import AttentionReach
 from swarm.demo import PASSAGES, TARGET
-from swarm.errors import LayersError, UnknownModel, UnsupportedModel
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import KvCache
-from swarm.inference.layers.pass_through import PassThroughLayer
-from swarm.inference.ragged_batch import SessionRows, load_whole
-from swarm.inference.tree_attention import AttentionReach
-from swarm.layers import Span
-from swarm.models.families import TESTED, causal_lm_class, max_positions
+from swarm.files.families import TESTED, causal_lm_class, max_positions
 from tests.model.tiny_models import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_model
 
 WHOLE = Span(0, 12)
@@ -121,7 +121,7 @@ def test_sub_ranges_of_one_span_make_the_whole(
 
 def test_a_sub_range_runs_only_its_own_layers(demo: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
-    attend = swarm.inference.tree_attention.attend
+    attend = swarm.compute.tree_attention.attend
 
     def recording(module: torch.nn.Module, *args: torch.Tensor, **options: object) -> tuple[torch.Tensor, None]:
         ran.append(cast("Any", module).layer_idx)
@@ -150,13 +150,13 @@ def test_only_the_first_chunk_of_a_prefill_is_a_plain_triangle(
     demo: SpanModel, hugging_face: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     causal: list[bool] = []
-    is_causal = swarm.inference.tree_attention.SessionRange.is_causal
+    is_causal = swarm.compute.tree_attention.SessionRange.is_causal
 
-    def recording(part: swarm.inference.tree_attention.SessionRange, reach: AttentionReach) -> bool:
+    def recording(part: swarm.compute.tree_attention.SessionRange, reach: AttentionReach) -> bool:
         causal.append(is_causal(part, reach))
         return causal[-1]
 
-    monkeypatch.setattr(swarm.inference.tree_attention.SessionRange, "is_causal", recording)
+    monkeypatch.setattr(swarm.compute.tree_attention.SessionRange, "is_causal", recording)
     ids, kv_cache = passage(3, 44), KvCache(demo.layout, 44)
     first, second = chain(kv_cache, ids[:22]), chain(kv_cache, ids[22:], first=22)
     rows = demo.forward([first])
@@ -173,7 +173,7 @@ def test_the_head_runs_in_bounded_chunks_with_the_same_result(demo: SpanModel, m
     assert at_once.dtype == torch.float32
     sizes: list[int] = []
     hook = demo.model.register_forward_hook(lambda _model, _inputs, output: sizes.append(output.logits.shape[1]))
-    monkeypatch.setattr(swarm.inference.ragged_batch, "MAX_LOGITS_BYTES", 3 * 4 * demo.vocab_size)
+    monkeypatch.setattr(swarm.compute.ragged_batch, "MAX_LOGITS_BYTES", 3 * 4 * demo.vocab_size)
     in_pieces = demo.logits(rows)
     hook.remove()
     assert sizes == [3, 3, 1]
@@ -297,7 +297,7 @@ def test_a_tested_family_needs_no_proof(tmp_path: Path, self_tests: list[str]) -
 def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if its window were forgotten."""
     monkeypatch.setattr(
-        swarm.inference.tree_attention.SessionRange, "mask", lambda part, _window, like: part.visible.to(like.device)
+        swarm.compute.tree_attention.SessionRange, "mask", lambda part, _window, like: part.visible.to(like.device)
     )
     with pytest.raises(UnsupportedModel, match=r"starcoder2: not a tested family, and its self-test is .* off"):
         check_conformance(make_config("starcoder2", sliding_window=4096), node.model.span.load_tested)
@@ -403,10 +403,10 @@ def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
     monkeypatch.setattr(model, "forward", noted)
     warm_up(model)
     assert seen == [(1, 1), *((nodes, 1 + nodes) for nodes in WARM_UP_NODES)]
-    monkeypatch.setattr("node.engine.measure.warm_up", lambda _: seen.clear())
+    monkeypatch.setattr("node.session.measure.warm_up", lambda _: seen.clear())
     measure_sweeps(model)
     assert seen, "a CPU has nothing to load"
-    monkeypatch.setattr("node.engine.measure.forward_ms", lambda *_: 1.0)
+    monkeypatch.setattr("node.session.measure.forward_ms", lambda *_: 1.0)
     measured = measure_sweeps(cast("SpanModel", SimpleNamespace(device=torch.device("cuda"), static=None)))
     assert not seen
     assert measured == tuple((nodes, 1.0) for nodes in TREE_NODES)

@@ -18,8 +18,8 @@ import pytest
 
 from benchmarks.emulation import network_check
 from benchmarks.emulation.network import Network, NetworkKind, NetworkPlan, ProxyNetwork, TunNetwork, open_network
-from client.demo.link_shape import LinkShape
-from swarm.errors import ConfigError
+from client.tools.demo.link_shape import LinkShape
+from swarm.base.errors import ConfigError
 
 ROOT = Path(__file__).parents[4]
 UDP_PORT = 5_000
@@ -28,7 +28,7 @@ WAIT_S = 10.0
 OWNER = """
 import asyncio, sys
 from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
-from client.demo.link_shape import LinkShape
+from client.tools.demo.link_shape import LinkShape
 
 async def own():
     async with open_network(NetworkPlan(2, LinkShape()), NetworkKind(sys.argv[1])) as net:

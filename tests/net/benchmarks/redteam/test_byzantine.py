@@ -8,12 +8,12 @@ from typing import cast
 import pytest
 
 from benchmarks.redteam.byzantine import Insider, Lie, _lie
-from node.serve import Node
+from node.life.serve import Node
 from node.session.table import SessionTable
 from node.session.tail import ReplyBuffer
-from swarm.ids import TreeNodeId
+from swarm.base.ids import TreeNodeId
+from swarm.link.successor import SuccessorLink
 from swarm.protocol.messages import Reply
-from swarm.transport.successor import SuccessorLink
 
 RIGHT = Reply(1, 0, ((TreeNodeId(0), 5),), ())
 WRONG = Reply(1, 0, ((TreeNodeId(0), 6),), ())

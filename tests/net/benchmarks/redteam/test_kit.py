@@ -7,8 +7,8 @@ import gc
 
 from benchmarks.redteam.ground import Ground, NodeMark
 from benchmarks.redteam.kit import Kit
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
 
 
 async def test_a_connection_that_an_attack_lets_go_stays_open_until_its_end() -> None:

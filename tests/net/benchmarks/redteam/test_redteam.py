@@ -24,11 +24,11 @@ from benchmarks.redteam.ground import Ground, NodeMark
 from benchmarks.redteam.kit import Kit
 from benchmarks.redteam.listing import all_attacks
 from client import AsyncSwarm
-from node.serve import Node
+from node.life.serve import Node
 from swarm.demo import TARGET
-from swarm.discovery.identity import Identity
-from swarm.discovery.model_pointer import Filing
-from swarm.discovery.sealing import RecordError
+from swarm.directory.identity import Identity
+from swarm.directory.model_pointer import Filing
+from swarm.directory.sealing import RecordError
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.three_nodes import until

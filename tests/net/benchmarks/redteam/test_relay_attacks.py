@@ -15,10 +15,10 @@ from benchmarks.redteam.attacks import relays
 from benchmarks.redteam.ground import Ground, NodeMark
 from benchmarks.redteam.kit import Kit
 from benchmarks.redteam.listing import all_attacks
-from swarm.discovery.identity import Identity
-from swarm.layers import Span
-from swarm.relay.visits import RelayLimits
-from swarm.runtime.quota import HoldingLimit
+from swarm.base.layers import Span
+from swarm.base.quota import HoldingLimit
+from swarm.directory.identity import Identity
+from swarm.reach.relay.visits import RelayLimits
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.relay_kit import LiveRelay, open_relay
 from tests.sample_records import MODEL

@@ -22,10 +22,10 @@ from node.model.checkpoint import open_checkpoint
 from node.model.loading import count_tokens
 from node.model.span import SpanModel, load_span
 from node.session.service import RpcContext
+from swarm.base.errors import SwarmError
+from swarm.base.layers import Span
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.errors import SwarmError
-from swarm.inference.ragged_batch import RaggedModel, load_whole
-from swarm.layers import Span
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

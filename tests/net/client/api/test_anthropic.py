@@ -20,9 +20,9 @@ from pydantic import TypeAdapter
 
 from client.api.context import ApiSettings
 from client.api.errors import PromptTooLong
+from client.base.options import Grammar
 from client.dialogue.messages import Message, ReasoningDelta, Tool, ToolCall, ToolCallDelta, ToolChoice
-from client.options import Grammar
-from swarm.errors import Busy, ConfigError, GenerationInterrupted, RouteError
+from swarm.base.errors import Busy, ConfigError, GenerationInterrupted, RouteError
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import Script, ScriptedBackend, saying, steps
 

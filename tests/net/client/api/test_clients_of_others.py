@@ -12,7 +12,7 @@ import httpx2
 import pytest
 import yaml
 
-from client.options import Grammar
+from client.base.options import Grammar
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import CARD, ScriptedBackend, saying
 

@@ -16,7 +16,7 @@ from client import AsyncSwarm
 from client.api.app import build_app
 from client.api.swarm_backend import SwarmBackend
 from client.api.swarm_link import SwarmSource
-from swarm.runtime.tasks import TaskScope
+from swarm.base.tasks import TaskScope
 from tests.net.three_nodes import three_nodes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,9 +12,9 @@ import pytest
 
 from client.api.app import build_app
 from client.api.backend import ChatJob, Job
+from client.base.stats import TokenLogProbs
 from client.dialogue.messages import ToolCallDelta
-from client.stats import TokenLogProbs
-from swarm.errors import GenerationInterrupted
+from swarm.base.errors import GenerationInterrupted
 from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import ScriptedBackend, Step, steps

@@ -11,10 +11,10 @@ import httpx2
 import pytest
 
 from client.api.backend import ChatJob, TextJob
+from client.base.options import Grammar
+from client.base.stats import TokenLogProbs
 from client.dialogue.messages import Message, ReasoningDelta, Tool, ToolCall, ToolCallDelta
-from client.options import Grammar
-from client.stats import TokenLogProbs
-from swarm.errors import Busy, GenerationInterrupted, RouteError
+from swarm.base.errors import Busy, GenerationInterrupted, RouteError
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps
 

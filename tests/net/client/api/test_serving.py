@@ -20,9 +20,9 @@ from client.api.command import ServerOptions, listening, served_api
 from client.api.sessions import SessionLimits
 from client.api.swarm_backend import BackendLimits
 from client.api.swarm_link import SwarmSource
-from client.options import GenerateOptions
+from client.base.options import GenerateOptions
+from swarm.base.errors import ConfigError, RouteError
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, RouteError
 from tests.in_process_swarm import in_process_swarm
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.raw_client import info

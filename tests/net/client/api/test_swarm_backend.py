@@ -19,10 +19,10 @@ from client.api.openai.fields import choice_grammar, schema_grammar, written_gra
 from client.api.sessions import LentSession
 from client.api.swarm_backend import BackendLimits, SwarmBackend
 from client.api.swarm_link import SwarmSource
+from client.base.options import GenerateOptions, Grammar
 from client.dialogue.messages import ContentDelta, Message
-from client.options import GenerateOptions, Grammar
-from swarm.errors import ConfigError, ContextFull
-from swarm.runtime.tasks import TaskScope
+from swarm.base.errors import ConfigError, ContextFull
+from swarm.base.tasks import TaskScope
 from tests.net.raw_client import info
 from tests.net.three_nodes import ThreeNodes, prompt, three_nodes, until_freed
 

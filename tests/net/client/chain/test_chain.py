@@ -14,10 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import is_progress_bar_enabled
 
-from client.control.goodput import Goodput
+from client.decode.goodput import Goodput
+from swarm.base.ids import TreeNodeId
+from swarm.compute.row_codec import encode_rows
 from swarm.demo import DRAFT, TARGET
-from swarm.ids import TreeNodeId
-from swarm.inference.row_codec import encode_rows
+from swarm.link.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
 from swarm.protocol import wire
 from swarm.protocol.messages import (
     Ack,
@@ -35,7 +36,6 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.routing.costs import DEFAULT_DELAY_MS, RouteForecast
-from swarm.transport.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
 from tests.in_process_swarm import in_process_swarm
 from tests.net.raw_client import (
     SweepNumbering,

@@ -13,11 +13,11 @@ from client import AsyncSwarm
 from client.api.backend import ApiCaller, Finished, TextJob
 from client.api.swarm_backend import SwarmBackend
 from client.api.swarm_link import SwarmSource
+from client.base.options import GenerateOptions, make_options
+from client.base.stats import Result
 from client.library.session import ForkRefused, Session
-from client.options import GenerateOptions, make_options
-from client.stats import Result
+from swarm.base.tasks import TaskScope
 from swarm.protocol.authority import SessionKey
-from swarm.runtime.tasks import TaskScope
 from tests.net.killable_nodes import CHAIN, KillableNodes
 from tests.net.three_nodes import prompt
 

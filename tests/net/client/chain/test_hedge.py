@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import client.library.session
+from client.base.options import GenerateOptions
 from client.chain.chain import Chain
-from client.options import GenerateOptions
-from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
-from swarm.ids import PeerId
-from swarm.inference.row_codec import decode_rows, encode_rows
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.hedged_link import HedgedLink
-from swarm.transport.successor import SessionLink, SuccessorLink
+from node.session.sweep_run import SweepRun
+from swarm.base.ids import PeerId
+from swarm.base.tasks import TaskScope
+from swarm.compute.row_codec import decode_rows, encode_rows
+from swarm.link.hedged_link import HedgedLink
+from swarm.link.successor import SessionLink, SuccessorLink
 from tests.net.killable_nodes import CHAIN, KillableNodes
 from tests.net.raw_client import counters
 from tests.net.three_nodes import grown, prompt, until

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from swarm.demo import TARGET
-from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.sealing import Seal
+from swarm.directory.node_record import NodeRecord
+from swarm.directory.sealing import Seal
 from swarm.protocol.messages import Frame
 from swarm.protocol.wire import encode_frame
 from tests.in_process_swarm import in_process_swarm

@@ -11,20 +11,20 @@ import pytest
 import pytest_asyncio
 import torch
 
-import node.engine.sweep_run
+import node.session.sweep_run
 from client import AsyncSwarm
 from client.chain import answers as replies
 from client.chain.chain import Chain
-from client.control.goodput import Goodput
+from client.decode.goodput import Goodput
 from client.terminal.report import summary
-from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
+from node.session.sweep_run import SweepRun
+from swarm.compute.multistep_sampling import multistep_picks
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.multistep_sampling import multistep_picks
+from swarm.link import link as watch
 from swarm.protocol.messages import Sweep
 from swarm.protocol.pick_rules import DraftDistribution
 from swarm.routing.costs import RouteForecast
-from swarm.transport import link as watch
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import engine_of, prompt, server_of
 
@@ -73,7 +73,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[DraftDistribution | None]:
         seen.extend(guesses)
         return multistep_picks(probs, positions, guesses, seed, sequence)
 
-    monkeypatch.setattr(node.engine.sweep_run, "multistep_picks", recording)
+    monkeypatch.setattr(node.session.sweep_run, "multistep_picks", recording)
     return seen
 
 
@@ -131,7 +131,7 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
     """The last tests here: machines die in them.
 
     A tail that lives gets what was drawn with the sweep, from the journal, and never for another sweep. A new one picks
-    without the draws what its snapshot holds, which has the same law (`swarm.inference.multistep_sampling`), and with
+    without the draws what its snapshot holds, which has the same law (`swarm.compute.multistep_sampling`), and with
     them afterwards.
     """
     sent, told, arrived = dict[int, Sweep](), defaultdict[int, list[DraftDistribution | None]](list), asyncio.Event()
@@ -160,7 +160,7 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         return run(hop)
 
     monkeypatch.setattr(Chain, "send", sending)
-    monkeypatch.setattr(node.engine.sweep_run, "multistep_picks", recording)
+    monkeypatch.setattr(node.session.sweep_run, "multistep_picks", recording)
     monkeypatch.setattr(HopSession, "next_run", stalling)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         work = client.generate(

@@ -16,17 +16,17 @@ import client.chain.chain
 import client.chain.repair_plan
 import client.library.jobs
 from client import Result
-from client.control.policy import SpeculationPlan
+from client.base.options import GenerateOptions
 from client.decode.loop import Generation
-from client.drafting.search.tree import DraftTree
-from client.options import GenerateOptions
+from client.decode.policy import SpeculationPlan
+from client.draft.search.tree import DraftTree
 from node.session.hop_session import HopSession
 from node.session.tail import ReplyBuffer
 from node.session.upstreams import UpstreamStream
-from swarm.discovery.node_record import NodeRecord
-from swarm.errors import RegistryError
+from swarm.base.errors import RegistryError
+from swarm.directory.node_record import NodeRecord
+from swarm.link.successor import SessionLink, SuccessorLink
 from swarm.protocol.messages import Ping, Reply, Reroute
-from swarm.transport.successor import SessionLink, SuccessorLink
 from tests.net.killable_nodes import CHAIN, KillableNodes
 from tests.net.raw_client import counters
 from tests.net.three_nodes import grown, prompt, until, until_freed

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from client.options import Grammar
+from client.base.options import Grammar
 from node.session.hop_session import HopSession
 from node.session.service import NodeService
 from node.session.upstreams import UpstreamStream
-from swarm.errors import GenerationInterrupted, RemoteProtocolError
+from swarm.base.errors import GenerationInterrupted, RemoteProtocolError
+from swarm.base.version import unknown_here
 from swarm.protocol.messages import Frame, Snapshot, SweepFrame
-from swarm.runtime.version import unknown_here
 from tests.net.killable_nodes import KillableNodes
 from tests.net.three_nodes import prompt
 

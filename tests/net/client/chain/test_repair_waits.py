@@ -15,19 +15,19 @@ import client.chain.chain
 import client.chain.repair_plan
 import client.library.session
 import node.session.hop_session
+from client.base.options import GenerateOptions, Options
+from client.base.stats import Repair
 from client.chain.chain import Chain
-from client.options import GenerateOptions, Options
-from client.stats import Repair
-from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
-from swarm.discovery.node_record import NodeState, seal
-from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError, SwarmError, Unreachable
-from swarm.layers import Span
+from node.session.sweep_run import SweepRun
+from swarm.base.errors import GenerationInterrupted, LocalProtocolError, RouteError, SwarmError, Unreachable
+from swarm.base.layers import Span
+from swarm.base.tasks import TaskScope
+from swarm.directory.node_record import NodeState, seal
+from swarm.link.certificate import ServerCertificate
+from swarm.link.dial import Dialer, plain_reason
 from swarm.protocol import wire
 from swarm.protocol.messages import RouteHop
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.certificate import ServerCertificate
-from swarm.transport.dial import Dialer, plain_reason
 from tests.net.killable_nodes import CHAIN, KillableNodes, reset_client
 from tests.net.raw_client import Unary, info
 from tests.net.three_nodes import prompt, until, until_freed

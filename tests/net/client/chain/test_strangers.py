@@ -16,18 +16,17 @@ import pytest
 
 import client.chain.chain
 import client.chain.progress
-import swarm.transport.link
-import swarm.transport.successor
-from client.options import GenerateOptions
-from client.stats import Stats
-from node.engine.sweep_run import SweepRun
-from node.serve import Node
+import swarm.link.link
+import swarm.link.successor
+from client.base.options import GenerateOptions
+from client.base.stats import Stats
+from node.life.serve import Node
 from node.session.hop_session import HopSession
 from node.session.service import NodeService
+from node.session.sweep_run import SweepRun
 from node.session.tail import ReplyBuffer, Tail
 from node.session.upstreams import UpstreamSet
-from swarm.discovery.identity import Identity
-from swarm.errors import (
+from swarm.base.errors import (
     Busy,
     ContextFull,
     GenerationInterrupted,
@@ -37,11 +36,12 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm.ids import PeerId, TreeNodeId
+from swarm.base.ids import PeerId, TreeNodeId
+from swarm.directory.identity import Identity
+from swarm.link.endpoint import Endpoint
+from swarm.link.link import Metadata, Signer, introduce
+from swarm.link.successor import SuccessorLink
 from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ping, Ready, Reply, Rows, SweepFrame
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.link import Metadata, Signer, introduce
-from swarm.transport.successor import SuccessorLink
 from tests.net.killable_nodes import CHAIN, SPEED, KillableNodes, reset_client
 from tests.net.three_nodes import prompt
 
@@ -175,8 +175,8 @@ async def test_who_says_nothing_to_an_attach_is_left_sooner_where_others_are(
     """Neither the hop before it nor the client has to be certain that it never will."""
     monkeypatch.setattr(client.chain.progress, "HASTE_S", 0.2)
     monkeypatch.setattr(client.chain.progress, "TAKE_S", 600.0)
-    monkeypatch.setattr(swarm.transport.successor, "ATTACH_S", 600.0)
-    monkeypatch.setattr(swarm.transport.successor, "FIRST_TRY_S", 600.0)
+    monkeypatch.setattr(swarm.link.successor, "ATTACH_S", 600.0)
+    monkeypatch.setattr(swarm.link.successor, "FIRST_TRY_S", 600.0)
     read = NodeService._read
 
     async def deaf(service: NodeService, requests: AsyncIterator[bytes], *others: Any) -> None:  # noqa: ANN401
@@ -203,7 +203,7 @@ async def test_who_spoils_what_it_signs_cannot_accuse_the_next_one(
         signer = signer if away_s else Identity.ephemeral()
         return introduce(signer, endpoint, method, subject, lambda: time.time() + away_s)
 
-    monkeypatch.setattr(swarm.transport.link, "introduce", spoilt)
+    monkeypatch.setattr(swarm.link.link, "introduce", spoilt)
     await tells_the_honest_text(nodes, "b0")
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
+from node.session.sweep_run import SweepRun
 
 
 def stall_a_tail(sequence: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], asyncio.Event]:

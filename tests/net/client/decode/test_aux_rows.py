@@ -17,17 +17,17 @@ import pytest
 import torch
 
 from client import AsyncSwarm
-from client.drafting.search.source import Search
-from client.drafting.sources.layer_head import EntryState, LayerEntries, LayerHeadSource
-from node.lifecycle.announcer import Announcer
+from client.draft.search.source import Search
+from client.draft.sources.layer_head import EntryState, LayerEntries, LayerHeadSource
+from node.life.announcer import Announcer
 from node.session.service import NodeService
+from swarm.base.errors import RemoteProtocolError, RouteError
+from swarm.base.ids import PeerId
+from swarm.base.version import unknown_here
+from swarm.compute.row_codec import encode_rows
 from swarm.demo import TARGET
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.errors import RemoteProtocolError, RouteError
-from swarm.ids import PeerId
-from swarm.inference.row_codec import encode_rows
+from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.protocol.messages import Attach, Codec, Rows
-from swarm.runtime.version import unknown_here
 from tests.memory_registry import MemoryRegistry
 from tests.model.published_eagle3 import PublishedForward, publish_eagle3, told
 from tests.net.killable_nodes import KillableNodes, reset_client

@@ -17,19 +17,19 @@ import client.chain.answers
 import client.chain.chain
 import client.decode.loop
 import client.decode.walk
-import swarm.transport.link
+import swarm.link.link
 from client import AsyncSwarm
-from client.control.goodput import Goodput
-from client.control.policy import Occupancy, SpeculationPlan
+from client.base.options import Options
+from client.decode.goodput import Goodput
+from client.decode.policy import Occupancy, SpeculationPlan
 from client.decode.state import GenerationState
 from client.decode.walk import Observe, Walk
-from client.drafting.sources.model import LocalSession
-from client.options import Options
-from node.serve import Node
+from client.draft.sources.model import LocalSession
+from node.life.serve import Node
 from node.session.tail import AcceptedPath
+from swarm.base.ids import TreeNodeId
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
-from swarm.ids import TreeNodeId
-from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Reply, Sweep
 from swarm.protocol.session import Limits
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
@@ -58,7 +58,7 @@ class TwoTails:
 async def running() -> AsyncIterator[TwoTails]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
-        for module in (swarm.transport.link, client.chain.answers):
+        for module in (swarm.link.link, client.chain.answers):
             patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
         async with in_process_swarm(TARGET, ["0-6", "6-12", "6-12"]) as here, here.client(draft=DRAFT) as opened:
             for node in here.nodes:

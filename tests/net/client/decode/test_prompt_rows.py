@@ -16,17 +16,17 @@ import torch
 
 import client.chain.answers
 import node.session.tail
-import swarm.transport.link
+import swarm.link.link
 from client import AsyncSwarm
+from client.base.options import Options
 from client.decode.state import GenerationState
-from client.drafting.search.source import Search
-from client.drafting.sources.layer_head import LayerHeadSource
-from client.drafting.sources.model import LocalSession
-from client.options import Options
-from node.engine.sweep_run import SweepRun
+from client.draft.search.source import Search
+from client.draft.sources.layer_head import LayerHeadSource
+from client.draft.sources.model import LocalSession
+from node.session.sweep_run import SweepRun
 from node.session.tail import Tail
+from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import TARGET
-from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.limits import MAX_PROMPT_ROWS
 from swarm.protocol.messages import Reply
 from swarm.protocol.session import Limits
@@ -54,7 +54,7 @@ class TwoTails:
 async def running() -> AsyncIterator[TwoTails]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
-        for module in (swarm.transport.link, client.chain.answers):
+        for module in (swarm.link.link, client.chain.answers):
             patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
         async with in_process_swarm(TARGET, ["0-6", "6-12", "6-12"]) as here, here.client() as opened:
             for one in here.nodes:

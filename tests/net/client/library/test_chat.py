@@ -12,10 +12,10 @@ import pytest_asyncio
 
 import client.library.chat
 from client import Message
+from client.base.options import GenerateOptions
 from client.library.chat import Conversation
 from client.library.session import SessionOpener
-from client.options import GenerateOptions
-from swarm.errors import ConfigError, ContextFull, GenerationInterrupted, RouteError
+from swarm.base.errors import ConfigError, ContextFull, GenerationInterrupted, RouteError
 from swarm.protocol.messages import Counters
 from swarm.routing.route import Route
 from tests.net.raw_client import info

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from client.options import GenerateOptions, make_options
+from client.base.options import GenerateOptions, make_options
 from swarm.demo import TARGET
 from tests.in_process_swarm import in_process_swarm
 

@@ -11,10 +11,10 @@ import pytest
 
 from client import AsyncSwarm
 from client.chain import chain, progress
-from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.layers import Span
-from swarm.transport import successor
+from swarm.base.layers import Span
+from swarm.directory.identity import Identity
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.link import successor
 from tests.memory_registry import MemoryRegistry
 from tests.net.hello_server import answering
 from tests.net.three_nodes import three_nodes

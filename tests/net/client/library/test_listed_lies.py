@@ -10,17 +10,17 @@ import pytest
 from rich.console import Console
 
 from client.library.aio import AsyncSwarm
+from swarm.base.errors import RouteError
+from swarm.base.ids import ModelIdentity
+from swarm.base.layers import Span
 from swarm.cli import report
 from swarm.commands.route import ShowRoute, show_route
-from swarm.discovery.coverage import cover
-from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import KNOWN_S
-from swarm.discovery.sealing import RecordError
-from swarm.errors import RouteError
-from swarm.ids import ModelIdentity
-from swarm.layers import Span
-from swarm.transport.certificate import ServerCertificate
+from swarm.directory.coverage import cover
+from swarm.directory.identity import Identity
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.directory.registry import KNOWN_S
+from swarm.directory.sealing import RecordError
+from swarm.link.certificate import ServerCertificate
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.three_nodes import three_nodes
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from client import Result
-from node.lifecycle import span_host
+from node.life import span_host
 from node.model.span import SpanModel
+from swarm.base.errors import ConfigError, RouteError
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, RouteError
 from tests.devices import DEVICE
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 

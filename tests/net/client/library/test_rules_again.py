@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from client.options import Grammar, make_options
+from client.base.options import Grammar, make_options
 from tests.net.three_nodes import ThreeNodes, prompt, three_nodes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

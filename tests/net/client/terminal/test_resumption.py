@@ -7,10 +7,10 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from client.options import GenerateOptions
+from client.base.options import GenerateOptions
 from client.terminal import resumption
+from swarm.base.errors import ConfigError, GenerationInterrupted, Unfinished
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
 from tests.in_process_swarm import in_process_swarm
 from tests.net.three_nodes import SPANS, prompt
 

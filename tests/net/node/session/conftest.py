@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from node.serve import Node
+from node.life.serve import Node
 from tests.net.healthy_session import healthy_session, warm_nodes
 
 

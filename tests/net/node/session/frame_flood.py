@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from swarm.discovery.identity import Identity
-from swarm.errors import RemoteProtocolError
-from swarm.ids import SessionId
-from swarm.layers import Span
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import SessionId
+from swarm.base.layers import Span
+from swarm.directory.identity import Identity
+from swarm.link.dial import CHANNEL_OPTIONS, open_channel
+from swarm.link.endpoint import Endpoint
+from swarm.link.link import Stream, introduce
 from swarm.protocol import wire
 from swarm.protocol.frames import FrameAssembler, split
 from swarm.protocol.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
-from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.link import Stream, introduce
 from tests.net.node.session.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 
 WORKERS = 6

@@ -17,11 +17,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.redteam.fuzzing.mutations import mutate_wire
-from swarm.errors import ConfigError, ContextFull, LocalProtocolError, RemoteProtocolError
-from swarm.ids import PeerId, TreeNodeId
-from swarm.inference.row_codec import encode_rows
-from swarm.inference.sampling import check as check_sampling
-from swarm.layers import Span
+from swarm.base.errors import ConfigError, ContextFull, LocalProtocolError, RemoteProtocolError
+from swarm.base.ids import PeerId, TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.row_codec import encode_rows
+from swarm.compute.sampling import check as check_sampling
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import split

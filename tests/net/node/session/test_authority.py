@@ -12,12 +12,13 @@ from itertools import count
 import grpc
 import pytest
 
-from node.serve import Node
+from node.life.serve import Node
 from node.session import service
 from node.session.upstreams import UpstreamStream
-from swarm.discovery.identity import Identity
-from swarm.ids import PeerId
-from swarm.layers import Span
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.directory.identity import Identity
+from swarm.link.link import Metadata, Signer, introduce
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.limits import MAX_HOLD_S
@@ -35,7 +36,6 @@ from swarm.protocol.messages import (
     RouteHop,
 )
 from swarm.protocol.wire import encode_part
-from swarm.transport.link import Metadata, Signer, introduce
 from tests.net.healthy_session import (
     attacked_link,
     single_part,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.serve import Node
-from swarm.inference.row_codec import encode_rows
+from node.life.serve import Node
+from swarm.compute.row_codec import encode_rows
 from swarm.protocol.messages import Attach, Close, Codec, Fault, FaultKind, Ready, Reroute, SweepFrame, Want
 from tests.net.healthy_session import (
     FIRST_SWEEP,

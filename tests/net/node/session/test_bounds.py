@@ -13,11 +13,14 @@ import pytest
 
 import node.session.service
 import node.session.table
-from node.serve import Node
+from node.life.serve import Node
 from node.session.admission import REROUTED, SESSIONS, WAITING, Admission
 from node.session.hop_session import HopSession
 from node.session.table import UNUSED_S, SessionTable
-from swarm.ids import SessionId, TreeNodeId
+from swarm.base.ids import SessionId, TreeNodeId
+from swarm.base.quota import HoldingLimit
+from swarm.link.dial import open_channel
+from swarm.link.link import Stream
 from swarm.protocol import wire
 from swarm.protocol.messages import (
     Attach,
@@ -33,9 +36,6 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.v1 import node_pb2 as pb
 from swarm.protocol.wire import encode_part
-from swarm.runtime.quota import HoldingLimit
-from swarm.transport.dial import open_channel
-from swarm.transport.link import Stream
 from tests.net.healthy_session import attacked_link, until_sessions, valid_attach
 from tests.net.raw_client import (
     RawLink,

@@ -11,16 +11,16 @@ from typing import NoReturn
 import grpc.aio
 import pytest
 
-import node.lifecycle.span_host
+import node.life.span_host
 import node.session.service
-from node.serve import Node
+from node.life.serve import Node
 from node.session.service import RpcContext
 from node.session.upstreams import OUTBOX_MESSAGES
 from swarm.demo import TARGET
+from swarm.link.link import Stream
 from swarm.protocol import wire
 from swarm.protocol.messages import Close, FaultKind, Ping, Ready, SweepFrame
 from swarm.protocol.wire import encode_part
-from swarm.transport.link import Stream
 from tests.in_process_swarm import in_process_swarm
 from tests.net.healthy_session import (
     WIDTH,
@@ -148,7 +148,7 @@ async def test_a_frame_that_never_ends_costs_what_its_session_may_send_and_no_mo
 
 
 async def test_more_streams_than_a_node_takes_are_refused_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.lifecycle.span_host, "MAX_STREAMS", 20)
+    monkeypatch.setattr(node.life.span_host, "MAX_STREAMS", 20)
     monkeypatch.setattr(node.session.service, "FIRST_MESSAGE_S", 3.0)
     async with in_process_swarm(TARGET, SPANS) as here, AsyncExitStack() as stack:
         calls = [await stack.enter_async_context(dial(here.nodes[0], wire.LINK)) for _ in range(40)]

@@ -9,11 +9,11 @@ import logging
 import pytest
 
 import node.session.hop_session
-from node.serve import Node
+from node.life.serve import Node
 from node.session.hop_session import HopSession
+from swarm.base.layers import Span
+from swarm.compute.kv_cache import KvCache
 from swarm.demo import TARGET
-from swarm.inference.kv_cache import KvCache
-from swarm.layers import Span
 from tests.in_process_swarm import in_process_swarm
 from tests.net.healthy_session import WORDS, right_picks
 from tests.net.node.session.frame_flood import FloodCounts, FloodTarget, fuzz

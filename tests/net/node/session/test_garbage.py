@@ -11,10 +11,11 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 
-from node.lifecycle.successors import Successors, Tried
-from node.serve import Node
-from swarm.discovery.address_proof import HELLO_METHOD
-from swarm.ids import SessionId, TreeNodeId
+from node.life.serve import Node
+from node.life.successors import Successors, Tried
+from swarm.base.ids import SessionId, TreeNodeId
+from swarm.directory.address_proof import HELLO_METHOD
+from swarm.link.dial import Connection, open_channel
 from swarm.protocol import wire
 from swarm.protocol.messages import (
     Close,
@@ -32,7 +33,6 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.protocol.wire import PART_BYTES, encode_part
-from swarm.transport.dial import Connection, open_channel
 from tests.net.healthy_session import (
     FIRST_SWEEP,
     NEXT_SWEEP,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from swarm.demo import TARGET
-from swarm.transport.link import BURST_S
+from swarm.link.link import BURST_S
 from tests.in_process_swarm import in_process_swarm
 from tests.net.raw_client import counters
 from tests.net.three_nodes import prompt

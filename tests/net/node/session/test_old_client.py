@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import node.session.service
-from node.serve import Node
+from node.life.serve import Node
 from node.session.admission import CallerCheck
 from swarm.demo import TARGET
-from swarm.discovery.identity import Identity
+from swarm.directory.identity import Identity
 from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.messages import Attach
 from tests.frozen.conversation import Call, picks_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from node.serve import Node
-from swarm.inference.row_codec import encode_rows
+from node.life.serve import Node
+from swarm.compute.row_codec import encode_rows
 from swarm.protocol import wire
 from swarm.protocol.messages import Close, Codec, Fault, FaultKind, SweepFrame
 from swarm.protocol.wire import encode_part

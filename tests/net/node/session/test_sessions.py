@@ -13,21 +13,21 @@ import pytest
 import pytest_asyncio
 
 import node.session.hop_session
+from client.base.options import GenerateOptions
 from client.chain import blame
-from client.options import GenerateOptions
-from node.engine.scheduler import Batch, Schedulable
-from node.engine.step_cost import StepCost
-from node.engine.sweep_run import SweepRun
-from node.serve import Node
+from node.life.serve import Node
 from node.session.hop_session import HopSession
+from node.session.scheduler import Batch, Schedulable
+from node.session.step_cost import StepCost
+from node.session.sweep_run import SweepRun
 from node.session.table import UNUSED_S
 from node.session.upstreams import UpstreamStream
+from swarm.base.errors import Busy, ContextFull, GenerationInterrupted, RouteError
+from swarm.base.ids import TreeNodeId
 from swarm.demo import TARGET
-from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
-from swarm.ids import TreeNodeId
+from swarm.link.dial import open_channel
 from swarm.protocol import wire
 from swarm.protocol.messages import Ack, Attached, Close, FaultKind, Hold, Ready, SweepFrame
-from swarm.transport.dial import open_channel
 from tests.in_process_swarm import in_process_swarm
 from tests.net.raw_client import (
     SweepNumbering,

@@ -11,10 +11,12 @@ from typing import Any, Final
 
 import pytest
 
-from swarm.discovery.dht.about import OURS, About, disagreement
-from swarm.discovery.dht.addresses import Membership, PeerSource
-from swarm.discovery.dht.registry import PeerSurvey
-from swarm.discovery.identity import Identity
+from swarm.base.ids import PeerId
+from swarm.base.process_limits import main_memory
+from swarm.directory.dht.about import OURS, About, disagreement
+from swarm.directory.dht.addresses import Membership, PeerSource
+from swarm.directory.dht.registry import PeerSurvey
+from swarm.directory.identity import Identity
 from swarm.doctor.command import named_peers
 from swarm.doctor.directory import ClockService, SwarmView
 from swarm.doctor.hub import HubAnswer
@@ -22,8 +24,6 @@ from swarm.doctor.ladder import Diagnosis, Level, climb, first_cause
 from swarm.doctor.machine import Cards, TorchBuild, installed_version
 from swarm.doctor.options import Doctor
 from swarm.doctor.rungs import RUNGS, DoctorProbes, Examination
-from swarm.ids import PeerId
-from swarm.runtime.process_limits import main_memory
 from tests.net.small_internet import (
     HUB_IP,
     NOBODY_IP,

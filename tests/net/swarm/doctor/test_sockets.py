@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from swarm.commands.certificates import authority, broker_certificate, key_pem, new_key
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.directory.dht.registry import DhtConfig, DhtRegistry
 from swarm.doctor.directory import SwarmView, look_at_swarm
 from swarm.doctor.hub import login, look_at_broker
 from swarm.doctor.ladder import Diagnosis
@@ -45,7 +45,7 @@ from swarm.doctor.way_in import (
     look_at_router,
     try_bind,
 )
-from swarm.gateway.ports import PcpRouter, PmpRouter
+from swarm.reach.gateway.ports import PcpRouter, PmpRouter
 from tests.net.black_hole import black_hole
 from tests.net.brokers import CONNACK, free_port, mosquitto, scripted_broker
 from tests.net.lent_relay import lent_relay

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm.discovery.dht import registry as registry_module
-from swarm.discovery.dht.about import OURS
-from swarm.discovery.dht.registry import DhtConfig, DhtPipe, DhtRegistry, start_pipe
-from swarm.discovery.identity import Identity
+from swarm.directory.dht import registry as registry_module
+from swarm.directory.dht.about import OURS
+from swarm.directory.dht.registry import DhtConfig, DhtPipe, DhtRegistry, start_pipe
+from swarm.directory.identity import Identity
 from swarm.doctor.directory import ClockService, look_at_clock, look_at_directory, look_at_release, look_at_swarm
 from swarm.doctor.machine import look_at_identity
 from tests.one_diagnosis import assert_ok, assert_trouble
@@ -20,7 +20,7 @@ from tests.sample_records import sample_record
 LOCAL = DhtConfig(host="127.0.0.1")
 FORTY_S_AHEAD = (
     "import time; now = time.time; time.time = lambda: now() + 40\n"
-    "from swarm.discovery.dht import process; process.main()"
+    "from swarm.directory.dht import process; process.main()"
 )
 
 

@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.base.tasks import TaskScope
 from swarm.health.alerts.rules import AlertTransition, Change
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.history import History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
 from swarm.health.web.api import alert_routes, make_app
-from swarm.ids import PeerId
-from swarm.layers import Span
-from swarm.metrics.http import HEADERS, make_server
-from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.messages import ServedModel
+from swarm.status.http import HEADERS, make_server
+from swarm.status.messages import ServedModel
 from tests.net.swarm.health.test_service import ask
 from tests.telemetry_messages import FINGERPRINT, NOW, status
 

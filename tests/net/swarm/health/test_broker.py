@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.telemetry.publisher import Address, Outbox, PublishIntervals, TelemetryPublisher
+from node.life.publisher import Address, Outbox, PublishIntervals, TelemetryPublisher
+from swarm.base.tasks import TaskScope
 from swarm.health.broker.supervisor import EmbeddedBroker, LivenessChecks
 from swarm.health.state.mqtt_feed import MqttFeed
 from swarm.health.state.overview import Overview
 from swarm.health.state.verdict import LinkState
-from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
-from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
+from swarm.status.guard import AcceptedMessage, TelemetryGuard
+from swarm.status.messages import Metrics, Presence, Stamp, Status
 from tests.telemetry_messages import FINGERPRINT, identity, metrics, status
 
 PACE = PublishIntervals(

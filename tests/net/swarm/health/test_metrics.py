@@ -16,17 +16,17 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from starlette.applications import Starlette
 
-from node.config import ServeConfig
-from node.serve import Node
-from node.telemetry.metrics import listening, serving_metrics
+from node.life.metrics import listening, serving_metrics
+from node.life.serve import Node
+from node.model.config import ServeConfig
+from swarm.base.errors import ConfigError
+from swarm.base.ids import PeerId
+from swarm.base.tasks import TaskScope
 from swarm.demo import TARGET
-from swarm.discovery.dht.registry import DhtRegistry
-from swarm.errors import ConfigError
+from swarm.directory.dht.registry import DhtRegistry
 from swarm.health.options import Health
 from swarm.health.service import HealthService
-from swarm.ids import PeerId
-from swarm.metrics.http import HEADERS, Guarded, MetricsPage, make_server
-from swarm.runtime.tasks import TaskScope
+from swarm.status.http import HEADERS, Guarded, MetricsPage, make_server
 from tests.devices import DEVICE
 from tests.in_process_swarm import in_process_swarm
 from tests.memory_registry import MemoryNetwork, MemoryRegistry

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from client.probe import PROMPT, ProbeSwarm, generate, probed
-from node.engine.sweep_run import SweepRun
+from client.terminal.probe import PROMPT, ProbeSwarm, generate, probed
 from node.session.hop_session import HopSession
+from node.session.sweep_run import SweepRun
+from swarm.base.ids import ModelIdentity
 from swarm.demo import TARGET
 from swarm.health.state.probe_results import read_comparison, read_probe
-from swarm.ids import ModelIdentity
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.memory_registry import MemoryRegistry
 

@@ -17,9 +17,12 @@ import aiomqtt
 import pytest
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import Registry
-from swarm.errors import ConfigError, RegistryError
+from swarm.base.errors import ConfigError, RegistryError
+from swarm.base.ids import ModelIdentity
+from swarm.base.layers import Span
+from swarm.base.tasks import TaskScope
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.directory.registry import Registry
 from swarm.health.broker.supervisor import EmbeddedBroker
 from swarm.health.state.directory import Directory
 from swarm.health.state.model import Knowledge
@@ -29,13 +32,10 @@ from swarm.health.state.overview import Overview
 from swarm.health.state.verdict import LinkState
 from swarm.health.tasks.publisher import MAX_READERS, StatePublisher
 from swarm.health.web.api import make_app
-from swarm.ids import ModelIdentity
-from swarm.layers import Span
-from swarm.metrics.http import HEADERS, make_server
-from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.guard import Reason, TelemetryGuard
-from swarm.telemetry.messages import Body, seal_body
-from swarm.transport.broker_address import BrokerAddress
+from swarm.link.broker_address import BrokerAddress
+from swarm.status.guard import Reason, TelemetryGuard
+from swarm.status.http import HEADERS, make_server
+from swarm.status.messages import Body, seal_body
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.brokers import free_port, mosquitto
 from tests.telemetry_messages import FINGERPRINT, identity, metrics, status, topic, will

@@ -29,7 +29,7 @@ from client.chain.repair_plan import (
     TakeRoute,
     Wait,
 )
-from swarm.errors import (
+from swarm.base.errors import (
     Busy,
     HopError,
     HopTimeout,

@@ -23,17 +23,17 @@ from benchmarks.control.replay import OneAtATime, ReplaySetup, replay_text, repl
 from benchmarks.simulation.chain import HOPS, Costs, RecordedDrafter, SimulatedSweep, VirtualChain
 from benchmarks.simulation.profiles import PROFILES
 from benchmarks.simulation.recorded import ModelPair, RecordedSearch, RecordedText, picks_of, prompts_of, record_trees
+from client.base.stats import SweepMeasurement
 from client.chain.answers import Answer
-from client.control.goodput import Goodput
-from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
+from client.decode.goodput import Goodput
+from client.decode.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer
-from client.drafting.drafter import NO_PICKS, ModelDrafter, expansions
-from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
-from client.drafting.sources.model import LocalSession
-from client.stats import SweepMeasurement
+from client.draft.drafter import NO_PICKS, ModelDrafter, expansions
+from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
+from client.draft.sources.model import LocalSession
+from swarm.compute.ragged_batch import HeadOutput, load_whole
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.ragged_batch import HeadOutput, load_whole
 from swarm.protocol.messages import Sampling, Sweep
 from swarm.routing.costs import DEFAULT_LINK_MBIT_PER_S, RouteForecast
 

@@ -17,14 +17,14 @@ from transformers import AutoTokenizer
 from benchmarks.simulation.chain import Costs, RecordedTail, VirtualChain
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.recorded import RecordedText
-from client.control.goodput import Goodput
-from client.control.policy import FixedPolicy, SpeculationPolicy
+from client.decode.goodput import Goodput
 from client.decode.loop import Generation
+from client.decode.policy import FixedPolicy, SpeculationPolicy
 from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer, TextStream
 from client.decode.walk import Walk
-from client.drafting.drafter import NO_PICKS
-from client.drafting.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
+from client.draft.drafter import NO_PICKS
+from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from swarm.demo import TARGET
 from swarm.protocol.messages import Credits, Sampling
 from swarm.protocol.session import Limits

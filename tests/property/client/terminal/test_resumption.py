@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.options import GenerateOptions, make_options
+from client.base.options import GenerateOptions, make_options
 from client.terminal import resumption
-from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
+from swarm.base.errors import ConfigError, GenerationInterrupted, Unfinished
 
 SOUND: dict[str, object] = {
     "format": 1,

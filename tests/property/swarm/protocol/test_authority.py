@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.session.admission import CallerCheck
-from swarm.discovery.identity import Identity
-from swarm.errors import RemoteProtocolError
-from swarm.ids import PeerId, SessionId
-from swarm.layers import Span
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import PeerId, SessionId
+from swarm.base.layers import Span
+from swarm.directory.identity import Identity
+from swarm.link.endpoint import Endpoint
+from swarm.link.link import introduce
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey, check_command
 from swarm.protocol.messages import Attach, Codec, Hedge, Open, Reroute, RouteHop
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.link import introduce
 
 KEY = SessionKey.fresh()
 IDENTITY = Identity.ephemeral()

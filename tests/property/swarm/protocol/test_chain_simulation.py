@@ -13,10 +13,10 @@ from functools import partial
 import pytest
 
 from benchmarks.simulation.fake_chain import FakeSpan, ForgetfulLog, GlancingLog, SweepWriter, pick, rows_of
-from swarm.errors import ProtocolError
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_slots import KvSlots
-from swarm.layers import Span
+from swarm.base.errors import ProtocolError
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
+from swarm.compute.kv_slots import KvSlots
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Reply, Sweep, SweepFrame
 from swarm.protocol.session import Limits, Parent, SessionState

@@ -12,8 +12,8 @@ import swarm.protocol.hop_log
 from benchmarks.simulation.fake_chain import ForgetfulLog, GlancingLog
 from benchmarks.simulation.repair_chain import Hop, Stream
 from benchmarks.simulation.repair_world import SchedulePlan, World
-from swarm.errors import RemoteProtocolError, SwarmError
-from swarm.ids import TreeNodeId
+from swarm.base.errors import RemoteProtocolError, SwarmError
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Rows, Snapshot, SweepFrame

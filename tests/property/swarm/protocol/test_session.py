@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import ProtocolError
-from swarm.ids import TreeNodeId
-from swarm.inference.kv_slots import KvSlots
+from swarm.base.errors import ProtocolError
+from swarm.base.ids import TreeNodeId
+from swarm.compute.kv_slots import KvSlots
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Sweep, SweepFrame
 from swarm.protocol.session import Limits, SessionState

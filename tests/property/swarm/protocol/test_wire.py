@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.declared import Fact, ProtoForm, facts
-from swarm.errors import RemoteProtocolError
-from swarm.ids import TreeNodeId
-from swarm.layers import Span
+from swarm.base.declared import Fact, ProtoForm, facts
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import MAX_COUNT, MAX_HOP_MS, MAX_LAYERS

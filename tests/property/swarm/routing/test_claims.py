@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.discovery.node_record import NodeRecord
-from swarm.errors import RouteError
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span, missing_layers
+from swarm.base.errors import RouteError
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span, missing_layers
+from swarm.directory.node_record import NodeRecord
 from swarm.protocol.limits import MAX_LAYERS, SWEEP_MS
 from swarm.routing.costs import RouteQuery, sweep_ms
 from swarm.routing.placement import Newcomer, layout_of, plan_join, typical_capacity

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.routing.placement import RandomSwarm, best_of_all, grown_by_petals, join_all, small_swarm
-from node.membership.joining import COOL_DOWN_S, LOOK_S
-from swarm.ids import PeerId
+from node.life.joining import COOL_DOWN_S, LOOK_S
+from swarm.base.ids import PeerId
 from swarm.routing.placement import MAX_MOVES, Holder, Layout, Newcomer, own_move, plan_join
 
 FEW_LAYERS, LAYERS = 8, 12

@@ -9,7 +9,7 @@ import pytest
 import benchmarks.redteam.attacks
 from benchmarks.redteam.attack import Kind
 from benchmarks.redteam.listing import all_attacks, find_attack
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 PAGE = Path(__file__).parents[4] / "docs" / "benchmarks" / "redteam.md"
 

@@ -6,7 +6,7 @@ import random
 
 from benchmarks.redteam.kit import MANY, Strangers
 from node.session.admission import is_near
-from swarm.runtime.quota import address_key
+from swarm.base.quota import address_key
 
 
 def test_attackers_are_no_neighbours_and_come_from_elsewhere_each_time() -> None:

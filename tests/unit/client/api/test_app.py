@@ -16,7 +16,7 @@ from client.api.app import build_app
 from client.api.backend import ModelCard
 from client.api.context import ApiSettings
 from client.api.guard import host_name
-from client.options import GenerateOptions
+from client.base.options import GenerateOptions
 from tests.api_server import served
 from tests.scripted_backend import CARD, ScriptedBackend, saying
 

@@ -19,8 +19,8 @@ from client.api.queue import QueueLimits
 from client.api.sessions import SessionLimits
 from client.api.swarm_backend import BackendLimits
 from client.api.swarm_link import SwarmSource
+from swarm.base.errors import ConfigError, RouteError
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, RouteError
 
 KEY = "sk-long-enough"
 

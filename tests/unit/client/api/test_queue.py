@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from client.api.queue import FairQueue, QueueFull, QueueLimits
-from swarm.runtime.tasks import TaskScope
+from swarm.base.tasks import TaskScope
 
 
 class Requests:

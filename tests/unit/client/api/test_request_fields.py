@@ -32,7 +32,7 @@ from client.api.request_fields import (
 )
 from client.api.request_fields import HEADER as LEFT_OUT
 from client.api.responses.routes import ResponsesRequest
-from client.options import Grammar
+from client.base.options import Grammar
 from tests.scripted_backend import ScriptedBackend, saying
 
 MODELS: Final[dict[BodyKind, type[RequestBody]]] = {

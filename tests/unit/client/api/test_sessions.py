@@ -13,8 +13,8 @@ import pytest
 from client.api.sessions import SessionLimits, SessionPool, common_prefix
 from client.decode.state import GenerationState
 from client.library.session import ForkRefused, SessionOpener
-from swarm.errors import Busy
-from swarm.runtime.tasks import TaskScope
+from swarm.base.errors import Busy
+from swarm.base.tasks import TaskScope
 
 LONG = tuple(range(100))
 

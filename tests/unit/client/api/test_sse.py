@@ -10,8 +10,8 @@ import pytest
 from client.api.context import ApiSettings
 from client.api.errors import ApiError, error_body
 from client.api.sse import UnreadFrames, json_line, json_lines_response, sse, sse_response
-from swarm.errors import GenerationInterrupted
-from swarm.runtime.tasks import TaskScope
+from swarm.base.errors import GenerationInterrupted
+from swarm.base.tasks import TaskScope
 
 
 class Reader:

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from client.chain.answers import Answers
-from swarm.errors import HopClosed, HopError, HopMisbehaved, SwarmError
-from swarm.ids import PeerId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.errors import HopClosed, HopError, HopMisbehaved, SwarmError
+from swarm.base.ids import PeerId, TreeNodeId
+from swarm.base.layers import Span
+from swarm.base.tasks import TaskScope
+from swarm.link.dial import Connection
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Reply, RouteHop, Sweep
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Connection
 
 TAIL = RouteHop(PeerId("QmTail"), Span(4, 12))
 SWEEP = Sweep(1, 0, TreeNodeId(0), (7, 8), (None, TreeNodeId(0)), TreeNodeId(0), 3, 0)

@@ -10,10 +10,7 @@ import pytest
 from client.chain.blame import advised, blamed
 from client.chain.chain import Chain, ChainOwner
 from client.chain.repair_plan import FindRoute
-from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, seal
-from swarm.discovery.signed_faults import is_signed
-from swarm.errors import (
+from swarm.base.errors import (
     Busy,
     ContextFull,
     HopClosed,
@@ -26,14 +23,17 @@ from swarm.errors import (
     ReplicasDiffer,
     Unreachable,
 )
-from swarm.ids import SessionId
-from swarm.layers import Span
+from swarm.base.ids import SessionId
+from swarm.base.layers import Span
+from swarm.base.version import VERSION
+from swarm.directory.identity import Identity
+from swarm.directory.node_record import NodeRecord, seal
+from swarm.directory.signed_faults import is_signed
+from swarm.link.dial import Dialer
 from swarm.protocol.faults import sign_fault
 from swarm.protocol.messages import Codec, Fault, FaultKind, Hedge, Open, RouteHop
 from swarm.routing.costs import RouteForecast
 from swarm.routing.route import Route
-from swarm.runtime.version import VERSION
-from swarm.transport.dial import Dialer
 from tests.sample_records import sample_record
 
 SESSION = SessionId(b"s" * 16)

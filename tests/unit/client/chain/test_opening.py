@@ -10,9 +10,9 @@ import pytest
 
 from client.chain.chain import Chain
 from client.chain.opening import LATE_S, LATE_TIMES, LATEST_S, ChainOpening, OpeningTimes, first_open
-from swarm.errors import Busy, HopError, SwarmError
+from swarm.base.errors import Busy, HopError, SwarmError
+from swarm.base.tasks import TaskScope
 from swarm.routing.costs import RouteForecast
-from swarm.runtime.tasks import TaskScope
 
 
 class HeldChain:

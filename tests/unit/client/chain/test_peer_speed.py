@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from client.base.stats import Repair, Stats, SweepMeasurement, within_total
 from client.chain.opening import (
     EXPLORED,
     HALF_LIFE_S,
@@ -21,10 +22,9 @@ from client.chain.opening import (
     PeerLatency,
     PeerSpeeds,
 )
-from client.stats import Repair, Stats, SweepMeasurement, within_total
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.protocol.messages import HopTime
 from swarm.routing.costs import HOP_OVERHEAD_MS, SPEED_JITTER, RouteQuery, sweep_ms
 from swarm.routing.plausible import plausible

@@ -21,7 +21,7 @@ from client.chain.progress import (
     early_s,
     merged,
 )
-from swarm.errors import HopError, HopMisbehaved, HopSlow, HopTimeout
+from swarm.base.errors import HopError, HopMisbehaved, HopSlow, HopTimeout
 from swarm.protocol.messages import Held
 from swarm.routing.costs import RouteForecast
 from tests.planned_session import route

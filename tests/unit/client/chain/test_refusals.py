@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from client.chain.blame import ATTEMPTS, BUSY_S, MAX_RETRY_S, MAX_TRIES, RETRY_S, TRIES_S, Refusals
-from swarm.errors import Busy, ContextFull, HopRefused, HopTimeout, Unreachable
+from swarm.base.errors import Busy, ContextFull, HopRefused, HopTimeout, Unreachable
 
 
 class Clock:

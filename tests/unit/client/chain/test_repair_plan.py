@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from client.base.stats import Repair
 from client.chain.blame import SUSPECT_S
 from client.chain.repair_plan import (
     MOVE_S,
@@ -29,9 +30,7 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
-from client.stats import Repair
-from swarm.discovery.node_record import Reach
-from swarm.errors import (
+from swarm.base.errors import (
     ContextFull,
     HopError,
     HopLeaving,
@@ -39,6 +38,7 @@ from swarm.errors import (
     HopSlow,
     LocalProtocolError,
 )
+from swarm.directory.node_record import Reach
 from swarm.protocol.messages import RouteHop
 from tests.planned_session import MISSING, PlannedSession, full, gone, leaves, route, silent
 from tests.sample_records import sample_record

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from client.chain.answers import check_reply
-from swarm.errors import RemoteProtocolError
-from swarm.ids import TreeNodeId
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.messages import Codec, Reply, Rows, Sweep, Want
 from swarm.protocol.session import Limits, SessionState
 

@@ -10,14 +10,14 @@ import pytest
 
 import client.chain.answers
 from client.chain.answers import ReplyStream
-from swarm.errors import HopTimeout, SwarmError
-from swarm.ids import PeerId, SessionId
-from swarm.layers import Span
+from swarm.base.errors import HopTimeout, SwarmError
+from swarm.base.ids import PeerId, SessionId
+from swarm.base.layers import Span
+from swarm.link.dial import Connection
+from swarm.link.endpoint import Endpoint
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import split
 from swarm.protocol.messages import Ping, RepliesRequest, Reply, RouteHop
-from swarm.transport.dial import Connection
-from swarm.transport.endpoint import Endpoint
 
 TAIL = RouteHop(PeerId("tail"), Span(8, 12))
 

@@ -10,10 +10,10 @@ import pytest
 
 import client.chain.repair_plan
 from client.chain.repair_plan import Freshness, Rerouter, RouteSearch
-from swarm.errors import RegistryError, RouteError
+from swarm.base.errors import RegistryError, RouteError
+from swarm.base.tasks import TaskScope
 from swarm.protocol.messages import RouteHop
 from swarm.routing.route import Route
-from swarm.runtime.tasks import TaskScope
 
 NEW = cast("Route", "the new route")
 KNOWN, KNOWN_AND_ASK, ASKED = (RouteSearch(freshness, frozenset(), ()) for freshness in Freshness)

@@ -15,7 +15,7 @@ from client.chain.blame import (
     Verdicts,
     plain_error,
 )
-from swarm.errors import ContextFull, HopClosed, HopMisbehaved, HopRefused, ModelMismatch, Unreachable
+from swarm.base.errors import ContextFull, HopClosed, HopMisbehaved, HopRefused, ModelMismatch, Unreachable
 
 
 def accused(peer: str, by: str) -> Unreachable:

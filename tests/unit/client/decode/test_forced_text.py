@@ -10,8 +10,8 @@ import pytest
 
 import client.decode.state as module
 from client.decode.state import MAX_LATE, MAX_LEFT, ForcedText
-from swarm.errors import ConfigError
-from swarm.runtime.tasks import TaskScope
+from swarm.base.errors import ConfigError
+from swarm.base.tasks import TaskScope
 
 
 class Place:

@@ -7,12 +7,12 @@ import math
 
 from tokenizers import Tokenizer
 
-from client.control.policy import Occupancy, SpeculationPlan
+from client.base.stats import SweepMeasurement
 from client.decode.pipeline import MAX_TRACED_NODES, AnsweredSweep, InFlightSweep, SweepTracer
-from client.drafting.search.tree import DraftTree
-from client.stats import SweepMeasurement
+from client.decode.policy import Occupancy, SpeculationPlan
+from client.draft.search.tree import DraftTree
+from swarm.base.ids import TreeNodeId
 from swarm.demo import TARGET
-from swarm.ids import TreeNodeId
 from swarm.protocol.messages import HopTime, Reply
 
 WIDTH = MAX_TRACED_NODES + 40

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from client.decode.text_stream import TextStream
 from swarm import demo
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 from tests.property.tiny_tokenizers import KINDS, FastTokenizer
 
 DEMO = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json"))

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from client.base.stats import TokenLogProbs
 from client.decode.walk import Walk
-from client.drafting.search.tree import DraftTree
-from client.stats import TokenLogProbs
-from swarm.errors import ContextFull, ProtocolError
-from swarm.ids import TreeNodeId
+from client.draft.search.tree import DraftTree
+from swarm.base.errors import ContextFull, ProtocolError
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.messages import Reply, Sampling, Sweep, Want
 from swarm.protocol.session import Limits
 

@@ -9,13 +9,13 @@ import llguidance.hf
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from client.base.options import Grammar
 from client.dialogue.forcing import grammar_for
 from client.dialogue.messages import ContentDelta, ReasoningDelta, Tool, ToolCallDelta, ToolChoice
 from client.dialogue.parsing import joined
 from client.dialogue.plan import parser_for
 from client.dialogue.template import ChatPrompt, ChatTemplate
-from client.options import Grammar
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 from tests.chat_templates import ADDED, TEMPLATES, chat_tokenizer
 
 LOOK = Tool(

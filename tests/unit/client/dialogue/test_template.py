@@ -12,8 +12,8 @@ import client.dialogue.rendering
 from client.dialogue.messages import Message, Tool, ToolCall, ToolChoice
 from client.dialogue.plan import AnswerRequest, plan_answer
 from client.dialogue.template import DEFAULT_SWITCHES, ChatTemplate, PromptSwitches, family_of
-from swarm.errors import ConfigError
-from swarm.runtime.workers import FIRST, WorkLease
+from swarm.base.errors import ConfigError
+from swarm.base.workers import FIRST, WorkLease
 from tests.chat_templates import TEMPLATES, chat_tokenizer
 
 LOOK = Tool("look", "Looks <|im_end|> somewhere.", {"type": "object", "properties": {"at": {"type": "string"}}})

@@ -8,7 +8,7 @@ import sys
 HEAVY = """
 import sys
 import client.library.aio
-assert {"torch", "transformers", "client.drafting.loading", "client.drafting.heads.eagle"} <= sys.modules.keys()
+assert {"torch", "transformers", "client.draft.loading", "client.draft.heads.eagle"} <= sys.modules.keys()
 heavy = {"transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "scipy"}
 print(*sorted(heavy & sys.modules.keys()))
 """

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
+from client.base.options import ConnectionOptions
 from client.library.aio import AsyncSwarm, _swarm
-from client.options import ConnectionOptions
-from swarm.discovery.dht.addresses import OPEN_SWARM
-from swarm.discovery.identity import Identity
-from swarm.errors import ConfigError
-from swarm.joining.invite import Invite, seal_invite
-from swarm.transport.network_key import NetworkKey
+from swarm.base.errors import ConfigError
+from swarm.directory.dht.addresses import OPEN_SWARM
+from swarm.directory.identity import Identity
+from swarm.directory.joining.invite import Invite, seal_invite
+from swarm.link.network_key import NetworkKey
 
 ME = Identity.ephemeral()
 PEER = f"/ip4/203.0.113.1/tcp/31337/p2p/{ME.peer_id}"

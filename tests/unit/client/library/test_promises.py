@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
+from client.base.target import Target
 from client.chain.opening import PeerLatency
 from client.library.session import SessionOpener
-from client.target import Target
-from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.registry import Registry
-from swarm.errors import RouteError, UnsupportedModel
-from swarm.ids import PeerId
-from swarm.layers import Span
-from swarm.transport.dial import Dialer
+from swarm.base.errors import RouteError, UnsupportedModel
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.directory.identity import Identity
+from swarm.directory.node_record import NodeRecord
+from swarm.directory.registry import Registry
+from swarm.link.dial import Dialer
 from tests.sample_records import MODEL, sample_record
 
 PLAIN, FIRST, SECOND, OTHER_CARD = (

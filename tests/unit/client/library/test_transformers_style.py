@@ -10,9 +10,9 @@ import torch
 from transformers import BatchEncoding, GenerationConfig
 
 from client import DistributedModel, Piece, Result, Swarm
+from client.base.options import GenerateOptions, make_options
 from client.library.transformers_style import read_call
-from client.options import GenerateOptions, make_options
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
 
 
 def configured(**values: Any) -> GenerationConfig:  # noqa: ANN401

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from client.base.stats import Result, Stats
 from client.dialogue.messages import Message
 from client.library.session import Piece
-from client.stats import Result, Stats
 from client.terminal.chat import ChatTerminal
-from swarm.errors import GenerationInterrupted
+from swarm.base.errors import GenerationInterrupted
 
 STATS = Stats(
     tokens=2,

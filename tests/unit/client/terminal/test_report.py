@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from client.stats import SweepMeasurement
+from client.base.stats import SweepMeasurement
 from client.terminal.report import summary, waterfall
 from tests.sweep_measurements import measured
 from tests.unit.client.terminal.test_chat import STATS

@@ -24,14 +24,14 @@ from node.session.admission import (
     CallerCheck,
     GrammarsRefused,
 )
-from swarm.discovery.identity import Identity
-from swarm.errors import RemoteProtocolError
-from swarm.ids import PeerId
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import PeerId
+from swarm.base.quota import OverQuota
+from swarm.directory.identity import Identity
+from swarm.link.endpoint import Endpoint
+from swarm.link.link import KEY, NONCE, Metadata, introduce
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.limits import MAX_KEY_BYTES
-from swarm.runtime.quota import OverQuota
-from swarm.transport.endpoint import Endpoint
-from swarm.transport.link import KEY, NONCE, Metadata, introduce
 
 FAR, NEAR = "9.9.9.9", "127.0.0.1"
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from node.engine.sweep_run import HopRole
 from node.session.hop_session import check_sweep
-from swarm.declared import Form
-from swarm.errors import RemoteProtocolError
-from swarm.ids import TreeNodeId
-from swarm.layers import Span
+from node.session.sweep_run import HopRole
+from swarm.base.declared import Form
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import TreeNodeId
+from swarm.base.layers import Span
 from swarm.protocol.messages import Codec, Sampling, Sweep, SweepFrame
 from swarm.protocol.pick_rules import PickRules
 from swarm.protocol.wire import decode_frame, encode_frame

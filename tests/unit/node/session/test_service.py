@@ -12,12 +12,12 @@ import pytest
 import node.session.service
 from node.session.admission import LIMITS, SIGNED, Admission
 from node.session.service import NodeService, TimedWriter
-from swarm.discovery.identity import Identity
-from swarm.errors import Busy
-from swarm.ids import SessionId
+from swarm.base.errors import Busy
+from swarm.base.ids import SessionId
+from swarm.directory.identity import Identity
+from swarm.link.link import Uplink
 from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.protocol.messages import Attach, Fault
-from swarm.transport.link import Uplink
 
 FAR = "9.9.9.9"
 MANIFEST = Manifest.of([WeightFile("model.safetensors", 9, "ab" * 32)])

@@ -8,11 +8,11 @@ import pytest
 
 import node.session.tail
 from node.session.tail import MAX_ROUND_TRIP_MS, AcceptedPath, PromptRowsBudget, ReplyBuffer, requested_rows
-from swarm.ids import TreeNodeId
+from swarm.base.ids import TreeNodeId
+from swarm.link.link import ROUND_TRIPS_KEPT
 from swarm.protocol.limits import MAX_REPLY_ROWS
 from swarm.protocol.messages import Sweep, Want
 from swarm.protocol.session import Limits, SessionState
-from swarm.transport.link import ROUND_TRIPS_KEPT
 
 LIMITS = Limits(vocab_size=100, window_tokens=300, sweeps=4, nodes=200)
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+from swarm.base.cli import make_console
+from swarm.base.errors import ConfigError, LayersError, UnknownModel
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import SpanBorders
 from swarm.commands.plan import ShowPlan, show_plan
-from swarm.discovery.node_record import NodeRecord
-from swarm.errors import ConfigError, LayersError, UnknownModel
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import SpanBorders
-from swarm.runtime.cli import make_console
+from swarm.directory.node_record import NodeRecord
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
-from tests.unit.swarm.discovery.test_coverage import JOIN, record
+from tests.unit.swarm.directory.test_coverage import JOIN, record
 
 LINE = f"node serve org/demo --layers auto --join {JOIN[0]} --num-layers 4\n"
 
@@ -65,20 +65,20 @@ async def test_layers_that_use_each_others_keys_stay_together(monkeypatch: pytes
         asked.append(model.name)
         return SpanBorders((0, 1, 2, 3, 6, 10, 11), 12)
 
-    monkeypatch.setattr("swarm.models.borders.known_borders", known)
+    monkeypatch.setattr("swarm.files.borders.known_borders", known)
     text = await shown(ShowPlan(4, tuple(JOIN), ms=2.0), (0, 3), (7, 12))
     assert asked == ["org/demo"]
     assert "chosen: layers 2…5 of 12" in text, "layers 3…6 would cut 6-10"
     assert "layers that use each other's keys stay on one machine: 3-6, 6-10\n" in text
     assert cells(text, "layers that nobody holds") == ["3-7", "6-7"]
     assert f"node serve org/demo --layers 2-6 --join {JOIN[0]}\n" in text
-    monkeypatch.setattr("swarm.models.borders.known_borders", lambda _: SpanBorders((0, 4, 8), 12))
+    monkeypatch.setattr("swarm.files.borders.known_borders", lambda _: SpanBorders((0, 4, 8), 12))
     with pytest.raises(LayersError, match="cut into 4 layers at least, and 2 were"):
         await shown(ShowPlan(2, tuple(JOIN)), (0, 4))
 
 
 async def test_no_move_is_told_that_would_cut_layers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.models.borders.known_borders", lambda _: SpanBorders((0, 6, 11), 12))
+    monkeypatch.setattr("swarm.files.borders.known_borders", lambda _: SpanBorders((0, 6, 11), 12))
     text = await shown(ShowPlan(1, tuple(JOIN)), (0, 6), (0, 6), (0, 6), (6, 12))
     assert "chosen: layer 11 of 12" in text
     assert "would move" not in text
@@ -89,7 +89,7 @@ async def test_a_plan_says_that_it_knows_no_borders_and_nothing_where_there_are_
 ) -> None:
     said = "where this model may be cut is not known here"
     assert said in await shown(ShowPlan(4, tuple(JOIN)), (0, 4))
-    monkeypatch.setattr("swarm.models.borders.known_borders", lambda _: SpanBorders(tuple(range(12)), 12))
+    monkeypatch.setattr("swarm.files.borders.known_borders", lambda _: SpanBorders(tuple(range(12)), 12))
     text = await shown(ShowPlan(4, tuple(JOIN)), (0, 4))
     assert said not in text
     assert "stay on one machine" not in text

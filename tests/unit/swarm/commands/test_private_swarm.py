@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from swarm.base.errors import ConfigError, IdentityError
 from swarm.commands.certificates import BROKER_DAYS, general_name, names_in, password_line
 from swarm.commands.private_swarm import Private
-from swarm.discovery.dht.addresses import check_join_address
-from swarm.discovery.identity import Identity
-from swarm.errors import ConfigError, IdentityError
-from swarm.transport.network_key import NetworkKey
+from swarm.directory.dht.addresses import check_join_address
+from swarm.directory.identity import Identity
+from swarm.link.network_key import NetworkKey
 from tests.private_swarm import env_settings, make_private_swarm
 from tests.telemetry_messages import identity
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 
+from swarm.compute.kernels.toolchain import Toolchain
 from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.machine import (
     Cards,
@@ -25,7 +26,6 @@ from swarm.doctor.machine import (
     look_at_kernels,
     read_torch,
 )
-from swarm.kernels.toolchain import Toolchain
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown, found_by, ready
 
 CPU_BUILD: Final = TorchBuild("2.6.0+cpu")

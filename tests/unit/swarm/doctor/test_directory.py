@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from swarm.discovery.dht.about import OURS, About, disagreement, pack_about, parse_about
-from swarm.discovery.dht.registry import PeerSurvey
+from swarm.base.ids import PeerId
+from swarm.directory.dht.about import OURS, About, disagreement, pack_about, parse_about
+from swarm.directory.dht.registry import PeerSurvey
 from swarm.doctor.directory import (
     ClockService,
     SwarmView,
@@ -18,7 +19,6 @@ from swarm.doctor.directory import (
 from swarm.doctor.ladder import Diagnoses, Diagnosis, Level
 from swarm.doctor.network import NamedPeer, Outside
 from swarm.doctor.probes import TcpAnswer
-from swarm.ids import PeerId
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown
 
 REFUSED_CLOCK = (

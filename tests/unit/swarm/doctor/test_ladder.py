@@ -15,6 +15,7 @@ import pytest
 import node.cli
 import swarm.cli
 import swarm.doctor
+from swarm.base.cli import PlainConsole, make_console
 from swarm.doctor import command
 from swarm.doctor.command import as_json, named_peers, private_of, redacted, show
 from swarm.doctor.ladder import (
@@ -34,7 +35,6 @@ from swarm.doctor.options import Doctor
 from swarm.doctor.probes import on_thread, run_program
 from swarm.doctor.redaction import PrivateWords
 from swarm.doctor.rungs import RUNGS
-from swarm.runtime.cli import PlainConsole, make_console
 
 ROOT = Path(__file__).parents[4]
 REFERENCE = ROOT / "docs/reference/doctor.md"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.discovery.identity import Identity
+from swarm.base.process_limits import MainMemory
+from swarm.directory.identity import Identity
 from swarm.doctor.hub import ModelFacts, facts_of_folder
 from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.machine import (
@@ -22,7 +23,6 @@ from swarm.doctor.machine import (
     look_at_identity,
     look_at_memory,
 )
-from swarm.runtime.process_limits import MainMemory
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
 from tests.sample_records import sample_record
 

@@ -6,14 +6,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from swarm.discovery.identity import Identity
+from swarm.directory.identity import Identity
+from swarm.directory.joining.invite import Invite, seal_invite
+from swarm.directory.joining.remembered import RememberedSwarm, SwarmMemory
 from swarm.doctor.command import meant, named_peers
 from swarm.doctor.directory import SwarmView, look_at_directory, look_at_peers
 from swarm.doctor.network import Outside
 from swarm.doctor.options import Doctor
-from swarm.joining.invite import Invite, seal_invite
-from swarm.joining.remembered import RememberedSwarm, SwarmMemory
-from swarm.transport.network_key import NetworkKey
+from swarm.link.network_key import NetworkKey
 from tests.one_diagnosis import assert_trouble
 
 NOW = 1_790_000_000

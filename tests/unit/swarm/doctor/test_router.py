@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from swarm.discovery.dht.about import About
-from swarm.discovery.dht.registry import PeerSurvey
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import PeerId
+from swarm.directory.dht.about import About
+from swarm.directory.dht.registry import PeerSurvey
 from swarm.doctor.directory import SwarmView
 from swarm.doctor.ladder import Diagnosis
 from swarm.doctor.way_in import RelayWord, look_at_mapping, look_at_relays, look_at_router
-from swarm.errors import RemoteProtocolError
-from swarm.gateway.ports import Mapping, NoMapping
-from swarm.ids import PeerId
+from swarm.reach.gateway.ports import Mapping, NoMapping
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, assert_unknown, ready
 
 OWN = ("192.168.1.7", "127.0.0.1")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.errors import RemoteProtocolError
-from swarm.ids import PeerId, SessionId
-from swarm.layers import Span
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import PeerId, SessionId
+from swarm.base.layers import Span
 from swarm.protocol.authority import SessionKey, check_command, is_signed, may_fork, session_of, token_digest
 from swarm.protocol.messages import Attach, Codec, Hedge, Open, RouteHop
 

@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.ids import TreeNodeId
+from swarm.base.errors import LocalProtocolError, RemoteProtocolError
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.frames import PART_OVERHEAD_BYTES, FrameAssembler, FrameLimits, split
 from swarm.protocol.messages import Close, Codec, Frame, Ping, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
 from swarm.protocol.wire import PART_BYTES, encode_frame, encode_part

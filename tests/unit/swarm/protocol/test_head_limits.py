@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.errors import RemoteProtocolError
-from swarm.ids import PeerId, SessionId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.errors import RemoteProtocolError
+from swarm.base.ids import PeerId, SessionId, TreeNodeId
+from swarm.base.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import MAX_HEAD_BYTES, MAX_HOP_MS, OPENING_HEAD_BYTES, HeadLimits

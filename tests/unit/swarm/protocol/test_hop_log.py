@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 import swarm.protocol.hop_log
-from swarm.errors import ProtocolError, RemoteProtocolError
-from swarm.ids import TreeNodeId
+from swarm.base.errors import ProtocolError, RemoteProtocolError
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.hop_log import HopLog, SweepWork
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Codec, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame, Want

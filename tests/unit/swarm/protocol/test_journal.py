@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.ids import TreeNodeId
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Codec, Rows, Sampling, Snapshot, Sweep, SweepFrame
 from swarm.protocol.pick_rules import PickRules

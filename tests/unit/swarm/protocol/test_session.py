@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.errors import ContextFull, ProtocolError, SwarmError
-from swarm.ids import TreeNodeId
+from swarm.base.errors import ContextFull, ProtocolError, SwarmError
+from swarm.base.ids import TreeNodeId
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Sampling, Snapshot, Sweep
 from swarm.protocol.session import Applied, CommittedToken, Limits, LiveNode, SessionState

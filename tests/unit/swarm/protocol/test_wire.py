@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.ids import PeerId, SessionId, TreeNodeId
-from swarm.layers import Span
+from swarm.base.errors import LocalProtocolError, RemoteProtocolError
+from swarm.base.ids import PeerId, SessionId, TreeNodeId
+from swarm.base.layers import Span
 from swarm.protocol import wire
 from swarm.protocol.limits import PADDING_BYTES
 from swarm.protocol.manifest import MAX_MANIFEST_BYTES, Manifest, WeightFile

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.routing.costs import HOP_OVERHEAD_MS, Candidate, RouteQuery, claims_ms, sweep_ms, tabulate, wait_ms
 
 MODEL = ModelIdentity.of("tiny", "c" * 64, "e" * 64, "d" * 64, 8)

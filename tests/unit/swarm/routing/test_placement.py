@@ -6,9 +6,9 @@ import random
 from dataclasses import replace
 
 from benchmarks.routing.placement import small_swarm
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.ids import PeerId
-from swarm.layers import Span
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.routing.placement import (
     MAX_MOVES,
     Holder,
@@ -20,7 +20,7 @@ from swarm.routing.placement import (
     plan_moves,
     typical_capacity,
 )
-from tests.unit.swarm.discovery.test_coverage import MODEL, record
+from tests.unit.swarm.directory.test_coverage import MODEL, record
 
 LAYERS = 12
 

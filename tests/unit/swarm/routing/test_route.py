@@ -11,10 +11,10 @@ from itertools import pairwise
 import pytest
 
 import swarm.routing.search
-from swarm.discovery.node_record import NodeRecord, NodeState, Reach
-from swarm.errors import RouteError
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from swarm.base.errors import RouteError
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeRecord, NodeState, Reach
 from swarm.protocol.messages import RouteHop
 from swarm.routing.costs import (
     DEFAULT_DELAY_MS,

@@ -14,9 +14,9 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from client.base.options import Grammar
+from client.base.stats import TokenLogProbs
 from client.dialogue.messages import Message, ReasoningDelta, Tool, ToolCall, ToolCallDelta, ToolChoice
-from client.options import Grammar
-from client.stats import TokenLogProbs
 from tests.net.client.api.json_shapes import mismatch
 from tests.net.client.api.openai.chat_requests import CLOCK, NAMED, WEATHER, asked
 from tests.scripted_backend import Script, ScriptedBackend, saying

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionChunk
 from client.api.app import build_app
 from client.api.context import ApiSettings
 from client.api.queue import QueueFull
-from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted, RouteError
+from swarm.base.errors import Busy, ConfigError, ContextFull, GenerationInterrupted, RouteError
 from tests.api_server import served
 from tests.net.client.api.json_shapes import mismatch
 from tests.net.client.api.openai.chat_requests import CLOCK, HI, NAMED, asked

@@ -13,7 +13,7 @@ import pytest
 from openai.types import Completion, Model
 
 from client.api.backend import Job, TextJob
-from client.stats import TokenLogProbs
+from client.base.stats import TokenLogProbs
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import CARD, Script, ScriptedBackend, saying, steps
 

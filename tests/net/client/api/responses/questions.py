@@ -7,8 +7,8 @@ from typing import Any
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from client.base.stats import TokenLogProbs
 from client.dialogue.messages import ToolCallDelta
-from client.stats import TokenLogProbs
 
 KEYS = ("sk-one", "sk-two")
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

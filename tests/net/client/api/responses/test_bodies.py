@@ -15,7 +15,7 @@ import pytest
 from openai.types.responses import Response
 
 from client.dialogue.messages import ReasoningDelta, ToolCallDelta
-from swarm.errors import GenerationInterrupted
+from swarm.base.errors import GenerationInterrupted
 from tests.net.client.api.json_shapes import mismatch
 from tests.net.client.api.responses.questions import CALL, EVENTS, LOG_PROBS, SCHEMA, WEATHER
 from tests.scripted_backend import Script, ScriptedBackend, saying, steps

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from swarm.errors import Busy, ContextFull, RouteError
+from swarm.base.errors import Busy, ContextFull, RouteError
 from tests.net.client.api.json_shapes import mismatch
 from tests.scripted_backend import Script, ScriptedBackend, saying
 

@@ -9,8 +9,8 @@ import httpx2
 import openai
 import pytest
 
+from client.base.options import Grammar
 from client.dialogue.messages import Message, Tool, ToolCall, ToolChoice
-from client.options import Grammar
 from tests.net.client.api.responses.questions import KEYS, SCHEMA, WEATHER
 from tests.scripted_backend import ScriptedBackend, saying
 

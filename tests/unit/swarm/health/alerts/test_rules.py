@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import RECORD_TTL_S
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.directory.registry import RECORD_TTL_S
 from swarm.health.alerts.rules import (
     FLAP_S,
     HELD_S,
@@ -26,10 +28,8 @@ from swarm.health.state.model import FRESH_S, KEPT_S
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import Probe, ReplicaComparison
 from swarm.health.state.verdict import LinkState
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
-from swarm.telemetry.guard import Reason
-from swarm.telemetry.messages import Presence, ServedModel
+from swarm.status.guard import Reason
+from swarm.status.messages import Presence, ServedModel
 from tests.telemetry_messages import FINGERPRINT, NOW, metrics, status, will
 from tools.alerts import PAGE, RULES, with_rules, with_table
 

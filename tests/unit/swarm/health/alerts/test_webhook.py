@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import pytest
 import tyro
 
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
+from swarm.base.tasks import TaskScope
 from swarm.health.alerts.rules import Alert, AlertTransition, Change, Finding, Severity
 from swarm.health.alerts.webhook import MAX_WAITING, Webhook, WebhookTiming, message, parse_receiver, sign
 from swarm.health.options import Health
-from swarm.runtime.tasks import TaskScope
 from tests.telemetry_messages import FINGERPRINT, NOW
 
 SECRET_PATH = "T0KEN-in-the-path"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
 from swarm.health.alerts.rules import AlertTransition
 from swarm.health.state.model import KEPT_S, SILENT_S
 from swarm.health.state.model_slots import MAX_MODELS, TRIAL_S, ModelSlots
 from swarm.health.state.node import SwarmEvent
 from swarm.health.state.overview import Overview
 from swarm.health.state.verdict import LinkState
-from swarm.ids import PeerId
-from swarm.layers import Span
-from swarm.telemetry.guard import Reason
-from swarm.telemetry.messages import Presence
+from swarm.status.guard import Reason
+from swarm.status.messages import Presence
 from tests.telemetry_messages import FINGERPRINT, NOW, status
 
 A = PeerId("QmSomebodyAAAAAAAA")

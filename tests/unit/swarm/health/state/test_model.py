@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import RECORD_TTL_S
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.directory.registry import RECORD_TTL_S
 from swarm.health.state.contributions import ContributionBook
 from swarm.health.state.model import DISAGREE_S, FRESH_S, KEPT_S, RENEWED_S, SILENT_S, Knowledge
 from swarm.health.state.model_slots import MAX_MODELS
 from swarm.health.state.node import Condition, EvidenceSource, NodeView
 from swarm.health.state.overview import Overview
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
-from swarm.telemetry.messages import Body, Presence, ServedModel, part_of, seal_body, topic_of
+from swarm.status.messages import Body, Presence, ServedModel, part_of, seal_body, topic_of
 from tests.telemetry_messages import FINGERPRINT, NOW, event, identity, metrics, status, will
 
 MODEL = ModelIdentity("demo-target", FINGERPRINT, "b2" * 32, "c3" * 32, "d4" * 32, 12)

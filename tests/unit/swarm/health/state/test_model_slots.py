@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import RECORD_TTL_S
+from swarm.base.ids import ModelIdentity, PeerId
+from swarm.base.layers import Span
+from swarm.directory.node_record import NodeRecord, NodeState
+from swarm.directory.registry import RECORD_TTL_S
 from swarm.health.state.model import MAX_NODES, Knowledge
 from swarm.health.state.model_slots import MAX_MODELS, NEW_PER_LOOK, PROVED_S, TRIAL_S, ModelSlots, SlotStanding
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
-from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
-from swarm.telemetry.messages import ServedModel, seal_body
+from swarm.status.guard import AcceptedMessage, TelemetryGuard
+from swarm.status.messages import ServedModel, seal_body
 from tests.telemetry_messages import FINGERPRINT, NOW, identity, status, topic
 
 A = PeerId("QmSomebodyAAAAAAAA")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
 from swarm.health.alerts.rules import AlertBook, Finding, Severity
 from swarm.health.state.alert_rules import DELAYS
 from swarm.health.state.model import Knowledge
@@ -11,10 +13,8 @@ from swarm.health.state.node import Condition, EvidenceSource, NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.state.probe_results import HopProbe, Probe, ReplicaComparison
 from swarm.health.state.verdict import Grade, LinkState, SourceStatus, Verdict, judge
-from swarm.ids import PeerId
-from swarm.layers import Span
-from swarm.telemetry.guard import Reason
-from swarm.telemetry.messages import ServedModel
+from swarm.status.guard import Reason
+from swarm.status.messages import ServedModel
 from tests.telemetry_messages import FINGERPRINT, NOW, status
 
 MODEL = ServedModel("demo-target", FINGERPRINT, 12)

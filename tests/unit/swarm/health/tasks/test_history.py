@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.base.errors import ConfigError, RemoteProtocolError
 from swarm.health.state.probe_results import ProbeBudget, ProbeLog, read_comparison, read_probe
 from swarm.health.state.verdict import Grade
 from swarm.health.tasks.history import MAX_MODELS, History, Sample

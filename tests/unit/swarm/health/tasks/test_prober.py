@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarm.discovery.dht.addresses import OPEN_SWARM, Membership
-from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.base.errors import ConfigError, RemoteProtocolError
+from swarm.base.ids import PeerId
+from swarm.base.layers import Span
+from swarm.directory.dht.addresses import OPEN_SWARM, Membership
 from swarm.health.options import Health
 from swarm.health.service import check
 from swarm.health.state.node import NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.prober import PROBE_TOKENS, RETRY_S, SETTLE_S, Prober
-from swarm.ids import PeerId
-from swarm.layers import Span
-from swarm.transport.network_key import NetworkKey
+from swarm.link.network_key import NetworkKey
 from tests.telemetry_messages import FINGERPRINT, NOW, status
 
 EVERY_S = 300.0
@@ -26,7 +26,7 @@ JOIN = "/ip4/192.0.2.1/tcp/31337/p2p/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnP
 
 @dataclass
 class World:
-    """A swarm of three, a clock, and what `client.probe` would print."""
+    """A swarm of three, a clock, and what `client.terminal.probe` would print."""
 
     now: float = NOW
     wrong_s: float = 0.0

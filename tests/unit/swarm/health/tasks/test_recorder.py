@@ -12,6 +12,8 @@ import pytest
 
 import swarm.health.state.overview
 import swarm.health.tasks.recorder
+from swarm.base.ids import PeerId
+from swarm.base.tasks import TaskScope
 from swarm.health.alerts.rules import AlertBook, load_book
 from swarm.health.state.alert_rules import DELAYS
 from swarm.health.state.contributions import ContributionBook
@@ -21,9 +23,7 @@ from swarm.health.state.verdict import Assessment, Verdict, judge
 from swarm.health.tasks.history import DOUBT_S, JUMP_S, LONGEST_S, ClockDoubt, History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
-from swarm.ids import PeerId
-from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.messages import ServedModel
+from swarm.status.messages import ServedModel
 from tests.telemetry_messages import status
 
 T = 1_800_000_000.0

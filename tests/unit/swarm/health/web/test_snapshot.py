@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from benchmarks.operations import page_states
-from swarm.errors import ConfigError
+from swarm.base.errors import ConfigError
+from swarm.base.tasks import TaskScope
 from swarm.health.options import Health
 from swarm.health.remote.client import STATE
 from swarm.health.service import check
 from swarm.health.web import snapshot
 from swarm.health.web.snapshot import FOLDERS, PageSnapshot, check_folder, keep_snapshot, write
-from swarm.runtime.tasks import TaskScope
 
 
 async def points(_fingerprint: str, window: str) -> Mapping[str, Any]:

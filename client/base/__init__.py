@@ -1,0 +1,1 @@
+"""What all rooms of a client share: options, statistics and the target model."""

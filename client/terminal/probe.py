@@ -1,0 +1,323 @@
+"""`python -m client.terminal.probe`: one canary generation through a swarm's model, or two that compare a machine with
+others.
+
+Prints one line of JSON and nothing else; `swarm.health.state.probe_results` reads it. Needs no file of the model:
+prompt and answer stay token ids, which any swarm takes. Always exits with 0 once it has printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import tyro
+
+from swarm.base.cli import plain_words
+from swarm.base.cli_types import Count, File, Fingerprint, Found, Insecure, Peer
+from swarm.base.errors import Busy, ConfigError, GenerationInterrupted, RegistryError, RouteError, SwarmError
+from swarm.base.logs import OneLineFormatter, set_up_logging
+from swarm.directory.dht.addresses import OPEN_SWARM, Membership
+from swarm.link.network_key import KEY_BYTES, NetworkKey
+
+if TYPE_CHECKING:
+    from client.base.stats import Stats
+    from client.decode.text_stream import FinishReason
+    from swarm.base.ids import ModelIdentity
+    from swarm.directory.node_record import NodeRecord
+    from swarm.directory.registry import Registry
+    from swarm.routing.route import Route
+
+PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
+"""Small token ids that every vocabulary has; they repeat, so that there is something to speculate on."""
+SEED = 7
+NODES = 4
+"""Tree nodes per sweep."""
+WAIT_S = 5.0
+"""How long to wait for a machine where nobody serves some layers."""
+ANY_TOKEN = 2**31
+"""In place of the vocabulary's size, which only the model's files hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSwarm:
+    """One canary generation through a swarm's model, as a line of JSON.
+
+    Attributes:
+        join: multiaddress of a peer of the swarm; may be repeated.
+        fingerprint: fingerprint of the model.
+        tokens: how many to generate.
+        compare: peer whose answers are compared with those of other holders of its layers (default: none).
+        network_key: file of a private swarm's network key; - reads its 32 bytes from standard input (default: none).
+        membership: of the swarm; not an option.
+    """
+
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    fingerprint: Fingerprint
+    tokens: Count = 16
+    compare: Peer | None = None
+    insecure: Insecure = False
+    network_key: File | None = None
+    membership: Found[Membership] = OPEN_SWARM
+
+    def with_key(self) -> ProbeSwarm:
+        """The same with the network key that was named.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.network_key is None:
+            return self
+        try:
+            is_piped = str(self.network_key) == "-"
+            key = NetworkKey(sys.stdin.buffer.read(KEY_BYTES)) if is_piped else NetworkKey.load(self.network_key)
+        except ValueError as error:
+            raise ConfigError(f"--network-key -: {error}") from None
+        return replace(self, membership=Membership(key))
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A generation that came to its end.
+
+    Attributes:
+        tokens: generated ids.
+        stats: of the generation.
+        route: its chain.
+        opened_s: what it took to find and attach the chain.
+    """
+
+    tokens: tuple[int, ...]
+    stats: Stats
+    route: Route
+    opened_s: float
+
+
+class FilteredRegistry:
+    """A directory in which some machines are not listed; all else is that of the one behind it."""
+
+    def __init__(self, registry: Registry, hidden: frozenset[str]) -> None:
+        self._registry, self._hidden = registry, hidden
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a directory
+        return getattr(self._registry, name)
+
+    async def records(self, fingerprint: str, num_layers: int, *, within_s: float = 1.5) -> list[NodeRecord]:
+        """All records but those of hidden machines."""
+        found = await self._registry.records(fingerprint, num_layers, within_s=within_s)
+        return [record for record in found if record.peer not in self._hidden]
+
+
+async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> Canary:
+    """Generate `command.tokens` tokens greedily, as a client would.
+
+    Raises:
+        SwarmError: nobody serves some layers, a machine failed …
+    """
+    from client.base.options import Options
+    from client.base.target import Target
+    from client.chain.opening import PeerLatency
+    from client.decode.policy import FixedPolicy
+    from client.draft.drafter import LookupDrafter
+    from client.draft.sources.lookup import Lookup
+    from client.library.jobs import PREFILL_CHUNK
+    from client.library.session import SessionOpener
+    from swarm.link.dial import Dialer
+    from swarm.routing.latency import measure_delays
+
+    options = Options(max_new_tokens=command.tokens, seed=SEED, nodes=NODES)
+    target = Target(
+        name=model.name,
+        config_digest=model.config_digest,
+        tokenizer_digest=model.tokenizer_digest,
+        tokenizer=None,  # type: ignore[arg-type]  # nothing here becomes text
+        eos_ids=frozenset(),
+        vocab_size=ANY_TOKEN,
+        num_layers=model.num_layers,
+        max_positions=None,
+    )
+    started = time.perf_counter()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft") as drafting:
+        state = _generation_state(options, LookupDrafter(Lookup()), drafting, FixedPolicy(NODES), PREFILL_CHUNK)
+        insecure, network = command.insecure, command.membership.network
+        nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, network=network))
+        async with Dialer(insecure=insecure, network=network) as dialer:
+            opener = SessionOpener(target, model, registry, dialer, command.join, NODES, wait_s=WAIT_S, nearby=nearby)
+            async with opener.open(len(PROMPT) + command.tokens, state.nodes) as session:
+                opened_s = time.perf_counter() - started
+                async for piece in session.run(state):
+                    if piece.result is not None:
+                        return Canary(piece.result.tokens, piece.result.stats, session.chain.route, opened_s)
+    raise AssertionError("a generation ends with a result or an error")
+
+
+class IdStream:
+    """Stands in for `client.decode.text_stream.TextStream` where ids do not become text."""
+
+    stop_string = ""
+
+    def __init__(self, limit: int) -> None:
+        self.tokens: list[int] = []
+        self.text = ""
+        self._limit = limit
+
+    @property
+    def stopped(self) -> bool:
+        """Whether there are enough."""
+        return len(self.tokens) >= self._limit
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Only the number of tokens ends it."""
+        return "length" if self.stopped else None
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take the next tokens, as many as count."""
+        self.tokens += tokens[: self._limit - len(self.tokens)]
+        return ""
+
+    def finish(self) -> str:
+        """Nothing is held back."""
+        return ""
+
+
+def _generation_state(options: Any, drafter: Any, drafting: ThreadPoolExecutor, policy: Any, chunk: int) -> Any:  # noqa: ANN401
+    from client.decode.state import GenerationState
+
+    return GenerationState(
+        prompt=PROMPT,
+        sampling=options.sampling(),
+        policy=policy,
+        chunk=chunk,
+        max_new_tokens=options.max_new_tokens,
+        text=IdStream(options.max_new_tokens),
+        drafter=drafter,
+        drafting=drafting,
+        options=asdict(options),
+    )
+
+
+def described(canary: Canary) -> dict[str, Any]:
+    """A generation as in the line of JSON: medians over its decode sweeps, in milliseconds."""
+    stats = canary.stats
+    hops, links = [], [_median([sweep.first_link_ms for sweep in stats.sweeps])]
+    for index, hop in enumerate(canary.route.hops):
+        spent = [sweep.hops[index] for sweep in stats.sweeps if index < len(sweep.hops)]
+        hops.append(
+            {
+                "peer": hop.peer,
+                "span": [hop.span.start, hop.span.end],
+                "link_ms": links[-1],
+                "queue_ms": _median([one.queue_ms for one in spent]),
+                "compute_ms": _median([one.compute_ms for one in spent]),
+            }
+        )
+        links.append(_median([one.link_ms for one in spent]))
+    return {
+        "ok": True,
+        "error": None,
+        "tokens": len(PROMPT) + len(canary.tokens),
+        "ttft_ms": round((canary.opened_s + stats.time_to_first_token_s) * 1e3, 1),
+        "tokens_per_s": round(stats.tokens_per_s, 2),
+        "acceptance_length": round(stats.acceptance_length, 2),
+        "sweep_ms": round(stats.ms_per_sweep, 2),
+        "hops": hops,
+        "return_ms": links[-1],
+    }
+
+
+async def compare(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> dict[str, Any]:
+    """Generate over a peer and around it; the comparison as in the line of JSON."""
+    peer = command.compare
+    assert peer is not None, "asked for"
+    records = await registry.records(model.fingerprint, model.num_layers)
+    mine = next((record for record in records if record.peer == peer), None)
+    if mine is None:
+        return _uncompared(peer, "it is not listed")
+    other_classes = {record.peer for record in records if record.numeric_class != mine.numeric_class}
+    same_layers = {record.peer for record in records if record.peer != peer and mine.span.contains(record.span)}
+    try:
+        only, without = (
+            cast("Registry", FilteredRegistry(registry, frozenset(hidden)))
+            for hidden in (other_classes | same_layers, {*other_classes, peer})
+        )
+        over, around = await generate(only, model, command), await generate(without, model, command)
+    except SwarmError as error:
+        return _uncompared(peer, str(error))
+    used, stand_ins = ({hop.peer for hop in canary.route.hops} for canary in (over, around))
+    if peer not in used:
+        return _uncompared(peer, "no chain led over it")
+    return {
+        "peer": peer,
+        "others": sorted(stand_ins - used),
+        "agrees": over.tokens == around.tokens,
+        "tokens": 2 * len(PROMPT) + len(over.tokens) + len(around.tokens),
+        "error": None,
+    }
+
+
+def _uncompared(peer: str, why: str) -> dict[str, Any]:
+    return {"peer": peer, "others": [], "agrees": None, "tokens": 0, "error": why}
+
+
+async def probe(command: ProbeSwarm) -> dict[str, Any]:
+    """Join the swarm and probe; the content of the line of JSON."""
+    from swarm.directory.dht.registry import DhtConfig, DhtRegistry
+
+    try:
+        command = command.with_key()
+        config = DhtConfig(join=command.join, client_mode=True, membership=command.membership)
+        async with DhtRegistry.open(config) as registry:
+            models = {model.fingerprint: model for model in await registry.models()}
+            model = models.get(command.fingerprint)
+            if model is None:
+                raise RouteError("nobody serves it", ())
+            return await probed(registry, model, command)
+    except (RegistryError, ConfigError) as error:  # trouble of this machine says nothing about the swarm
+        return _without(command, None, error)
+    except SwarmError as error:
+        return _without(command, False, error)
+
+
+async def probed(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> dict[str, Any]:
+    """Probe through an open directory; the content of the line of JSON."""
+    if command.compare is not None:
+        return await compare(registry, model, command)
+    try:
+        return described(await generate(registry, model, command))
+    except (RegistryError, ConfigError, Busy) as error:
+        return _without(command, None, error)
+    except GenerationInterrupted as error:
+        return _without(command, False, error.__cause__ or error)
+    except SwarmError as error:
+        return _without(command, False, error)
+
+
+def _without(command: ProbeSwarm, ok: bool | None, error: BaseException) -> dict[str, Any]:
+    if command.compare is not None:
+        return _uncompared(command.compare, str(error))
+    return {"ok": ok, "error": str(error)}
+
+
+def _median(values: Sequence[float]) -> float:
+    return round(statistics.median(values), 3) if values else 0.0
+
+
+def main() -> None:
+    """Entry point."""
+    command = tyro.cli(ProbeSwarm, prog="client.terminal.probe", registry=plain_words())
+    set_up_logging(os.environ.get("CANOPY_LOG", "ERROR"), OneLineFormatter("%(levelname)s:%(name)s:%(message)s"))
+    os.environ.setdefault("GRPC_VERBOSITY", "NO_PICKS")
+    print(json.dumps(asyncio.run(probe(command))))  # noqa: T201 - its answer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""From a configuration to a running node, step by step.
+
+    bind ports → join the directory → be reached → find the model → plan, and say so → load → serve → list
+
+How a node comes to be reached is proven before anything large is loaded (`node.life.arrival`).
+
+Whatever is opened is entered on the node's exit stack, so that the node closes it, also when a later step fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from socket import socket
+
+import grpc.aio
+
+from node.life.announcer import Announcer
+from node.life.arrival import REMEMBER_S, Arrival, Arrived, BoundServer
+from node.life.connection_guard import keep_connections_bounded
+from node.life.joining import Rebalance, SpanReservation, joiners_choice
+from node.life.metrics import NodeFigures, listening, serving_metrics
+from node.life.model_finder import ModelFinder
+from node.life.planning import NodeResources, ServingPlan, make_plan
+from node.life.publisher import Address, Outbox, TelemetryPublisher
+from node.life.reach.hello import HelloOnly
+from node.life.reach.lend import MapPort, RelayLender, node_ways
+from node.life.reach.watch import Watch
+from node.life.report import NodeDescription, NodeReport
+from node.life.span_host import SpanHost, bind
+from node.life.summary import ServingSummary
+from node.model.config import ServeConfig
+from node.model.device import Device
+from node.model.loading import Say, check_compute, check_kv, pick_device
+from node.session.counters import NodeCounters
+from swarm.base.layers import Span
+from swarm.base.tasks import unending
+from swarm.directory.dht.registry import DhtRegistry
+from swarm.directory.joining.lan import announced, keep_announced
+from swarm.directory.node_record import NodeState
+from swarm.directory.registry import Registry
+from swarm.link.certificate import ServerCertificate
+from swarm.link.dial import Dialer
+from swarm.link.link import Uplink
+from swarm.status.messages import EventKind
+
+
+@dataclass(frozen=True, slots=True)
+class RunningNode:
+    """Everything that exists while a node runs."""
+
+    resources: NodeResources
+    host: SpanHost
+    announcer: Announcer
+    announcing: asyncio.Task[None]
+    """Renews the record."""
+    reservation: SpanReservation | None
+    """Where a node reserves layers that chooses them itself (`--layers auto`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """What the steps after the model was found work with."""
+
+    resources: NodeResources
+    host: SpanHost
+    announcer: Announcer
+    server: grpc.aio.Server
+    """Has its port, and answers Hello alone until the service does."""
+    arrival: Arrival
+    hello: HelloOnly | None
+    metrics_socket: socket | None
+    """Listens for scrapes; None without `--metrics-port`."""
+
+
+class StartUp:
+    """The steps; `run` takes them in order."""
+
+    def __init__(self, config: ServeConfig, say: Say, registry: Registry | None, stack: AsyncExitStack) -> None:
+        """Prepare a start.
+
+        Args:
+            registry: replaces joining the DHT.
+        """
+        self._config = config
+        self._say = say
+        self._registry = registry
+        self._stack = stack
+
+    async def run(self) -> RunningNode:
+        """Serve; returns once the node is listed.
+
+        Raises:
+            SwarmError: what stood in the way. What was announced is withdrawn; what was opened is the stack's.
+        """
+        config = self._config
+        config.check()
+        check_compute(config)
+        registry = self._registry or DhtRegistry.open(config.dht())
+        certificate = None if config.insecure else ServerCertificate.fresh(registry.peer_id)
+        server, port = bind(config.host, config.port, certificate, config.membership.network)
+        metrics_socket = self._stack.enter_context(listening(config.metrics_host, config.metrics_port))
+        bound = BoundServer(server, port, certificate)
+        arrival = Arrival(config, self._say, self._stack, bound)
+        arrived = await arrival.run(registry)
+        resources = await self._gather(arrived, bound, arrival.map_other_port)
+        host = SpanHost(resources)
+        announcer = Announcer(resources, host)
+        self._stack.push_async_callback(host.stop_server)
+        try:
+            starting = Starting(resources, host, announcer, server, arrival, arrived.hello, metrics_socket)
+            return await self._serve(starting)
+        except BaseException:
+            await announcer.withdraw()
+            raise
+
+    async def _gather(self, arrived: Arrived, bound: BoundServer, map_port: MapPort) -> NodeResources:
+        """Find the model, and open what all spans need."""
+        config, stack, registry = self._config, self._stack, arrived.registry
+        network = config.membership.network
+        found = await ModelFinder(config, self._say, registry).find()
+        counters = NodeCounters()
+        ways = None
+        if bound.certificate is not None:
+            opened = node_ways(config.host, arrived.whereabouts, map_port, registry.egress)
+            ways = await stack.enter_async_context(opened)
+        return NodeResources(
+            config=config,
+            say=self._say,
+            registry=registry,
+            whereabouts=arrived.whereabouts,
+            port=bound.port,
+            certificate=bound.certificate,
+            identity=found.identity,
+            manifest=found.manifest,
+            left_behind=arrived.left_behind,
+            checkpoint=found.checkpoint,
+            rebalance=Rebalance(random.Random()),
+            counters=counters,
+            uplink=Uplink(counters.sent, config.max_mbit),
+            outbox=Outbox(),
+            loaded=stack.enter_context(ExitStack()),
+            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, ways=ways, network=network)),
+            ways=ways,
+            scope=arrived.scope,
+        )
+
+    async def _serve(self, starting: Starting) -> RunningNode:
+        """Choose layers, load and serve them, and list the node."""
+        config, resources = self._config, starting.resources
+        host, announcer, scope = starting.host, starting.announcer, starting.resources.scope
+        reservation = announcing = None
+        plan = await make_plan(resources)
+        host.order, host.numeric_class = plan.order, plan.kind.numeric_class
+        if config.is_auto:
+            reservation = await self._reserve_span(starting, plan)
+            announcing = scope.spawn(announcer.keep_announcing())  # keeps the reservation alive
+        else:
+            announcer.choose(plan.layout.borders.check(Span.parse(config.layers)))
+        self._explain(starting, plan)
+        await self._start_telemetry(starting)
+        await host.load(announcer.span)
+        check_kv(host.model, config.kv_tokens)
+        await host.open(starting.server)
+        if starting.hello is not None:
+            starting.hello.close()
+        scope.spawn(keep_connections_bounded(resources.port, shut_out=host.shut_out))
+        resources.rebalance.arrived()
+        await announcer.announce(NodeState.SERVING)
+        resources.outbox.add_event(EventKind.JOINED, f"serves {announcer.span.describe(resources.identity.num_layers)}")
+        announcing = announcing or scope.spawn(announcer.keep_announcing())
+        if isinstance(resources.registry, DhtRegistry):
+            await resources.registry.prove_addresses()  # before a line is printed with which others join
+        self._keep_reached(starting)
+        self._tell_neighbours(resources)
+        return RunningNode(resources, host, announcer, announcing, reservation)
+
+    def _keep_reached(self, starting: Starting) -> None:
+        """Look from now on whether others still reach the node, and say so when they reach it otherwise."""
+        if starting.hello is None:
+            return  # a swarm on this machine alone
+        senses = replace(starting.arrival.senses(), announce=starting.announcer.say_again)
+        watch = Watch(starting.resources.whereabouts, senses, time.monotonic)
+        scope = starting.resources.scope
+        scope.spawn(unending(starting.arrival.remember_relays, "asking for relays", pause_s=REMEMBER_S))
+        scope.spawn(unending(watch.run, "watching how this machine is reached"))
+        if self._config.relay_mbit != 0 and isinstance(starting.resources.registry, DhtRegistry):
+            scope.spawn(unending(partial(self._lend, starting), "lending a relay"))
+
+    async def _lend(self, starting: Starting) -> None:
+        """Lend a relay while this machine needs none itself."""
+        resources, announcer = starting.resources, starting.announcer
+
+        def uplink_mbit_per_s() -> float | None:
+            return None if announcer.announced is None else announcer.announced.uplink_mbit_per_s
+
+        lender = RelayLender(resources.registry, self._config, resources.whereabouts, starting.arrival.map_other_port)
+        await lender.run(uplink_mbit_per_s)
+
+    def _tell_neighbours(self, resources: NodeResources) -> None:
+        """Announce the swarm in the local network from now on, so that machines there find it without an address.
+
+        A private one is not announced: strangers would learn its model, and could not join.
+        """
+        config, model = self._config, resources.identity
+        if config.membership.network is not None:
+            return
+        registry, named = resources.registry, (model.name, model.fingerprint)
+        swarm = registry.swarm_id if isinstance(registry, DhtRegistry) else None
+        said = announced(registry.join_addresses(), config.join, named, swarm=swarm)
+        if said is not None and config.lan != "no" and not config.insecure:
+            resources.scope.spawn(keep_announced(said))
+
+    def _explain(self, starting: Starting, plan: ServingPlan) -> None:
+        """Say what this node does and why."""
+        resources, config = starting.resources, self._config
+        asked, join = config.model, config.join
+        reached = resources.whereabouts.now.why.removeprefix("reached ") or f"at {resources.address}"
+        span, why = starting.announcer.span, config.model_why
+        for line in ServingSummary(resources.identity, asked, join, plan, span, reached, why).lines():
+            self._say(line)
+
+    async def _reserve_span(self, starting: Starting, plan: ServingPlan) -> SpanReservation:
+        """Reserve the span that the swarm needs most."""
+        resources, announcer = starting.resources, starting.announcer
+        registry, identity = resources.registry, resources.identity
+        reservation = SpanReservation(registry, identity, announcer.reserve, plan.layout.borders)
+        choose = joiners_choice(registry.peer_id, plan.count.count, identity, plan.joiner)
+        await reservation.reserve(reservation.moved_to_borders(choose))
+        return reservation
+
+    async def _start_telemetry(self, starting: Starting) -> None:
+        """Answer scrapes and publish to MQTT from now on, where the user asks for it; neither delays the start."""
+        config, resources = self._config, starting.resources
+        registry, outbox = resources.registry, resources.outbox
+        device = Device(pick_device(starting.host.order.device))
+        description = NodeDescription(
+            resources.identity, config.name, device, resources.counters, starting.announcer.snapshot
+        )
+        figures = NodeFigures(registry.peer_id, description)
+        await self._stack.enter_async_context(serving_metrics(starting.metrics_socket, figures, self._say))
+        broker = config.broker()
+        if broker is not None:
+            address = Address(broker, config.mqtt_prefix, resources.identity.fingerprint, registry.identity)
+            publisher = TelemetryPublisher(address, NodeReport(description, outbox), outbox, self._say)
+            await self._stack.enter_async_context(publisher)

@@ -1,1 +1,0 @@
-"""A node among others: joining, rebalancing, duplicates, latencies."""

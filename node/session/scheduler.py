@@ -1,0 +1,611 @@
+"""Whose turn it is to compute: schedule → run → postprocess. Owns no sessions and no network.
+
+Owners are served by fair queueing on measured milliseconds, and the sessions of each in turn (`Turns`), in slices of
+at most a quantum (F3): neither a long prefill nor a crowd of sessions holds up another's tree. Slices run on a thread
+of their own, short ones in the event loop itself: the way to another core, whose caches are cold, and back would add
+much to them. One thread at a time touches tensors.
+
+Where several sessions wait, whole sweeps of others join a slice in one `Batch`, for as long as that
+saves those that wait more than it costs those that share it. Each is charged its share; the rest of the time it waited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, groupby, islice, pairwise
+from typing import Generic, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import torch
+
+from node.session.step_cost import LoopCost, StepCost
+from node.session.sweep_run import AskedPicks, SweepRun, SweepSlice
+from swarm.base.errors import ConfigError
+from swarm.base.layers import Span
+from swarm.compute.devices import synchronize
+from swarm.compute.picks.device_picks import picks_on, to_device
+from swarm.compute.sampling import pick_together
+
+logger = logging.getLogger(__name__)
+
+# Sweeps of several sessions in one forward. Any topological cut of a sweep gives the same result (F3).
+#
+# So a member's part is simply the next few nodes of its sweep. Members share the forward and the head; no row sees
+# another session's.
+
+SessionT = TypeVar("SessionT")
+Forwarded = tuple[torch.Tensor, Mapping[int, torch.Tensor], Sequence[SweepSlice]]
+"""Rows [R, hidden_size] that left the span, those that entered layers within it, and whose they are, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember(Generic[SessionT]):
+    """One session's part of a batch."""
+
+    session: SessionT
+    """Whose sweep it is."""
+    run: SweepRun
+    rows: int
+    """How many of its next tree nodes are run."""
+
+
+class Batch(Generic[SessionT]):
+    """Parts of sweeps with the same layers of the same model, run together once.
+
+    Attributes:
+        members: one per session; the batch is the first one's turn.
+        predicted_ms: what the forward should take; 0 outside the scheduler.
+    """
+
+    def __init__(self, members: Sequence[BatchMember[SessionT]], predicted_ms: float = 0.0) -> None:
+        self.members = tuple(members)
+        self.predicted_ms = predicted_ms
+        self._failed: dict[SweepRun, Exception] = {}
+
+    @property
+    def rows(self) -> list[int]:
+        """How many rows each member brings."""
+        return [member.rows for member in self.members]
+
+    @property
+    def encode_ms(self) -> float:
+        """How long rows of these sweeps were encoded so far."""
+        return sum(member.run.encode_ms for member in self.members)
+
+    def run(self) -> dict[SweepRun, Exception]:
+        """Run the next rows of every member in one forward, on the calling thread.
+
+        The first part of a sweep also applies truncation and commit, the last one encodes the rows. A joint forward
+        that fails is tried again for each alone.
+
+        Returns:
+            the runs that failed and why: rows that arrived are not finite or of another width, or whatever the forward
+            raised. The others are none the worse.
+        """
+        lead = self.members[0].run
+        slices = self._take()
+        started = time.perf_counter()
+        working = [piece for piece in slices if piece.chosen]
+        for hidden, kept, ran in self._forward(working) if working else ():
+            if lead.is_tail:
+                self._pick(hidden, ran)
+            start = 0
+            for piece in ran:
+                own = slice(start, start + len(piece.chosen))
+                piece.run.keep(piece, hidden[own], {layer: rows[own] for layer, rows in kept.items()})
+                start = own.stop
+        synchronize(lead.model.device)  # or the next batch would be charged for this
+        if working:
+            lead.forwards_ms.append((time.perf_counter() - started) * 1e3)  # of one member: a forward counts once
+        if not lead.is_tail:
+            self._encode(slices)
+        return self._failed
+
+    def _take(self) -> list[SweepSlice]:
+        slices: list[SweepSlice] = []
+        for member in self.members:
+            with self._blame(member.run):
+                slices.append(member.run.take(member.rows))
+        return slices
+
+    def _forward(self, slices: Sequence[SweepSlice]) -> list[Forwarded]:
+        """Hidden rows and whose they are, one after the other: one forward for all if it can be."""
+        lead, works = self.members[0].run, [piece.work for piece in slices]
+        cuts = sorted({layer for piece in slices for layer in piece.run.cuts})
+        try:
+            if not cuts:
+                return [(lead.model.forward(works, lead.span), {}, slices)]
+            parts = [Span(*ends) for ends in pairwise((lead.span.start, *cuts, lead.span.end))]
+            *kept, hidden = lead.model.forward_parts(works, parts)
+            return [(hidden, dict(zip(cuts, kept, strict=True)), slices)]
+        except Exception as error:  # noqa: BLE001 - such as no memory for all of them
+            if len(slices) == 1:
+                self._failed[slices[0].run] = error
+                return []
+            logger.warning("a forward of %d sessions failed, now each alone: %s", len(slices), error)
+            return [result for piece in slices for result in self._forward([piece])]
+
+    def _pick(self, hidden: torch.Tensor, ran: Sequence[SweepSlice]) -> None:
+        """Run the head on the rows [R, hidden_size] whose picks a client wants, of all sessions.
+
+        As many at a time as the head's memory bound allows (F3).
+        """
+        model = self.members[0].run.model
+        asked: list[tuple[SweepRun, int, int]] = []
+        start = 0
+        for piece in ran:
+            asked += [(piece.run, start + place, offset) for place, offset in piece.run.asked(piece.chosen)]
+            start += len(piece.chosen)
+        for first in range(0, len(asked), model.head_rows):
+            some = asked[first : first + model.head_rows]
+            logits = model.logits(_rows_of(hidden, [row for _, row, _ in some]))
+            logits = logits if picks_on(logits.device) else logits.cpu()
+            self._pick_after(logits, [(run, offset) for run, _, offset in some])
+
+    def _pick_after(self, logits: torch.Tensor, asked: Sequence[tuple[SweepRun, int]]) -> None:
+        """Pick after nodes of all sessions together: on a card, one wait for all of them.
+
+        Args:
+            logits: float32 [R, vocab_size]
+            asked: [R] whose row it is, and the node by its place in the sweep.
+        """
+        prepared: list[tuple[SweepRun, AskedPicks]] = []
+        first = 0
+        for run, of_run in groupby(asked, key=lambda entry: entry[0]):
+            offsets = [offset for _, offset in of_run]
+            with self._blame(run):
+                prepared.append((run, run.prepare(logits, first, offsets)))
+            first += len(offsets)
+        lead = self.members[0].run
+        with self._blame(*(run for run, _ in prepared)):
+            requests = [one.request for _, one in prepared if one.request is not None]
+            picks = iter(pick_together(logits, requests, lead.valid_tokens, lead.noise))
+            for run, one in prepared:
+                tokens = one.drawn if one.request is None else next(picks)
+                with self._blame(run):
+                    if isinstance(tokens, ConfigError):
+                        raise tokens
+                    run.take_picks(one, tokens)
+
+    def _encode(self, slices: Sequence[SweepSlice]) -> None:
+        for piece in slices:
+            if piece.run not in self._failed and piece.run.is_done:
+                with self._blame(piece.run):
+                    piece.run.encode()
+
+    @contextmanager
+    def _blame(self, *runs: SweepRun) -> Iterator[None]:
+        """What is raised within is these runs' own failure."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other runs go on
+            self._failed |= dict.fromkeys(runs, error)
+
+
+def _rows_of(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Some rows of a tensor, in rising order; without a copy where none between them is left out."""
+    if len(rows) == rows[-1] - rows[0] + 1:
+        return hidden[rows[0] : rows[-1] + 1]
+    return hidden[to_device(rows, hidden.device)]
+
+
+# Who computes next: owners by fair queueing, and the sessions of each by deficit round-robin, both on milliseconds.
+#
+# An owner is whoever sent the sessions, such as an address: many sessions of one owner get together what one session
+# of another gets. What an owner used is its *virtual time*. The one comes next whose virtual time would be the least
+# after a turn as long as its last one, so who sends a sweep and waits for its answer does not wait for all who never
+# stop. Nobody saves time while it is idle: whoever comes back begins where those are that have always had work.
+#
+# Source: A. Demers, S. Keshav, S. Shenker, Analysis and Simulation of a Fair Queueing Algorithm, 1989.
+
+MAX_IDLE_OWNERS = 4_096
+"""Owners without work whose virtual time is remembered."""
+
+
+class Owned(Hashable, Protocol):
+    """A session as its turns see it."""
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+
+
+OwnedT = TypeVar("OwnedT", bound=Owned)
+
+
+@dataclass(slots=True)
+class _OwnerTime:
+    """What an owner used, in milliseconds.
+
+    Attributes:
+        virtual_ms: in all, divided by how many sessions' turns it may have in one.
+        last_ms: in its last turn, likewise; 0 before the first.
+    """
+
+    virtual_ms: float
+    last_ms: float = 0.0
+
+
+class Turns(Generic[OwnedT]):
+    """Sessions that wait to compute.
+
+    A balance is what a session may still use of its turn, in milliseconds. It saves nothing while it is idle and keeps
+    what it owes: a quantum at most for what it used of others' turns.
+    """
+
+    def __init__(self, quantum_ms: float, weight: Callable[[str], int] = lambda owner: 1) -> None:
+        """Wait for the first session.
+
+        Args:
+            quantum_ms: what a turn adds to a balance.
+            weight: how many sessions' turns an owner may have in one of its own, if that many of its sessions wait:
+                more than one for a machine that carries the sessions of many.
+        """
+        self._quantum_ms = quantum_ms
+        self._weight = weight
+        self._order: deque[str] = deque()
+        self._queues: dict[str, deque[OwnedT]] = {}
+        self._waiting: set[OwnedT] = set()
+        self._balances_ms: WeakKeyDictionary[OwnedT, float] = WeakKeyDictionary()
+        self._owners: dict[str, _OwnerTime] = {}
+        self._least_ms = 0.0
+        self._serving: str | None = None
+        self._share_served = 1
+        self._left_ms = self._used_ms = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether a session waits, apart from the one whose turn it is."""
+        return bool(self._order)
+
+    def submit(self, session: OwnedT) -> None:
+        """Queue a session; harmless when it is queued already, or has its turn."""
+        if session not in self._waiting:
+            self._waiting.add(session)
+            self._queue(session, is_next=False)
+
+    def begin(self) -> OwnedT:
+        """Take the session whose turn it is."""
+        owner = self._serving
+        if owner not in self._queues or self._left_ms <= 0:
+            owner = self._next_owner()
+            self._serving, self._share_served = owner, self._share(owner)
+            self._left_ms, self._used_ms = self._quantum_ms * self._share_served, 0.0
+        session = self._queues[owner].popleft()
+        self._drop_empty(owner)
+        balance_ms = self._balances_ms.get(session, 0.0)
+        self._balances_ms[session] = balance_ms if balance_ms > 0 else balance_ms + self._quantum_ms
+        return session
+
+    def left_ms(self, session: OwnedT) -> float:
+        """What the session whose turn it is may still use; not above 0 at the end of its turn or its owner's."""
+        left_ms = self._balances_ms[session]
+        is_alone = not self._order or (len(self._order) == 1 and self._order[0] == session.owner)
+        return left_ms if is_alone else min(left_ms, self._left_ms)
+
+    def charge(self, session: OwnedT, milliseconds: float, *, is_lead: bool) -> None:
+        """A session used so much; one that joined another's turn owes a quantum at most, and so does its owner."""
+        least_ms = float("-inf") if is_lead else -self._quantum_ms
+        self._balances_ms[session] = max(self._balances_ms.get(session, 0.0) - milliseconds, least_ms)
+        owner = session.owner
+        time = self._time_of(owner)
+        if owner == self._serving:
+            self._left_ms -= milliseconds
+            self._used_ms += milliseconds / self._share_served
+            time.virtual_ms += milliseconds / self._share_served
+            return
+        most_ms = max(time.virtual_ms, self._least_ms + self._quantum_ms)  # else it would wait for long when they stop
+        time.virtual_ms = min(time.virtual_ms + milliseconds / self._share(owner), most_ms)
+
+    def end(self, session: OwnedT, *, has_work: bool) -> None:
+        """The session's turn is over."""
+        owner = session.owner
+        if has_work:
+            self._queue(session, is_next=self._balances_ms[session] > 0)
+        else:
+            self._waiting.discard(session)
+            self._balances_ms[session] = min(self._balances_ms.get(session, 0.0), 0.0)
+        if owner not in self._queues or self._left_ms <= 0 or len(self._order) == 1:
+            self._pass_on(owner)
+
+    def joining(self, leader: OwnedT) -> Iterator[OwnedT]:
+        """Who else waits, in the order of their turns; of another owner no more than in a turn of it."""
+        owners = [leader.owner] if leader.owner in self._queues else []
+        owners += [owner for owner in self._order if owner != leader.owner]
+        many = {owner: len(self._queues[owner]) if owner == leader.owner else self._share(owner) for owner in owners}
+        for place in count():
+            owners = [owner for owner in owners if place < many[owner]]
+            if not owners:
+                return
+            for owner in owners:
+                yield from islice(self._queues[owner], place, place + 1)
+
+    def _share(self, owner: str) -> int:
+        return max(min(len(self._queues.get(owner, ())), self._weight(owner)), 1)
+
+    def _next_owner(self) -> str:
+        self._least_ms = max(self._least_ms, min(self._owners[owner].virtual_ms for owner in self._order))
+        return min(self._order, key=self._after_turn_ms)
+
+    def _after_turn_ms(self, owner: str) -> float:
+        time = self._owners[owner]
+        return time.virtual_ms + time.last_ms
+
+    def _time_of(self, owner: str) -> _OwnerTime:
+        """What an owner used; it is remembered for some time after its last work."""
+        time = self._owners.pop(owner, None) or _OwnerTime(self._least_ms)
+        self._owners[owner] = time
+        if len(self._owners) > MAX_IDLE_OWNERS + len(self._queues) + 1:
+            del self._owners[next(known for known in self._owners if known not in self._queues)]
+        return time
+
+    def _queue(self, session: OwnedT, *, is_next: bool) -> None:
+        owner = session.owner
+        if owner not in self._queues:
+            self._queues[owner] = deque()
+            time = self._time_of(owner)
+            time.virtual_ms = max(time.virtual_ms, self._least_ms)
+            # The owner whose turn it is goes on where it was.
+            (self._order.appendleft if owner == self._serving else self._order.append)(owner)
+        queue = self._queues[owner]
+        (queue.appendleft if is_next else queue.append)(session)
+
+    def _pass_on(self, owner: str) -> None:
+        """The owner's turn is over."""
+        if owner != self._serving:
+            return
+        if owner in self._queues:
+            self._order.remove(owner)
+            self._order.append(owner)
+        self._time_of(owner).last_ms = self._used_ms
+        self._serving, self._left_ms = None, 0.0
+
+    def _drop_empty(self, owner: str) -> None:
+        if not self._queues[owner]:
+            del self._queues[owner]
+            self._order.remove(owner)
+
+
+SHARERS_RATE = 0.05
+SHORT_MS = 20.0
+"""A slice that should take no longer runs in the event loop: receipts wait for so long at most."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWork:
+    """What a session would run next."""
+
+    span: Span
+    """Runs of one span may share a forward."""
+    rows: int
+    """How many, at most."""
+
+
+class Schedulable(Owned, Protocol):
+    """A session as the engine sees it."""
+
+    def pending(self) -> PendingWork | None:
+        """What `next_run` would give, which is not begun by asking; None when nothing waits."""
+
+    def next_run(self) -> SweepRun | None:
+        """The sweep to work on: the one begun, or the next in order; None when nothing waits.
+
+        Raises:
+            SwarmError: the next one cannot be worked on.
+        """
+
+    def finish(self, run: SweepRun) -> None:
+        """Take a finished sweep."""
+
+    def fail(self, error: Exception, run: SweepRun | None = None) -> None:
+        """Take the error that ended a sweep, or without `run` the error of `next_run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What came of a batch."""
+
+    failed: Mapping[SweepRun, Exception]
+    """The runs that failed, and why."""
+    started_s: float
+    """When the batch began, on the clock of `time.perf_counter`."""
+    computed_ms: float
+    """How long it computed; encoding is not part of it."""
+
+
+def _run_timed(batch: Batch[Schedulable]) -> tuple[dict[SweepRun, Exception], float]:
+    """Run it; returns the runs that failed and why, and milliseconds that this thread had a CPU."""
+    started = time.thread_time()
+    failed = batch.run()
+    return failed, (time.thread_time() - started) * 1e3
+
+
+class Engine:
+    """One compute thread shared fairly by the owners of a node's sessions, and by the sessions of each.
+
+    Attributes:
+        worked_ms: what all batches took so far.
+        loop_cost: what sweeps cost the event loop beside their forwards.
+    """
+
+    def __init__(
+        self,
+        cost: StepCost,
+        quantum_ms: float = 50.0,
+        *,
+        counts_cpu: bool = False,
+        weight: Callable[[str], int] = lambda owner: 1,
+    ) -> None:
+        """Make an engine that computes nothing until `run`.
+
+        Args:
+            cost: a first prediction; the engine learns on.
+            quantum_ms: what a turn adds to a session's balance, and the longest step.
+            counts_cpu: only the time on a CPU is computing; when others had it, the sweep waited.
+            weight: as for `Turns`.
+        """
+        self._cost = cost
+        self._counts_cpu = counts_cpu
+        self._quantum_ms = quantum_ms
+        self._turns: Turns[Schedulable] = Turns(quantum_ms, weight)
+        self._wake = asyncio.Event()
+        self.worked_ms = 0.0
+        self.loop_cost = LoopCost()
+        self._sharers = 1.0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._newest: Future[object] | None = None
+
+    async def on_thread(self, call: Callable[[], T]) -> T:
+        """Run a call on the compute thread, between slices."""
+        future = self._thread.submit(call)
+        self._newest = cast("Future[object]", future)
+        future.add_done_callback(self._forget)
+        return await asyncio.wrap_future(future)
+
+    def _forget(self, done: Future[T]) -> None:
+        """The caller has the result: nothing else may keep it alive."""
+        if self._newest is done:
+            self._newest = None
+
+    def submit(self, session: Schedulable) -> None:
+        """Queue a session that has work; harmless when it is queued already."""
+        self._turns.submit(session)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Serve turns until cancelled."""
+        try:
+            while True:
+                await self._wake.wait()
+                while self._turns:
+                    await self._next_turn()
+                self._wake.clear()
+        finally:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _next_turn(self) -> None:
+        session = self._turns.begin()
+        try:
+            await self._turn(session)
+        except Exception as error:  # noqa: BLE001 - whatever one session does, the others have their turns
+            self._give_up(session, error)
+
+    def _give_up(self, session: Schedulable, error: Exception) -> None:
+        self._turns.end(session, has_work=False)
+        try:
+            session.fail(error)
+        except Exception as trouble:
+            logger.error("a session could not even be ended", exc_info=trouble)
+
+    async def _turn(self, session: Schedulable) -> None:
+        """Serve a session until its quantum is used up or nothing waits."""
+        while self._turns.left_ms(session) > 0:
+            batch = self._schedule(session)
+            if batch is None:
+                self._turns.end(session, has_work=False)
+                return
+            result = await self._run_batch(batch)
+            self._postprocess(batch, result)
+        self._turns.end(session, has_work=True)
+
+    def _schedule(self, leader: Schedulable) -> Batch[Schedulable] | None:
+        """The next slice of the session whose turn it is, and the sweeps that share its forward."""
+        run = self._next_run(leader)
+        if run is None:
+            return None
+        budget_ms = min(self._turns.left_ms(leader), self._quantum_ms)
+        rows = self._cost.slice_rows(run.remaining, budget_ms)
+        members = [BatchMember(leader, run, rows), *self._joining(leader, rows)]
+        return Batch(members, self._cost.predict_ms(sum(member.rows for member in members), len(members)))
+
+    async def _run_batch(self, batch: Batch[Schedulable]) -> BatchResult:
+        """Compute a batch: a short one at once, a longer one on the compute thread."""
+        started_s, encoded_ms = time.perf_counter(), batch.encode_ms
+        failed: Mapping[SweepRun, Exception]
+        try:
+            if batch.predicted_ms <= SHORT_MS and self._newest is None:
+                failed, on_cpu_ms = _run_timed(batch)
+                self.loop_cost.add_compute(on_cpu_ms)
+                await asyncio.sleep(0)  # the loop's other work has its turn
+            else:
+                failed, on_cpu_ms = await self.on_thread(lambda: _run_timed(batch))
+        except Exception as error:  # noqa: BLE001 - whatever a forward raises is its sweeps' fault, not the node's
+            failed, on_cpu_ms = {member.run: error for member in batch.members}, 0.0
+        measured_ms = (time.perf_counter() - started_s) * 1e3
+        encoded_ms = batch.encode_ms - encoded_ms
+        computed_ms = max((min(on_cpu_ms, measured_ms) if self._counts_cpu else measured_ms) - encoded_ms, 0.0)
+        return BatchResult(failed, started_s, computed_ms)
+
+    def _postprocess(self, batch: Batch[Schedulable], result: BatchResult) -> None:
+        """Hand results to their sessions, charge each its share of the time, and learn what the batch cost."""
+        rows = batch.rows
+        self._sharers += SHARERS_RATE * (len(rows) - self._sharers)
+        for member, share in zip(batch.members, self._cost.shares(rows, self._sharers), strict=True):
+            member.run.compute_ms += result.computed_ms * share
+            self._end(member, result.failed.get(member.run))
+        passed_ms = (time.perf_counter() - result.started_s) * 1e3  # what sessions did with results is charged too
+        self.worked_ms += passed_ms
+        shares = self._cost.shares(rows)
+        if not result.failed:
+            self._cost.learn(sum(rows), result.computed_ms, len(rows))
+        self._charge(batch, [passed_ms * share for share in shares])
+
+    def _charge(self, batch: Batch[Schedulable], charged_ms: Sequence[float]) -> None:
+        """Take from each balance what it used."""
+        lead = batch.members[0].session
+        for member, milliseconds in zip(batch.members, charged_ms, strict=True):
+            self._turns.charge(member.session, milliseconds, is_lead=member.session is lead)
+
+    def _next_run(self, session: Schedulable) -> SweepRun | None:
+        try:
+            return session.next_run()
+        except Exception as error:  # noqa: BLE001 - one session's failure must not end the others
+            session.fail(error)
+            return None
+
+    def _joining(self, leader: Schedulable, rows: int) -> Iterator[BatchMember[Schedulable]]:
+        """Others whose whole sweeps share the forward of these rows, in the order of their turns.
+
+        The law: one more member delays everybody in the batch by what it adds, and spares all that wait, itself
+        included, one base. It joins while the first is no more than the second, so a round of turns is never longer
+        for it. No batch is longer than a quantum. On a staircase those who fit into the bucket add nothing.
+        """
+        own = leader.pending()
+        if own is None or not self._turns:
+            return
+        waiting = [
+            (other, work)
+            for other in self._turns.joining(leader)
+            if (work := other.pending()) and work.span == own.span
+        ]
+        left, sessions, cost = len(waiting), 1, self._cost
+        for other, work in waiting:
+            pays = sessions * cost.joining_ms(work.rows, rows) <= left * cost.spared_ms(work.rows, rows)
+            max_rows = cost.rows_within(self._quantum_ms - sessions * cost.per_session_ms)
+            if not pays or rows + work.rows > max_rows:
+                continue
+            run = self._next_run(other)
+            if run is None:
+                continue
+            sessions, rows, left = sessions + 1, rows + run.remaining, left - 1
+            yield BatchMember(other, run, run.remaining)
+
+    def _end(self, member: BatchMember[Schedulable], error: Exception | None) -> None:
+        """Hand a sweep that is done, or failed, back to its session."""
+        try:
+            if error is not None:
+                member.session.fail(error, member.run)
+            elif member.run.is_done:
+                self.loop_cost.end_sweep()
+                member.session.finish(member.run)
+        except Exception as trouble:  # noqa: BLE001 - one session's failure must not end the others
+            member.session.fail(trouble, member.run)

@@ -1,1 +1,0 @@
-"""What a node publishes of itself: counters, reports by MQTT, metrics."""

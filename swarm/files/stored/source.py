@@ -1,0 +1,215 @@
+"""Where a model's tensors come from, under the names that its class has for them. Builds no model, fetches no file.
+
+SafetensorsSource   tensors as they are
+QuantisedSource     over another source: what a quantised format holds in several tensors is one again
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from swarm.base.errors import SwarmError, UnsupportedModel
+from swarm.files.parts.byte_ranges import ByteRanges
+from swarm.files.parts.reading import header_file, readable_file
+from swarm.files.pretrained import TEXT_PART, unreadable_weights
+from swarm.files.tensor_header import TensorHeader, tensor_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+    from pathlib import Path
+
+    from swarm.files.hub import Hub
+    from swarm.files.stored.matrix import StoredMatrix
+
+WRAPPED: Final = r"^(?:module\.|_orig_mod\.)+|(?<=\.)_orig_mod\."
+"""What torch puts before names: of modules that are trained in parallel, or compiled."""
+PIECE: Final = 1 << 22
+"""Weights that are decoded at a time, where a whole matrix is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor that a checkpoint holds packed.
+
+    Attributes:
+        matrix: its rows; those of several experts lie one below the other.
+        shape: of the tensor as it is stored: its last dimension is the matrix's columns.
+        is_transposed: whether the model's class has the last two dimensions the other way round.
+    """
+
+    matrix: StoredMatrix
+    shape: tuple[int, ...]
+    is_transposed: bool = False
+
+    def decode(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The whole tensor, as the model's class has it."""
+        matrix = self.matrix
+        out = torch.empty(matrix.rows, matrix.columns, dtype=dtype)
+        at_once = max(1, PIECE // max(1, matrix.columns))
+        for start in range(0, matrix.rows, at_once):
+            end = min(start + at_once, matrix.rows)
+            out[start:end] = matrix.decode(start, end)
+        shaped = out.view(self.shape)
+        return shaped.transpose(-1, -2).contiguous() if self.is_transposed else shaped
+
+
+StoredSize = tuple[int, int]
+"""How many weights are held as they are stored, and their bytes."""
+
+
+class WeightSource(Protocol):
+    """Tensors of a checkpoint, under the names that transformers' class expects of a checkpoint."""
+
+    @property
+    def encoding(self) -> str:
+        """What a numeric class calls the whole checkpoint's format: `[a-z][a-z0-9_]*`, at most 32 characters.
+
+        The same for every span. Empty where tensors are as they are.
+        """
+
+    @property
+    def files(self) -> Mapping[str, tuple[str, ...]]:
+        """The files that hold each tensor, by the tensor's name; a packed tensor may lie in several."""
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
+        """Read some tensors, whose files are there.
+
+        Raises:
+            UnsupportedModel: a file is damaged, or holds what its format does not allow.
+        """
+
+    def ranges(self, names: Iterable[str]) -> Mapping[str, ByteRanges]:
+        """Where some tensors lie in each file that holds some, with the file's header.
+
+        Raises:
+            HubError: a header cannot be fetched.
+            UnsupportedModel: a file is damaged.
+        """
+
+    def stored_size(self, name: str) -> StoredSize | None:
+        """How large a tensor is that is held as it is stored; None where it is not, or where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsSource:
+    """Tensors of safetensors files, as they are; of a multimodal model, those of its language model.
+
+    Attributes:
+        folder: where the files are, or come to be.
+        files: the file that holds each tensor.
+        hub: where headers are read of files that are not in the folder; None for a folder of the user's.
+        encoding: as of `WeightSource`: none.
+        headers: what was read of them, by file.
+    """
+
+    folder: Path
+    model: str
+    files: Mapping[str, tuple[str, ...]]
+    hub: Hub | None = None
+    encoding: str = ""
+    headers: dict[str, Mapping[str, TensorHeader]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path, model: str, weight_map: Mapping[str, str], hub: Hub | None = None) -> SafetensorsSource:
+        """A source of the files that an index names.
+
+        Raises:
+            UnsupportedModel: two tensors have one name, once what is put before names is left out.
+        """
+        called: dict[str, str] = {}
+        for stored in _text_only(weight_map):
+            if called.setdefault(name := _text_name(stored), stored) != stored:
+                which = f"{called[name]} and {stored} name one tensor"
+                raise UnsupportedModel(f"{model}: {which}; remove one of them")
+        return cls(folder, model, {name: (weight_map[stored],) for name, stored in called.items()}, hub)
+
+    def header(self, name: str) -> TensorHeader | None:
+        """Type and shape of a tensor, from the header of its file; None where that cannot be read now."""
+        file = self.files[name][0]
+        if file not in self.headers:
+            try:
+                self.headers[file] = self._headers(file)
+            except SwarmError:
+                self.headers[file] = {}
+        return self.headers[file].get(name)
+
+    def ranges(self, names: Iterable[str]) -> Mapping[str, ByteRanges]:
+        asked: dict[str, list[str]] = {}
+        for name in names:
+            asked.setdefault(self.files[name][0], []).append(name)
+        for file in asked:
+            if not self.headers.get(file):
+                self.headers[file] = self._headers(file)
+        return {file: self._ranges(file, own, self.headers[file]) for file, own in asked.items()}
+
+    def _ranges(self, file: str, names: Iterable[str], headers: Mapping[str, TensorHeader]) -> ByteRanges:
+        if missing := sorted(set(names) - headers.keys()):
+            raise UnsupportedModel(f"{self.model}: {file} has no {missing[0]}, which its index names; fetch it again")
+        first = min(header.start for header in headers.values())
+        ends = ((headers[name].start, headers[name].start + headers[name].size_bytes) for name in names)
+        return ByteRanges.of([(0, first), *ends])
+
+    def _headers(self, file: str) -> Mapping[str, TensorHeader]:
+        try:
+            here = header_file(self.folder / file, file, self.hub)
+            if here is None and self.hub is not None:
+                read = self.hub.tensor_headers(file)
+            else:
+                read = tensor_headers(here or self.folder / file)
+        except (OSError, ValueError) as error:
+            raise unreadable_weights(self.model, self.folder / file, error) from error
+        return {_text_name(one): header for one, header in read.items()}
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
+        asked = set(names)
+        found: dict[str, torch.Tensor | StoredTensor] = {}
+        for file in sorted({file for name in asked for file in self.files[name]}):
+            path = self._readable(file, [name for name in asked if file in self.files[name]])
+            try:
+                with safe_open(path, framework="pt") as opened:
+                    stored = {_text_name(name): name for name in opened.keys()}  # noqa: SIM118 - it is no dict
+                    found |= {name: opened.get_tensor(stored[name]) for name in asked & stored.keys()}
+            except (OSError, SafetensorError) as error:
+                raise unreadable_weights(self.model, path, error) from error
+        return found
+
+    def _readable(self, file: str, names: Iterable[str]) -> Path:
+        """The file, or the part of it that has these tensors, as its own header says."""
+
+        def needed() -> ByteRanges:
+            if header_file(self.folder / file, file, self.hub) is None:
+                raise UnsupportedModel(f"{self.model}: the header of {file} is not here; start again to fetch it")
+            return self._ranges(file, names, self._headers(file))
+
+        return readable_file(self.folder / file, file, self.hub, needed, self.model)
+
+    def stored_size(self, name: str) -> StoredSize | None:
+        """As `WeightSource.stored_size`: nothing is packed."""
+        return None
+
+
+def decoded(tensors: Mapping[str, torch.Tensor | StoredTensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Plain tensors of those that were read: packed ones in this type, others in their own."""
+    return {
+        name: tensor.decode(dtype) if isinstance(tensor, StoredTensor) else tensor for name, tensor in tensors.items()
+    }
+
+
+def _text_only(names: Collection[str]) -> Collection[str]:
+    """Of a model that also sees or hears, the language model's tensors.
+
+    Layers that predict further tokens stay: a drafter may use them.
+    """
+    if not any(re.search(TEXT_PART, name) for name in names):
+        return names
+    return [name for name in names if re.search(rf"{TEXT_PART}|lm_head|(?:^|[._])mtp[._]", name)]
+
+
+def _text_name(tensor: str) -> str:
+    """A tensor's name in the language model when it is alone, and neither compiled nor trained in parallel."""
+    return re.sub(f"{WRAPPED}|{TEXT_PART}", "", tensor)

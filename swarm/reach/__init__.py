@@ -1,0 +1,1 @@
+"""How a machine behind a router is reached."""
