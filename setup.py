@@ -10,7 +10,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-FOLDER = Path("swarm", "runtime")
+FOLDER = Path("swarm", "base")
 _READ = runpy.run_path(str(Path(__file__).parent / FOLDER / "source_commit.py"))
 
 

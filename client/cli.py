@@ -354,10 +354,6 @@ def _connection(command: SwarmCommand) -> tuple[str, ConnectOptions]:
     return model, command.connect_options()
 
 
-if __name__ == "__main__":
-    main()
-
-
 class LineTrackingStream:
     """An output stream that knows whether its last line is open.
 
@@ -391,3 +387,7 @@ class NoteFormatter(OneLineFormatter):
         """The log line, after a line break where one is missing."""
         start, self._text.is_open = "\n" * self._text.is_open, False
         return start + super().format(record)
+
+
+if __name__ == "__main__":
+    main()
