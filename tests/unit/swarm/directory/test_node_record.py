@@ -106,8 +106,10 @@ def test_what_an_earlier_release_did_not_sign_is_taken_as_it_was_then() -> None:
     full = replace(RECORD, bucketed=True, aux_rows=True, swarm=SWARM)
     key, body, _ = msgpack.unpackb(seal(full, ME))
     assert unseal(seal(full, ME), NOW).swarm == SWARM
-    for missing, wanted in ((1, replace(full, swarm=None)), (2, replace(RECORD, bucketed=True)), (3, RECORD)):
-        earlier = msgpack.packb(msgpack.unpackb(body)[:-missing])
+    places = ["format", *(fact.name for fact in RECORDS.form.facts)]
+    wants = {"swarm": replace(full, swarm=None), "aux_rows": replace(RECORD, bucketed=True), "bucketed": RECORD}
+    for first_missing, wanted in wants.items():
+        earlier = msgpack.packb(msgpack.unpackb(body)[: places.index(first_missing)])
         data = msgpack.packb([key, earlier, ME.sign(b"canopy-record" + earlier)])
         assert unseal(data, NOW) == wanted
 
