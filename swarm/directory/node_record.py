@@ -84,7 +84,6 @@ class NodeRecord:
             those times do not fall. A release that does not know this field interpolates them.
         aux_rows: whether it sends rows of further layers beside those of the last one (P14).
         swarm: the open swarm that it is of, which the directory fills in; None in a private one, or one without an id.
-        cores: of its processor; None where it is not told.
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
@@ -116,7 +115,6 @@ class NodeRecord:
     bucketed: bool = False
     aux_rows: bool = False
     swarm: Annotated[SwarmId, exactly(SWARM_ID_BYTES)] | None = field(default=None, compare=False)
-    cores: Annotated[int, Within(1, 4_096)] | None = None
     sealed: Annotated[bytes, Written(not_sent=True)] = field(default=b"", compare=False, repr=False)
 
     def check(self) -> None:
