@@ -87,10 +87,6 @@ def _last_holder(one: Assessment, sources: SwarmSources) -> str | None:
     return "some layers hang on a single machine" if is_last else None
 
 
-def _crowded(one: Assessment, _: SwarmSources) -> str | None:
-    return "more machines than a page can show" if len(_serving(one)) > 500 else None
-
-
 def _failing(one: Assessment, _: SwarmSources) -> str | None:
     if not one.log.failures:
         return None
@@ -179,20 +175,6 @@ ALERTS: Final[tuple[AlertRule, ...]] = (
             "canopy_model_margin_machines == 0 and canopy_model_layers_missing == 0",
             "{{ $labels.model }} is one machine away from breaking",
             "Some layers hang on a single machine.",
-            "10m",
-        ),
-    ),
-    AlertRule(
-        Severity.INFO,
-        "crowded",
-        holds="more than 500 machines serve the model",
-        delays=AlertDelays(60.0, 60.0),
-        find=_crowded,
-        prometheus=PrometheusRule(
-            "CanopyCrowded",
-            'canopy_model_machines{state="serving"} > 500',
-            "{{ $labels.model }} has more machines than a page can show",
-            "Nothing is wrong.",
             "10m",
         ),
     ),
