@@ -60,7 +60,7 @@ CodecChoice = Literal["lossless", "int8"]
 
 @headed(
     text=("max_new_tokens", "stop"),
-    sampling=("temperature", "top_k", "top_p", "min_p", "epsilon", "seed", "multistep"),
+    sampling=("temperature", "top_k", "top_p", "min_p", "seed", "multistep"),
     penalties=("frequency_penalty", "presence_penalty", "repetition_penalty"),
     drafting=("nodes",),
 )
@@ -76,7 +76,6 @@ class Options:
         top_k: pick among the k best tokens; 0 for all (default: the checkpoint's, else all).
         top_p: pick among the best tokens that hold this much probability; 1 for all (default: the checkpoint's, else
             all).
-        epsilon: pick among tokens at least this probable (default: all).
         min_p: pick among tokens at least this fraction as probable as the best; 0 for all (default: the checkpoint's,
             else all).
         seed: the same seed gives the same text (default: drawn, and reported).
@@ -101,7 +100,6 @@ class Options:
     top_k: Count | None = None
     top_p: Probability | None = None
     min_p: Probability | None = None
-    epsilon: Probability | None = None
     seed: Count | None = None
     stop: tuple[Text, ...] = ()
     nodes: Count | None = None
@@ -138,9 +136,7 @@ class Options:
         seed = secrets.randbits(63) if self.seed is None else self.seed
         temperature = 0.0 if self.temperature is None else self.temperature
         top_p = None if self.top_p == 1 else self.top_p
-        plain = Sampling(
-            seed, temperature, self.top_k or None, top_p, self.min_p or None, self.multistep, epsilon=self.epsilon
-        )
+        plain = Sampling(seed, temperature, self.top_k or None, top_p, self.min_p or None, self.multistep)
         rules = PickRules(
             frequency_penalty=float(self.frequency_penalty),
             presence_penalty=float(self.presence_penalty),
@@ -188,7 +184,6 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
-    epsilon: float | None
     seed: int | None
     stop: str | Sequence[str]
     nodes: int | None

@@ -119,7 +119,6 @@ class Sampling:
         min_p: None is no filter.
         multistep: pick by multi-step speculative sampling over `Sweep.guesses`, not by coupled noise.
         rules: those that depend on the path; None for none.
-        epsilon: drop tokens less probable than this; None is no filter.
     """
 
     seed: Annotated[int, below(1 << 64)] = 0
@@ -129,7 +128,6 @@ class Sampling:
     min_p: Fraction | None = None
     multistep: bool = False
     rules: PickRules | None = None
-    epsilon: Fraction | None = None
 
     def problem(self, vocab_size: int) -> tuple[str, str] | None:
         """What no session may ask for: the field and why; None where all is well.

@@ -18,7 +18,7 @@ _HEAD_TOKENS = 1024  # top-p first looks at this many best tokens, and sorts a w
 
 def filters(sampling: Sampling) -> bool:
     """Whether any filter may drop a token."""
-    return sampling.top_k is not None or (sampling.top_p or 1) < 1 or bool(sampling.min_p or sampling.epsilon)
+    return sampling.top_k is not None or (sampling.top_p or 1) < 1 or bool(sampling.min_p)
 
 
 def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -68,9 +68,6 @@ def _filtered(logits: Tensor, sampling: Sampling, *, waits: bool) -> tuple[Tenso
         last = logits.topk(top_k).values[:, -1]
         counts = torch.full_like(last, top_k, dtype=torch.long)
         scaled.masked_fill_(dropped(logits, last, counts), -math.inf)
-    if sampling.epsilon:
-        rare = scaled.softmax(dim=1) < sampling.epsilon
-        scaled.masked_fill_(rare & (scaled < scaled.amax(dim=1, keepdim=True)), -math.inf)
     if sampling.min_p:
         scaled.masked_fill_(_weights(scaled, scaled.amax(dim=1)) < sampling.min_p, -math.inf)
     return scaled, outgrown

@@ -320,7 +320,6 @@ class Sampling(_message.Message):
     MIN_P_FIELD_NUMBER: _builtins.int
     MULTISTEP_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
-    EPSILON_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Key of the Gumbel noise, all 64 bits."""
     temperature: _builtins.float
@@ -333,8 +332,6 @@ class Sampling(_message.Message):
     """0 … 1; absent: off."""
     multistep: _builtins.bool
     """Picks by multi-step speculative sampling over `Sweep.guesses` instead of shared noise."""
-    epsilon: _builtins.float
-    """Tokens less probable are dropped; 0 … 1; absent: off."""
     @_builtins.property
     def rules(self) -> Global___PickRules:
         """Rules that depend on the path to a node (P12), in a `ruled_sweep` or `ruled_snapshot` only; absent: none."""
@@ -349,22 +346,17 @@ class Sampling(_message.Message):
         min_p: _builtins.float | None = ...,
         multistep: _builtins.bool = ...,
         rules: Global___PickRules | None = ...,
-        epsilon: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon", "_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "epsilon", b"epsilon", "min_p", b"min_p", "rules", b"rules", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "rules", b"rules", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon", "_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "epsilon", b"epsilon", "min_p", b"min_p", "multistep", b"multistep", "rules", b"rules", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "multistep", b"multistep", "rules", b"rules", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
-    _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon) -> _WhichOneofReturnType__epsilon | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
     @_typing.overload
