@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 import tyro
 
-from client.base.options import ConnectionOptions, ConnectOptions, Options
+from client.base.options import ConnectionOptions, ConnectOptions, DraftOptions, Options
 from client.terminal.setups import ProgramName
 from swarm.base.cli_types import (
     Count,
@@ -28,7 +28,7 @@ GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
 _SWARM = ("join", "lan", "network_key", "revision", "fingerprint", "generation_config", "wait")
 _LINKS = ("codec", "reproducible", "hedge", "insecure")
-_DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "adapt")
+_DRAFTING = (*(one.name for one in fields(DraftOptions) if one.name != "calibration"), "threads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
