@@ -219,7 +219,6 @@ class DraftOptions:
             and then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1, xpu, mps (default: a GPU, or the CPU).
         lookup: propose what followed the same tokens earlier in the text, with a draft or without.
-        echo: propose the last token again.
         siblings: propose what the target picked on rejected branches, with a draft or without.
         adapt: let draft models learn from the target's picks while a text grows.
         calibration: folder that keeps what is learned about drafts; None keeps nothing after this connection.
@@ -229,7 +228,6 @@ class DraftOptions:
     draft_device: DeviceName | None = None
     lookup: bool = True
     siblings: bool = True
-    echo: bool = False
     adapt: bool = True
     calibration: Found[Path | None] = None
 
@@ -280,7 +278,6 @@ class ConnectOptions(TypedDict, total=False):
     draft_device: str | None
     lookup: bool
     siblings: bool
-    echo: bool
     adapt: bool
     calibration: Path | None
     peers: Sequence[str]

@@ -44,7 +44,6 @@ from client.draft.heads.mtp import MTP, has_mtp, load_mtp
 from client.draft.search.calibration import TEMPERATURES, Calibration, Fit
 from client.draft.search.ranking import Ranker
 from client.draft.search.source import Source
-from client.draft.sources.echo import EchoSource
 from client.draft.sources.layer_head import LayerHeadSource
 from client.draft.sources.lookup import Lookup, LookupSource
 from client.draft.sources.model import ModelSource
@@ -201,8 +200,6 @@ def load_drafter(model: ModelName, target: Target, options: DraftOptions, revisi
     makers: list[Callable[[], Source]] = [lambda: LookupSource(Lookup())] if options.lookup else []
     if options.siblings and (makers or options.draft):
         makers.append(lambda: SiblingSource(CrossBranchCache()))
-    if options.echo:
-        makers.append(EchoSource)
     savers: list[Callable[[], None]] = []
     drafts: list[Identified] = []
     notes: list[str] = []
