@@ -22,6 +22,7 @@ import node.cli
 import swarm.cli
 from swarm.base import errors
 from swarm.base.declared import bare, facts, table
+from swarm.base.errors import SwarmError
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.web.api import alert_routes, make_app
 from swarm.protocol import wire
@@ -137,8 +138,8 @@ def _parameter(one: dict[str, Any]) -> str:
 
 
 def python_api() -> str:
-    """A directive of mkdocstrings for every name that `client` exports."""
-    others = [name for name in client.__all__ if name not in _MAIN_CLASSES]
+    """A directive of mkdocstrings for every name that `client` exports, but for the error that `error_tree` shows."""
+    others = [name for name in client.__all__ if name not in {*_MAIN_CLASSES, SwarmError.__name__}]
     return "\n\n".join(f"::: client.{name}" for name in (*_MAIN_CLASSES, *others))
 
 

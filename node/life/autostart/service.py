@@ -312,7 +312,7 @@ def service_program(config: ServeConfig, environment: Mapping[str, str]) -> Serv
         start = [str(script)]
     else:
         start = [sys.executable, "-m", "node.cli"]
-        carried["PYTHONPATH"] = str(Path(node.__file__).absolute().parents[2])
+        carried["PYTHONPATH"] = str(Path(node.__file__).absolute().parents[1])
     return ServiceProgram((*start, *rest), carried, config.drain, " ".join(["node", *rest]))
 
 
