@@ -1,22 +1,26 @@
 """The types that GGUF stores values in: bytes of a block, and a block's values. A row is whole blocks.
 
-transformers decodes most of them. Here are those that it lacks, and those that most files have, in half its time. All
-give the very values of the `gguf` library.
+Types whose values lie on a line are declared by their codes, steps and offsets (`_LINEAR`), from which they are decoded
+and packed for products. transformers decodes the others. All give the very values of the `gguf` library.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy
 import torch
 
+from swarm.files.linear_codes import LinearCodes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-MXFP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values of the sixteen codes."""
+FP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of the sixteen codes of FP4."""
+IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""Of the sixteen codes of iq4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,22 @@ class Encoding:
         Returns:
             float32 [rows, columns].
         """
-        rows = blocks.shape[0]
         if self.dtype is not None:
             return blocks.contiguous().view(self.dtype).float()
-        single = blocks.reshape(-1, self.block_bytes)
-        own = _OWN.get(self.name)
-        return (_by_library(self, single) if own is None else own(single)).reshape(rows, -1)
+        linear = self.linear_codes(blocks)
+        if linear is not None:
+            return linear.values()
+        return _by_library(self, blocks.reshape(-1, self.block_bytes)).reshape(len(blocks), -1)
+
+    def linear_codes(self, blocks: torch.Tensor) -> LinearCodes | None:
+        """Codes of some rows, uint8 [rows, bytes of a row]; None of a type whose values lie on no line."""
+        own = _LINEAR.get(self.name)
+        if own is None:
+            return None
+        made, rows = own(blocks.reshape(-1, self.block_bytes)), len(blocks)
+        least = None if made.least is None else made.least.reshape(rows, -1)
+        codes = made.codes.reshape(rows, -1, made.codes.shape[-1])
+        return replace(made, codes=codes, steps=made.steps.reshape(rows, -1), least=least)
 
 
 def _by_library(encoding: Encoding, blocks: torch.Tensor) -> torch.Tensor:
@@ -91,77 +105,116 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     return out.view(blocks, groups, 2 * count)
 
 
+def _planes(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Bytes cut into so many bits, the lowest first: uint8 [blocks, groups, n] to [blocks, groups, 8 / bits, n]."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    return packed[:, :, None] >> shifts[:, None] & (1 << bits) - 1
+
+
 def _fives(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    """32 integers of five bits, as float32: the fifth bits lie in four bytes before the nibbles."""
+    """32 codes of five bits, uint8 [blocks, 1, 32]: the fifth bits lie in four bytes before the nibbles."""
     bits = torch.arange(256, device=blocks.device)[:, None] >> torch.arange(8, device=blocks.device)
     sixteens = (bits.to(torch.uint8) & 1) << 4  # [256, 8]: of each byte
     fifth = sixteens.index_select(0, blocks[:, start : start + 4].reshape(-1).int())
-    return _nibbles(blocks[:, None, start + 4 :])[:, 0].bitwise_or_(fifth.view(-1, 32)).float()
+    return _nibbles(blocks[:, None, start + 4 :]).bitwise_or_(fifth.view(-1, 1, 32))
 
 
-def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _nibbles(blocks[:, None, 2:])[:, 0].float().sub_(8).mul_(_half(blocks, 0))
+def _q4_0(blocks: torch.Tensor) -> LinearCodes:
+    return LinearCodes(_nibbles(blocks[:, None, 2:]), 4, 8, _half(blocks, 0))
 
 
-def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _nibbles(blocks[:, None, 4:])[:, 0].float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+def _q4_1(blocks: torch.Tensor) -> LinearCodes:
+    return LinearCodes(_nibbles(blocks[:, None, 4:]), 4, 0, _half(blocks, 0), _half(blocks, 2))
 
 
-def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _fives(blocks, 2).sub_(16).mul_(_half(blocks, 0))
+def _q5_0(blocks: torch.Tensor) -> LinearCodes:
+    return LinearCodes(_fives(blocks, 2), 5, 16, _half(blocks, 0))
 
 
-def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _fives(blocks, 4).mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+def _q5_1(blocks: torch.Tensor) -> LinearCodes:
+    return LinearCodes(_fives(blocks, 4), 5, 0, _half(blocks, 0), _half(blocks, 2))
+
+
+def _q8_0(blocks: torch.Tensor) -> LinearCodes:
+    return LinearCodes(blocks[:, None, 2:] ^ 128, 8, 128, _half(blocks, 0))  # int8 + 128
 
 
 def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and offsets of the eight groups of a block, float32 [blocks, 8, 1]: six bits each, in twelve bytes."""
+    """Steps and offsets of the eight groups of a block, float32 [blocks, 8]: six bits each, in twelve bytes."""
     low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat([low & 63, (high & 0xF) | (low >> 6 << 4)], 1)
     offsets = torch.cat([middle & 63, (high >> 4) | (middle >> 6 << 4)], 1)
-    return (_half(blocks, 0) * scales)[..., None], (_half(blocks, 2) * offsets)[..., None]
+    return _half(blocks, 0) * scales, (_half(blocks, 2) * offsets).neg_()
 
 
-def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, offsets = _k_scales(blocks)
-    values = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32)
-    return values.float().mul_(scales).sub_(offsets)
+def _q2_k(blocks: torch.Tensor) -> LinearCodes:
+    scales = blocks[:, :16]
+    codes = _planes(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    return LinearCodes(codes, 2, 0, _half(blocks, 80) * (scales & 15), (_half(blocks, 82) * (scales >> 4)).neg_())
 
 
-def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, offsets = _k_scales(blocks)
-    values, fifth = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32), blocks[:, 16:48]
-    for group in range(8):
-        values[:, group].bitwise_or_((fifth >> group & 1) << 4)
-    return values.float().mul_(scales).sub_(offsets)
+def _q3_k(blocks: torch.Tensor) -> LinearCodes:
+    low = _planes(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 8, 32)
+    codes = (low | _planes(blocks[:, None, :32], 1)[:, 0] << 2).reshape(-1, 16, 16)
+    fours = _planes(blocks[:, None, 96:104], 4).reshape(-1, 16)
+    twos = _planes(blocks[:, None, 104:108], 2).reshape(-1, 16)
+    return LinearCodes(codes, 3, 4, _half(blocks, 108) * ((fours | twos << 4).to(torch.int8) - 32))
 
 
-def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    low, high = blocks[:, :128].view(-1, 2, 64), blocks[:, 128:192].view(-1, 2, 32)
-    values = _nibbles(low).view(-1, 2, 4, 32)
-    for group in range(4):
-        values[:, :, group].bitwise_or_((high >> 2 * group & 3) << 4)
-    scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8)
-    return values.float().sub_(32).view(-1, 16, 16).mul_(scales[..., None])
+def _q4_k(blocks: torch.Tensor) -> LinearCodes:
+    return LinearCodes(_nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32), 4, 0, *_k_scales(blocks))
 
 
-def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
-    numbers = torch.tensor(MXFP4_VALUES, dtype=torch.float32, device=blocks.device)
-    codes, exponent = _nibbles(blocks[:, None, 1:]), blocks[:, :1].int()
+def _q5_k(blocks: torch.Tensor) -> LinearCodes:
+    codes = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    codes |= _planes(blocks[:, None, 16:48], 1)[:, 0] << 4
+    return LinearCodes(codes, 5, 0, *_k_scales(blocks))
+
+
+def _q6_k(blocks: torch.Tensor) -> LinearCodes:
+    codes = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
+    codes |= _planes(blocks[:, 128:192].reshape(-1, 2, 32), 2) << 4
+    return LinearCodes(codes.view(-1, 16, 16), 6, 32, _half(blocks, 208) * blocks[:, 192:208].view(torch.int8))
+
+
+def _of_table(values: tuple[int, ...], shift: int, packed: torch.Tensor) -> torch.Tensor:
+    """Codes of nibbles, uint8 [blocks, groups, 2 n]: the values of a table, higher by the shift."""
+    table = torch.tensor([shift + value for value in values], dtype=torch.uint8, device=packed.device)
+    nibbles = _nibbles(packed)
+    return table.index_select(0, nibbles.view(-1).int()).view(nibbles.shape)
+
+
+def _iq4_nl(blocks: torch.Tensor) -> LinearCodes:
+    return LinearCodes(_of_table(IQ4_VALUES, 128, blocks[:, None, 2:]), 8, 128, _half(blocks, 0))
+
+
+def _iq4_xs(blocks: torch.Tensor) -> LinearCodes:
+    fours = _planes(blocks[:, 4:8, None], 4).reshape(-1, 8)
+    twos = _planes(blocks[:, 2:4, None], 2).reshape(-1, 8)
+    steps = _half(blocks, 0) * ((fours | twos << 4).to(torch.int8) - 32)
+    return LinearCodes(_of_table(IQ4_VALUES, 128, blocks[:, 8:].reshape(-1, 8, 16)), 8, 128, steps)
+
+
+def _mxfp4(blocks: torch.Tensor) -> LinearCodes:
+    exponent = blocks[:, :1].int()
     # 2 ** (exponent - 128) by its bits; the two smallest are subnormal
-    scale = torch.where(exponent < 2, 1 << 21 << exponent.clamp(max=1), exponent - 1 << 23).view(torch.float32)
-    return numbers.index_select(0, codes.view(-1).int()).view(-1, 32).mul_(scale)
+    step = torch.where(exponent < 2, 1 << 21 << exponent.clamp(max=1), exponent - 1 << 23).view(torch.float32)
+    return LinearCodes(_of_table(FP4_VALUES, 12, blocks[:, None, 1:]), 5, 12, step)
 
 
-_OWN: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+_LINEAR: Final[Mapping[str, Callable[[torch.Tensor], LinearCodes]]] = {
     "q4_0": _q4_0,
     "q4_1": _q4_1,
     "q5_0": _q5_0,
     "q5_1": _q5_1,
+    "q8_0": _q8_0,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "iq4_nl": _iq4_nl,
+    "iq4_xs": _iq4_xs,
     "mxfp4": _mxfp4,
 }
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final, Self
 
 import torch
 
+from swarm.files.linear_codes import LinearCodes
 from swarm.files.stored.eight_bits import KNOWN, TYPES, Fp8Matrix, scale_values
 from swarm.files.stored.matrix import PartedMatrix, bits_of, look_up, rounded
 from swarm.files.stored.source import StoredTensor
@@ -103,12 +104,20 @@ class Fp4Matrix(PartedMatrix):
 
     def decode(self, start: int, end: int) -> torch.Tensor:
         values = pairs_of(NUMBERS, self.codes[start:end], high_first=False)
-        scales = scale_values(self.scales[start:end], self.scale_type)
-        if self.overall is not None:
-            overall = self.overall[start:end].view(torch.float32)[:, None]
-            scales = scales / overall if self.divides else scales * overall
-        values.view(len(values), -1, self.group).mul_(scales[..., None])
+        values.view(len(values), -1, self.group).mul_(self._scales(start, end)[..., None])
         return rounded(values, self.result)
+
+    def linear_codes(self, start: int, end: int) -> LinearCodes | None:
+        codes = (pairs_of(NUMBERS, self.codes[start:end], high_first=False) * 2 + 12).to(torch.uint8)
+        return LinearCodes(codes.view(len(codes), -1, self.group), 5, 12, self._scales(start, end) / 2)
+
+    def _scales(self, start: int, end: int) -> torch.Tensor:
+        """float32 [end - start, columns / group]"""
+        scales = scale_values(self.scales[start:end], self.scale_type)
+        if self.overall is None:
+            return scales
+        overall = self.overall[start:end].view(torch.float32)[:, None]
+        return scales / overall if self.divides else scales * overall
 
 
 def pairs_of(numbers: tuple[float, ...], codes: torch.Tensor, *, high_first: bool) -> torch.Tensor:
@@ -233,6 +242,28 @@ class GroupedMatrix(PartedMatrix):
         if self.factor != 1.0:
             values.mul_(self.factor)
         return rounded(values, self.result)
+
+    def linear_codes(self, start: int, end: int) -> LinearCodes | None:
+        """As `StoredMatrix.linear_codes`: columns of a group come to lie side by side, if all groups have as many."""
+        groups, order = self.scales.shape[1], None
+        if self.order is not None:
+            counts = torch.bincount(self.order[0], minlength=groups)
+            if len(self.order) > 1 or bool((counts != counts[0]).any()):
+                return None
+            order = torch.argsort(self.order[0], stable=True)
+        codes = self.codes[start:end]
+        if self.bits == 4:
+            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+        is_signed = codes.dtype is torch.int8
+        codes = codes.view(torch.uint8) ^ 128 if is_signed else codes
+        shift = self.zero + 128 * is_signed
+        steps = self.scales[start:end].view(self.scale_type).float() * self.factor
+        least = None
+        if self.zeros is not None:
+            least = self.zeros[start:end].float().neg_().mul_(steps)
+        if order is not None:
+            codes = codes.index_select(1, order)
+        return LinearCodes(codes.reshape(len(codes), groups, -1), self.bits, shift, steps, least, order)
 
 
 def column_order(g_idx: torch.Tensor, groups: int) -> torch.Tensor | None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from swarm.files.gguf.container import TensorPlace
     from swarm.files.gguf.encodings import Encoding
     from swarm.files.hub import Hub
+    from swarm.files.linear_codes import LinearCodes
 
 
 FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*experts\.gate_up_proj(?P<bias>_bias)?")
@@ -72,6 +73,9 @@ class GgufMatrix(StoredMatrix):
     def decode(self, start: int, end: int) -> torch.Tensor:
         """Rows `[start, end)` as float32 [end - start, columns]."""
         return self.values.decode(self.blocks[start:end])
+
+    def linear_codes(self, start: int, end: int) -> LinearCodes | None:
+        return self.values.linear_codes(self.blocks[start:end])
 
 
 @dataclass(frozen=True, slots=True)

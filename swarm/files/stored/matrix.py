@@ -11,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from swarm.files.linear_codes import LinearCodes
 
 TAKE_FROM_THREADS: Final = 4
 """With so many threads, the way that all of them share is the faster one."""
@@ -43,6 +44,10 @@ class StoredMatrix(ABC):
     @abstractmethod
     def decode(self, start: int, end: int) -> torch.Tensor:
         """Rows `[start, end)` as float32 [end - start, columns]: the values that the format's own library gives."""
+
+    def linear_codes(self, start: int, end: int) -> LinearCodes | None:
+        """Rows `[start, end)` as integers; None where their values lie on no line."""
+        return None
 
     def select(self, rows: torch.Tensor) -> Self:
         """A matrix of these rows, int64 [n], in this order."""

@@ -14,7 +14,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from swarm.compute.weights.stored_rows import DecodedMatrix, StoredRows
 from swarm.compute.weights.stored_weight import StoredWeight
 from swarm.files.gguf.encodings import ENCODINGS
-from swarm.files.stored.combine import NUMBERS, GroupedMatrix, LookupMatrix, compressed, fp8, modelopt
+from swarm.files.stored.combine import NUMBERS, Fp4Matrix, GroupedMatrix, LookupMatrix, compressed, fp8, modelopt
 from swarm.files.stored.eight_bits import Fp8Matrix
 from swarm.files.stored.gguf_source import GgufMatrix
 from swarm.files.stored.matrix import PartedMatrix
@@ -64,11 +64,36 @@ def nested_matrix(seed: int) -> PartedMatrix:
     )
 
 
+def fp4_matrix(seed: int) -> PartedMatrix:
+    own = scales(ROWS, COLUMNS // 16, seed=seed).to(torch.float8_e4m3fn).view(torch.uint8)
+    overall = torch.full((ROWS,), 3.0).view(torch.int32)
+    codes = numbers(ROWS, COLUMNS // 2, seed=seed)
+    return Fp4Matrix(ROWS, COLUMNS, "nvfp4", codes, own, overall, 16, torch.float8_e4m3fn, True, torch.float32)
+
+
+def eight_bit_matrix(seed: int) -> PartedMatrix:
+    codes = numbers(ROWS, COLUMNS, seed=seed).view(torch.int8)
+    return replace(GroupedMatrix.of("bnb8", codes, scales(ROWS, 1, seed=seed)), factor=1 / 127)
+
+
 MATRICES: dict[str, Callable[[int], PartedMatrix]] = {
     "fp8": fp8_matrix,
     "order": ordered_matrix,
     "nested": nested_matrix,
+    "fp4": fp4_matrix,
+    "int8": eight_bit_matrix,
 }
+
+
+@pytest.mark.parametrize("kind", ["order", "fp4", "int8"])
+def test_integers_on_a_line_stand_for_the_values(kind: str) -> None:
+    matrix = MATRICES[kind](1)
+    codes = matrix.linear_codes(2, ROWS)
+    assert codes is not None
+    assert int(codes.codes.max()) < 1 << codes.bits
+    values = matrix.decode(2, ROWS)
+    ordered = values if codes.order is None else values.index_select(1, codes.order)
+    torch.testing.assert_close(codes.values(), ordered, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("make", MATRICES.values(), ids=MATRICES)
@@ -136,7 +161,7 @@ def test_many_threads_read_the_same_values(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(torch, "take", noted)
     assert torch.equal(make(1).decode(0, ROWS), values)
-    assert bool(taken) == (make is not ordered_matrix), "which has no table"
+    assert bool(taken) == (make not in (ordered_matrix, eight_bit_matrix)), "which have no table"
 
 
 def test_matrices_of_two_formats_lie_one_below_the_other() -> None:
