@@ -23,13 +23,13 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
-from threading import Thread
 from typing import Protocol
 
 import numpy as np
@@ -52,6 +52,7 @@ from client.draft.sources.siblings import CrossBranchCache, SiblingSource
 from client.draft.vocabulary.matching import ModelVocabulary, SharedVocabulary, match_vocabularies
 from swarm.base.errors import ConfigError, IncompatibleDraft
 from swarm.base.files import replace_file
+from swarm.compute.compute_thread import use_threads
 from swarm.compute.devices import default_device, has_float64, open_device, refused_dtype
 from swarm.compute.fast_path import use_static
 from swarm.compute.ragged_batch import load_whole
@@ -371,20 +372,29 @@ MEASURED_S = 0.015
 """How long trees grow with each number of threads; the fastest tree counts."""
 
 
-def drafting_thread(drafter: Drafter, hidden_size: int, threads: int | None) -> Executor:
-    """The one thread that drafts, which warms up first. Computations on other threads keep their CPU threads.
+@contextmanager
+def drafting_thread() -> Iterator[Executor]:
+    """The one thread that loads what drafts, and drafts."""
+    drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
+    try:
+        yield drafting
+    finally:
+        drafting.shutdown(wait=False, cancel_futures=True)
+
+
+def warm_up(drafting: Executor, drafter: Drafter, hidden_size: int, threads: int | None) -> None:
+    """Have the one thread that loaded a drafter, and drafts, warm up. Computations on others keep their CPU threads.
 
     Args:
+        drafting: the thread.
         drafter: to warm up.
         hidden_size: values of the target's hidden rows.
         threads: CPU threads that it computes with; None for as many as pay, at most as many as torch uses here.
     """
     usual = torch.get_num_threads()
-    drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
     drafting.submit(use_threads, threads or 1, usual)
     if isinstance(drafter, TreeDrafter):
         drafting.submit(_warm_up, drafter, hidden_size, usual, is_free=threads is None)
-    return drafting
 
 
 def _warm_up(drafter: TreeDrafter, hidden_size: int, usual: int, *, is_free: bool) -> None:
@@ -404,15 +414,6 @@ def _warm_up(drafter: TreeDrafter, hidden_size: int, usual: int, *, is_free: boo
             keep_fewest(partial(_fastest_s, grow), usual)
     finally:
         drafter.forget()
-
-
-def use_threads(threads: int, usual: int) -> None:
-    """Compute with `threads` CPU threads in this thread, and with `usual` in threads that start later."""
-    torch.get_num_threads()  # else a thread's first computation takes the number that any thread set last
-    torch.set_num_threads(threads)
-    other = Thread(target=torch.set_num_threads, args=(usual,))
-    other.start()
-    other.join()
 
 
 def keep_fewest(seconds: Callable[[], float], usual: int) -> None:

@@ -32,7 +32,7 @@ from client.base.target import ModelSearch, Target, check_fingerprint, find_in_s
 from client.chain.opening import PeerLatency
 from client.decode.state import GenerationState
 from client.draft.drafter import Drafters, aux_layers_of
-from client.draft.loading import drafting_thread, load_drafter
+from client.draft.loading import drafting_thread, load_drafter, warm_up
 from client.library.chat import AsyncChat, Conversation
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
@@ -116,30 +116,32 @@ class AsyncSwarm:
         wanted = make_connection(options)
         peers, membership, fingerprint = _check(wanted)
         target = await asyncio.to_thread(load_target, model, wanted.revision)
-        with bars_hidden():
-            loaded = await asyncio.to_thread(load_drafter, model, target, wanted, wanted.revision)
-        opened = wanted.registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True, membership=membership))
-        async with opened, _links(membership, opened, insecure=wanted.insecure) as (dialer, nearby, scope):
-            identity = await find_in_swarm(target, opened, ModelSearch(peers, fingerprint, nearby.probe))
-            if membership.note_model is not None:
-                membership.note_model(identity.fingerprint)
-            expected = EXPECTED_NODES if wanted.nodes is None else wanted.nodes
-            opener = SessionOpener(
-                *(target, identity, opened, dialer, peers, expected, wanted.codec, wanted.wait, wanted.hedge, nearby),
-                reproducible=wanted.reproducible,
-                aux_layers=aux_layers_of(loaded.drafter),
-            )
-            drafting = drafting_thread(loaded.drafter, target.hidden_size, wanted.threads)
-            try:
-                drafters, defaults = Drafters(loaded.drafter, loaded.make_another), _defaults(target, wanted)
-                factory = GenerationFactory(
-                    target, drafters, drafting, wanted.nodes, wanted.reproducible, defaults=defaults
+        with drafting_thread() as drafting:
+            with bars_hidden():  # on the thread that drafts, so that no other one has a team of OpenMP's
+                loading = partial(load_drafter, model, target, wanted, wanted.revision)
+                loaded = await asyncio.get_running_loop().run_in_executor(drafting, loading)
+            opened = wanted.registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True, membership=membership))
+            async with opened, _links(membership, opened, insecure=wanted.insecure) as (dialer, nearby, scope):
+                identity = await find_in_swarm(target, opened, ModelSearch(peers, fingerprint, nearby.probe))
+                if membership.note_model is not None:
+                    membership.note_model(identity.fingerprint)
+                expected = EXPECTED_NODES if wanted.nodes is None else wanted.nodes
+                opener = SessionOpener(
+                    *(target, identity, opened, dialer, peers, expected),
+                    *(wanted.codec, wanted.wait, wanted.hedge, nearby),
+                    reproducible=wanted.reproducible,
+                    aux_layers=aux_layers_of(loaded.drafter),
                 )
-                with closing(factory):
-                    yield cls(opener, factory, scope, loaded.notes)
-            finally:
-                drafting.shutdown(wait=False, cancel_futures=True)
-                await asyncio.to_thread(loaded.save_calibrations)
+                warm_up(drafting, loaded.drafter, target.hidden_size, wanted.threads)
+                drafters, defaults = Drafters(loaded.drafter, loaded.make_another), _defaults(target, wanted)
+                try:
+                    factory = GenerationFactory(
+                        target, drafters, drafting, wanted.nodes, wanted.reproducible, defaults=defaults
+                    )
+                    with closing(factory):
+                        yield cls(opener, factory, scope, loaded.notes)
+                finally:
+                    await asyncio.to_thread(loaded.save_calibrations)
 
     async def stream(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]

@@ -29,6 +29,7 @@ from node.session.measure import LayerSpeed, benchmark
 from swarm.base.errors import ConfigError, LayersError, RegistryError, TooSlow
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.tasks import TaskScope
+from swarm.compute.compute_thread import ComputeThread
 from swarm.compute.devices import expected_class, free_bytes
 from swarm.compute.weights.format import BITS, WeightFormat, WeightsName
 from swarm.directory.dialable import DialPolicy
@@ -80,6 +81,8 @@ class NodeResources:
     """Lead past relays; None where the system has not what they need."""
     scope: TaskScope
     """Owns the node's background tasks."""
+    compute: ComputeThread
+    """Alone runs what torch computes."""
 
     @property
     def address(self) -> str:
@@ -131,23 +134,23 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     Raises:
         ConfigError: this machine cannot help; the message says what is missing and what would help.
     """
-    config, checkpoint = resources.config, resources.checkpoint
-    layout = await asyncio.to_thread(dissect, checkpoint.config)
+    config, checkpoint, compute = resources.config, resources.checkpoint, resources.compute
+    layout = await compute.run(dissect, checkpoint.config)
     listed = await _records(resources)
     gone = await _ghosts(resources, listed)
     records = tuple(record for record in listed if record.peer not in gone)
-    own = await asyncio.to_thread(compute_of, checkpoint, config)
-    able = await asyncio.to_thread(_able, checkpoint, config, own)
+    own = await compute.run(compute_of, checkpoint, config)
+    able = await compute.run(_able, checkpoint, config, own)
     classes = _classes(config, able, checkpoint.source.encoding)
     kind = choose_class(records, list(classes))
-    compute, has_kernels = classes[kind.numeric_class]
-    device, dtype, weights = compute
+    chosen, has_kernels = classes[kind.numeric_class]
+    device, dtype, weights = chosen
     order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights, no_graphs=not has_kernels)
-    form = await asyncio.to_thread(format_of, checkpoint, layout, weights, dtype, device)
-    plan = ServingPlan(order, layout, records, compute, kind, LayerCount(0, ""), form, ghosts=gone)
+    form = await compute.run(format_of, checkpoint, layout, weights, dtype, device)
+    plan = ServingPlan(order, layout, records, chosen, kind, LayerCount(0, ""), form, ghosts=gone)
     if not config.is_auto:
         return plan
-    return await asyncio.to_thread(_count, plan)
+    return await compute.run(_count, plan)
 
 
 def _count(plan: ServingPlan) -> ServingPlan:
@@ -178,8 +181,6 @@ def _benchmark(plan: ServingPlan) -> LayerSpeed:
 
     Where kernels will run, or weights stay as a quantised checkpoint has them, memory alone decides how many.
     """
-    if plan.order.threads is not None:
-        torch.set_num_threads(plan.order.threads)
     speed = benchmark(plan.layout, plan.form, plan.compute[0])
     kind = NumericClass.parse(plan.kind.numeric_class)
     if kind is None or not (kind.kernels or kind.stored):

@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from typing import Final
 
 import grpc.aio
-import torch
 from torch import nn
 
 from node.life.peer_latency import PeerDelays, Probes
@@ -170,7 +169,7 @@ class SpanHost:
     async def fetch(self, span: Span) -> None:
         """Download what a span needs."""
         checkpoint = self._resources.checkpoint
-        layout = await asyncio.to_thread(dissect, checkpoint.config)
+        layout = await self._resources.compute.run(dissect, checkpoint.config)
         await asyncio.to_thread(fetch, checkpoint, layout, span, self._resources.say)
 
     async def load(self, span: Span, held: Mapping[str, nn.Module] | None = None) -> None:
@@ -184,11 +183,11 @@ class SpanHost:
         """
         resources = self._resources
         order = replace(self.order, layers=str(span))
-        self._model = model = await asyncio.to_thread(load, resources.checkpoint, order, resources.say, held)
+        self._model = model = await resources.compute.run(load, resources.checkpoint, order, resources.say, held)
         resources.loaded.close()
         resources.loaded.callback(model.close)
-        await asyncio.to_thread(make_ready, model, graphs=not order.no_graphs, streamed=order.offload)
-        self.sweep_ms = await asyncio.to_thread(measure_sweeps, model)
+        await resources.compute.run(make_ready, model, graphs=not order.no_graphs, streamed=order.offload)
+        self.sweep_ms = await resources.compute.run(measure_sweeps, model)
         self.bucketed = model.static is not None
         model.forwards = model.rows_in = 0
         self._note_path(model)
@@ -210,10 +209,10 @@ class SpanHost:
         resources, config, model = self._resources, self._resources.config, self.model
         registry = resources.registry
         # Where one thread computes, what it did not get of a CPU is known: it waited then, as others' work went on.
-        alone = model.device.type == "cpu" and not config.offload and torch.get_num_threads() == 1
+        alone = model.device.type == "cpu" and not config.offload and resources.compute.threads == 1
         measured = self.sweep_ms
         cost = StaircaseCost(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
-        engine = Engine(cost, counts_cpu=alone, weight=weight_of)
+        engine = Engine(cost, resources.compute, counts_cpu=alone, weight=weight_of)
         admission = Admission()
         policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
@@ -308,7 +307,7 @@ class SpanHost:
             SwarmError: it cannot be loaded.
         """
         resources = self._resources
-        layout = await asyncio.to_thread(dissect, resources.checkpoint.config)
+        layout = await self._resources.compute.run(dissect, resources.checkpoint.config)
         await self.load(span, shared_parts(self.model, layout, span))
         await self._open_again()
 

@@ -39,6 +39,7 @@ from node.model.loading import Say, check_compute, check_kv, pick_device
 from node.session.counters import NodeCounters
 from swarm.base.layers import Span
 from swarm.base.tasks import unending
+from swarm.compute.compute_thread import ComputeThread
 from swarm.directory.dht.registry import DhtRegistry
 from swarm.directory.joining.lan import announced, keep_announced
 from swarm.directory.node_record import NodeState
@@ -90,6 +91,7 @@ class StartUp:
         self._say = say
         self._registry = registry
         self._stack = stack
+        self._compute = ComputeThread()
 
     async def run(self) -> RunningNode:
         """Serve; returns once the node is listed.
@@ -100,6 +102,8 @@ class StartUp:
         config = self._config
         config.check()
         check_compute(config)
+        self._stack.callback(self._compute.close)  # ends last, after all that computes
+        self._compute.own_the_pool(config.threads)
         registry = self._registry or DhtRegistry.open(config.dht())
         certificate = None if config.insecure else ServerCertificate.fresh(registry.peer_id)
         server, port = bind(config.host, config.port, certificate, config.membership.network)
@@ -147,6 +151,7 @@ class StartUp:
             dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, ways=ways, network=network)),
             ways=ways,
             scope=arrived.scope,
+            compute=self._compute,
         )
 
     async def _serve(self, starting: Starting) -> RunningNode:

@@ -113,8 +113,6 @@ def load(
     Raises:
         ConfigError: the layers, the device or the room for them are not there.
     """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     device, dtype = compute_of(checkpoint, config)
     layout = dissect(checkpoint.config)
     form = format_of(checkpoint, layout, config.weights, dtype, device)

@@ -16,11 +16,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, groupby, islice, pairwise
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +28,7 @@ from node.session.step_cost import LoopCost, StepCost
 from node.session.sweep_run import AskedPicks, SweepRun, SweepSlice
 from swarm.base.errors import ConfigError
 from swarm.base.layers import Span
+from swarm.compute.compute_thread import ComputeThread
 from swarm.compute.devices import synchronize
 from swarm.compute.picks.device_picks import picks_on, to_device
 from swarm.compute.sampling import pick_together
@@ -373,8 +373,6 @@ class Turns(Generic[OwnedT]):
 
 
 SHARERS_RATE = 0.05
-SHORT_MS = 20.0
-"""A slice that should take no longer runs in the event loop: receipts wait for so long at most."""
 
 
 T = TypeVar("T")
@@ -422,13 +420,6 @@ class BatchResult:
     """How long it computed; encoding is not part of it."""
 
 
-def _run_timed(batch: Batch[Schedulable]) -> tuple[dict[SweepRun, Exception], float]:
-    """Run it; returns the runs that failed and why, and milliseconds that this thread had a CPU."""
-    started = time.thread_time()
-    failed = batch.run()
-    return failed, (time.thread_time() - started) * 1e3
-
-
 class Engine:
     """One compute thread shared fairly by the owners of a node's sessions, and by the sessions of each.
 
@@ -440,6 +431,7 @@ class Engine:
     def __init__(
         self,
         cost: StepCost,
+        compute: ComputeThread,
         quantum_ms: float = 50.0,
         *,
         counts_cpu: bool = False,
@@ -449,6 +441,7 @@ class Engine:
 
         Args:
             cost: a first prediction; the engine learns on.
+            compute: where it computes.
             quantum_ms: what a turn adds to a session's balance, and the longest step.
             counts_cpu: only the time on a CPU is computing; when others had it, the sweep waited.
             weight: as for `Turns`.
@@ -461,20 +454,11 @@ class Engine:
         self.worked_ms = 0.0
         self.loop_cost = LoopCost()
         self._sharers = 1.0
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
-        self._newest: Future[object] | None = None
+        self._compute = compute
 
     async def on_thread(self, call: Callable[[], T]) -> T:
         """Run a call on the compute thread, between slices."""
-        future = self._thread.submit(call)
-        self._newest = cast("Future[object]", future)
-        future.add_done_callback(self._forget)
-        return await asyncio.wrap_future(future)
-
-    def _forget(self, done: Future[T]) -> None:
-        """The caller has the result: nothing else may keep it alive."""
-        if self._newest is done:
-            self._newest = None
+        return await self._compute.run(call)
 
     def submit(self, session: Schedulable) -> None:
         """Queue a session that has work; harmless when it is queued already."""
@@ -483,14 +467,11 @@ class Engine:
 
     async def run(self) -> None:
         """Serve turns until cancelled."""
-        try:
-            while True:
-                await self._wake.wait()
-                while self._turns:
-                    await self._next_turn()
-                self._wake.clear()
-        finally:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+        while True:
+            await self._wake.wait()
+            while self._turns:
+                await self._next_turn()
+            self._wake.clear()
 
     async def _next_turn(self) -> None:
         session = self._turns.begin()
@@ -528,22 +509,24 @@ class Engine:
         return Batch(members, self._cost.predict_ms(sum(member.rows for member in members), len(members)))
 
     async def _run_batch(self, batch: Batch[Schedulable]) -> BatchResult:
-        """Compute a batch: a short one at once, a longer one on the compute thread."""
+        """Compute a batch on the compute thread."""
         started_s, encoded_ms = time.perf_counter(), batch.encode_ms
         failed: Mapping[SweepRun, Exception]
         try:
-            if batch.predicted_ms <= SHORT_MS and self._newest is None:
-                failed, on_cpu_ms = _run_timed(batch)
-                self.loop_cost.add_compute(on_cpu_ms)
-                await asyncio.sleep(0)  # the loop's other work has its turn
-            else:
-                failed, on_cpu_ms = await self.on_thread(lambda: _run_timed(batch))
+            failed, on_cpu_ms = await self._compute.run(self._run_timed, batch)
         except Exception as error:  # noqa: BLE001 - whatever a forward raises is its sweeps' fault, not the node's
             failed, on_cpu_ms = {member.run: error for member in batch.members}, 0.0
         measured_ms = (time.perf_counter() - started_s) * 1e3
         encoded_ms = batch.encode_ms - encoded_ms
         computed_ms = max((min(on_cpu_ms, measured_ms) if self._counts_cpu else measured_ms) - encoded_ms, 0.0)
         return BatchResult(failed, started_s, computed_ms)
+
+    def _run_timed(self, batch: Batch[Schedulable]) -> tuple[dict[SweepRun, Exception], float]:
+        """Run it; returns the runs that failed and why, and milliseconds that this thread had a CPU."""
+        self._compute.fit_team()
+        started = time.thread_time()
+        failed = batch.run()
+        return failed, (time.thread_time() - started) * 1e3
 
     def _postprocess(self, batch: Batch[Schedulable], result: BatchResult) -> None:
         """Hand results to their sessions, charge each its share of the time, and learn what the batch cost."""

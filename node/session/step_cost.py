@@ -197,16 +197,12 @@ class LoopCost:
         """
         self.mean_ms = 0.0
         self._cpu_s, self._clock_s = cpu_s, clock_s
-        self._computed_ms = self._last_used_ms = self._last_s = 0.0
+        self._last_used_ms = self._last_s = 0.0
         self._is_known = False
-
-    def add_compute(self, milliseconds: float) -> None:
-        """So much of the loop's CPU was a forward's."""
-        self._computed_ms += milliseconds
 
     def end_sweep(self) -> None:
         """A sweep is done."""
-        now_s, used_ms = self._clock_s(), self._cpu_s() * 1e3 - self._computed_ms
+        now_s, used_ms = self._clock_s(), self._cpu_s() * 1e3
         if self._is_known and now_s - self._last_s <= NEAR_S:
             self.mean_ms += RATE * (used_ms - self._last_used_ms - self.mean_ms)
         self._last_s, self._last_used_ms, self._is_known = now_s, used_ms, True

@@ -20,7 +20,7 @@ from swarm.compute.multistep_sampling import by_offset, multistep_picks
 from swarm.compute.path_rules import NodeMasks, PathRules
 from swarm.compute.picks.device_picks import PickRequest, to_device
 from swarm.compute.ragged_batch import SessionRows
-from swarm.compute.row_codec import all_finite, decode_rows, encode_rows
+from swarm.compute.row_codec import all_finite, decode_rows, encode_rows, lossless_codec
 from swarm.compute.sampling import NoiseSource, PickLogProbs, log_probs, target_probs
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Codec, Rows, Sampling
@@ -125,7 +125,7 @@ class SweepRun:
         self.is_tail = role.span.end == model.num_layers
         self._entered: torch.Tensor | None = None
         self._hidden: list[torch.Tensor] = []
-        self._final: dict[TreeNodeId, torch.Tensor] = {}
+        self._final: dict[TreeNodeId, Rows] = {}
         self._prepared = False
         self._done = 0
 
@@ -156,8 +156,10 @@ class SweepRun:
         return tuple(offset in run for offset in range(len(self.work.frame.sweep.tokens)))
 
     @property
-    def final(self) -> Mapping[TreeNodeId, torch.Tensor]:
-        """At the tail, the row of each node that may answer a sweep that wants rows (P10), and those beside it."""
+    def final(self) -> Mapping[TreeNodeId, Rows]:
+        """At the tail, the row of each node that may answer a sweep that wants rows (P10), and those beside it.
+
+        Each is one row as it was computed, whatever the codec between hops."""
         return self._final
 
     def take(self, count: int) -> SweepSlice:
@@ -230,7 +232,8 @@ class SweepRun:
             earlier = () if piece.beside is None else (piece.beside,)
             hidden = torch.cat([hidden, *earlier, *(kept[layer] for layer in self.cuts)], dim=1)
         if self.is_tail:
-            self._final |= {node: hidden[place] for place, node in chosen}
+            made = encode_rows(hidden[[place for place, _ in chosen]], lossless_codec(hidden.dtype))
+            self._final |= {node: made.row(place) for place, (_, node) in enumerate(chosen)}
         else:
             self._hidden.append(hidden)
 

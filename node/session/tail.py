@@ -10,18 +10,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from node.session.sweep_run import Picking, SweepRun
 from swarm.base.ids import TreeNodeId
 from swarm.compute.grammars import CompiledGrammar, GrammarPlace
 from swarm.compute.path_rules import PathRules
-from swarm.compute.row_codec import encode_rows, lossless_codec
 from swarm.compute.sampling import PickLogProbs
 from swarm.link.link import ROUND_TRIPS_KEPT
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.limits import MAX_REPLY_ROWS, PROMPT_ROWS_BYTES
-from swarm.protocol.messages import HopTime, Ping, Reply, Sampling, Sweep, Want
+from swarm.protocol.messages import HopTime, Ping, Reply, Rows, Sampling, Sweep, Want
 from swarm.protocol.pick_rules import Grammar, PickRules
 from swarm.protocol.session import Parent, SessionState
 
@@ -280,7 +277,7 @@ class Tail:
         """The answers to all unanswered sweeps, after the last part of a snapshot."""
         log, state = self._log, self._log.executed
         picks: dict[TreeNodeId, int] = {}
-        final: dict[TreeNodeId, torch.Tensor] = {}
+        final: dict[TreeNodeId, Rows] = {}
         log_probs: dict[TreeNodeId, PickLogProbs] = {}
         for run in self._replayed:
             picks |= run.picks
@@ -298,19 +295,19 @@ class Tail:
         ]
 
     def _with_rows(
-        self, reply: Reply, sweep: Sweep, path: Sequence[TreeNodeId], final: Mapping[TreeNodeId, torch.Tensor]
+        self, reply: Reply, sweep: Sweep, path: Sequence[TreeNodeId], final: Mapping[TreeNodeId, Rows]
     ) -> Reply:
         """The reply with rows [R, hidden_size] as they were computed, whatever the codec between hops."""
         prompt = [node for node in map(TreeNodeId, sweep.prompt_nodes) if node in final]
         if prompt:
-            row = final[prompt[-1]]
-            row_bytes = lossless_codec(row.dtype).row_bytes(len(row))
+            row_bytes = final[prompt[-1]].size_bytes
             prompt = self._prompt_rows.grant(sweep.sequence, prompt, row_bytes, self._log.received.acked)
         held = (*prompt, *(node for node in requested_rows(sweep, path) if node in final))
         if not held:
             return reply
-        rows = torch.stack([final[node] for node in held])
-        return replace(reply, row_ids=held, rows=encode_rows(rows, lossless_codec(rows.dtype)))
+        rows = [final[node] for node in held]
+        joined = replace(rows[0], count=len(rows), data=b"".join(row.data for row in rows))
+        return replace(reply, row_ids=held, rows=joined)
 
 
 def _with_log_probs(reply: Reply, want: Want | None, found: Mapping[TreeNodeId, PickLogProbs]) -> Reply:

@@ -98,6 +98,11 @@ class Rows:
         """Bytes that `count` rows take, whatever `data` holds."""
         return self.count * self.codec.row_bytes(self.width)
 
+    def row(self, place: int) -> Rows:
+        """One of the rows alone."""
+        size = self.codec.row_bytes(self.width)
+        return Rows(self.codec, 1, self.width, memoryview(self.data)[place * size : (place + 1) * size])
+
 
 @dataclass(frozen=True, slots=True)
 class HopTime:

@@ -13,9 +13,10 @@ from client.base.options import DraftOptions
 from client.base.target import load_target
 from client.draft import loading
 from client.draft.drafter import NoDrafter, TreeDrafter
-from client.draft.loading import drafting_thread, keep_fewest, load_drafter, use_threads
+from client.draft.loading import drafting_thread, keep_fewest, load_drafter, warm_up
 from client.library.aio import AsyncSwarm
 from swarm.base.errors import ConfigError
+from swarm.compute.compute_thread import use_threads
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.protocol.messages import Sampling
 
@@ -39,12 +40,15 @@ def made() -> TreeDrafter:
 
 @pytest.mark.parametrize(("threads", "used"), [(3, {3}), (None, {1, 2, 4})])
 def test_only_the_thread_that_drafts_computes_with_other_threads(threads: int | None, used: set[int]) -> None:
-    drafting = drafting_thread(made(), HIDDEN, threads)
-    assert drafting.submit(torch.get_num_threads).result() in used
+    with drafting_thread() as drafting:
+        warm_up(drafting, made(), HIDDEN, threads)
+        assert drafting.submit(torch.get_num_threads).result() in used
     assert torch.get_num_threads() == USUAL
     with ThreadPoolExecutor(1) as later:
         assert later.submit(torch.get_num_threads).result() == USUAL
-    assert drafting_thread(NoDrafter(), HIDDEN, threads).submit(torch.get_num_threads).result() == (threads or 1)
+    with drafting_thread() as drafting:
+        warm_up(drafting, NoDrafter(), HIDDEN, threads)
+        assert drafting.submit(torch.get_num_threads).result() == (threads or 1)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,9 @@ def test_nothing_is_left_of_the_warm_up_but_warmth(has_card: bool, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(TreeDrafter, "grow", note)
         patch.setattr(torch.cuda, "is_initialized", lambda: has_card)
-        drafting_thread(drafter, HIDDEN, None).submit(str).result()
+        with drafting_thread() as drafting:
+            warm_up(drafting, drafter, HIDDEN, None)
+            drafting.submit(str).result()
     assert len(passes) > 2
     assert all(rounds > 0 for _, rounds in passes), "of a model, each time"
     shown = {(*size, temperature) for size in loading.CARD_TREES for temperature in (0.0, 1.0)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from node.session.scheduler import MAX_IDLE_OWNERS, Batch, Engine, PendingWork, 
 from node.session.step_cost import MIN_ROWS, StaircaseCost, StepCost
 from node.session.sweep_run import SweepRun
 from swarm.base.layers import Span
+from swarm.compute.compute_thread import ComputeThread
 
 SPAN = Span(0, 4)
 
@@ -104,6 +105,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+COMPUTING: list[ComputeThread] = []
+
+
+@pytest.fixture(autouse=True)
+def _threads_end() -> Iterator[None]:
+    yield
+    while COMPUTING:
+        COMPUTING.pop().close()
+
+
+def engine_of(cost: StepCost, **options: Any) -> Engine:  # noqa: ANN401 - as the engine's
+    """An engine with a thread of its own, which ends with the test."""
+    COMPUTING.append(ComputeThread())
+    return Engine(cost, COMPUTING[-1], **options)
+
+
 async def serve(engine: Engine, *sessions: FakeSession) -> None:
     """Run the engine until no session has work."""
     running = asyncio.get_running_loop().create_task(engine.run())
@@ -126,7 +143,7 @@ async def test_small_sweeps_and_long_slices_get_equal_time(clock: Clock) -> None
         small_done_at = clock.now_s if not small.left else 0.0
 
     small.finish = watch  # type: ignore[method-assign]
-    await serve(Engine(StepCost(0.0, 1.0)), small, large)
+    await serve(engine_of(StepCost(0.0, 1.0)), small, large)
     assert small.served_ms == pytest.approx(1_000)
     assert small_done_at == pytest.approx(2.0, rel=0.06), "seconds: half of the time was the other session's"
 
@@ -142,7 +159,7 @@ async def test_no_slice_is_longer_than_the_quantum(clock: Clock) -> None:
 
     session = FakeSession(clock, 1, rows=500)
     session._run = Watched(clock, 500, 1.0)
-    await serve(Engine(StepCost(0.0, 1.0), quantum_ms=50.0), session)
+    await serve(engine_of(StepCost(0.0, 1.0), quantum_ms=50.0), session)
     assert sum(slices) == 500
     assert max(slices) == 50
 
@@ -152,7 +169,7 @@ async def test_what_others_had_of_the_cpu_is_no_computing(counts_cpu: bool, comp
     """It is waiting then, which is what load is told by; where it cannot be told, all is computing."""
     clock.share = 0.25
     session = FakeSession(clock, 1, rows=100)
-    await serve(Engine(StepCost(0.0, 1.0), counts_cpu=counts_cpu), session)
+    await serve(engine_of(StepCost(0.0, 1.0), counts_cpu=counts_cpu), session)
     assert session.served_ms == pytest.approx(computed_ms)
 
 
@@ -168,7 +185,7 @@ async def test_a_session_that_breaks_does_not_end_the_others(clock: Clock) -> No
             raise AssertionError("another")
 
     broken, bad, good = Broken(clock, 1, 1), BadFinish(clock, 1, 1), FakeSession(clock, 3, rows=5)
-    await serve(Engine(StepCost(0.0, 1.0)), broken, bad, good)
+    await serve(engine_of(StepCost(0.0, 1.0)), broken, bad, good)
     assert [type(error) for error in broken.failed + bad.failed] == [KeyError, AssertionError]
     assert good.left == 0
     assert not good.failed
@@ -184,7 +201,7 @@ async def test_not_even_a_session_that_cannot_be_ended_ends_the_engine(clock: Cl
             raise AssertionError("another")
 
     hopeless, good = Hopeless(clock, 1, 1), FakeSession(clock, 3, rows=5)
-    await serve(Engine(StepCost(0.0, 1.0)), hopeless, good)
+    await serve(engine_of(StepCost(0.0, 1.0)), hopeless, good)
     assert [type(error) for error in hopeless.failed] == [KeyError]
     assert good.left == 0
 
@@ -192,7 +209,7 @@ async def test_not_even_a_session_that_cannot_be_ended_ends_the_engine(clock: Cl
 async def test_sessions_that_wait_share_a_forward_and_are_told_their_parts(clock: Clock) -> None:
     """Of the base each as much, of the rest what its rows take; what the others' took, it waited."""
     few, many = FakeSession(clock, 400, 2, base_ms=8.0), FakeSession(clock, 400, 6, base_ms=8.0)
-    await serve(Engine(StepCost(8.0, 1.0)), few, many)
+    await serve(engine_of(StepCost(8.0, 1.0)), few, many)
     assert {tuple(sorted(rows)) for rows in FakeRun.forwards} == {(2, 6)}
     assert few.served_ms / 400 == pytest.approx(4.0 + 2.0, rel=0.05)
     assert many.served_ms / 400 == pytest.approx(4.0 + 6.0, rel=0.05)
@@ -201,7 +218,7 @@ async def test_sessions_that_wait_share_a_forward_and_are_told_their_parts(clock
 async def test_what_a_sweep_is_told_does_not_hang_on_who_happens_to_join_it(clock: Clock) -> None:
     """Shared once, a base counts as if it were not: or sizes would seem to cost what company does."""
     sessions = [FakeSession(clock, 1, 2, base_ms=8.0) for _ in range(2)]
-    await serve(Engine(StepCost(8.0, 1.0)), *sessions)
+    await serve(engine_of(StepCost(8.0, 1.0)), *sessions)
     assert FakeRun.forwards == [[2, 2]]
     assert [session.served_ms for session in sessions] == pytest.approx([8.0 + 2.0] * 2, rel=0.05)
 
@@ -209,27 +226,27 @@ async def test_what_a_sweep_is_told_does_not_hang_on_who_happens_to_join_it(cloc
 async def test_nobody_joins_who_costs_the_others_more_than_it_saves(clock: Clock) -> None:
     """Ten rows make the first one 10 ms later; a forward of their own would make themselves 8 ms later."""
     small, large = FakeSession(clock, 1, 1, base_ms=8.0), FakeSession(clock, 1, 10, base_ms=8.0)
-    await serve(Engine(StepCost(8.0, 1.0)), small, large)
+    await serve(engine_of(StepCost(8.0, 1.0)), small, large)
     assert FakeRun.forwards == [[1], [10]]
 
 
 async def test_a_crowd_behind_is_worth_waiting_for_a_large_sweep(clock: Clock) -> None:
     """The same ten rows, where two more wait who would all be later by a forward."""
     crowd = [FakeSession(clock, 1, rows, base_ms=8.0) for rows in (1, 10, 1, 1)]
-    await serve(Engine(StepCost(8.0, 1.0)), *crowd)
+    await serve(engine_of(StepCost(8.0, 1.0)), *crowd)
     assert FakeRun.forwards == [[1, 10, 1, 1]]
 
 
 async def test_only_runs_of_the_same_layers_share_a_forward(clock: Clock) -> None:
     sessions = [FakeSession(clock, 1, 1, base_ms=8.0) for _ in range(3)]
     sessions[1].span = Span(0, 2)
-    await serve(Engine(StepCost(8.0, 1.0)), *sessions)
+    await serve(engine_of(StepCost(8.0, 1.0)), *sessions)
     assert FakeRun.forwards == [[1, 1], [1]]
 
 
 async def test_together_they_take_no_more_than_a_quantum(clock: Clock) -> None:
     sessions = [FakeSession(clock, 1, 20, 0.5, base_ms=10.0) for _ in range(4)]
-    await serve(Engine(StepCost(10.0, 0.5), quantum_ms=30.0), *sessions)
+    await serve(engine_of(StepCost(10.0, 0.5), quantum_ms=30.0), *sessions)
     assert FakeRun.forwards == [[20, 20], [20, 20]], "forty rows are 30 ms"
 
 
@@ -244,7 +261,7 @@ async def test_who_joins_others_uses_its_own_turns(clock: Clock) -> None:
         parts.append(small.served_ms / large.served_ms)
 
     large.finish = note  # type: ignore[method-assign]
-    await serve(Engine(StepCost(8.0, 1.0)), small, large)
+    await serve(engine_of(StepCost(8.0, 1.0)), small, large)
     assert [10, 6] in FakeRun.forwards
     assert [6, 10] not in FakeRun.forwards
     assert parts[-1] == pytest.approx(1.0, abs=0.1)
@@ -256,7 +273,7 @@ async def test_what_a_session_owes_for_joining_is_soon_paid(clock: Clock) -> Non
         FakeSession(clock, sweeps, rows, base_ms=8.0) for sweeps, rows in ((120, 7), (100, 1), (9, 9))
     )
     late.span = Span(0, 2)
-    engine = Engine(StepCost(8.0, 1.0))
+    engine = engine_of(StepCost(8.0, 1.0))
     finish, served = smaller.finish, list[int]()
 
     def last(run: SweepRun) -> None:
@@ -288,7 +305,7 @@ async def test_a_crowd_of_one_owner_gets_what_one_session_of_another_gets(base_m
     single = FakeSession(clock, 100, rows=10, base_ms=base_ms)
     single.owner = "another"
     crowd = [FakeSession(clock, 10_000, rows=10, base_ms=base_ms) for _ in range(20)]
-    engine = Engine(StepCost(base_ms, 1.0))
+    engine = engine_of(StepCost(base_ms, 1.0))
     running = asyncio.get_running_loop().create_task(engine.run())
     for session in (*crowd, single):
         engine.submit(session)
@@ -304,7 +321,7 @@ async def test_a_machine_that_carries_many_has_as_many_turns_as_sessions_up_to_i
     single = FakeSession(clock, 100, rows=10)
     single.owner = "another"
     crowd = [FakeSession(clock, 10_000, rows=10) for _ in range(20)]
-    engine = Engine(StepCost(0.0, 1.0), weight=lambda owner: 3 if owner == "one" else 1)
+    engine = engine_of(StepCost(0.0, 1.0), weight=lambda owner: 3 if owner == "one" else 1)
     running = asyncio.get_running_loop().create_task(engine.run())
     for session in (*crowd, single):
         engine.submit(session)
@@ -316,7 +333,7 @@ async def test_a_machine_that_carries_many_has_as_many_turns_as_sessions_up_to_i
 async def test_one_that_fails_in_a_shared_forward_ends_alone(clock: Clock) -> None:
     sessions = [FakeSession(clock, 2, 1, base_ms=8.0) for _ in range(3)]
     sessions[1].error = ArithmeticError("not finite")
-    await serve(Engine(StepCost(8.0, 1.0)), *sessions)
+    await serve(engine_of(StepCost(8.0, 1.0)), *sessions)
     assert FakeRun.forwards == [[1, 1, 1], [1, 1]]
     assert [len(session.failed) for session in sessions] == [0, 1, 0]
     assert [session.left for session in sessions] == [0, 0, 0]
@@ -370,43 +387,32 @@ class ThreadRun(FakeRun):
         return super().advance(rows, others)
 
 
-@pytest.mark.parametrize(("row_ms", "held", "in_loop"), [(1.0, False, True), (30.0, False, False), (1.0, True, False)])
-async def test_short_slices_run_in_the_event_loop_but_never_beside_the_thread(
-    clock: Clock, row_ms: float, *, held: bool, in_loop: bool
-) -> None:
-    engine = Engine(StepCost(0.0, row_ms))
-    session = FakeSession(clock, sweeps=1, rows=4, row_ms=row_ms)
-    run = session._run = ThreadRun(clock, 4, row_ms)
+async def test_every_slice_runs_on_the_one_thread_that_computes(clock: Clock) -> None:
+    engine = engine_of(StepCost(0.0, 1.0))
+    session = FakeSession(clock, sweeps=1, rows=4, row_ms=1.0)
+    run = session._run = ThreadRun(clock, 4, 1.0)
     run.threads = set()
-    gate = threading.Event()
-    async with asyncio.TaskGroup() as group:
-        holding = group.create_task(engine.on_thread(gate.wait if held else bool))
-        await asyncio.sleep(0)
-        if not held:
-            await holding
-        asyncio.get_running_loop().call_later(0.05, gate.set)
-        await serve(engine, session)
-    assert (run.threads == {threading.get_ident()}) is in_loop
-    assert len(run.threads) == 1
+    await serve(engine, session)
+    assert run.threads == {COMPUTING[0].submit(threading.get_ident).result()}
 
 
 async def test_a_joint_step_fills_its_bucket_and_goes_no_further_where_that_does_not_pay(clock: Clock) -> None:
     """Rows that fit are free: the third of six would need another bucket, the four behind it do not."""
     sessions = [FakeSession(clock, 1, rows, row_ms=0.0, base_ms=5.0) for rows in (6, 6, 6, 4)]
-    await serve(Engine(StaircaseCost({16: 5.0, 32: 9.5})), *sessions)
+    await serve(engine_of(StaircaseCost({16: 5.0, 32: 9.5})), *sessions)
     assert FakeRun.forwards == [[6, 6, 4], [6]]
 
 
 async def test_a_joint_step_takes_the_next_bucket_where_that_spares_all_who_wait_more(clock: Clock) -> None:
     sessions = [FakeSession(clock, 1, 6, row_ms=0.0, base_ms=5.0) for _ in range(4)]
-    await serve(Engine(StaircaseCost({16: 5.0, 32: 5.5})), *sessions)
+    await serve(engine_of(StaircaseCost({16: 5.0, 32: 5.5})), *sessions)
     assert FakeRun.forwards == [[6, 6, 6, 6]]
     assert [session.served_ms for session in sessions] == pytest.approx([5.0 / 4] * 4, rel=0.9)
 
 
 async def test_a_prompts_slices_end_on_edges_and_trees_fill_the_last(clock: Clock) -> None:
     prompt, tree = FakeSession(clock, 1, 150, row_ms=0.0, base_ms=5.0), FakeSession(clock, 1, 10, 0.0, base_ms=5.0)
-    await serve(Engine(StaircaseCost({16: 5.0, 32: 5.0, 64: 5.0})), prompt, tree)
+    await serve(engine_of(StaircaseCost({16: 5.0, 32: 5.0, 64: 5.0})), prompt, tree)
     assert FakeRun.forwards == [[64], [64], [22, 10]]
 
 
