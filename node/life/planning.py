@@ -35,6 +35,7 @@ from swarm.compute.weights.format import BITS, WeightFormat, WeightsName
 from swarm.directory.dialable import DialPolicy
 from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import Registry
+from swarm.files.stored.source import WeightSource
 from swarm.link.certificate import ServerCertificate
 from swarm.link.dial import Dialer
 from swarm.link.endpoint import Ways
@@ -141,12 +142,13 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     records = tuple(record for record in listed if record.peer not in gone)
     own = await compute.run(compute_of, checkpoint, config)
     able = await compute.run(_able, checkpoint, config, own)
-    classes = _classes(config, able, checkpoint.source.encoding)
+    classes = _classes(config, able, checkpoint.source)
     kind = choose_class(records, list(classes))
     chosen, has_kernels = classes[kind.numeric_class]
     device, dtype, weights = chosen
     order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights, no_graphs=not has_kernels)
     form = await compute.run(format_of, checkpoint, layout, weights, dtype, device)
+    form = replace(form, codes=form.codes and has_kernels)
     plan = ServingPlan(order, layout, records, chosen, kind, LayerCount(0, ""), form, ghosts=gone)
     if not config.is_auto:
         return plan
@@ -227,19 +229,18 @@ def _able(checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, 
     return list(dict.fromkeys(able))
 
 
-def _classes(config: ServeConfig, able: Sequence[Compute], stored: str = "") -> dict[str, tuple[Compute, bool]]:
+def _classes(config: ServeConfig, able: Sequence[Compute], source: WeightSource) -> dict[str, tuple[Compute, bool]]:
     """The classes in which this machine can compute: by what, and whether with kernels; its own choice first.
 
-    `stored` is the checkpoint's own format of weights. A card can also do without kernels, for a swarm that does. A
-    class is what the loaded layers will have, unless they turn out to run another path.
+    A machine can also do without kernels, for a swarm that does. A class is what the loaded layers will have, unless
+    they turn out to run another path.
     """
     classes: dict[str, tuple[Compute, bool]] = {}
     for wants_kernels in (False,) if config.no_graphs else (True, False):
         for device, dtype, weights in able:
-            form = WeightFormat.of(weights, dtype, device, stored)
-            kind = expected_class(
-                device, dtype, form.bits, form.stored, has_kernels=wants_kernels and not config.offload
-            )
+            form = WeightFormat.of(weights, dtype, device, source.encoding, has_codes=source.has_codes)
+            has_kernels = wants_kernels and not config.offload
+            kind = expected_class(device, form, has_kernels=has_kernels)
             classes.setdefault(str(kind), ((device, dtype, weights), wants_kernels))
     return classes
 

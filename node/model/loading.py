@@ -23,10 +23,10 @@ from swarm.base.errors import ConfigError, NotEnoughSpace
 from swarm.base.layers import Span
 from swarm.compute.devices import default_device, free_bytes, open_device, refused_dtype
 from swarm.compute.state_slots import POOL_BYTES
-from swarm.compute.weights.format import WeightFormat, WeightsName
+from swarm.compute.weights.codes_weight import codes_bytes
+from swarm.compute.weights.format import WeightFormat, WeightsName, computes_bfloat16
 from swarm.files.families import keeps_states
 from swarm.files.hub import Progress
-from swarm.files.stored.source import StoredSize
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -56,12 +56,13 @@ def format_of(
     checkpoint: Checkpoint, layout: ModelLayout, name: WeightsName, dtype: torch.dtype, device: torch.device
 ) -> WeightFormat:
     """How a checkpoint's weights are held under a name of the command line, with their sizes where they stay stored."""
-    form = WeightFormat.of(name, dtype, device, checkpoint.source.encoding)
-    return form.with_stored_sizes(stored_sizes(checkpoint, layout)) if form.stored else form
+    source = checkpoint.source
+    form = WeightFormat.of(name, dtype, device, source.encoding, has_codes=source.has_codes)
+    return form.with_stored_sizes(stored_sizes(checkpoint, layout, codes=form.codes)) if form.stored else form
 
 
-def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout) -> dict[str, StoredSize]:
-    """Packed weights and their bytes, by the name of each module that has some; what is not known is left out.
+def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout, *, codes: bool = False) -> dict[str, tuple[int, int]]:
+    """How many weights are held packed, and their bytes, by the name of each module with some of which that is known.
 
     Layers whose tensors have the same names take the same, so that of a model on the hub few headers are read.
     """
@@ -69,22 +70,23 @@ def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout) -> dict[str, Store
     for tensor, owner in layout.owners(checkpoint.weight_map).items():
         if owner is not None and owner in layout.weights:
             names.setdefault(owner, []).append(tensor)
-    alike: dict[tuple[int, tuple[str, ...]], StoredSize | None] = {}
-    found: dict[str, StoredSize] = {}
+    alike: dict[tuple[int, tuple[str, ...]], tuple[int, int] | None] = {}
+    found: dict[str, tuple[int, int]] = {}
     for module, own in names.items():
         index = f".{module.rpartition('.')[2]}."
         key = (layout.weights[module], tuple(sorted(tensor.partition(index)[2] or tensor for tensor in own)))
         if alike.get(key) is None:
-            alike[key] = _size_of(checkpoint, own)
+            alike[key] = _size_of(checkpoint, own, codes=codes)
         size = alike[key]
         if size is not None:
             found[module] = size
     return found
 
 
-def _size_of(checkpoint: Checkpoint, tensors: list[str]) -> StoredSize | None:
-    sizes = [size for tensor in tensors if (size := checkpoint.source.stored_size(tensor)) is not None]
-    return (sum(weights for weights, _ in sizes), sum(size_bytes for _, size_bytes in sizes)) if sizes else None
+def _size_of(checkpoint: Checkpoint, tensors: list[str], *, codes: bool) -> tuple[int, int] | None:
+    sizes = [size for tensor in tensors for size in checkpoint.source.stored_sizes(tensor)]
+    held = sum(codes_bytes(size) if codes else size.size_bytes for size in sizes)
+    return (sum(size.weights for size in sizes), held) if sizes else None
 
 
 @runtime_checkable
@@ -117,7 +119,9 @@ def load(
     layout = dissect(checkpoint.config)
     form = format_of(checkpoint, layout, config.weights, dtype, device)
     if config.offload or config.no_graphs:
-        form = replace(form, with_kernels=False)  # streamed layers run the plain path, and their class says so
+        form = replace(
+            form, with_kernels=False, codes=False
+        )  # streamed layers run the plain path, and their class says so
     span = layout.borders.check(Span.parse(config.layers))
     held = held or {}
     weights = f" with {config.weights} weights" if form.bits else f" with weights in {form.stored}" * bool(form.stored)
@@ -143,8 +147,9 @@ def held_as_stored(model: SpanModel) -> str:
     """What a user is told of a span whose weights are held as a quantised checkpoint has them."""
     packed = sum(one.numel() * one.itemsize for one in model.model.parameters() if not one.is_floating_point())
     others = model.weight_bytes - packed
+    how = "multiplied as they are" if model.has_codes else "expanded block by block"
     return (
-        f"{model.stored_as} as published: {packed / 2**20:,.1f} MiB of weights, expanded block by block; "
+        f"{model.stored_as} as published: {packed / 2**20:,.1f} MiB of weights, {how}; "
         f"{others / 2**20:,.1f} MiB are held in {str(model.dtype).removeprefix('torch.')}"
     )
 
@@ -285,13 +290,15 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: Dtype, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
-    """The compute type of that name; auto is exact on a CPU and the checkpoint's own type elsewhere.
+    """The compute type of that name; auto is the checkpoint's own on a card, and exact on a CPU but for packed weights.
 
     Raises:
         ConfigError: the device cannot compute in it.
     """
     own = checkpoint.config.get_text_config().dtype
     auto = own if device.type != "cpu" and isinstance(own, torch.dtype) else torch.float32
+    if checkpoint.source.has_codes and computes_bfloat16(device):
+        auto = torch.bfloat16  # for which a CPU has products with integers
     dtype = DTYPES.get(name, auto)
     check_dtype(dtype, device)
     return dtype

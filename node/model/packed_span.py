@@ -19,6 +19,7 @@ from torch import nn
 from node.model.span import ModelLayout, SpanModel, check_family, dissect, fill_span, read_tensors
 from swarm.base.ids import TreeNodeId
 from swarm.base.layers import Span
+from swarm.compute.kernels.support import CODES_VERSION
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.packed_layers import (
     PackedEmbedding,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 
 TYPES: Final = (torch.bfloat16, torch.float16)
+HALVES: Final = ("bf16", "f16")
+"""What these are called as encodings."""
 
 
 logger = logging.getLogger(__name__)
@@ -103,7 +106,8 @@ def load_packed(
     for name in held.keys() - set(names.values()):
         model.set_submodule(name, held[name])
     loaded = SpanModel(model, span)
-    loaded.weight_bits, loaded.stored_as = form.bits, form.stored
+    loaded.weight_bits, loaded.stored_as, loaded.has_codes = form.bits, form.stored, form.codes
+    loaded.kernel_version = CODES_VERSION if form.codes else 0
     return loaded
 
 
@@ -123,7 +127,7 @@ def read_packed_ends(
     model, stored = _read(checkpoint, layout, span, form, left_out)
     there = [name for name in layout.modules(span) if name not in left_out]
     if stored is not None:
-        _hold_ends(model, layout, stored, there)
+        _hold_ends(model, layout, stored, there, codes=form.codes)
     model = model.to(device)
     _pack_ends(model, layout, form, there)
     _let_go_of_files(model)
@@ -147,7 +151,7 @@ def _read(
     packed = (
         DecodedMatrix(one.matrix, _rows_of(one, tensors[name]))
         for name, one in sorted(read.items())
-        if isinstance(one, StoredTensor)
+        if isinstance(one, StoredTensor) and not (form.codes and one.matrix.encoding in HALVES)
     )
     return model, StoredRows(packed)
 
@@ -158,21 +162,21 @@ def _rows_of(stored: StoredTensor, tensor: torch.Tensor) -> torch.Tensor:
     return turned.reshape(stored.matrix.rows, stored.matrix.columns)
 
 
-def _hold_ends(model: Any, layout: ModelLayout, stored: StoredRows, there: list[str]) -> None:  # noqa: ANN401 - any class
+def _hold_ends(model: Any, layout: ModelLayout, stored: StoredRows, there: list[str], *, codes: bool) -> None:  # noqa: ANN401 - any class
     """Hold the embedding and the head in place as the checkpoint has them, those of them that it has packed."""
     embedding, head = layout.front[0], layout.tail[-1]
     own_head: Any = model.get_submodule(head) if head in there else None
     if embedding in there:
         own: Any = model.get_submodule(embedding)
         is_tied = own_head is not None and own_head.weight is own.weight
-        held = hold_embedding(own, stored)
+        held = hold_embedding(own, stored, codes=codes)
         if held is not None:
             model.set_submodule(embedding, held)
             if is_tied:
                 model.set_submodule(head, tied_head(own_head, held))
         if is_tied:
             return
-    if isinstance(own_head, nn.Linear) and (held_head := hold_linear(own_head, stored)) is not None:
+    if isinstance(own_head, nn.Linear) and (held_head := hold_linear(own_head, stored, codes=codes)) is not None:
         model.set_submodule(head, held_head)
 
 
@@ -203,7 +207,7 @@ def read_packed_layer(
     alone, stored = _read(checkpoint, layout, span, form, [*layout.front, *layout.tail])
     name = f"{layout.layers}.{index}"
     if stored is not None:
-        hold_stored(alone.get_submodule(name), stored)
+        hold_stored(alone.get_submodule(name), stored, lambda: _run_alone(alone, span), codes=form.codes)
     alone = alone.to(device)
     layer: nn.Module = alone.get_submodule(name)
     if form.product_bits:  # a new RaggedModel runs one row

@@ -420,6 +420,13 @@ class BatchResult:
     """How long it computed; encoding is not part of it."""
 
 
+def _run_timed(batch: Batch[Schedulable]) -> tuple[dict[SweepRun, Exception], float]:
+    """Run it; returns the runs that failed and why, and milliseconds that this thread had a CPU."""
+    started = time.thread_time()
+    failed = batch.run()
+    return failed, (time.thread_time() - started) * 1e3
+
+
 class Engine:
     """One compute thread shared fairly by the owners of a node's sessions, and by the sessions of each.
 
@@ -513,20 +520,13 @@ class Engine:
         started_s, encoded_ms = time.perf_counter(), batch.encode_ms
         failed: Mapping[SweepRun, Exception]
         try:
-            failed, on_cpu_ms = await self._compute.run(self._run_timed, batch)
+            failed, on_cpu_ms = await self._compute.run(_run_timed, batch)
         except Exception as error:  # noqa: BLE001 - whatever a forward raises is its sweeps' fault, not the node's
             failed, on_cpu_ms = {member.run: error for member in batch.members}, 0.0
         measured_ms = (time.perf_counter() - started_s) * 1e3
         encoded_ms = batch.encode_ms - encoded_ms
         computed_ms = max((min(on_cpu_ms, measured_ms) if self._counts_cpu else measured_ms) - encoded_ms, 0.0)
         return BatchResult(failed, started_s, computed_ms)
-
-    def _run_timed(self, batch: Batch[Schedulable]) -> tuple[dict[SweepRun, Exception], float]:
-        """Run it; returns the runs that failed and why, and milliseconds that this thread had a CPU."""
-        self._compute.fit_team()
-        started = time.thread_time()
-        failed = batch.run()
-        return failed, (time.thread_time() - started) * 1e3
 
     def _postprocess(self, batch: Batch[Schedulable], result: BatchResult) -> None:
         """Hand results to their sessions, charge each its share of the time, and learn what the batch cost."""

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Thread
 from typing import Final, ParamSpec, TypeVar
 
@@ -56,19 +57,20 @@ class ComputeThread:
         return torch.get_num_threads() if self._share is None else self._share.most
 
     def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Run a call behind those that were given before."""
-        return self._thread.submit(call, *args, **options)
+        """Run a call behind those that were given before, with as many threads as other programs leave cores."""
+        return self._thread.submit(self._run, partial(call, *args, **options))
 
     async def run(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Run a call, and wait for it."""
         return await asyncio.wrap_future(self.submit(call, *args, **options))
 
-    def fit_team(self) -> None:
-        """Take as many threads as other programs leave cores; called on the thread, between operators."""
-        if self._share is not None:
-            before = self._share.threads
-            if self._share.look() != before:
-                use_threads(self._share.threads, 1)
+    def _run(self, call: Callable[[], T]) -> T:
+        share = self._share
+        if share is not None:
+            before = share.threads
+            if share.look() != before:
+                use_threads(share.threads, 1)
+        return call()
 
     def close(self) -> None:
         """Wait for the call that runs; those behind it are dropped."""

@@ -13,7 +13,8 @@ import torch
 
 from swarm.base.errors import ConfigError
 from swarm.base.process_limits import main_memory
-from swarm.compute.kernels.support import KERNEL_VERSION, arch_of, kernel_support, kind_of
+from swarm.compute.kernels.support import CODES_VERSION, KERNEL_VERSION, arch_of, kernel_support, kind_of
+from swarm.compute.weights.format import WeightFormat
 from swarm.protocol.numeric_class import NumericClass
 
 KINDS: Final = ("cpu", "cuda", "mps", "xpu")
@@ -44,18 +45,19 @@ def numeric_class_of(
     )
 
 
-def expected_class(
-    device: torch.device, dtype: torch.dtype, weight_bits: int = 0, stored: str = "", *, has_kernels: bool = True
-) -> NumericClass:
+def expected_class(device: torch.device, form: WeightFormat, *, has_kernels: bool = True) -> NumericClass:
     """The class that a model will have there once it is loaded, unless it turns out to run another path.
 
     Args:
-        stored: as in `numeric_class_of`; such weights run the plain path.
+        form: what its weights are held in; stored ones run the plain path of a card.
         has_kernels: whether kernels are wanted; they are used where the device can run them.
     """
-    has_kernels = has_kernels and not stored
-    kernels = KERNEL_VERSION if has_kernels and device.type == "cuda" and kernel_support(device).kernels else 0
-    return numeric_class_of(device, dtype, weight_bits, kernels, stored)
+    kernels = 0
+    if has_kernels and form.codes:
+        kernels = CODES_VERSION
+    elif has_kernels and not form.stored and device.type == "cuda" and kernel_support(device).kernels:
+        kernels = KERNEL_VERSION
+    return numeric_class_of(device, form.dtype, form.bits, kernels, form.stored)
 
 
 def default_device() -> torch.device:

@@ -19,7 +19,8 @@ from swarm.compute.weights.experts import expert_matrices, hold_experts, is_expe
 from swarm.compute.weights.format import Matrix, is_packed
 from swarm.compute.weights.packed_weight import PackedWeight, kernels_take, pack_weight
 from swarm.compute.weights.stored_rows import StoredRows
-from swarm.compute.weights.stored_weight import StoredWeight
+from swarm.compute.weights.stored_weight import hold
+from swarm.files.stored.matrix import StoredMatrix
 
 MIN_ROWS: Final = 16
 """A linear layer with fewer outputs stays as it is: it decides much, as routers do, and takes little."""
@@ -39,6 +40,7 @@ class SharedProduct(nn.Module):
         self.weight = weight
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.edges = (0, *accumulate(sizes))
+        self._sizes = list(sizes)
         self._made = _Made()
 
     def part(self, x: torch.Tensor, place: int) -> torch.Tensor:
@@ -48,11 +50,11 @@ class SharedProduct(nn.Module):
         made = self._made
         if made.of is not x:  # the very tensor: another one of the same values is another input
             made.of, made.left = x, len(self.edges) - 1
-            made.outputs = self.weight.product(x, self.bias)
-        outputs = made.outputs[..., self.edges[place] : self.edges[place + 1]]
+            made.outputs = torch.split(self.weight.product(x, self.bias), self._sizes, -1)
+        outputs = made.outputs[place]
         made.left -= 1
         if not made.left:
-            made.of = made.outputs = _NOTHING
+            made.of, made.outputs = _NOTHING, ()
         return outputs
 
 
@@ -61,7 +63,7 @@ class _Made:
 
     def __init__(self) -> None:
         self.of = _NOTHING
-        self.outputs = _NOTHING
+        self.outputs: Sequence[torch.Tensor] = ()
         self.left = 0
 
 
@@ -151,36 +153,51 @@ def pack_layer(layer: nn.Module, run: Callable[[], object], bits: int, *, with_k
             pack_experts(module, bits, with_kernels=with_kernels)
 
 
-def hold_stored(layer: nn.Module, stored: StoredRows) -> None:
+def hold_stored(
+    layer: nn.Module, stored: StoredRows, run: Callable[[], object] = lambda: None, *, codes: bool = False
+) -> None:
     """Hold those weights of a decoder layer as a checkpoint has them that it has; all others stay, on their device.
 
     Args:
         layer: loaded, with the checkpoint's decoded values in the compute type.
         stored: the rows that the checkpoint holds for it.
+        run: runs the layer once, with any input: what reads the same tensor shares a product.
+        codes: whether a CPU's products read the integers.
     """
+    found: dict[str, tuple[nn.Module, list[StoredMatrix]]] = {}
     for name, part in list(layer.named_modules()):
         if is_experts(part):
-            hold_experts(part, stored)
-        elif _is_linear(part) and (held := hold_linear(part, stored)) is not None:
+            hold_experts(part, stored, codes=codes)
+        elif _is_linear(part) and (pieces := stored.find(_matrix(part).contiguous())) is not None:
+            found[name] = part, pieces
+    linears = {name: part for name, (part, _) in found.items()}
+    shared = _siblings(linears, run, dict.fromkeys(found, 0)) if codes else [[name] for name in found]
+    for names in shared:
+        for name, held in zip(names, _hold_linears([found[name] for name in names], codes=codes), strict=True):
             layer.set_submodule(name, held)
 
 
-def hold_linear(linear: nn.Module, stored: StoredRows) -> PackedLinear | None:
+def hold_linear(linear: nn.Module, stored: StoredRows, *, codes: bool = False) -> PackedLinear | None:
     """A linear layer whose matrix is held as a checkpoint has it; None where the checkpoint has it not."""
-    matrix, own = _matrix(linear), cast("Any", linear)
-    pieces = stored.find(matrix.contiguous())
-    if pieces is None:
-        return None
-    bias = None if own.bias is None else own.bias.data
-    return PackedLinear(SharedProduct(StoredWeight(pieces, matrix.dtype), bias, [len(matrix)]))
+    pieces = stored.find(_matrix(linear).contiguous())
+    return None if pieces is None else _hold_linears([(linear, pieces)], codes=codes)[0]
 
 
-def hold_embedding(embedding: nn.Module, stored: StoredRows) -> PackedEmbedding | None:
+def _hold_linears(linears: Sequence[tuple[nn.Module, list[StoredMatrix]]], *, codes: bool) -> list[PackedLinear]:
+    """Some that read the same tensor, whose matrices consist of these."""
+    weight = hold([piece for _, pieces in linears for piece in pieces], _matrix(linears[0][0]).dtype, codes=codes)
+    biases = [cast("Any", one).bias for one, _ in linears]
+    bias = None if biases[0] is None else torch.cat([one.data for one in biases])
+    shared = SharedProduct(weight, bias, [len(_matrix(one)) for one, _ in linears])
+    return [PackedLinear(shared, place) for place in range(len(linears))]
+
+
+def hold_embedding(embedding: nn.Module, stored: StoredRows, *, codes: bool = False) -> PackedEmbedding | None:
     """An embedding whose matrix is held as a checkpoint has it; None where the checkpoint has it not."""
     if not isinstance(embedding, nn.Embedding):
         return None
     pieces = stored.find(embedding.weight.data)
-    return None if pieces is None else PackedEmbedding(embedding, StoredWeight(pieces, embedding.weight.dtype))
+    return None if pieces is None else PackedEmbedding(embedding, hold(pieces, embedding.weight.dtype, codes=codes))
 
 
 def tied_head(head: nn.Linear, embedding: PackedEmbedding) -> PackedLinear:

@@ -16,7 +16,7 @@ from torch import nn
 
 from swarm.base.layers import Span
 from swarm.compute.devices import numeric_class_of
-from swarm.compute.kernels.support import kernel_support
+from swarm.compute.kernels.support import CODES_VERSION, kernel_support
 from swarm.compute.layers.layered_model import LayeredModel
 from swarm.compute.tree_attention import AttentionStep, SessionRange, use_canopy
 from swarm.files.families import max_positions
@@ -111,8 +111,8 @@ class RaggedModel(LayeredModel):
         static: the fast path, where there is one (`swarm.compute.fast_path.use_static`).
         weight_bits: of a weight where weights are not of `dtype`: 16, 8 or 4; 0 where they are.
         stored_as: format of weights that are held as a quantised checkpoint has them; empty where none are.
-        kernel_version: of the kernels that all its forwards run (`swarm.compute.kernels.support.KERNEL_VERSION`); 0 on
-            the plain path.
+        has_codes: whether a CPU multiplies with the integers of that format.
+        kernel_version: of the kernels that all its forwards run (`swarm.compute.kernels.support`); 0 on the plain path.
         path: how its forwards run, in words for people: `plain`, `kernels` or `graphs + kernels`.
         path_reason: why they do not run a faster way; empty where there is none.
     """
@@ -132,6 +132,7 @@ class RaggedModel(LayeredModel):
         self._head_matrix = head if isinstance(head, nn.Linear) and head.weight.is_floating_point() else None
         self.weight_bits = 0
         self.stored_as = ""
+        self.has_codes = False
         self.kernel_version = 0
         self.static: StaticPath | None = None
         self.path = PLAIN_PATH
@@ -146,7 +147,7 @@ class RaggedModel(LayeredModel):
         """Run by the plain path from now on, and say why."""
         if self.static is not None:
             self.static.close()
-        self.static, self.kernel_version = None, 0
+        self.static, self.kernel_version = None, CODES_VERSION if self.has_codes else 0
         self.path, self.path_reason = PLAIN_PATH, reason
 
     @property

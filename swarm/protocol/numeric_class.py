@@ -4,6 +4,7 @@
     device kind, compute type      the same, on the plain path    architecture, kernels of version 1, weights in 4 bits
 
     cpu-float32+mxfp4              weights as the checkpoint holds them, expanded in the product
+    cpu-bfloat16-k1+gguf           multiplied as they are, with steps rounded to bfloat16
 
 Machines of one class can replace each other in the middle of a text; a chain never mixes classes.
 """
@@ -33,6 +34,7 @@ class NumericClass:
         dtype: compute type, such as `bfloat16`.
         arch: the GPU's architecture where kernels run, such as `sm90`; empty on the plain path.
         kernels: version of the kernels that make a row's bits independent of the rows beside it; 0 on the plain path.
+            On a CPU, of the products with integers: they do the same, and what else a CPU computes does not.
         weights: bits of a weight where they are not of the compute type: 16, 8 or 4; 0 where they are.
         lossy_rows: whether rows travel in the int8 codec.
         stored: format of weights that are held as a quantised checkpoint has them, such as `mxfp4`; empty where none
@@ -72,7 +74,8 @@ class NumericClass:
     @property
     def is_reproducible(self) -> bool:
         """Whether a text depends on model, prompt and seed alone, whatever the tree and the layout of the chain."""
-        return not self.lossy_rows and (self.dtype == EXACT or self.kernels > 0)
+        has_promise = self.kernels > 0 and self.device != "cpu"
+        return not self.lossy_rows and (self.dtype == EXACT or has_promise)
 
 
 def promises_texts(text: str) -> bool:

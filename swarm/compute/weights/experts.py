@@ -16,7 +16,7 @@ from swarm.compute.quantisation import group_of, quantise
 from swarm.compute.weights.format import Matrix, is_packed
 from swarm.compute.weights.packed_weight import RestoredWeight, kernels_take
 from swarm.compute.weights.stored_rows import StoredRows
-from swarm.compute.weights.stored_weight import StoredWeight
+from swarm.compute.weights.stored_weight import StoredWeight, hold
 
 NAME: Final = "canopy"
 TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj")
@@ -26,8 +26,8 @@ TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj")
 class PackedExperts(nn.Module):
     """Matrices [experts, rows, columns], and products of rows with those that were chosen for them."""
 
-    def __init__(self, held: RestoredWeight | StoredWeight | _KernelExperts, shape: torch.Size) -> None:
-        """Hold matrices of the shape [experts, rows, columns], one below the other."""
+    def __init__(self, held: RestoredWeight | StoredWeight | _KernelExperts | nn.ModuleList, shape: torch.Size) -> None:
+        """Hold matrices of the shape [experts, rows, columns], one below the other, or each by itself."""
         super().__init__()
         self.experts, self.rows, self.columns = shape
         self._held = held
@@ -59,7 +59,10 @@ class PackedExperts(nn.Module):
             entering = x[row] if x.ndim == 2 else x[row, place]
             start = expert * self.rows
             own = None if bias is None else bias[expert]
-            out[row, place] = self._held.product_of(entering, start, start + self.rows, own)
+            if isinstance(self._held, nn.ModuleList):
+                out[row, place] = self._held[expert].product(entering, own)
+            else:
+                out[row, place] = self._held.product_of(entering, start, start + self.rows, own)
         return out
 
 
@@ -142,19 +145,32 @@ def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool) -> None:
     _run_as_packed(module)
 
 
-def hold_experts(module: nn.Module, stored: StoredRows) -> None:
-    """Hold the tensors of an experts module as a checkpoint has them, if it has all of them; else all stay."""
+def hold_experts(module: nn.Module, stored: StoredRows, *, codes: bool = False) -> None:
+    """Hold the tensors of an experts module as a checkpoint has them, if it has all of them; else all stay.
+
+    codes: whether a CPU's products read the integers.
+    """
     own: Any = module
     found = {name: own.get_parameter(name).data for name, _ in _shapes(module)}
     plain = {name: weight.transpose(1, 2) if own.is_transposed else weight for name, weight in found.items()}
-    held = {name: stored.find(weight.reshape(-1, weight.shape[2])) for name, weight in plain.items()}
-    if not held or any(pieces is None for pieces in held.values()):
+    held = {name: _held(weight, stored, codes=codes) for name, weight in plain.items()}
+    if not held or any(one is None for one in held.values()):
         return
-    for name, pieces in held.items():
-        assert pieces is not None
+    for name, one in held.items():
+        assert one is not None
         delattr(module, name)
-        setattr(module, name, PackedExperts(StoredWeight(pieces, found[name].dtype), plain[name].shape))
+        setattr(module, name, PackedExperts(one, plain[name].shape))
     _run_as_packed(module)
+
+
+def _held(weight: torch.Tensor, stored: StoredRows, *, codes: bool) -> StoredWeight | nn.ModuleList | None:
+    """Matrices [experts, rows, columns] as a checkpoint has them; None where it has them not."""
+    if not codes:
+        pieces = stored.find(weight.reshape(-1, weight.shape[2]))
+        return None if pieces is None else StoredWeight(pieces, weight.dtype)
+    every = [stored.find(one.contiguous()) for one in weight]
+    held = [hold(pieces, weight.dtype, codes=True) for pieces in every if pieces is not None]
+    return nn.ModuleList(held) if len(held) == len(every) else None
 
 
 def _run_as_packed(module: nn.Module) -> None:

@@ -10,7 +10,6 @@ import torch
 
 from swarm.compute.kernels.support import kernel_support
 from swarm.compute.quantisation import group_of
-from swarm.files.stored.source import StoredSize
 
 WeightsName = Literal["auto", "bf16", "int8", "int4"]
 BITS: Final[dict[WeightsName, int]] = {"auto": 0, "bf16": 16, "int8": 8, "int4": 4}
@@ -37,6 +36,7 @@ class WeightFormat:
         on_cpu: whether a CPU holds them.
         with_kernels: whether products are those of `swarm.compute.kernels`, which want weights in words of 16 bits.
         stored: format in which a quantised checkpoint's weights are held as they are; empty where none are.
+        codes: whether a CPU's own products read the integers of that format (`swarm.compute.weights.codes_weight`).
         stored_sizes: weights that are held so, and their bytes, by the name of the module; where they are known.
     """
 
@@ -45,19 +45,28 @@ class WeightFormat:
     on_cpu: bool = True
     with_kernels: bool = False
     stored: str = ""
-    stored_sizes: Mapping[str, StoredSize] = field(default_factory=dict)
+    codes: bool = False
+    stored_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: WeightsName, dtype: torch.dtype, device: torch.device, stored: str = "") -> Self:
-        """The format of a name on the command line; `stored` is the checkpoint's own, which auto keeps."""
+    def of(
+        cls, name: WeightsName, dtype: torch.dtype, device: torch.device, stored: str = "", *, has_codes: bool = False
+    ) -> Self:
+        """The format of a name on the command line.
+
+        Args:
+            stored: the checkpoint's own, which auto keeps.
+            has_codes: whether all of its packed weights are integers on a line.
+        """
         if stored and name == "auto":
-            return cls(dtype, 0, device.type == "cpu", with_kernels=False, stored=stored)
+            codes = has_codes and dtype is torch.bfloat16 and computes_bfloat16(device)
+            return cls(dtype, 0, device.type == "cpu", with_kernels=False, stored=stored, codes=codes)
         bits = BITS[name]
         bits = 0 if bits == dtype.itemsize * 8 else bits  # a weight of float16 takes no more
         return cls(dtype, bits, device.type == "cpu", kernel_support(device).kernels)
 
-    def with_stored_sizes(self, sizes: Mapping[str, StoredSize]) -> Self:
-        """The same format, knowing what modules take as they are stored."""
+    def with_stored_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> Self:
+        """The same format, knowing how many weights of modules are held as they are stored, and their bytes."""
         return replace(self, stored_sizes=sizes)
 
     @property
@@ -94,6 +103,11 @@ class WeightFormat:
         elif self.on_cpu and is_torchs(rows, bits, group, self.dtype):
             scale_bytes *= 2
         return rows * groups * (group * bits // 8 + scale_bytes)
+
+
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether it is a CPU whose library computes in bfloat16: those with AVX-512, and Arm's with bfloat16."""
+    return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def is_packed(columns: int, bits: int) -> bool:

@@ -7,13 +7,14 @@ numeric class add up in the same order.
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from swarm.compute.weights.codes_weight import CodesKind, CodesWeight
 from swarm.compute.weights.packed_weight import BLOCK, MIN_BLOCK_ROWS, PackedWeight
 
 if TYPE_CHECKING:
@@ -74,6 +75,48 @@ class StoredWeight(PackedWeight):
             for first in range(low, high, at_once):
                 last = min(first + at_once, high)
                 yield first, last, matrix.decode(first - piece_start, last - piece_start).to(self.dtype)
+
+
+class StackedWeight(PackedWeight):
+    """Weights of the same columns, one below the other, each with a product of its own."""
+
+    def __init__(self, parts: Sequence[PackedWeight]) -> None:
+        super().__init__(sum(part.rows for part in parts), parts[0].columns, parts[0].bits, parts[0].dtype)
+        self._held = nn.ModuleList(parts)
+        self._edges = (0, *accumulate(part.rows for part in parts))
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        out = torch.cat([part.product(x) for part in self._parts()], -1)
+        return out if bias is None else out + bias
+
+    def take(self, ids: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(ids), self.columns, dtype=self.dtype)
+        for part, start, end in zip(self._parts(), self._edges, self._edges[1:], strict=False):
+            (places,) = torch.where((ids >= start) & (ids < end))
+            if len(places):
+                out[places] = part.take(ids[places] - start)
+        return out
+
+    def restored(self) -> torch.Tensor:
+        return torch.cat([part.restored() for part in self._parts()])
+
+    def _parts(self) -> list[PackedWeight]:
+        return [cast("PackedWeight", part) for part in self._held]
+
+
+def hold(pieces: Sequence[StoredMatrix], dtype: torch.dtype, *, codes: bool) -> PackedWeight:
+    """Hold matrices that lie one below the other.
+
+    Args:
+        codes: whether a CPU's products read the integers of those that have some.
+    """
+    if not codes:
+        return StoredWeight(pieces, dtype)
+    parts: list[PackedWeight] = []
+    for kind, run in groupby(pieces, key=CodesKind.of):
+        own = list(run)
+        parts.append(StoredWeight(own, dtype) if kind is None else CodesWeight(kind, own, dtype))
+    return parts[0] if len(parts) == 1 else StackedWeight(parts)
 
 
 class _HeldMatrix(nn.Module):

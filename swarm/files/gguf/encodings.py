@@ -39,6 +39,12 @@ class Encoding:
     block_bytes: int
     dtype: torch.dtype | None = None
 
+    @property
+    def grain(self) -> tuple[int, int] | None:
+        """Bits of a code, and the columns that share a step, where values lie on a line."""
+        made = self.linear_codes(torch.zeros(1, self.block_bytes, dtype=torch.uint8))
+        return None if made is None else (made.bits, made.codes.shape[-1])
+
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row; `columns` are whole blocks."""
         return columns // self.block * self.block_bytes

@@ -140,6 +140,11 @@ class GgufSource:
         return "gguf" if is_packed else ""
 
     @property
+    def has_codes(self) -> bool:
+        encodings = {place.encoding for _, place in self.table.places.values() if place.encoding.dtype is None}
+        return bool(encodings) and all(encoding.grain for encoding in encodings)
+
+    @property
     def files(self) -> Mapping[str, tuple[str, ...]]:
         return {name: tuple({self.table.places[one][0]: None for one in parts}) for name, parts in self.stored.items()}
 
@@ -156,14 +161,16 @@ class GgufSource:
             places.setdefault(file, []).append((place.start, place.start + place.size_bytes))
         return {file: ByteRanges.of([(0, self.table.first_byte(file)), *own]) for file, own in places.items()}
 
-    def stored_size(self, name: str) -> StoredSize | None:
-        """As `WeightSource.stored_size`: the table has it, and no file is opened."""
+    def stored_sizes(self, name: str) -> tuple[StoredSize, ...]:
+        """As `WeightSource.stored_sizes`: the table has it, and no file is opened."""
         places = [self.table.places[one][1] for one in self.stored[name]]
         if (LATENT.fullmatch(name) and len(places) > 1) or self._has_other_columns(self.stored[name][0]):
-            return None
+            return ()
         if not all(len(place.shape) > 1 and self._stays(place) for place in places):
-            return None
-        return sum(place.rows * place.columns for place in places), sum(place.size_bytes for place in places)
+            return ()
+        return tuple(
+            StoredSize(place.rows * place.columns, place.size_bytes, *(place.encoding.grain or ())) for place in places
+        )
 
     def _map(self, file: str, needed: ByteRanges) -> numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]:
         size = self.table.sizes[file]

@@ -7,6 +7,7 @@ What only quantised activations need is left out. Activations are never quantise
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -84,6 +85,12 @@ _MODELOPT = ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
 UNFIT = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError, ArithmeticError)
 """What tensors raise that are not what their names say."""
 MAX_NAME = 32
+ON_A_LINE: Final = re.compile(r"(?:gptq|awq|ct|bnb)(?P<bits>[2-8])|mxfp4|nvfp4")
+"""Formats of integers that share a step; FP4's numbers are integers when doubled."""
+FP4_BITS: Final = 5
+WIDTHS: Final = {"nvfp4": 16, "mxfp4": 32}
+ROW_WIDTH: Final = 256
+"""Columns that share a step at least, where a config names no group: a row."""
 """Characters of a format's name in a numeric class."""
 
 
@@ -233,18 +240,32 @@ class QuantisedSource:
         """What these are made of."""
         return {one for name in names for one in self.parts.get(name, {"": name}).values()}
 
-    def stored_size(self, name: str) -> StoredSize | None:
-        """As `WeightSource.stored_size`: what its parts take in the file; matrices of 16 bits stay so too."""
+    def stored_sizes(self, name: str) -> tuple[StoredSize, ...]:
+        """As `WeightSource.stored_sizes`: what its parts take in the file; matrices of 16 bits stay so too."""
         if name not in self.parts:
             plain = self.base.header(name)
             is_half = plain is not None and plain.kind in ("BF16", "F16") and len(plain.shape) > 1
-            return (plain.count, plain.size_bytes) if plain is not None and is_half else None
+            return (StoredSize(plain.count, plain.size_bytes),) if plain is not None and is_half else ()
         headers = {end: self.base.header(part) for end, part in self.parts[name].items()}
         if None in headers.values():
-            return None
+            return ()
         known = {end: header for end, header in headers.items() if header is not None}
         weights = self._weights_in(known)
-        return None if weights is None else (weights, sum(header.size_bytes for header in known.values()))
+        size_bytes = sum(header.size_bytes for header in known.values())
+        return () if weights is None else (StoredSize(weights, size_bytes, *(self._grain() or ())),)
+
+    def _grain(self) -> tuple[int, int] | None:
+        """Bits of a code, and the columns that share a step, where values lie on a line."""
+        if not self.has_codes:
+            return None
+        names = self.encoding.split("_")
+        groups = [one.get("group_size") for one in (self.config, *_groups(self.config))]
+        widths = [one for one in groups if isinstance(one, int) and one > 0] or [ROW_WIDTH]
+        return max(map(_code_bits, names)), min(WIDTHS.get(name, width) for name in names for width in widths)
+
+    @property
+    def has_codes(self) -> bool:
+        return all(_code_bits(name) for name in self.encoding.split("_"))
 
     def _weights_in(self, parts: Mapping[str, TensorHeader]) -> int | None:
         """How many weights these parts hold; None where they are not packed."""
@@ -280,6 +301,12 @@ class QuantisedSource:
                 f"{self.model}: {name} is not what {method} means ({first_line(error)}); fetch it again, or choose "
                 "another version of the model"
             ) from error
+
+
+def _code_bits(encoding: str) -> int:
+    """Bits of the integers of a format; 0 of one whose values lie on no line."""
+    found = ON_A_LINE.fullmatch(encoding)
+    return 0 if found is None else int(found["bits"] or FP4_BITS)
 
 
 def _is_unknown_part(name: str, quantised: Container[str]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -58,8 +58,20 @@ class StoredTensor:
         return shaped.transpose(-1, -2).contiguous() if self.is_transposed else shaped
 
 
-StoredSize = tuple[int, int]
-"""How many weights are held as they are stored, and their bytes."""
+class StoredSize(NamedTuple):
+    """What weights take that are held as they are stored.
+
+    Attributes:
+        weights: how many.
+        size_bytes: as they are stored.
+        bits: of a code, where they are integers on a line (`swarm.files.linear_codes`); else 0.
+        width: columns that share a step.
+    """
+
+    weights: int
+    size_bytes: int
+    bits: int = 0
+    width: int = 0
 
 
 class WeightSource(Protocol):
@@ -71,6 +83,10 @@ class WeightSource(Protocol):
 
         The same for every span. Empty where tensors are as they are.
         """
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether all that is packed are integers on a line; the same for every span."""
 
     @property
     def files(self) -> Mapping[str, tuple[str, ...]]:
@@ -91,8 +107,8 @@ class WeightSource(Protocol):
             UnsupportedModel: a file is damaged.
         """
 
-    def stored_size(self, name: str) -> StoredSize | None:
-        """How large a tensor is that is held as it is stored; None where it is not, or where that is not known."""
+    def stored_sizes(self, name: str) -> tuple[StoredSize, ...]:
+        """What the parts of a tensor take that is held as it is stored; none where it is not, or that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,7 @@ class SafetensorsSource:
         files: the file that holds each tensor.
         hub: where headers are read of files that are not in the folder; None for a folder of the user's.
         encoding: as of `WeightSource`: none.
+        has_codes: as of `WeightSource`.
         headers: what was read of them, by file.
     """
 
@@ -112,6 +129,7 @@ class SafetensorsSource:
     files: Mapping[str, tuple[str, ...]]
     hub: Hub | None = None
     encoding: str = ""
+    has_codes: bool = False
     headers: dict[str, Mapping[str, TensorHeader]] = field(default_factory=dict)
 
     @classmethod
@@ -188,9 +206,9 @@ class SafetensorsSource:
 
         return readable_file(self.folder / file, file, self.hub, needed, self.model)
 
-    def stored_size(self, name: str) -> StoredSize | None:
-        """As `WeightSource.stored_size`: nothing is packed."""
-        return None
+    def stored_sizes(self, name: str) -> tuple[StoredSize, ...]:
+        """As `WeightSource.stored_sizes`: nothing is packed."""
+        return ()
 
 
 def decoded(tensors: Mapping[str, torch.Tensor | StoredTensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
