@@ -39,7 +39,13 @@ PLACES = pytest.mark.parametrize("place", range(3), ids=CHAIN)
 
 @pytest.fixture
 def nodes(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> KillableNodes:
-    """With a client that hedges; the first chain is listed, and each test lists the second machines.
+    """With a client that hedges; the first chain is listed, and each test lists the second machines."""
+    hedge(nodes, monkeypatch)
+    return nodes
+
+
+def hedge(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the client hedge.
 
     No sweep is sent before both of two replicas are attached: to what comes later the rest is sent again, as it should.
     """
@@ -52,7 +58,6 @@ def nodes(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> KillableNode
             await until(partial(has_both, nodes, chain, chain.route.hedge.index))
 
     monkeypatch.setattr(Chain, "open", opened)
-    return nodes
 
 
 async def has_both(nodes: KillableNodes, chain: Chain, place: int) -> bool:

@@ -245,6 +245,7 @@ async def test_a_machine_that_nobody_can_replace_is_not_left(nodes: KillableNode
 # Certificates that changed, or are missing
 
 
+@pytest.mark.over_grpc
 async def test_a_machine_that_started_again_answers_with_another_certificate(nodes: KillableNodes) -> None:
     """Nobody else has its layers: the text goes on there, once its new record is read."""
     plain = await nodes.undisturbed(IDS, **GREEDY)
