@@ -45,7 +45,6 @@ POOL = {
 }  # fmt: skip
 """Every node with its layers."""
 CHAIN = ("a0", "a1", "a2")
-SPEED = ((1, 8.0), (8, 9.0), (64, 20.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +247,8 @@ async def killable_nodes() -> AsyncIterator[KillableNodes]:
 
 @asynccontextmanager
 async def equally_fast_nodes() -> AsyncIterator[KillableNodes]:
-    """Nodes of equal speed, so that tests choose the routes; kills show as broken streams, never as silence."""
+    """Nodes of equal speed, so that tests choose the routes; over gRPC, kills never show as silence."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("node.life.span_host.measure_sweeps", lambda _: SPEED)
         if not isinstance(asyncio.get_running_loop(), VirtualLoop):  # on which nobody is late
             for module in (swarm.link.link, client.chain.answers):
                 patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is

@@ -42,8 +42,9 @@ from swarm.link.endpoint import Endpoint
 from swarm.link.link import Metadata, Signer, introduce
 from swarm.link.successor import SuccessorLink
 from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ping, Ready, Reply, Rows, SweepFrame
+from tests.in_process_swarm import SPEED
 from tests.memory_links import MemoryLinks
-from tests.net.killable_nodes import CHAIN, SPEED, KillableNodes, reset_client
+from tests.net.killable_nodes import CHAIN, KillableNodes, reset_client
 from tests.net.three_nodes import prompt
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
