@@ -53,7 +53,7 @@ FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}
 """The folders in the order in which they run, with the timeout of one test in seconds."""
 LONGEST = (
     *("e2e/test_faults.py", "e2e/test_health.py", "e2e/test_swarm.py", "e2e/test_guides.py", "e2e/test_wheel.py"),
-    *("e2e/test_site.py", "e2e/test_misuse.py", "e2e/test_page.py", "e2e/test_examples.py"),
+    *("e2e/test_site.py", "e2e/test_misuse.py", "e2e/test_page.py"),
     "e2e/test_private_swarm.py",
 )
 """Files of 20 s and more. Workers begin with them, or one of them would go on alone at the end."""

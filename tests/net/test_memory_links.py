@@ -23,7 +23,7 @@ Handler = Callable[[AsyncIterator[bytes], Any], Any]
 async def talking(links: MemoryLinks | None, handler: Handler) -> AsyncIterator[tuple[Any, Any]]:
     """A server that answers with this handler, and a stream to it."""
     server: Any = links.server() if links is not None else grpc.aio.server()
-    method = grpc.stream_stream_rpc_method_handler(handler)
+    method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(handler)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tests.Echo", {"Talk": method}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
