@@ -1,4 +1,7 @@
-"""One session over real nodes, with links in memory: what travels, what is computed, what is refused."""
+"""One session over real nodes, with links in memory: what travels, what is computed, what is refused.
+
+Sessions over gRPC: tests/net/node/session.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Hedged chains over real nodes: the text is the plain one, both machines work, and either may lag, die or be wrong.
 
 Every test puts two machines behind one hop and reads from the nodes' counters that both got the sweeps.
+
+Links are in memory; some of these tests run over gRPC too, in `test_over_grpc.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Machines that are missed, come back or leave: the text is the undisturbed one, and nobody stops before he may."""
+"""Machines that are missed, come back or leave: the text is the undisturbed one, and nobody stops before he may.
+
+Links are in memory; some of these tests run over gRPC too, in `test_over_grpc.py`.
+"""
 
 from __future__ import annotations
 

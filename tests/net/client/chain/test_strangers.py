@@ -1,6 +1,8 @@
 """Machines that list themselves as the fastest, are chosen by all, and then do what they like: the text is the same.
 
 A stranger is a real node of which a part is replaced. Every text is compared with that of the honest chain alone.
+
+Links are in memory; some of these tests run over gRPC too, in `test_over_grpc.py`.
 """
 
 from __future__ import annotations
