@@ -53,7 +53,7 @@ FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}
 """The folders in the order in which they run, with the timeout of one test in seconds."""
 LONGEST = (
     *("e2e/test_faults.py", "e2e/test_health.py", "e2e/test_swarm.py", "e2e/test_guides.py", "e2e/test_wheel.py"),
-    *("e2e/test_site.py", "e2e/test_misuse.py", "e2e/test_page.py", "e2e/test_examples.py"),
+    *("e2e/test_site.py", "e2e/test_misuse.py", "e2e/test_page.py"),
     "e2e/test_private_swarm.py",
 )
 """Files of 20 s and more. Workers begin with them, or one of them would go on alone at the end."""
@@ -64,8 +64,8 @@ NODE_MODULES = Path(__file__).parent / "npm/node_modules"
 LIBRARY_THREADS = ("_poll_wrapper", "channel_spin", "TMonitor", "pytest_timeout", "asyncio_")
 """Parts of the names of threads that grpc, tqdm, pytest and an event loop start once and keep for their whole life."""
 LIBRARY_PROCESSES = ("multiprocessing.resource_tracker",)
-NOT_OURS: set[psutil.Process] = set()
-"""Processes whose environment was read once: to read all of them twice per test took 15 s of the suite."""
+NOT_OURS: set[int] = set()
+"""Ids of processes that were looked at: to look at all of them twice per test took half a minute of the suite."""
 
 settings.register_profile("canopy", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
@@ -248,24 +248,26 @@ def _threads() -> set[threading.Thread]:
     }
 
 
-def _is_ours(process: psutil.Process) -> bool:
-    if process in NOT_OURS:
-        return False
-    try:
-        if MARK not in process.environ():
-            NOT_OURS.add(process)
-            return False
-        return bool(process.environ().get(MARK) == os.environ[MARK]) and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+def _everywhere() -> Iterator[psutil.Process]:
+    """All processes with our mark but this one."""
+    running = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    NOT_OURS.intersection_update(running)  # an id that ended is another process's next time
+    for pid in running - NOT_OURS - {os.getpid()}:
+        try:
+            process = psutil.Process(pid)
+            if process.environ().get(MARK) == os.environ[MARK] and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+                continue
+        except psutil.Error:
+            pass  # the kernel's, somebody else's, or gone meanwhile
+        NOT_OURS.add(pid)
 
 
 def _processes(everywhere: bool) -> set[psutil.Process]:
     """Our descendants; `everywhere` adds those who lost their parent on the way."""
-    this = psutil.Process()
     found = descendants()
     if everywhere:
-        found |= {process for process in psutil.process_iter() if process != this and _is_ours(process)}
+        found |= set(_everywhere())
     return {process for process in found if not _is_library(process)}
 
 

@@ -17,6 +17,8 @@ from node.model.config import ServeConfig
 from tests.devices import DEVICE
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 
+SPEED = ((1, 8.0), (8, 9.0), (64, 20.0))
+"""What nodes of one process say of their speed: to measure it took half of their start, and was chance."""
 STOP_GRACE_S = 0.05
 """In which streams of sessions that were ended get their last message. Nodes of one process end one after another."""
 
@@ -62,6 +64,7 @@ async def swarm_in(
     async with AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(span_host, "STOP_GRACE_S", STOP_GRACE_S)
+        patch.setattr(span_host, "measure_sweeps", lambda _: SPEED)
         nodes = []
         for span in spans:
             defaults = {"layers": span, "model": str(model), "host": "127.0.0.1", "threads": 1, "drain": 0.0}

@@ -105,7 +105,7 @@ class SwarmBackend:
             raise
 
     async def _answer(self, job: Job, caller: ApiCaller) -> AsyncGenerator[AnswerEvent, None]:
-        model = self.link.model()
+        model = await self.link.sought()
         prepared = await _prepare(model, job)
         async with self.queue.turn(caller.key), model.sessions.lend(prepared.state, caller.key) as (lent, coming):
             yield Begun(len(prepared.state.prompt))

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -137,6 +137,8 @@ RECENT_S: Final = 2.0
 """How old the state of the swarm may be that is told."""
 PATIENCE_S: Final = 3.0
 """How long the directory is waited for before what was known is told."""
+FIRST_TRY_S: Final = 10.0
+"""How long a request waits for the first try to find the swarm: a server and its first caller start together."""
 RETRY_S: Final = 5.0
 """Between tries to find the swarm, and between looks at it."""
 LOST_S: Final = 60.0
@@ -213,6 +215,17 @@ class SwarmLink:
         if self._model is None:
             raise self._why
         return self._model
+
+    async def sought(self) -> ModelLink:
+        """The model, for which the first try is waited for, at most `FIRST_TRY_S`.
+
+        Raises:
+            SwarmError: it was not found yet; the error says why.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_TRY_S):
+                await self.tried.wait()
+        return self.model()
 
     async def keep(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Connect, and again where nothing of the model is left; never ends.

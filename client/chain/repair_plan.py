@@ -32,6 +32,7 @@ from typing import Protocol, assert_never
 from client.base.stats import Repair
 from client.chain.blame import Suspicion, Verdicts, plain_error
 from swarm.base.errors import (
+    HopClosed,
     HopError,
     HopLeaving,
     HopMisbehaved,
@@ -236,7 +237,8 @@ class RepairPlan:
                 if isinstance(error, HopRefused):
                     route = _peers((*self.route.hops, *self.route.replicas))
                     self._is_settled |= self._verdicts.add(error, route, now_s)
-                if error.peer not in _peers(self.route.replicas):  # without it the chain goes on as it is
+                is_replica = error.peer in _peers(self.route.replicas)  # without it the chain goes on as it is
+                if not is_replica and not self._is_explained(error):
                     self.trouble = error
             case TroubleReported(error):
                 self.trouble = error
@@ -249,6 +251,12 @@ class RepairPlan:
                 self._no_route = missing
             case _:
                 assert_never(event)
+
+    def _is_explained(self, error: HopError) -> bool:
+        """Whether a stream just ended after it had said why; both may be heard in one turn of the event loop."""
+        said = self.trouble
+        is_end = isinstance(error, HopClosed) and said is not None
+        return is_end and (said.peer == error.peer if isinstance(said, HopError) else True)
 
     def next_step(self, moment: Moment) -> RepairStep:
         """What to do now; the step before is done. `GiveUp` is the last one."""

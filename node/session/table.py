@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from time import monotonic
 from typing import TypeVar
 
 from node.session.admission import SESSIONS, Admission, Caller, owner_of, weight_of
@@ -268,7 +268,7 @@ class SessionTable:
             self._context.peer,
             str(attach.route[attach.index].span),
             self.admission.quota,
-            monotonic(),
+            time.monotonic(),
         )
 
         def idle_s(hop: HopSession) -> float:

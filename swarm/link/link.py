@@ -282,9 +282,12 @@ class Link:
     _queued: int = 0
     _written: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=OUTBOX_MESSAGES))
     _pings: dict[int, float] = field(default_factory=dict)
-    _pinged_s: float = field(default_factory=time.monotonic)
-    _sent_s: float = field(default_factory=time.monotonic)
-    _opened_s: float = field(default_factory=time.monotonic)
+    _pinged_s: float = field(init=False)
+    _sent_s: float = field(init=False)
+    _opened_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pinged_s = self._sent_s = self._opened_s = time.monotonic()
 
     def send(self, message: Downstream) -> None:
         """Queue a message.

@@ -1,30 +1,45 @@
-"""A bootstrap peer and two nodes as processes, used through every front door; then machines and clients die."""
+"""A bootstrap peer and two nodes as processes, used through every front door and by the examples; then machines die."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import client.cli
 from client.base.options import Options
 from client.terminal.commands import Generate
 from swarm.demo import DRAFT, TARGET
-from tests.e2e.programs import GONE_S, LONG, Program, bootstrap, info, opened, program, run, serve, within
+from tests.e2e.programs import GONE_S, LONG, Program, bootstrap, environment, info, opened, program, run, serve, within
 from tests.forked.program import SCRIPT, start
 
 SPANS = ("0-6", "6-12")
 PROMPT = "It was a dark night and the old man"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OPENING = "It was a dark night, and the old captain"
+MYPY = """
+[mypy]
+strict = true
+explicit_package_bases = true
+follow_imports = skip
+[mypy-client.*,swarm.*]
+follow_imports = silent
+"""
+"""All that the notebook can name is Canopy's; to read torch and transformers too took a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +247,75 @@ def test_in_a_chat_ctrl_c_stops_the_answer_and_not_the_program(
     assert re.search(r"(?s)user: .*assistant: .*user: Go on\.\nassistant: \W*\w+", said)
     assert "Traceback" not in said
     assert within(GONE_S, lambda: running.sessions() == 0)
+
+
+# The examples, as a user runs them
+
+
+def example(folder: Path, name: str, *arguments: str, typed: str = "") -> str:
+    """What it prints, run as a file of its own in a folder."""
+    shutil.copy(EXAMPLES / name, folder / f"{SCRIPT}.py")
+    done = run(SCRIPT, *arguments, folder=folder, typed=typed)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_every_example_is_run_here() -> None:
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {"generate.py", "chat.py", "notebook.ipynb"}
+
+
+def test_a_text_streams(running: Running, tmp_path: Path) -> None:
+    said = example(tmp_path, "generate.py", str(TARGET), running.peer, "--draft", str(DRAFT), "--tokens", "24")
+    text, figures = said.split("\n\n")
+    assert text.startswith(OPENING)
+    assert len(text.split()) > len(OPENING.split()) + 8
+    assert float(figures.split()[0]) > 0
+    assert float(figures.split()[2]) > 1
+
+
+def test_a_conversation_has_turns(running: Running, tmp_path: Path) -> None:
+    typed = "Where is the captain?\nAnd his ship?\n\n"
+    said = example(tmp_path, "chat.py", str(TARGET), running.peer, "--tokens", "8", typed=typed)
+    assert said.count("you: ") == 3
+    assert all(len(answer.strip()) > 4 for answer in said.split("you: ")[1:3])
+
+
+def read_notebook() -> nbformat.NotebookNode:
+    path = EXAMPLES / "notebook.ipynb"
+    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    return notebook
+
+
+@pytest.mark.crossing
+def test_the_notebook_runs_from_top_to_bottom(
+    running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = {"CANOPY_MODEL": str(TARGET), "CANOPY_JOIN": running.peer, "CANOPY_DRAFT": str(DRAFT)}
+    for name, value in {**environment(), **told, "IPYTHONDIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+    notebook = read_notebook()
+    assert not [cell for cell in notebook.cells if cell.get("outputs")], "outputs are not committed"
+    NotebookClient(notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    others = [output for output in outputs if output.get("name") != "stdout"]
+    assert [output for output in others if "IProgress not found" not in output.text] == []  # tqdm's, without ipywidgets
+    assert "tokens per tree" in "".join(output.text for output in outputs)
+
+
+@pytest.mark.crossing  # the notebook is run as one
+def test_the_notebooks_code_is_typed(tmp_path: Path) -> None:
+    notebook = read_notebook()
+    code = tmp_path / "notebook.py"
+    code.write_text("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
+    rules = tmp_path / "mypy.ini"
+    rules.write_text(MYPY)
+    mypy = [sys.executable, "-m", "mypy", "--config-file", str(rules), "--cache-dir", os.devnull, str(code)]
+    done = subprocess.run(mypy, capture_output=True, text=True, check=False, cwd=EXAMPLES.parent)
+    assert done.returncode == 0, done.stdout
+
+
+# Machines and clients die
 
 
 def test_a_killed_client_leaves_nothing_and_frees_its_sessions(

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
+import pytest
 from transformers import AutoTokenizer
 
 from client import AsyncSwarm
 from node.life.serve import Node
 from node.life.span_host import SpanService
-from node.session.scheduler import Engine
+from node.session.scheduler import Batch, BatchResult, Engine, Schedulable
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.raw_client import RawLink, info, route_of
+from tests.virtual_time import VirtualLoop
 
 SPANS = ["0-4", "4-8", "8-12"]
 
@@ -102,6 +104,10 @@ async def thread_held(node: Node) -> AsyncIterator[None]:
     """Block a node's compute thread; sweeps that arrive meanwhile wait in its queues."""
     gate, began = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualLoop):  # there are no threads
+        async with _turns_held(engine_of(node)):
+            yield
+        return
 
     def hold() -> None:
         loop.call_soon_threadsafe(began.set)
@@ -110,6 +116,23 @@ async def thread_held(node: Node) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         group.create_task(engine_of(node).on_thread(hold))
         await began.wait()
+        try:
+            yield
+        finally:
+            gate.set()
+
+
+@asynccontextmanager
+async def _turns_held(engine: Engine) -> AsyncIterator[None]:
+    """Let no batch run that was scheduled, as if the compute thread was busy."""
+    gate, run = asyncio.Event(), engine._run_batch
+
+    async def held(batch: Batch[Schedulable]) -> BatchResult:
+        await gate.wait()
+        return await run(batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_run_batch", held)
         try:
             yield
         finally:

@@ -43,8 +43,6 @@ SIZES = {"greedy": (0, 64), "sampled": (16,)}
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 17, "top_p": 0.95}
 BIAS = {12: -1.5, 15: -100.0, 261: -100.0, 520: 2.5}
 RULES: dict[str, dict[str, Any]] = {
-    "frequency": {"frequency_penalty": 1.5},
-    "presence": {"presence_penalty": 2.0},
     "negative": {"frequency_penalty": -0.3, "presence_penalty": -0.5},
     "repetition": {"repetition_penalty": 1.8},
     "bias": {"logit_bias": BIAS},
@@ -140,7 +138,7 @@ async def test_a_text_with_penalties_and_biases_is_hugging_faces_for_every_tree(
 
 
 async def test_sessions_with_other_rules_share_batches(swarm: AsyncSwarm) -> None:
-    some: list[dict[str, Any]] = [{}, *(RULES[name] for name in ("frequency", "negative", "repetition", "bias"))]
+    some: list[dict[str, Any]] = [{}, *(RULES[name] for name in ("all", "negative", "repetition", "bias"))]
     alone = [await swarm.generate(IDS, max_new_tokens=16, nodes=16, **options) for options in some]
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(swarm.generate(IDS, max_new_tokens=16, nodes=16, **options)) for options in some]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
@@ -44,14 +43,13 @@ def adapter_of(source: ModelSource) -> Adapter:
 
 
 def test_greedy_text_takes_fewer_sweeps(target: RaggedModel, draft: RaggedModel) -> None:
-    alone, told, source = texts(target, draft, 0.0, 4)
+    alone, told, source = texts(target, draft, 0.0, 3)
     assert adapter_of(source).lessons > told / 2
     assert told < 0.9 * alone, "one that learns the wrong way takes hardly fewer"
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0])
-def test_sampled_text_takes_hardly_more(target: RaggedModel, draft: RaggedModel, temperature: float) -> None:
-    alone, told, source = texts(target, draft, temperature, 3)
+def test_sampled_text_takes_hardly_more(target: RaggedModel, draft: RaggedModel) -> None:
+    alone, told, source = texts(target, draft, 1.0, 2)
     assert adapter_of(source).lessons > told / 2
     assert told < 1.05 * alone
 

@@ -88,13 +88,11 @@ def test_news_change_the_tree_that_grows_and_cost_no_pass(draft: RaggedModel) ->
     assert (again.tokens, again.parents) == (after.tokens, after.parents), "nothing new came since"
 
 
-@pytest.mark.parametrize(("temperature", "times"), [(0.0, 2), (1.0, 1)])
 def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
-    target: RaggedModel, draft: RaggedModel, temperature: float, times: int, monkeypatch: pytest.MonkeyPatch
+    target: RaggedModel, draft: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In virtual time, where draft and target run themselves; `replay_texts` compares the texts."""
-    prompts = demo_prompts(2, tokens=64)
-    samplings = [Sampling(11 + place, temperature) for place in range(len(prompts))]
+    prompts, samplings = demo_prompts(2, tokens=64), [Sampling(11), Sampling(12)]
     texts, tokenizer = generate_texts(target, prompts, samplings, 20), AutoTokenizer.from_pretrained(TARGET)
     began: list[bool] = []
     is_stale = SiblingSource.is_stale
@@ -105,7 +103,7 @@ def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
 
     monkeypatch.setattr(SiblingSource, "is_stale", counted)
     speeds = set()
-    for _ in range(times):
+    for _ in range(2):
         siblings = CrossBranchCache()
         drafter = TreeDrafter([SiblingSource(siblings), model_source(draft)])
         setup = ReplaySetup(partial(VirtualDrafter, drafter, FAR), target)

@@ -17,8 +17,6 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from benchmarks.simulation.acceptance import Size, demo_prompts, generate
-from client.draft.drafter import ModelDrafter, NoDrafter
 from node.model.checkpoint import open_checkpoint
 from node.model.config import ServeConfig
 from node.model.loading import fitting_layers, load
@@ -33,11 +31,9 @@ from swarm.compute.kv_cache import KvCache
 from swarm.compute.layers.pass_through import find_layers
 from swarm.compute.packed_layers import MIN_ROWS, PackedLinear
 from swarm.compute.quantisation import group_of, quantise, restore
-from swarm.compute.ragged_batch import load_whole
 from swarm.compute.weights.experts import TENSORS, is_experts
 from swarm.compute.weights.format import BITS, WeightFormat
-from swarm.demo import DRAFT, TARGET
-from swarm.protocol.messages import Sampling
+from swarm.demo import TARGET
 from tests.model.recurrent_models import recurrent_model
 from tests.model.tiny_models import chain, clone, reference, run_chain, save_sharded, tiny_model
 
@@ -120,18 +116,6 @@ def test_what_a_format_takes_is_counted_beforehand() -> None:
     assert layout.ends_bits(form_of(4)) == 4
     lean = replace(layout, weights={**layout.weights, "model.layers.0": 10**7})
     assert lean.ends_bits(form_of(4)) == 8, "the ends are a small share of this one"
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_trees_and_spans_leave_the_text_as_it_is(bits: int) -> None:
-    checkpoint = open_checkpoint(TARGET)
-    target, draft = load_packed(checkpoint, DEMO, form_of(bits), CPU), load_whole(DRAFT, torch.float32)
-    drafter = ModelDrafter(draft, target.vocab_size, 2048)
-    for number, prompt in enumerate(demo_prompts(2, tokens=48)):
-        sampling = Sampling(seed=number, temperature=float(number))
-        plain = generate(target, NoDrafter(), prompt, sampling, Size(12, 0))
-        for nodes in (3, 16)[number:]:
-            assert generate(target, drafter, prompt, sampling, Size(12, nodes)).tokens == plain.tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])

@@ -90,6 +90,13 @@ async def test_texts_are_those_of_the_library(running: Running) -> None:
     assert end_of(found).reason == "length"
 
 
+async def test_a_request_that_comes_before_the_swarm_is_found_waits_for_it(running: Running) -> None:
+    async with TaskScope() as scope:
+        backend = SwarmBackend(SwarmSource("demo", running.nodes.swarm.client), scope)
+        scope.spawn(backend.link.keep())
+        assert end_of(await events(backend, TextJob("It was", OPTIONS))).reason == "length"
+
+
 async def test_an_answer_is_the_conversations(running: Running) -> None:
     found = await events(running.backend, chat("Where is the captain?"))
     async with running.nodes.client.chat(**OPTIONS) as conversation:

@@ -1,4 +1,7 @@
-"""One session over real nodes and gRPC: what travels, what is computed, what is refused."""
+"""One session over real nodes, with links in memory: what travels, what is computed, what is refused.
+
+Sessions over gRPC: tests/net/node/session.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,7 @@ from swarm.protocol.messages import (
 )
 from swarm.routing.costs import DEFAULT_DELAY_MS, RouteForecast
 from tests.in_process_swarm import in_process_swarm
+from tests.memory_links import MemoryLinks
 from tests.net.raw_client import (
     SweepNumbering,
     attach,
@@ -66,7 +70,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[ThreeNodes]:
+async def running(links: MemoryLinks) -> AsyncIterator[ThreeNodes]:
     async with three_nodes() as three:
         yield three
 

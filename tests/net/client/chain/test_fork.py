@@ -1,4 +1,7 @@
-"""Sessions that begin with another one's tokens: computed once, exact, also where machines die."""
+"""Sessions that begin with another one's tokens: computed once, exact, also where machines die.
+
+Links are in memory; some of these tests run over gRPC too, in `test_over_grpc.py`.
+"""
 
 from __future__ import annotations
 

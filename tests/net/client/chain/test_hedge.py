@@ -1,6 +1,8 @@
 """Hedged chains over real nodes: the text is the plain one, both machines work, and either may lag, die or be wrong.
 
 Every test puts two machines behind one hop and reads from the nodes' counters that both got the sweeps.
+
+Links are in memory; some of these tests run over gRPC too, in `test_over_grpc.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,13 @@ PLACES = pytest.mark.parametrize("place", range(3), ids=CHAIN)
 
 @pytest.fixture
 def nodes(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> KillableNodes:
-    """With a client that hedges; the first chain is listed, and each test lists the second machines.
+    """With a client that hedges; the first chain is listed, and each test lists the second machines."""
+    hedge(nodes, monkeypatch)
+    return nodes
+
+
+def hedge(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the client hedge.
 
     No sweep is sent before both of two replicas are attached: to what comes later the rest is sent again, as it should.
     """
@@ -52,7 +60,6 @@ def nodes(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> KillableNode
             await until(partial(has_both, nodes, chain, chain.route.hedge.index))
 
     monkeypatch.setattr(Chain, "open", opened)
-    return nodes
 
 
 async def has_both(nodes: KillableNodes, chain: Chain, place: int) -> bool:

@@ -2,6 +2,8 @@
 
 Which path is said by the nodes' counters: who was given a snapshot (`restores`), who gave one (`replays`; the client's
 own are not counted), and how many sweeps were sent again to a machine that had all before them (`catch_ups`).
+
+Links are in memory; some of these tests run over gRPC too, in `test_over_grpc.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rules of picks survive what happens to a chain: a new tail follows them, and one that knows none is gone around."""
+"""Rules of picks survive what happens to a chain: a new tail follows them, and one that knows none is gone around.
+
+Over gRPC: grammars are followed in processes of their own, which no virtual clock waits for.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from swarm.protocol.messages import Frame, Snapshot, SweepFrame
 from tests.net.killable_nodes import KillableNodes
 from tests.net.three_nodes import prompt
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90), pytest.mark.over_grpc]
 
 IDS = prompt(4, 24)
 SCHEMA = {

@@ -1,4 +1,7 @@
-"""Machines that are missed, come back or leave: the text is the undisturbed one, and nobody stops before he may."""
+"""Machines that are missed, come back or leave: the text is the undisturbed one, and nobody stops before he may.
+
+Links are in memory; some of these tests run over gRPC too, in `test_over_grpc.py`.
+"""
 
 from __future__ import annotations
 
@@ -245,6 +248,7 @@ async def test_a_machine_that_nobody_can_replace_is_not_left(nodes: KillableNode
 # Certificates that changed, or are missing
 
 
+@pytest.mark.over_grpc
 async def test_a_machine_that_started_again_answers_with_another_certificate(nodes: KillableNodes) -> None:
     """Nobody else has its layers: the text goes on there, once its new record is read."""
     plain = await nodes.undisturbed(IDS, **GREEDY)

@@ -1,6 +1,8 @@
 """Machines that list themselves as the fastest, are chosen by all, and then do what they like: the text is the same.
 
 A stranger is a real node of which a part is replaced. Every text is compared with that of the honest chain alone.
+
+Links are in memory; some of these tests run over gRPC too, in `test_over_grpc.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from swarm.link.endpoint import Endpoint
 from swarm.link.link import Metadata, Signer, introduce
 from swarm.link.successor import SuccessorLink
 from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ping, Ready, Reply, Rows, SweepFrame
-from tests.net.killable_nodes import CHAIN, SPEED, KillableNodes, reset_client
+from tests.in_process_swarm import SPEED
+from tests.memory_links import MemoryLinks
+from tests.net.killable_nodes import CHAIN, KillableNodes, reset_client
 from tests.net.three_nodes import prompt
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
@@ -53,8 +57,10 @@ FASTEST = tuple((nodes, 0.01) for nodes, _ in SPEED)
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests do not wait as long as users may: the real times are tested without a swarm."""
+def hasty(links: MemoryLinks | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over gRPC, tests do not wait as long as users may."""
+    if links is not None:
+        return
     monkeypatch.setattr(client.chain.progress, "LATE_S", 0.25)
     monkeypatch.setattr(client.chain.progress, "CONFIRM_S", 0.2)
     monkeypatch.setattr(client.chain.progress, "ATTACH_S", 0.5)

@@ -1,6 +1,8 @@
 """An EAGLE-3 head on rows of three layers drafts in a swarm: its numbers are the published ones, texts the plain ones.
 
 Rows come with replies, hop by hop, also after a machine has died in mid-text (PROTOCOL P14).
+
+Links are in memory; some of these tests run over gRPC too, in `test_over_grpc.py`.
 """
 
 from __future__ import annotations

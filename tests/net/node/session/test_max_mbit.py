@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from swarm.demo import TARGET
 from swarm.link.link import BURST_S
 from tests.in_process_swarm import in_process_swarm
 from tests.net.raw_client import counters
 from tests.net.three_nodes import prompt
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SPANS = ["0-8", "8-12"]
 PROMPT_TOKENS = 200
@@ -18,6 +22,7 @@ SMALL_MESSAGES_BYTES = 20_000
 """Pings and receipts, which do not wait."""
 
 
+@pytest.mark.usefixtures("links")
 async def test_a_prompt_leaves_no_faster_than_the_limit_and_the_chain_holds() -> None:
     tokens = (prompt(1, tokens=60) * 4)[:PROMPT_TOKENS]
     async with in_process_swarm(TARGET, SPANS, max_mbit=MBIT) as here, here.client() as swarm:

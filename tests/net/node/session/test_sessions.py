@@ -1,4 +1,7 @@
-"""Sessions over real nodes: whose stream is heard, what outlives whom, what several of them do to each other."""
+"""Sessions over real nodes: whose stream is heard, what outlives whom, what several of them do to each other.
+
+Their links are in memory; the other files here have sessions over gRPC.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 import node.session.hop_session
+import node.session.service
 from client.base.options import GenerateOptions
 from client.chain import blame
 from node.life.serve import Node
@@ -29,6 +33,7 @@ from swarm.link.dial import open_channel
 from swarm.protocol import wire
 from swarm.protocol.messages import Ack, Attached, Close, FaultKind, Hold, Ready, SweepFrame
 from tests.in_process_swarm import in_process_swarm
+from tests.memory_links import MemoryLinks
 from tests.net.raw_client import (
     SweepNumbering,
     Unary,
@@ -55,12 +60,13 @@ from tests.net.three_nodes import (
     until,
     until_freed,
 )
+from tests.virtual_time import TICK_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[ThreeNodes]:
+async def running(links: MemoryLinks) -> AsyncIterator[ThreeNodes]:
     async with three_nodes() as three:
         yield three
 
@@ -230,6 +236,7 @@ async def test_leaving_a_stream_frees_the_session_at_once(running: ThreeNodes, m
 
 async def test_a_full_node_is_busy_until_a_session_ends_or_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blame, "BUSY_S", 0.2)
+    monkeypatch.setattr(node.session.service, "UPSTREAM_S", 600.0)  # the raw link does not ping
     async with in_process_swarm(TARGET, SPANS, kv_tokens=120) as here, here.client() as swarm:
         opened = attach(route_of(here.nodes, SPANS), opening(here.nodes[0], window=40, nodes=40), b"full")
         async with raw_link(here.nodes[0], opened) as link:
@@ -288,7 +295,8 @@ async def test_a_long_prefill_does_not_hold_up_another_session(
 
     monkeypatch.setattr(Batch, "run", watched)
     monkeypatch.setattr(StepCost, "rows_within", lambda *_: 16)
-    monkeypatch.setattr(engine_of(first), "_quantum_ms", 1.0)  # less than a slice: one slice per turn
+    for quantum_of in (engine_of(first), engine_of(first)._turns):
+        monkeypatch.setattr(quantum_of, "_quantum_ms", 1e3 * TICK_S)  # less than a slice: one slice per turn
     route, asks = running.route, opening(first, window=400, nodes=400)
     long, short = (attach(route, asks, name) for name in (b"long", b"short"))
     async with (

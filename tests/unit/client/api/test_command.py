@@ -6,21 +6,25 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from types import SimpleNamespace
+from typing import cast
 
 import httpx2
 import pytest
 
 from client import AsyncSwarm
+from client.api.backend import ApiCaller, TextJob
 from client.api.command import ServerOptions, listening, serve_api, served_api, swarm_source, which_model
 from client.api.queue import QueueLimits
 from client.api.sessions import SessionLimits
-from client.api.swarm_backend import BackendLimits
-from client.api.swarm_link import SwarmSource
+from client.api.swarm_backend import BackendLimits, SwarmBackend
+from client.api.swarm_link import FIRST_TRY_S, SwarmSource
 from swarm.base.errors import ConfigError, RouteError
+from swarm.base.tasks import TaskScope
 from swarm.demo import TARGET
+from tests.virtual_time import VirtualLoop
 
 KEY = "sk-long-enough"
 
@@ -93,6 +97,29 @@ async def test_it_answers_while_nobody_serves_the_model() -> None:
     assert asked[0].result() == 503
 
 
+def test_a_request_waits_for_the_first_try_and_no_longer() -> None:
+    """On a virtual clock: at once where the try has failed, and after ten seconds where it goes on."""
+    loop = VirtualLoop()
+
+    async def refused_after_s(connect: Callable[[], AbstractAsyncContextManager[AsyncSwarm]]) -> tuple[str, int]:
+        async with TaskScope() as scope:
+            backend = SwarmBackend(SwarmSource("demo", connect), scope)
+            scope.spawn(backend.link.keep())
+            began = loop.time()
+            with pytest.raises(RouteError) as caught:
+                await anext(backend.run(TextJob("Hi", {}), ApiCaller("me")))
+            return str(caught.value), round(loop.time() - began)
+
+    @asynccontextmanager
+    async def unanswered() -> AsyncIterator[AsyncSwarm]:
+        await asyncio.sleep(3_600)
+        yield cast("AsyncSwarm", None)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        assert runner.run(refused_after_s(nowhere)) == ("nobody serves it", 0)
+        assert runner.run(refused_after_s(unanswered)) == ("still looking for demo in the swarm", FIRST_TRY_S)
+
+
 @pytest.mark.parametrize(
     ("names", "says"),
     [
@@ -123,16 +150,14 @@ async def test_a_listed_model_is_not_loaded_unless_it_is_named(monkeypatch: pyte
     monkeypatch.setattr("client.api.command.DhtRegistry.open", lambda config: nullcontext(Listing()))
     monkeypatch.setattr("client.api.command.ServedModels", Served)
     monkeypatch.setattr("client.api.command.AsyncSwarm.connect", lambda *_, **__: pytest.fail("it was loaded"))
-    told: list[httpx2.Response] = []
     source = swarm_source(None, {"peers": ["/x"]})
     with listening("127.0.0.1", 0) as taken:
         async with served_api(source, ServerOptions(), taken) as url, httpx2.AsyncClient() as http:
-            while not told or "still looking" in told[-1].text:
-                body = {"messages": [{"role": "user", "content": "Hi"}]}
-                told.append(await http.post(f"{url}/v1/chat/completions", json=body))
-                assert (await http.get(f"{url}/v1/models")).json()["data"] == []
-    assert told[-1].status_code == 503
-    assert "client api strangers/model" in told[-1].json()["error"]["message"]
+            body = {"messages": [{"role": "user", "content": "Hi"}]}
+            told = await http.post(f"{url}/v1/chat/completions", json=body)
+            assert (await http.get(f"{url}/v1/models")).json()["data"] == []
+    assert (told.status_code, told.headers["retry-after"]) == (503, "30")
+    assert "client api strangers/model" in told.json()["error"]["message"]
 
 
 def test_a_folder_is_called_by_its_name() -> None:

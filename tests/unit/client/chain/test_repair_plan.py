@@ -32,6 +32,7 @@ from client.chain.repair_plan import (
 )
 from swarm.base.errors import (
     ContextFull,
+    HopClosed,
     HopError,
     HopLeaving,
     HopRefused,
@@ -53,6 +54,17 @@ def session() -> PlannedSession:
     one.report(RouteAttached(0))
     assert one.step() == Wait(None)
     return one
+
+
+def test_who_said_why_it_ends_the_session_is_not_said_to_have_just_ended_it() -> None:
+    """The end of its stream may be heard in the same turn of the event loop; another machine's end is news."""
+    for said in (full("B"), ContextFull("no room")):
+        one = PlannedSession(RepairPlan(route("ABC"), WAIT_S))
+        one.report(said, HopClosed("B", "4-8", "ended the session"))
+        assert one.plan.trouble is said
+    one = PlannedSession(RepairPlan(route("ABC"), WAIT_S))
+    one.report(full("B"), ended := HopClosed("A", "0-4", "ended the session"))
+    assert one.plan.trouble is ended
 
 
 # Which searches are tried, in this order

@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def link(clock: Clock) -> Link:
     outbox: asyncio.Queue[Downstream] = asyncio.Queue()
-    return Link(RouteHop(PeerId("next"), Span(4, 8)), outbox, _sent_s=clock.now_s, _pinged_s=clock.now_s)
+    return Link(RouteHop(PeerId("next"), Span(4, 8)), outbox)
 
 
 def pinged(link: Link, clock: Clock, seconds: float, every_s: float | None = None) -> Iterator[float]:
