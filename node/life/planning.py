@@ -219,7 +219,7 @@ def _able(checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, 
     formats: Iterable[WeightsName] = BITS if config.weights == "auto" else [config.weights]
     able: list[Compute] = [(*own, config.weights)]
     for device in devices:
-        types = DTYPES.values() if config.dtype == "auto" else [pick_dtype(config.dtype, device, checkpoint)]
+        types = DTYPES.values() if config.dtype == "auto" else [pick_dtype(config, device, checkpoint)]
         for dtype in types:
             try:
                 check_dtype(dtype, device)

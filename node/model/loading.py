@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from node.model.checkpoint import Checkpoint, check_disk, check_memory
-from node.model.config import Dtype, ServeConfig
+from node.model.config import ServeConfig
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
@@ -195,7 +195,7 @@ def compute_of(checkpoint: Checkpoint, config: ServeConfig) -> tuple[torch.devic
         ConfigError: the device is not there, or cannot compute in that type.
     """
     device = pick_device(config.device)
-    return device, pick_dtype(config.dtype, device, checkpoint)
+    return device, pick_dtype(config, device, checkpoint)
 
 
 def fitting_layers(layout: ModelLayout, form: WeightFormat, free_bytes: int, kv_tokens: int | None = None) -> int:
@@ -289,17 +289,17 @@ def pick_device(name: str) -> torch.device:
     return default_device() if name == "auto" else open_device(name)
 
 
-def pick_dtype(name: Dtype, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
-    """The compute type of that name; auto is the checkpoint's own on a card, and exact on a CPU but for packed weights.
+def pick_dtype(config: ServeConfig, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
+    """The compute type of the options; auto is the checkpoint's own on a card, and exact on a CPU but for packed weights.
 
     Raises:
         ConfigError: the device cannot compute in it.
     """
     own = checkpoint.config.get_text_config().dtype
     auto = own if device.type != "cpu" and isinstance(own, torch.dtype) else torch.float32
-    if checkpoint.source.has_codes and computes_bfloat16(device):
+    if checkpoint.source.has_codes and config.weights == "auto" and computes_bfloat16(device):
         auto = torch.bfloat16  # for which a CPU has products with integers
-    dtype = DTYPES.get(name, auto)
+    dtype = DTYPES.get(config.dtype, auto)
     check_dtype(dtype, device)
     return dtype
 

@@ -25,6 +25,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, apply_renamings
+from transformers.initialization import no_init_weights
 
 from node.model.family_check import check_conformance
 from swarm.base.errors import UnsupportedModel
@@ -481,7 +482,8 @@ def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any
 
     class PartialModel(base):  # type: ignore[misc]
         def __init__(self, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
-            super().__init__(config, *args, **kwargs)
+            with no_init_weights():  # every weight comes from the checkpoint, or its lack is said
+                super().__init__(config, *args, **kwargs)
             layers = self.get_submodule(layout.layers)
             for index in range(layout.num_layers):
                 if not span.start <= index < span.end or f"{layout.layers}.{index}" in held:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import get_ident
 from typing import Any, cast
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
+from swarm.compute.compute_thread import CoreShare
+from swarm.compute.ragged_batch import RaggedModel
+from swarm.compute.weights.codes_weight import CodesWeight
+from swarm.compute.weights.format import computes_bfloat16
+from swarm.compute.weights.stored_weight import StoredWeight
 from swarm.demo import TARGET
 from tests.in_process_swarm import in_process_swarm
 from tests.model.quantised_models import awq, bitsandbytes, compressed, fp8, save_quantised
 
 PROMPT = "In the village below the hill,"
 TOKENS = 12
+NEAR = 0.1
+"""How far below the best one a pick may be, in standard deviations of logits: rounding, and no more."""
 GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
 FORMS = {
     "fp8": lambda: fp8(block=(16, 64)),
@@ -36,3 +44,40 @@ async def test_a_swarm_gives_the_text_of_the_model_that_the_library_reads(name: 
         assert list(made.tokens) == wanted
         assert made.stats.numeric_class == f"cpu-float32+{name}"
         assert made.stats.reproducible
+
+
+@pytest.mark.skipif(not computes_bfloat16(torch.device("cpu")), reason="this processor does not compute in bfloat16")
+async def test_by_default_a_cpu_multiplies_with_the_integers_on_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_quantised(TARGET, compressed(GROUPS), tmp_path / "model")
+    threads: set[int] = set()
+    forward, product, expanded = RaggedModel.forward, CodesWeight.product, StoredWeight.product_of
+
+    def noted(self: RaggedModel, *given: Any) -> torch.Tensor:  # noqa: ANN401 - as the forward's
+        threads.add(get_ident())
+        assert torch.get_num_threads() == 2
+        return forward(self, *given)
+
+    used: list[str] = []
+    monkeypatch.setattr(RaggedModel, "forward", noted)
+    monkeypatch.setattr(CodesWeight, "product", lambda *given: used.append("codes") or product(*given))
+    monkeypatch.setattr(StoredWeight, "product_of", lambda *given: used.append("expanded") or expanded(*given))
+    monkeypatch.setattr(CoreShare, "look", lambda self: self.most)  # whatever else this machine does
+    texts = {}
+    async with in_process_swarm(model.folder, ["0-12"], dtype="auto", threads=2) as here, here.client() as client:
+        assert torch.get_num_threads() == 1, "the event loop's"
+        for nodes in (1, 16):
+            made = await client.generate(PROMPT, max_new_tokens=TOKENS, nodes=nodes)
+            texts[nodes] = list(made.tokens)
+        assert made.stats.numeric_class == "cpu-bfloat16-k1+ct4"
+        assert not made.stats.reproducible
+    assert set(used) == {"codes"}
+    assert len(threads) == 1
+    meant: Any = model.meant
+    ids = cast("Any", AutoTokenizer).from_pretrained(TARGET)(PROMPT, return_tensors="pt").input_ids
+    with torch.no_grad():
+        whole = torch.cat([ids, torch.tensor([texts[1]])], 1)
+        logits = meant(whole).logits[0, ids.shape[1] - 1 : -1].float()
+    best = logits.max(1).values - logits[torch.arange(TOKENS), torch.tensor(texts[1])]
+    assert float(best.max()) <= NEAR * float(logits.std()), "no pick is far from the exact model's"
