@@ -290,7 +290,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(config: ServeConfig, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
-    """The compute type of the options; auto is the checkpoint's own on a card, and exact on a CPU but for packed weights.
+    """The compute type of the options: by itself the checkpoint's own on a card, exact on a CPU but for packed weights.
 
     Raises:
         ConfigError: the device cannot compute in it.

@@ -95,8 +95,9 @@ def hops(model: SpanModel) -> list[Hop]:
 def same(one: SweepRun, other: SweepRun) -> bool:
     """The same picks of the same nodes, and rows that only the order of additions tells apart."""
     if one.rows is None or other.rows is None:
-        pairs = ([decode_rows(run.final[node], torch.float32) for run in (one, other)] for node in one.final)
-        close = all(torch.allclose(*pair, atol=1e-5) for pair in pairs)
+        pairs = ((row, other.final[node]) for node, row in one.final.items())
+        decoded = ((decode_rows(own, torch.float32), decode_rows(its, torch.float32)) for own, its in pairs)
+        close = all(torch.allclose(own, its, atol=1e-5) for own, its in decoded)
         return one.rows is other.rows and one.picks == other.picks and one.final.keys() == other.final.keys() and close
     ours, theirs = (decode_rows(run.rows, torch.float32) for run in (one, other) if run.rows is not None)
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-5)
