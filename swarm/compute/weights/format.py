@@ -99,7 +99,7 @@ class WeightFormat:
 
 
 def small_size(matrices: Iterable[Matrix]) -> int:
-    """Up to how many weights a matrix of a layer with these is small (`SMALL_SHARE`); those of one size are together."""
+    """Up to how many weights a matrix beside these is small (`SMALL_SHARE`); those of one size are together."""
     sizes = sorted(rows * columns for rows, columns in matrices)
     room, small = sum(sizes) * SMALL_SHARE, 0
     for size, alike in groupby(sizes):
