@@ -55,4 +55,4 @@ async def test_a_long_prompt_in_parts_is_that_of_one_process_and_others_go_on(mo
     assert list(result.tokens) == made[0, TOKENS:].tolist()
     assert TOKENS > LONG_TOKENS
     assert all(ms > 0 for ms in learned), "what keys cost was seen"
-    assert meanwhile > 16
+    assert meanwhile >= 8
