@@ -190,18 +190,21 @@ class KernelWeight(PackedWeight):
         return out
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
-        words = self.words.index_select(0, ids)
-        return words if self.scales is None else self._restore(words, self.scales.index_select(1, ids))
+        return self.words.index_select(0, ids) if self.scales is None else self._restore(ids)
 
     def restored(self) -> torch.Tensor:
-        return self.words if self.scales is None else self._restore(self.words, self.scales)
+        return self.words if self.scales is None else self._restore(slice(None))
 
-    def _restore(self, words: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    def _restore(self, rows: slice | torch.Tensor) -> torch.Tensor:
         from swarm.compute.kernels.packed_product import disarrange
 
-        codes = disarrange(words, self.bits, self.group, self.columns)
-        used = scales.view(torch.bfloat16)[: self.columns // self.group]
-        return restore(QuantisedWeight(codes, used, self.bits, self.group)).to(self.dtype)
+        codes = disarrange(self.words[rows], self.bits, self.group, self.columns)
+        lines = [
+            None if line is None else line.view(torch.bfloat16)[: self.columns // self.group, rows]
+            for line in (self.scales, self.zeros)
+        ]
+        assert lines[0] is not None
+        return restore(QuantisedWeight(codes, lines[0], self.bits, self.group, lines[1])).to(self.dtype)
 
 
 def pack_weight(weight: torch.Tensor, bits: int, *, with_kernels: bool, by_rows: bool = False) -> PackedWeight:
