@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 PART_MS: Final = 15_000.0
-"""A part that is away for longer is too large: a chain without a reply for 120 s counts as broken, and each token attends
-to all before it, so that later parts take longer than earlier ones."""
+"""A part that is away for longer is too large: a chain without a reply for 120 s counts as broken, and each token
+attends to all before it, so that later parts take longer than earlier ones."""
 MIN_PART: Final = 32
 """Tokens of a part at least: fewer are hardly faster."""
 

@@ -45,8 +45,9 @@ async def test_a_long_prompt_in_parts_is_that_of_one_process_and_others_go_on(mo
     async with (
         in_process_swarm(model, ["0-4", "4-8", "8-12"]) as here,
         here.client(lookup=False, siblings=False) as client,
+        asyncio.TaskGroup() as tasks,
     ):
-        long = asyncio.create_task(client.generate(prompt, max_new_tokens=8, temperature=0, end_tokens=()))
+        long = tasks.create_task(client.generate(prompt, max_new_tokens=8, temperature=0, end_tokens=()))
         while not long.done():
             async with aclosing(client.stream(prompt[:40], max_new_tokens=16, temperature=0)) as pieces:
                 async for piece in pieces:
