@@ -90,18 +90,20 @@ def quantise(weight: torch.Tensor, bits: int) -> QuantisedWeight:
     at_once = max(1, (PIECE if flat.device.type == "cpu" else PIECE_ON_CARD) // columns)
     for start in range(0, len(flat), at_once):
         rows = slice(start, start + at_once)
-        grouped = flat[rows].reshape(-1, group).t().to(torch.float32, copy=True).contiguous()  # [group, groups]
-        low, high = grouped.amin(0), grouped.amax(0)
+        piece = flat[rows].reshape(-1, group)
+        low, high = piece.amin(-1).float(), piece.amax(-1).float()
         if not bool((high - low).isfinite().all()):
             raise UnsupportedModel(f"a weight is not finite: int{bits} cannot hold it; use --weights auto")
         if zeros is None:
             scale = _scale8(torch.maximum(high, low.neg()))
+            rounded = _codes(piece.float(), scale.float()[:, None], bits)
         else:
+            grouped = piece.t().to(torch.float32, memory_format=torch.contiguous_format)  # [group, groups]
             scale, zero = _line4(grouped, low, high)
             zeros[rows] = zero.view(-1, columns // group)
-            grouped.sub_(zero.float())
+            rounded = _codes(grouped - zero.float(), scale.float(), bits).t()
         scales[rows] = scale.view(-1, columns // group)
-        codes[rows] = _codes(grouped, scale.float(), bits).t().reshape(-1, columns).to(torch.int8)
+        codes[rows].view(-1, group).copy_(rounded)
     shape = weight.shape[:-1]
     turned = [None if one is None else one.view(*shape, -1).transpose(-1, -2).contiguous() for one in (scales, zeros)]
     assert turned[0] is not None
@@ -140,8 +142,7 @@ def _line4(grouped: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tupl
         for turn in range(CENTRED + 1):
             zero = zero.to(torch.bfloat16).float() if turn == CENTRED else zero
             torch.sub(grouped, zero, out=left)
-            steps.copy_(left)
-            left.sub_(_codes(steps, scale, 4).mul_(scale))
+            left.sub_(_codes(left, scale, 4, steps).mul_(scale))
             if turn < CENTRED:
                 zero = zero + _pair_sum(left).mul_(1 / len(grouped))  # a power of two: exact
         error = _pair_sum(torch.sqrt(left.abs_(), out=steps).mul_(left))
@@ -151,9 +152,9 @@ def _line4(grouped: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tupl
     return found[0].to(torch.bfloat16), found[1].to(torch.bfloat16)
 
 
-def _codes(values: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
-    """The nearest codes, in place."""
-    return values.div_(scale).round_().clamp_(*CODES[bits])
+def _codes(values: torch.Tensor, scale: torch.Tensor, bits: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The nearest codes, as floating point."""
+    return torch.div(values, scale, out=out).round_().clamp_(*CODES[bits])
 
 
 def _usable(scale: torch.Tensor) -> torch.Tensor:
