@@ -34,6 +34,7 @@ PROGRAMS: Final = {
         "hop",
         "load",
         "local",
+        "long",
         "losses",
         "offload",
         "star",

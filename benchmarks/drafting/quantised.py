@@ -1,19 +1,23 @@
 """What do weights in fewer bits change in a model's texts, and what do they take?
 
 In one process on the CPU in float32, a whole model per format, against the same model with float32 weights. Logits are
-teacher-forced over held-out passages: divergence, share of tokens with the same argmax, log-likelihood of the passage.
+teacher-forced over held-out passages: divergence, share of tokens with the same argmax, perplexity of the passages.
 Texts are greedy, from the first tokens of every second passage. Acceptance length: tokens per sweep with trees of 16 by
 the demo's draft, which keeps float32. Memory: the weights' bytes by arithmetic, as a share of bfloat16's; and what the
 process grew by, where a model is large enough for that to tell.
 
     python -m benchmarks quantised --prompts 4
     python -m benchmarks quantised --also FOLDER        # rows of another model, without a draft
+    python -m benchmarks quantised --also FOLDER --shift 16     # and of the same one with its channels rolled: for a
+                                                        # folder whose weights were in groups of 32 before
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import math
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +31,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
+from benchmarks.drafting.rolled_channels import rolled
 from benchmarks.sheet import Recording, Sheet
 from benchmarks.simulation.acceptance import Size, generate
 from client.draft.drafter import ModelDrafter, NoDrafter
@@ -63,7 +68,9 @@ class Options(Recording):
     new_tokens: int = 48
     """New tokens of each text."""
     also: Path | None = None
-    """A folder with another model, measured with a sixth of the passages and texts."""
+    """A folder with another model, measured with half of the passages and a sixth of the texts."""
+    shift: int = 0
+    """By how much to roll the channels of that model, a Llama, in a second series of rows."""
     threads: int = 1
     """Threads of torch."""
 
@@ -98,7 +105,8 @@ class FormatEffect:
         memory_mib: What the process grew by, in MiB.
         kl: Mean divergence per token, in nats.
         argmax: Share of tokens with the same argmax.
-        nll: Rise of the negative log-likelihood per token, in nats.
+        perplexity: Of the passages.
+        of_float32: The same as a multiple of float32's.
         equal_tokens: Share of equal tokens at equal places of greedy texts.
         same_text: Texts that are float32's.
         tree_text: Texts that trees leave as plain decoding in the same format makes them; None without a draft.
@@ -112,7 +120,8 @@ class FormatEffect:
     memory_mib: float
     kl: float
     argmax: float
-    nll: float
+    perplexity: float
+    of_float32: float
     equal_tokens: float
     same_text: int
     tree_text: int | None
@@ -174,12 +183,12 @@ def run(
     )
 
 
-def cases_of(folder: Path, prompts: int) -> Cases:
+def cases_of(folder: Path, passages: int, prompts: int) -> Cases:
     """Passages and prompts of the held-out text, by the model's own tokenizer."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[: 2 * prompts]
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[:passages]
     ids = [tokenizer.encode(json.loads(line)["text"]).ids for line in lines]
-    return [one[:PASSAGE_TOKENS] for one in ids], [one[:PROMPT_TOKENS] for one in ids[::2]]
+    return [one[:PASSAGE_TOKENS] for one in ids], [one[:PROMPT_TOKENS] for one in ids[::2]][:prompts]
 
 
 def effect_of(
@@ -191,12 +200,13 @@ def effect_of(
         about: the model's name, the format's, and how many weights the model has.
         plain: with float32 weights.
     """
-    kl, same, nll = [], [], []
+    kl, same, own, rise = [], [], [], []
     for ids, theirs, mine in zip(passages, plain.log_probs, ours.log_probs, strict=True):
         kl += (theirs.exp() * (theirs - mine)).sum(-1).tolist()
         same += (theirs.argmax(-1) == mine.argmax(-1)).tolist()
         following = torch.tensor(ids[1:])[:, None]
-        nll += (theirs[:-1].gather(-1, following) - mine[:-1].gather(-1, following))[:, 0].tolist()
+        own += (-mine[:-1].gather(-1, following))[:, 0].tolist()
+        rise += (theirs[:-1].gather(-1, following) - mine[:-1].gather(-1, following))[:, 0].tolist()
     tokens = [pair for texts in zip(plain.texts, ours.texts, strict=True) for pair in zip(*texts, strict=True)]
     pairs = list(zip(plain.texts, ours.texts, strict=True))
     trees = list(zip(ours.tree_texts, ours.texts, strict=bool(ours.tree_texts)))
@@ -209,7 +219,8 @@ def effect_of(
         memory_mib=ours.memory_bytes / 2**20,
         kl=mean(kl),
         argmax=mean(same),
-        nll=mean(nll),
+        perplexity=math.exp(mean(own)),
+        of_float32=math.exp(mean(rise)),
         equal_tokens=mean(old == new for old, new in tokens),
         same_text=sum(old == new for old, new in pairs),
         tree_text=sum(tree == text for tree, text in trees) if trees else None,
@@ -218,8 +229,7 @@ def effect_of(
     )
 
 
-def measure(folder: Path, prompts: int, new_tokens: int, console: Console) -> list[FormatEffect]:
-    cases = cases_of(folder, prompts)
+def measure(folder: Path, cases: Cases, new_tokens: int, console: Console) -> list[FormatEffect]:
     count = sum(dissect(open_checkpoint(folder).config).weights.values())
     load(folder, "int8")  # what is made once, such as scratch memory, is no format's
     outputs: dict[WeightsName, ModelOutput] = {}
@@ -235,7 +245,8 @@ def make_sheet(changes: Sequence[FormatEffect], options: Options) -> Sheet:
         "quantised",
         "Weights in fewer bits, on a CPU in float32, against float32 weights",
         (
-            *("model, weights", "of bf16", "MiB grown", "KL, nats", "same argmax", "NLL", "equal tokens", "same text"),
+            *("model, weights", "of bf16", "MiB grown", "KL, nats", "same argmax"),
+            *("perplexity", "of float32's", "equal tokens", "same text"),
             *("tree = plain", "tokens per sweep"),
         ),
     )
@@ -248,7 +259,8 @@ def make_sheet(changes: Sequence[FormatEffect], options: Options) -> Sheet:
                 f"{one.memory_mib:.1f}" if one.bf16_mib >= LARGE_MIB else "–",
                 f"{one.kl:.1e}",
                 f"{one.argmax:.2%}",
-                f"{one.nll:+.4f}",
+                f"{one.perplexity:.2f}",
+                f"{one.of_float32:.3f}",
                 f"{one.equal_tokens:.1%}",
                 f"{one.same_text} of {one.texts}",
                 trees,
@@ -265,7 +277,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     quiet_libraries()
     console = make_console()
-    changes = measure(TARGET, options.prompts, options.new_tokens, console)
+    cases = cases_of(TARGET, 2 * options.prompts, options.prompts)
+    changes = measure(TARGET, cases, options.new_tokens, console)
     if options.also is not None:
-        changes += measure(options.also, max(1, options.prompts // 6), options.new_tokens, console)
+        cases = cases_of(options.also, options.prompts, max(1, options.prompts // 6))
+        changes += measure(options.also, cases, options.new_tokens, console)
+        if options.shift:
+            with tempfile.TemporaryDirectory() as made:
+                changes += measure(rolled(options.also, options.shift, Path(made)), cases, options.new_tokens, console)
     make_sheet(changes, options).finish(console, options)

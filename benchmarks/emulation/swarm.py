@@ -84,16 +84,16 @@ async def hosted_swarm(
 
 
 @asynccontextmanager
-async def local_swarm(folder: Path) -> AsyncIterator[tuple[str, list[RunningProgram]]]:
+async def local_swarm(folder: Path, served: ServeOptions = DEMO) -> AsyncIterator[tuple[str, list[RunningProgram]]]:
     """A bootstrap peer and three nodes on loopback; yields the peer's address and the nodes, which may still load."""
     async with AsyncExitStack() as stack:
         boot = ["swarm.cli", "bootstrap", "--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "boot.key")]
         bootstrap = await stack.enter_async_context(start_program("bootstrap", boot, folder))
         peer = await bootstrap.wait_for(r"/ip4/\S+")
         nodes = []
-        for span in SPANS:
-            serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
-            serve += ["--device", "cpu", "--threads", "1", "--identity", str(folder / f"{span}.key")]
+        for span in served.spans:
+            serve = ["node.cli", "serve", str(served.model), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
+            serve += ["--threads", "1", "--identity", str(folder / f"{span}.key"), *served.options]
             nodes.append(await stack.enter_async_context(start_program(span, serve, folder)))
         yield peer, nodes
 

@@ -54,9 +54,10 @@ SHAPES = {
     "8B": LlamaShape(4_096, 14_336, 32, 32, 8, 128, 128_256),
     "3B": LlamaShape(3_072, 8_192, 28, 24, 8, 128, 128_256),
     "1B": LlamaShape(2_048, 8_192, 16, 32, 8, 64, 128_256),
+    "135M": LlamaShape(576, 1_536, 30, 9, 3, 64, 49_152),
     "tiny": LlamaShape(256, 640, 15, 16, 4, 64, 4_200),
 }
-"""Llama 3's, from their configurations on the hub, and one for tests."""
+"""Llama 3's and SmolLM2's, from their configurations on the hub, and one for tests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ import torch
 from client.chain.answers import Answer
 from client.decode.pipeline import AnsweredSweep, InFlightSweep, SendWindow
 from client.decode.policy import FixedPolicy, PipelineState, SpeculationPlan
+from client.decode.prompt_parts import PromptParts
 from client.decode.state import GenerationState
 from client.decode.walk import Walk, hand_over_rows
 from client.draft.drafter import NoDrafter
@@ -276,6 +277,7 @@ class Generation:
         self._chain = chain
         self._walk = walk
         self._window = SendWindow()
+        self._parts = PromptParts(state.chunk)
         self._worker = DraftWorker(state)
 
     async def run(self) -> AsyncIterator[str]:
@@ -342,7 +344,7 @@ class Generation:
         start = state.kept_tokens
         while start < len(prompt) - 1:
             await self._await_replies(max_unanswered)
-            end = min(start + min(state.chunk, walk.room), len(prompt) - 1)
+            end = min(start + min(self._parts.tokens, walk.room), len(prompt) - 1)
             rows = min(max(0, end - (len(prompt) - 1 - state.prompt_rows)), end - start)
             foreign, sweep = self._foreign_in_flight, walk.prefill(prompt[start:end], last=False, rows=rows)
             chain.send(sweep)
@@ -364,7 +366,9 @@ class Generation:
         self._walk.accept(answer.reply)
         if answer.reply.sequence in self._window.sweeps:  # the text before may have been another one
             self._take_rows(answer.reply)
-        self._account(answer, 0)
+        sweep = self._account(answer, 0)
+        if sweep is not None and sweep.is_prompt:
+            self._parts.answered(sweep.nodes, answer.total_ms)
 
     async def _is_prompt_done(self) -> bool:
         """Whether the chain is done with the prompt, so that the pending token waits for its tree alone."""

@@ -428,7 +428,7 @@ def load_offloaded(
     layout = dissect(checkpoint.config)
     layout.borders.check(span)
     names = {index: f"{layout.layers}.{index}" for index in range(span.start, span.end)}
-    form = form if isinstance(form, WeightFormat) else WeightFormat(form, on_cpu=device.type == "cpu")
+    form = form if isinstance(form, WeightFormat) else WeightFormat(form)
     frame = read_packed_ends(checkpoint, layout, span, form, (device, list(names.values())))
     layers: dict[int, Layer] = {}
     store: dict[int, torch.Tensor] = {}

@@ -182,7 +182,7 @@ def _hold_ends(model: Any, layout: ModelLayout, stored: StoredRows, there: list[
 
 def _pack_ends(model: nn.Module, layout: ModelLayout, form: WeightFormat, there: list[str]) -> None:
     """Pack the embedding and the head in place, those of them that are there."""
-    bits = layout.ends_bits(form)
+    bits = form.ends_bits
     embedding, head = layout.front[0], layout.tail[-1]
     own_head: Any = model.get_submodule(head) if head in there else None
     tied: PackedEmbedding | None = None

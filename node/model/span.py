@@ -15,7 +15,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -243,18 +243,11 @@ class ModelLayout:
             return form.size_bytes(self.weights[name], ())
         if name.startswith(f"{self.layers}."):
             return form.size_bytes(self.weights[name], self.matrices[name])
-        if name == self.front[0]:
-            form = replace(form, on_cpu=False)  # whose rows are looked up: in no form of torch's own
-        return form.size_bytes(self.weights[name], self.matrices[name], self.ends_bits(form))
+        return form.size_bytes(self.weights[name], self.matrices[name], form.ends_bits)
 
     def bytes_in(self, span: Span, form: WeightFormat, held: Container[str] = ()) -> int:
         """What a span's weights take in a format beside the modules held already; a tied head counts once."""
         return sum(self.bytes_of(name, form) for name in self.modules(span) if name not in held)
-
-    def ends_bits(self, form: WeightFormat) -> int:
-        """In how many bits the embedding and the head are held: as their share of the whole model says."""
-        ends = self.weights[self.front[0]] + self.weights[self.tail[-1]]
-        return form.ends_bits(ends / sum(self.weights.values()))
 
     def needed(self, tensors: Iterable[str], span: Span, held: Container[str] = ()) -> list[str]:
         """The tensors that a span needs beside the modules held already.

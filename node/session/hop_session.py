@@ -480,7 +480,7 @@ class HopSession:
         if self.is_closed or self._kv_cache is None or not self._tail.is_ready or self._is_resting:
             return None
         rows = self.log.next_rows if self._running is None else self._running.remaining
-        return None if rows is None else PendingWork(self.span, rows)
+        return None if rows is None else PendingWork(self.span, rows, self._kv_cache.slots.used)
 
     def next_run(self) -> SweepRun | None:
         """For the engine: the sweep to work on."""

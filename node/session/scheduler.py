@@ -386,6 +386,8 @@ class PendingWork:
     """Runs of one span may share a forward."""
     rows: int
     """How many, at most."""
+    context: int = 0
+    """Tokens that they attend to."""
 
 
 class Schedulable(Owned, Protocol):
@@ -511,9 +513,11 @@ class Engine:
         if run is None:
             return None
         budget_ms = min(self._turns.left_ms(leader), self._quantum_ms)
-        rows = self._cost.slice_rows(run.remaining, budget_ms)
+        rows = self._cost.slice_rows(run.remaining, budget_ms, run.context)
         members = [BatchMember(leader, run, rows), *self._joining(leader, rows)]
-        return Batch(members, self._cost.predict_ms(sum(member.rows for member in members), len(members)))
+        attending_ms = sum(self._cost.attention_ms(member.rows, member.run.context) for member in members)
+        own_ms = self._cost.predict_ms(sum(member.rows for member in members), len(members))
+        return Batch(members, own_ms + attending_ms)
 
     async def _run_batch(self, batch: Batch[Schedulable]) -> BatchResult:
         """Compute a batch on the compute thread."""
@@ -531,6 +535,7 @@ class Engine:
     def _postprocess(self, batch: Batch[Schedulable], result: BatchResult) -> None:
         """Hand results to their sessions, charge each its share of the time, and learn what the batch cost."""
         rows = batch.rows
+        seen = sum(member.rows * member.run.context for member in batch.members)
         self._sharers += SHARERS_RATE * (len(rows) - self._sharers)
         for member, share in zip(batch.members, self._cost.shares(rows, self._sharers), strict=True):
             member.run.compute_ms += result.computed_ms * share
@@ -539,7 +544,7 @@ class Engine:
         self.worked_ms += passed_ms
         shares = self._cost.shares(rows)
         if not result.failed:
-            self._cost.learn(sum(rows), result.computed_ms, len(rows))
+            self._cost.learn(sum(rows), result.computed_ms, len(rows), seen // max(sum(rows), 1))
         self._charge(batch, [passed_ms * share for share in shares])
 
     def _charge(self, batch: Batch[Schedulable], charged_ms: Sequence[float]) -> None:
@@ -572,7 +577,8 @@ class Engine:
         ]
         left, sessions, cost = len(waiting), 1, self._cost
         for other, work in waiting:
-            pays = sessions * cost.joining_ms(work.rows, rows) <= left * cost.spared_ms(work.rows, rows)
+            adds_ms = cost.joining_ms(work.rows, rows) + cost.attention_ms(work.rows, work.context)
+            pays = sessions * adds_ms <= left * cost.spared_ms(work.rows, rows)
             max_rows = cost.rows_within(self._quantum_ms - sessions * cost.per_session_ms)
             if not pays or rows + work.rows > max_rows:
                 continue

@@ -145,6 +145,11 @@ class SweepRun:
         return len(self.work.run) - self._done
 
     @property
+    def context(self) -> int:
+        """Tokens that its next rows attend to."""
+        return self._kv_cache.slots.used
+
+    @property
     def is_done(self) -> bool:
         """Whether the whole sweep was run."""
         return self._prepared and self.remaining == 0

@@ -16,7 +16,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from swarm.compute.weights.experts import expert_matrices, hold_experts, is_experts, pack_experts
-from swarm.compute.weights.format import Matrix, is_packed
+from swarm.compute.weights.format import Matrix, bits_of, is_packed, small_size
 from swarm.compute.weights.packed_weight import PackedWeight, kernels_take, pack_weight
 from swarm.compute.weights.stored_rows import StoredRows
 from swarm.compute.weights.stored_weight import hold
@@ -137,11 +137,14 @@ def pack_layer(layer: nn.Module, run: Callable[[], object], bits: int, *, with_k
 
     Args:
         run: runs it once, with any input.
-        bits: of a weight: 4, 8 or 16 (bfloat16); with kernels also those of the compute type itself.
+        bits: of a weight: 4 (small matrices have 8), 8 or 16 (bfloat16); with kernels also those of the compute type
+            itself.
         with_kernels: whether the device runs the Triton kernels.
     """
     linears = {name: part for name, part in layer.named_modules() if _is_linear(part)}
-    packed_bits = {name: _bits_of(part, bits, with_kernels=with_kernels) for name, part in linears.items()}
+    small = small_size(matrices_in(layer))
+    own_bits = {name: bits_of(_matrix(part).numel(), bits, small) for name, part in linears.items()}
+    packed_bits = {name: _bits_of(part, own_bits[name], with_kernels=with_kernels) for name, part in linears.items()}
     for names in _siblings({name: part for name, part in linears.items() if packed_bits[name]}, run, packed_bits):
         own = [linears[name] for name in names]
         for name, packed in zip(
@@ -150,7 +153,7 @@ def pack_layer(layer: nn.Module, run: Callable[[], object], bits: int, *, with_k
             layer.set_submodule(name, packed)
     for module in list(layer.modules()):
         if is_experts(module):
-            pack_experts(module, bits, with_kernels=with_kernels)
+            pack_experts(module, bits, with_kernels=with_kernels, small=small)
 
 
 def hold_stored(

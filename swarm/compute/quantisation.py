@@ -1,15 +1,17 @@
-"""Weights as small integers: int8 in groups of 128, int4 in groups of 64, one bf16 scale a group. Values only.
+"""Weights as small integers: int8 in groups of 128, int4 in groups of 32 with zero points. Values only.
 
-    weight [N, K] = codes [N, K] × scales [K / group, N]      a group: neighbours along K, which a product sums over
+    int8    weight [N, K] = codes [N, K] × scales [K / group, N]          a group: neighbours along K, which a product
+    int4    weight [N, K] = codes × scales + zeros [K / group, N]         sums over; scales and zeros are bfloat16
 
-No zero points and no data: a layer is rounded by itself in one pass. An int8 scale maps the group's largest magnitude
-to 127. An int4 scale is the one of fourteen, of either sign, that leaves the least squared error: -8 has no
-counterpart, so the sign decides which end of a group gets it.
+No data: a layer is rounded by itself in one pass. An int8 scale maps the group's largest magnitude to 127. An int4
+scale is one of seven shares of the group's range. Its zero is moved until errors add up to nothing, since inputs share
+a mean; then the scale with the least sum of |error|^1.5 wins. Squares would let one far value coarsen a group.
 
 **The same integers everywhere.** Machines of one numeric class hold the same weights, so CPU and GPU must round alike.
-Only operations that IEEE 754 rounds in one way are used, each as a kernel of its own, so that none is fused into
-another: no division by a Python number, which torch turns into a product on a GPU, and no `sum`, whose order is a
-device's own. Squared errors are added up in pairs (`_pair_sum`). How a tensor is cut into pieces changes nothing.
+Only operations that IEEE 754 rounds in one way are used, square roots among them, each as a kernel of its own, so that
+none is fused into another: no power, no division by a Python number, which torch turns into a product on a GPU, and no
+`sum`, whose order is a device's own. Errors are added up in pairs (`_pair_sum`). A code times its scale is exact in
+float32, so code × scale + zero is rounded once, fused or not. How a tensor is cut into pieces changes nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ import torch
 
 from swarm.base.errors import UnsupportedModel
 
-GROUPS: Final = {8: 128, 4: 64}
+GROUPS: Final = {8: 128, 4: 32}
 """Weights that share a scale, by the bits of a weight."""
 MIN_GROUP: Final = 16
 """Smaller groups are not made: scales would take as much as what they save."""
 CODES: Final = {8: (-127, 127), 4: (-8, 7)}
 """The smallest and the largest code."""
-TRIED: Final = (8.0, 8.4, 8.9, 9.4, 10.0, 10.7, 11.4)
-"""What an int4 scale may map the largest magnitude to; above 8 it is cut off, and the others get finer steps."""
+TRIED: Final = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+"""Shares of a group's range that fifteen int4 scales may span; what lies beyond is cut off, and the others get finer
+steps."""
+CENTRED: Final = 2
+"""How often an int4 zero is moved by the mean error."""
 MIN_SCALE: Final = torch.finfo(torch.bfloat16).tiny
 """Of a group of zeros."""
 PIECE: Final = 1 << 18
@@ -47,12 +52,14 @@ class QuantisedWeight:
         scales: bfloat16 [K / group, N], or [E, K / group, N].
         bits: of a code: 8 or 4.
         group: neighbours along K that share a scale.
+        zeros: what a code of 0 stands for, of the form of `scales`; None for int8, where it is 0.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     bits: int
     group: int
+    zeros: torch.Tensor | None = None
 
 
 def group_of(columns: int, bits: int) -> int | None:
@@ -79,48 +86,75 @@ def quantise(weight: torch.Tensor, bits: int) -> QuantisedWeight:
     flat = weight.detach().reshape(-1, columns)
     codes = torch.empty(flat.shape, dtype=torch.int8, device=flat.device)
     scales = torch.empty(len(flat), columns // group, dtype=torch.bfloat16, device=flat.device)
+    zeros = torch.empty_like(scales) if bits == 4 else None
     at_once = max(1, (PIECE if flat.device.type == "cpu" else PIECE_ON_CARD) // columns)
     for start in range(0, len(flat), at_once):
-        piece = flat[start : start + at_once]
-        grouped = piece.to(torch.float32, copy=True).view(len(piece), -1, group)
-        most = grouped.abs().amax(-1)
-        if not bool(most.isfinite().all()):
+        rows = slice(start, start + at_once)
+        piece = flat[rows].reshape(-1, group)
+        low, high = piece.amin(-1).float(), piece.amax(-1).float()
+        if not bool((high - low).isfinite().all()):
             raise UnsupportedModel(f"a weight is not finite: int{bits} cannot hold it; use --weights auto")
-        scale = _scale8(most) if bits == 8 else _scale4(grouped, most)
-        scales[start : start + at_once] = scale
-        rounded = grouped.div_(scale.float()[..., None]).round_().clamp_(*CODES[bits])
-        codes[start : start + at_once] = rounded.view(len(piece), columns).to(torch.int8)
+        if zeros is None:
+            scale = _scale8(torch.maximum(high, low.neg()))
+            rounded = _codes(piece.float(), scale.float()[:, None], bits)
+        else:
+            grouped = piece.t().to(torch.float32, memory_format=torch.contiguous_format)  # [group, groups]
+            scale, zero = _line4(grouped, low, high)
+            zeros[rows] = zero.view(-1, columns // group)
+            rounded = _codes(grouped - zero.float(), scale.float(), bits).t()
+        scales[rows] = scale.view(-1, columns // group)
+        codes[rows].view(-1, group).copy_(rounded)
     shape = weight.shape[:-1]
-    turned = scales.view(*shape, -1).transpose(-1, -2).contiguous()
-    return QuantisedWeight(codes.view(weight.shape), turned, bits, group)
+    turned = [None if one is None else one.view(*shape, -1).transpose(-1, -2).contiguous() for one in (scales, zeros)]
+    assert turned[0] is not None
+    return QuantisedWeight(codes.view(weight.shape), turned[0], bits, group, turned[1])
 
 
 def restore(weight: QuantisedWeight) -> torch.Tensor:
-    """What the integers stand for: float32, exact, of the codes' shape."""
+    """What the integers stand for: float32, of the codes' shape; int8 is exact, int4 is rounded once."""
     codes, scales = weight.codes, weight.scales.float().transpose(-1, -2)
-    grouped = codes.float().view(*codes.shape[:-1], -1, weight.group)
-    return (grouped * scales[..., None]).view(codes.shape)
+    values = codes.float().view(*codes.shape[:-1], -1, weight.group) * scales[..., None]
+    if weight.zeros is not None:
+        values += weight.zeros.float().transpose(-1, -2)[..., None]
+    return values.view(codes.shape)
 
 
 def _scale8(most: torch.Tensor) -> torch.Tensor:
-    """bfloat16 [rows, groups] of the largest magnitudes [rows, groups]."""
+    """bfloat16 [groups] of the largest magnitudes [groups]."""
     return _usable(most.div(torch.full_like(most, CODES[8][1])))
 
 
-def _scale4(grouped: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    """bfloat16 [rows, groups] with the least squared error over groups [rows, groups, group]; ties: the first tried."""
-    best = torch.full_like(most, torch.inf)
-    chosen = torch.ones_like(most, dtype=torch.bfloat16)
-    steps = torch.empty_like(grouped)
-    for levels in TRIED:
-        positive = _usable(most.div(torch.full_like(most, levels)))
-        for tried in (positive, positive.neg()):
-            wide = tried.float()[..., None]
-            torch.div(grouped, wide, out=steps).round_().clamp_(*CODES[4]).mul_(wide).sub_(grouped)
-            error = _pair_sum(steps.mul_(steps))
-            better = error < best
-            best, chosen = torch.where(better, error, best), torch.where(better, tried, chosen)
-    return chosen
+def _line4(grouped: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and zero of each group, bfloat16 [groups]; of equal errors the first scale that was tried.
+
+    Args:
+        grouped: [group, groups]: a group is a column, so that its sums are those of rows.
+        low: [groups] the smallest of each group.
+        high: [groups] the largest.
+    """
+    range_, best = high - low, torch.full_like(low, torch.inf)
+    middle = (low + high).mul_(0.5)
+    found = torch.ones_like(low), torch.zeros_like(low)
+    left, steps = torch.empty_like(grouped), torch.empty_like(grouped)
+    for share in TRIED:
+        scale = _usable(range_.mul(share).div_(torch.full_like(low, 15))).float()
+        zero = middle + scale.mul(0.5)  # codes reach from -8 to 7
+        for turn in range(CENTRED + 1):
+            zero = zero.to(torch.bfloat16).float() if turn == CENTRED else zero
+            torch.sub(grouped, zero, out=left)
+            left.sub_(_codes(left, scale, 4, steps).mul_(scale))
+            if turn < CENTRED:
+                zero = zero + _pair_sum(left).mul_(1 / len(grouped))  # a power of two: exact
+        error = _pair_sum(torch.sqrt(left.abs_(), out=steps).mul_(left))
+        better = error < best
+        best = torch.where(better, error, best)
+        found = torch.where(better, scale, found[0]), torch.where(better, zero, found[1])
+    return found[0].to(torch.bfloat16), found[1].to(torch.bfloat16)
+
+
+def _codes(values: torch.Tensor, scale: torch.Tensor, bits: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The nearest codes, as floating point."""
+    return torch.div(values, scale, out=out).round_().clamp_(*CODES[bits])
 
 
 def _usable(scale: torch.Tensor) -> torch.Tensor:
@@ -129,8 +163,8 @@ def _usable(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _pair_sum(values: torch.Tensor) -> torch.Tensor:
-    """The sum over the last dimension, a power of two: halves are added up, so in one order on every device."""
-    while values.shape[-1] > 1:
-        half = values.shape[-1] // 2
-        values = values[..., :half] + values[..., half:]
-    return values[..., 0]
+    """The sum over the first dimension, a power of two: halves are added up, so in one order on every device."""
+    while len(values) > 1:
+        half = len(values) // 2
+        values = values[:half] + values[half:]
+    return values[0]

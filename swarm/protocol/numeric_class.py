@@ -1,6 +1,6 @@
 """Numeric classes: everything that decides the last bits of a result, as one short word in a record. Pure.
 
-    cpu-float32                    cuda-bfloat16                  cuda-sm90-bfloat16-k1+w4
+    cpu-float32                    cuda-bfloat16                  cuda-sm90-bfloat16-k1+w4z
     device kind, compute type      the same, on the plain path    architecture, kernels of version 1, weights in 4 bits
 
     cpu-float32+mxfp4              weights as the checkpoint holds them, expanded in the product
@@ -18,9 +18,12 @@ from typing import Final, Self
 EXACT: Final = "float32"
 LOSSY_ROWS: Final = "int8"
 """What a client that chose the lossy codec adds to its route's class."""
+ROUNDED: Final = {16: "w16", 8: "w8", 4: "w4z"}
+"""Weights that were rounded on load, by their bits. Another rounding is another name, which old machines do not know:
+`w4` had groups of 64 without zeros."""
 _FORM = re.compile(
     r"(?P<device>[a-z][a-z0-9_]*)(?:-(?P<arch>(?:sm|gfx)[0-9a-z_]+))?-(?P<dtype>b?float[0-9]+)"
-    r"(?:-k(?P<kernels>[1-9][0-9]{0,3}))?(?:\+w(?P<weights>16|8|4)|\+(?!int8|w[0-9])(?P<stored>[a-z][a-z0-9_]{1,31}))?"
+    r"(?:-k(?P<kernels>[1-9][0-9]{0,3}))?(?:\+(?P<weights>w16|w8|w4z)|\+(?!int8|w[0-9])(?P<stored>[a-z][a-z0-9_]{1,31}))?"
     r"(?P<rows>\+int8)?"
 )
 
@@ -60,14 +63,14 @@ class NumericClass:
             found["dtype"],
             found["arch"] or "",
             int(found["kernels"] or 0),
-            int(found["weights"] or 0),
+            next((bits for bits, name in ROUNDED.items() if name == found["weights"]), 0),
             found["rows"] is not None,
             found["stored"] or "",
         )
 
     def __str__(self) -> str:
         arch, kernels = f"-{self.arch}" if self.arch else "", f"-k{self.kernels}" if self.kernels else ""
-        weights = f"+w{self.weights}" if self.weights else f"+{self.stored}" if self.stored else ""
+        weights = f"+{ROUNDED[self.weights]}" if self.weights else f"+{self.stored}" if self.stored else ""
         rows = "+int8" if self.lossy_rows else ""
         return f"{self.device}{arch}-{self.dtype}{kernels}{weights}{rows}"
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from swarm.compute.quantisation import group_of, quantise
-from swarm.compute.weights.format import Matrix, is_packed
-from swarm.compute.weights.packed_weight import RestoredWeight, kernels_take
+from swarm.compute.weights.format import Matrix, bits_of, is_packed
+from swarm.compute.weights.packed_weight import RestoredWeight, as_scales, kernels_take
 from swarm.compute.weights.stored_rows import StoredRows
 from swarm.compute.weights.stored_weight import StoredWeight, hold
 
@@ -75,6 +75,7 @@ class _KernelExperts(nn.Module):
         super().__init__()
         self.bits, self.group = bits, 0
         self.scales: nn.Parameter | None = None
+        self.zeros: nn.Parameter | None = None
         if bits in (16, 32):
             self.words = nn.Parameter(weight.detach(), requires_grad=False)
             return
@@ -83,12 +84,16 @@ class _KernelExperts(nn.Module):
         words, scales = arrange(quantised.codes, quantised.scales, bits, self.group)
         self.words = nn.Parameter(words, requires_grad=False)
         self.scales = nn.Parameter(scales.view(torch.int16), requires_grad=False)
+        if quantised.zeros is not None:
+            self.zeros = nn.Parameter(as_scales(quantised.zeros, scales).view(torch.int16), requires_grad=False)
 
     def product(self, x: torch.Tensor, chosen: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         import swarm.compute.kernels.expert_product  # noqa: F401 - registers the operator
 
         scales = None if self.scales is None else self.scales.view(torch.bfloat16)
-        out: torch.Tensor = torch.ops.canopy.expert_product(x, chosen, self.words, scales, bias, self.bits, self.group)
+        zeros = () if self.zeros is None else (self.zeros.view(torch.bfloat16),)
+        own = (x, chosen, self.words, scales, bias, self.bits, self.group)
+        out: torch.Tensor = torch.ops.canopy.expert_product(*own, *zeros)
         return out
 
 
@@ -128,8 +133,12 @@ def expert_matrices(module: nn.Module) -> list[Matrix]:
     return [(shape[0] * shape[1], shape[2]) for _, shape in _shapes(module)]
 
 
-def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool) -> None:
-    """Pack the tensors of an experts module, and make it run as `forward` says."""
+def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool, small: int = 0) -> None:
+    """Pack the tensors of an experts module, and make it run as `forward` says.
+
+    Args:
+        small: up to so many weights a matrix has 8 bits in place of 4 (`small_size`).
+    """
     own: Any = module
     found = {name: own.get_parameter(name) for name, _ in _shapes(module)}
     if not found:
@@ -141,7 +150,8 @@ def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool) -> None:
     for name, weight in found.items():
         plain = weight.data.transpose(1, 2) if own.is_transposed else weight.data
         delattr(module, name)
-        setattr(module, name, PackedExperts.pack(plain, bits, with_kernels=with_kernels))
+        own_bits = bits_of(plain.numel(), bits, small)
+        setattr(module, name, PackedExperts.pack(plain, own_bits, with_kernels=with_kernels))
     _run_as_packed(module)
 
 

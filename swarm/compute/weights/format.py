@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Final, Literal, Self
 
 import torch
@@ -15,9 +16,12 @@ WeightsName = Literal["auto", "bf16", "int8", "int4"]
 BITS: Final[dict[WeightsName, int]] = {"auto": 0, "bf16": 16, "int8": 8, "int4": 4}
 """Of a weight, by the format's name; 0 is the compute type. No model that was measured makes int4 a default."""
 SCALE_BYTES: Final = 2
-MAX_INT8_ENDS: Final = 0.14
-"""Up to this share of a model's weights, embedding and head are held in int8 where layers are held in int4: the head's
-rounding costs most, and the whole stays below 0.3 of bfloat16."""
+ENDS_BITS: Final = 8
+"""Of embedding and head beside int4 layers: their rounding costs most."""
+SMALL_SHARE: Final = 1 / 16
+"""Of a layer's weights: its smallest matrices have 8 bits in an int4 layer, as many as have no more together. These are
+keys and values that many queries share, latent projections, and attention beside experts. They decide much, and cost at
+most 0.013 of bfloat16's bytes."""
 TORCH_GROUPS: Final = (32, 64, 128)
 TORCH_ROWS: Final = 16
 """What torch's own int4 product on a CPU takes: these groups, and a multiple of so many rows."""
@@ -33,7 +37,6 @@ class WeightFormat:
     Attributes:
         dtype: compute type, and that of every weight that is not packed.
         bits: of a packed weight: 4 and 8 with scales, 16 is bfloat16; 0 where none is packed.
-        on_cpu: whether a CPU holds them.
         with_kernels: whether products are those of `swarm.compute.kernels`, which want weights in words of 16 bits.
         stored: format in which a quantised checkpoint's weights are held as they are; empty where none are.
         codes: whether a CPU's own products read the integers of that format (`swarm.compute.weights.codes_weight`).
@@ -42,7 +45,6 @@ class WeightFormat:
 
     dtype: torch.dtype
     bits: int = 0
-    on_cpu: bool = True
     with_kernels: bool = False
     stored: str = ""
     codes: bool = False
@@ -60,10 +62,10 @@ class WeightFormat:
         """
         if stored and name == "auto":
             codes = has_codes and dtype is torch.bfloat16 and computes_bfloat16(device)
-            return cls(dtype, 0, device.type == "cpu", with_kernels=False, stored=stored, codes=codes)
+            return cls(dtype, stored=stored, codes=codes)
         bits = BITS[name]
         bits = 0 if bits == dtype.itemsize * 8 else bits  # a weight of float16 takes no more
-        return cls(dtype, bits, device.type == "cpu", kernel_support(device).kernels)
+        return cls(dtype, bits, kernel_support(device).kernels)
 
     def with_stored_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> Self:
         """The same format, knowing how many weights of modules are held as they are stored, and their bytes."""
@@ -82,32 +84,49 @@ class WeightFormat:
             matrices: those of its weights that can be packed.
             bits: of these, where they are held in others than `self.bits`.
         """
-        bits = self.bits if bits is None else bits
-        size = weights * self.dtype.itemsize
+        bits, matrices = self.bits if bits is None else bits, tuple(matrices)
+        size, small = weights * self.dtype.itemsize, small_size(matrices)
         for rows, columns in matrices:
             if is_packed(columns, bits):
-                size += self._packed_bytes(rows, columns, bits) - rows * columns * self.dtype.itemsize
+                own_bits = bits_of(rows * columns, bits, small)
+                size += self._packed_bytes(rows, columns, own_bits) - rows * columns * self.dtype.itemsize
         return size
 
-    def ends_bits(self, share: float) -> int:
-        """The bits of embedding and head, which have that share of a model's weights."""
-        return 8 if self.bits == 4 and share <= MAX_INT8_ENDS else self.bits
+    @property
+    def ends_bits(self) -> int:
+        """The bits of embedding and head."""
+        return ENDS_BITS if self.bits == 4 else self.bits
 
     def _packed_bytes(self, rows: int, columns: int, bits: int) -> int:
         group = group_of(columns, bits) if bits < 16 else None
         if group is None:
             return rows * columns * bits // 8
-        groups, scale_bytes = columns // group, SCALE_BYTES
+        groups, scale_bytes = columns // group, SCALE_BYTES * (2 if bits == 4 else 1)
         if self.with_kernels:
             groups = -(-groups * bits // 16) * 16 // bits  # a word holds a code of each of so many neighbouring groups
-        elif self.on_cpu and is_torchs(rows, bits, group, self.dtype):
-            scale_bytes *= 2
         return rows * groups * (group * bits // 8 + scale_bytes)
 
 
 def computes_bfloat16(device: torch.device) -> bool:
     """Whether it is a CPU whose library computes in bfloat16: those with AVX-512, and Arm's with bfloat16."""
     return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def small_size(matrices: Iterable[Matrix]) -> int:
+    """Up to how many weights a matrix beside these is small (`SMALL_SHARE`); those of one size are together."""
+    sizes = sorted(rows * columns for rows, columns in matrices)
+    room, small = sum(sizes) * SMALL_SHARE, 0
+    for size, alike in groupby(sizes):
+        room -= sum(alike)
+        if room < 0:
+            break
+        small = size
+    return small
+
+
+def bits_of(size: int, bits: int, small: int) -> int:
+    """The bits of a matrix of so many weights in a layer of so many bits."""
+    return ENDS_BITS if bits == 4 and size <= small else bits
 
 
 def is_packed(columns: int, bits: int) -> bool:

@@ -61,6 +61,7 @@ class RestoredWeight(PackedWeight):
         words: uint8 [rows, columns / 2] for int4: column j below column j + columns / 2; int8 [rows, columns]; or the
             bits of bfloat16, int16 [rows, columns].
         scales: the bits of bfloat16, int16 [rows, columns / group]; None for 16 bits.
+        zeros: the same of what is added; None but for int4.
     """
 
     def __init__(self, weight: torch.Tensor, bits: int) -> None:
@@ -68,6 +69,7 @@ class RestoredWeight(PackedWeight):
         rows, columns = weight.shape
         super().__init__(rows, columns, bits, weight.dtype)
         self.scales: nn.Parameter | None = None
+        self.zeros: nn.Parameter | None = None
         self.group = group_of(self.columns, bits) or 0 if bits < 16 else 0
         if bits == 16:
             self.words = _frozen(weight.detach().to(torch.bfloat16).view(torch.int16))
@@ -75,6 +77,8 @@ class RestoredWeight(PackedWeight):
         quantised = quantise(weight, bits)
         self.words = _frozen(_nibbles(quantised.codes) if bits == 4 else quantised.codes)
         self.scales = _frozen(quantised.scales.t().contiguous().view(torch.int16))
+        if quantised.zeros is not None:
+            self.zeros = _frozen(quantised.zeros.t().contiguous().view(torch.int16))
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self.product_of(x, 0, self.rows, bias)
@@ -85,23 +89,23 @@ class RestoredWeight(PackedWeight):
         pieces = []
         for first in range(start, end, at_once):
             last = min(first + at_once, end)
-            block = self._restore(self.words[first:last], None if self.scales is None else self.scales[first:last])
+            block = self._restore(slice(first, last))
             pieces.append(linear(x, block, None if bias is None else bias[first - start : last - start]))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """Some rows, [n, columns] of int64 [n], in the compute type."""
-        scales = None if self.scales is None else self.scales.index_select(0, ids)
-        return self._restore(self.words.index_select(0, ids), scales, fresh=True)
+        return self._restore(ids, fresh=True)
 
     def restored(self) -> torch.Tensor:
-        return self._restore(self.words, self.scales, fresh=True)
+        return self._restore(slice(None), fresh=True)
 
-    def _restore(self, words: torch.Tensor, scales: torch.Tensor | None, *, fresh: bool = False) -> torch.Tensor:
+    def _restore(self, rows: slice | torch.Tensor, *, fresh: bool = False) -> torch.Tensor:
         """Some rows [n, columns] in the compute type; in this thread's scratch, unless they are to be kept."""
+        words = self.words[rows]
         shape = (len(words), self.columns)
         out = torch.empty(shape, device=words.device) if fresh else _SCRATCH.take(shape, torch.float32, words.device)
-        if scales is None:
+        if self.scales is None:
             return out.copy_(words.view(torch.bfloat16)).to(self.dtype)
         grouped = out.view(len(words), -1, self.group)
         if self.bits == 4:
@@ -112,7 +116,9 @@ class RestoredWeight(PackedWeight):
             grouped.sub_(OFFSET)
         else:
             out.copy_(words)
-        grouped.mul_(scales.view(torch.bfloat16).float()[..., None])
+        grouped.mul_(self.scales[rows].view(torch.bfloat16).float()[..., None])
+        if self.zeros is not None:
+            grouped.add_(self.zeros[rows].view(torch.bfloat16).float()[..., None])
         return out.to(self.dtype)
 
 
@@ -121,7 +127,7 @@ class TorchInt4Weight(PackedWeight):
 
     Attributes:
         words: uint8 [rows, columns / 2], in an order that depends on the processor.
-        scales: int32 [columns / group, rows]: the bits of a bfloat16 scale and of a zero point, which is 0.
+        scales: int32 [columns / group, rows]: the bits of a bfloat16 scale and zero.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -132,7 +138,8 @@ class TorchInt4Weight(PackedWeight):
         self.group = quantised.group
         codes = quantised.codes.to(torch.int32).add_(OFFSET)
         self.words = _frozen(torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1))
-        pairs = torch.stack((quantised.scales, torch.zeros_like(quantised.scales)), -1)
+        assert quantised.zeros is not None
+        pairs = torch.stack((quantised.scales, quantised.zeros), -1)
         self.scales = _frozen(pairs.view(torch.int32)[..., 0].contiguous())
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -152,6 +159,7 @@ class KernelWeight(PackedWeight):
     Attributes:
         words: int16, as the kernel wants them (`arrange`); for 16 and 32 bits the weight itself.
         scales: the bits of bfloat16, int16 [columns / group, rows]; None for 16 and 32 bits.
+        zeros: the same of what is added; None but for int4.
         group: columns that share a scale; 0 without scales.
     """
 
@@ -162,6 +170,7 @@ class KernelWeight(PackedWeight):
         rows, columns = weight.shape
         super().__init__(rows, columns, bits, weight.dtype)
         self.scales: nn.Parameter | None = None
+        self.zeros: nn.Parameter | None = None
         self.group = 0
         if bits in (16, 32):
             assert weight.itemsize * 8 == bits
@@ -171,25 +180,31 @@ class KernelWeight(PackedWeight):
         self.group = quantised.group
         words, scales = arrange(quantised.codes, quantised.scales, bits, quantised.group)
         self.words, self.scales = _frozen(words), _frozen(scales.view(torch.int16))
+        if quantised.zeros is not None:
+            self.zeros = _frozen(as_scales(quantised.zeros, scales).view(torch.int16))
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         scales = None if self.scales is None else self.scales.view(torch.bfloat16)
-        out: torch.Tensor = torch.ops.canopy.packed_product(x, self.words, scales, bias, self.bits, self.group)
+        zeros = () if self.zeros is None else (self.zeros.view(torch.bfloat16),)
+        out: torch.Tensor = torch.ops.canopy.packed_product(x, self.words, scales, bias, self.bits, self.group, *zeros)
         return out
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
-        words = self.words.index_select(0, ids)
-        return words if self.scales is None else self._restore(words, self.scales.index_select(1, ids))
+        return self.words.index_select(0, ids) if self.scales is None else self._restore(ids)
 
     def restored(self) -> torch.Tensor:
-        return self.words if self.scales is None else self._restore(self.words, self.scales)
+        return self.words if self.scales is None else self._restore(slice(None))
 
-    def _restore(self, words: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    def _restore(self, rows: slice | torch.Tensor) -> torch.Tensor:
         from swarm.compute.kernels.packed_product import disarrange
 
-        codes = disarrange(words, self.bits, self.group, self.columns)
-        used = scales.view(torch.bfloat16)[: self.columns // self.group]
-        return restore(QuantisedWeight(codes, used, self.bits, self.group)).to(self.dtype)
+        codes = disarrange(self.words[rows], self.bits, self.group, self.columns)
+        lines = [
+            None if line is None else line.view(torch.bfloat16)[: self.columns // self.group, rows]
+            for line in (self.scales, self.zeros)
+        ]
+        assert lines[0] is not None
+        return restore(QuantisedWeight(codes, lines[0], self.bits, self.group, lines[1])).to(self.dtype)
 
 
 def pack_weight(weight: torch.Tensor, bits: int, *, with_kernels: bool, by_rows: bool = False) -> PackedWeight:
@@ -216,6 +231,13 @@ def kernels_take(rows: int, columns: int, bits: int, dtype: torch.dtype) -> bool
     if bits in (16, 32) and bits != dtype.itemsize * 8:
         return False
     return bool(takes(rows, columns, bits, 0 if bits > 8 else group_of(columns, bits) or 0, dtype))
+
+
+def as_scales(zeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Zeros [..., groups, rows] filled up by zeros to the groups of a kernel's scales."""
+    filled = torch.zeros_like(scales)
+    filled[..., : zeros.shape[-2], :] = zeros
+    return filled
 
 
 def _frozen(words: torch.Tensor) -> nn.Parameter:

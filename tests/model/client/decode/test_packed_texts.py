@@ -21,7 +21,7 @@ async def test_machines_and_trees_leave_the_text_as_it_is() -> None:
                     result = await client.generate(
                         PROMPT, max_new_tokens=8, nodes=nodes, temperature=temperature, seed=3
                     )
-                    assert result.stats.numeric_class == "cpu-float32+w4"
+                    assert result.stats.numeric_class == "cpu-float32+w4z"
                     assert result.stats.reproducible
                     texts.add((temperature, tuple(result.tokens)))
     assert len(texts) == 2, "one text for each temperature"

@@ -256,7 +256,7 @@ def test_rounding_on_load_starts_from_the_values_that_it_means(
     form = WeightFormat(torch.float32, 4)
     ours = load_packed(open_checkpoint(model.folder), WHOLE, form, CPU)
     plain = load_packed(open_checkpoint(Path(f"{model.folder}-plain")), WHOLE, form, CPU)
-    assert ours.numeric_class == "cpu-float32+w4"
+    assert ours.numeric_class == "cpu-float32+w4z"
     assert all(
         torch.equal(one, other) for one, other in zip(ours.model.parameters(), plain.model.parameters(), strict=True)
     )

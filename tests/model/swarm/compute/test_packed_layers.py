@@ -11,9 +11,9 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 import swarm.compute.weights.packed_weight
-from swarm.compute.packed_layers import PackedLinear, pack_embedding, pack_head, pack_layer
+from swarm.compute.packed_layers import PackedLinear, matrices_in, pack_embedding, pack_head, pack_layer
 from swarm.compute.quantisation import quantise, restore
-from swarm.compute.weights.format import WeightFormat
+from swarm.compute.weights.format import WeightFormat, bits_of, small_size
 from swarm.compute.weights.packed_weight import BLOCK, RestoredWeight, TorchInt4Weight, pack_weight
 
 FORMATS = [4, 8, 16]
@@ -58,11 +58,9 @@ def test_no_more_than_a_block_is_restored_for_a_product() -> None:
     seen: list[int] = []
     restored = RestoredWeight._restore
 
-    def noting(
-        own: RestoredWeight, words: torch.Tensor, scales: torch.Tensor | None, *, fresh: bool = False
-    ) -> torch.Tensor:
-        seen.append(len(words) * 512)
-        return restored(own, words, scales, fresh=fresh)
+    def noting(own: RestoredWeight, rows: slice, *, fresh: bool = False) -> torch.Tensor:
+        seen.append((rows.stop - rows.start) * 512)
+        return restored(own, rows, fresh=fresh)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RestoredWeight, "_restore", noting)
@@ -124,11 +122,14 @@ def test_only_layers_that_read_the_very_same_tensor_share_a_product() -> None:
 @pytest.mark.parametrize("rows", [1, 12])
 def test_a_packed_layer_computes_what_its_rounded_weights_do(bits: int, rows: int) -> None:
     plain = Layer()
+    small = small_size(matrices_in(plain))
+    assert small == 16 * 64, "the smallest one has 8 bits beside others of 4"
     for name, part in plain.named_children():
         if isinstance(part, (nn.Linear, Conv1D)) and name not in ("router", "odd"):
-            matrix = part.weight.data
             turned = isinstance(part, Conv1D)
-            part.weight.data = rounded(matrix.t() if turned else matrix, bits).t() if turned else rounded(matrix, bits)
+            matrix = part.weight.data.t() if turned else part.weight.data
+            new = rounded(matrix, bits_of(matrix.numel(), bits, small))
+            part.weight.data = new.t() if turned else new
     layer, x = packed_layer(bits), weights(rows, 64, seed=3)
     if bits == 16:
         plain.odd.weight.data = rounded(plain.odd.weight.data, bits)
@@ -169,7 +170,7 @@ def test_a_tied_head_shares_the_embeddings_weight(bits: int) -> None:
     x = weights(3, 64, seed=1)
     assert (packed_head(x) - linear(x, matrix)).abs().max() <= 1e-5
     both = nn.ModuleList([packed, packed_head])
-    assert len(list(both.parameters())) == (1 if bits == 16 else 2)
+    assert len(list(both.parameters())) == {16: 1, 8: 2, 4: 3}[bits], "once, not twice"
 
 
 def test_an_embedding_of_an_odd_width_stays() -> None:

@@ -66,7 +66,7 @@ def test_a_cpu_runs_one_way_of_which_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_judged"), [(CARD, False), (PLAIN, True), ("cpu-float32+w4", True), ("cpu-float32+mxfp4", False)]
+    ("kind", "is_judged"), [(CARD, False), (PLAIN, True), ("cpu-float32+w4z", True), ("cpu-float32+mxfp4", False)]
 )
 def test_the_plain_paths_speed_judges_no_card_that_will_run_kernels(
     kind: str, monkeypatch: pytest.MonkeyPatch, *, is_judged: bool
@@ -99,7 +99,7 @@ def test_a_quantised_checkpoint_stays_as_it_is_or_is_rounded_anew(monkeypatch: p
     able: list[Compute] = [(torch.device("cuda"), torch.bfloat16, weights) for weights in BITS]
     found = _classes(ServeConfig(layers="auto"), able, "mxfp4")
     assert list(found)[:2] == [f"{PLAIN}+mxfp4", CARD], "its own choice runs the plain path"
-    assert {f"{CARD}+w8", f"{CARD}+w4", f"{PLAIN}+w4"} < found.keys()
+    assert {f"{CARD}+w8", f"{CARD}+w4z", f"{PLAIN}+w4z"} < found.keys()
     assert [compute[2] for compute, _ in found.values()].count("auto") == 1
 
 

@@ -41,7 +41,7 @@ class FakeRun:
     """Rows of each run that shared it."""
 
     def __init__(self, clock: Clock, rows: int, row_ms: float, base_ms: float = 0.0) -> None:
-        self.remaining, self.compute_ms, self.encode_ms = rows, 0.0, 0.0
+        self.remaining, self.compute_ms, self.encode_ms, self.context = rows, 0.0, 0.0, 0
         self.error: Exception | None = None
         self._clock, self._row_ms, self._base_ms = clock, row_ms, base_ms
 

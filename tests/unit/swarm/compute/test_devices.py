@@ -137,7 +137,7 @@ def test_float64_is_computed_where_it_can_be(monkeypatch: Patch) -> None:
 
 def test_the_class_says_what_decides_the_last_bits(monkeypatch: Patch) -> None:
     assert str(numeric_class_of(CPU, torch.float32)) == "cpu-float32"
-    assert str(numeric_class_of(CPU, torch.float32, 4)) == "cpu-float32+w4"
+    assert str(numeric_class_of(CPU, torch.float32, 4)) == "cpu-float32+w4z"
     monkeypatch.setattr(torch.cuda, "get_device_capability", give((12, 0)))
     assert str(numeric_class_of(CUDA, torch.bfloat16)) == "cuda-bfloat16"
     assert str(numeric_class_of(CUDA, torch.bfloat16, 8, 1)) == "cuda-sm120-bfloat16-k1+w8"

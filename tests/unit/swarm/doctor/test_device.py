@@ -110,7 +110,7 @@ def dtypes(build: TorchBuild, cards: Cards, *classes: str) -> Awaitable[Diagnosi
 
 async def test_a_swarm_that_computes_in_another_type() -> None:
     text = "the swarm computes in bfloat16, this GPU only in float16, float32"
-    for numeric_class in ("cuda-bfloat16", "cuda-sm90-bfloat16-k1+w4"):
+    for numeric_class in ("cuda-bfloat16", "cuda-sm90-bfloat16-k1+w4z"):
         await assert_trouble(dtypes(CUDA_BUILD, OLD_CARD, numeric_class), "other-dtype", text, "--device cpu")
     other = dtypes(CUDA_BUILD, OLD_CARD, "cuda-float16", "of a later release")
     await assert_hint(other, "no-bfloat16", "no bfloat16", "--dtype float16")

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from swarm.protocol.numeric_class import NumericClass
+from swarm.protocol.numeric_class import NumericClass, promises_texts
 
 EVERY = [
     NumericClass(device, dtype, arch, kernels, weights, lossy)
@@ -29,12 +29,12 @@ def test_what_is_written_is_read(one: NumericClass) -> None:
     ("text", "reproducible"),
     [
         ("cpu-float32", True),
-        ("cpu-float32+w4", True),
+        ("cpu-float32+w4z", True),
         ("cpu-float32+int8", False),
         ("cuda-bfloat16", False),
         ("cuda-sm90-bfloat16-k1", True),
-        ("cuda-sm90-bfloat16-k1+w4", True),
-        ("cuda-sm90-bfloat16-k1+w4+int8", False),
+        ("cuda-sm90-bfloat16-k1+w4z", True),
+        ("cuda-sm90-bfloat16-k1+w4z+int8", False),
         ("rocm-bfloat16", False),
         ("cpu-float32+mxfp4", True),
         ("cpu-float32+mxfp4+int8", False),
@@ -54,15 +54,23 @@ def test_which_classes_promise_the_same_text(text: str, *, reproducible: bool) -
         "cpu",
         "cuda-sm90",
         "cpu-float32+w3",
+        "cpu-float32+w4",
         "cpu-float32-k0",
         "cpu-float32+x",
         "-float32",
-        "cpu-float32+w4+ct4",
+        "cpu-float32+w4z+ct4",
         "cpu-float32+Q4",
     ],
 )
 def test_what_no_version_writes_is_not_read(text: str) -> None:
     assert NumericClass.parse(text) is None
+
+
+def test_another_rounding_is_another_class() -> None:
+    """Machines that round to 4 bits without zeros call their weights w4: a chain never mixes the two."""
+    ours = str(NumericClass("cpu", "float32", weights=4))
+    assert ours == "cpu-float32+w4z"
+    assert not promises_texts("cpu-float32+w4")
 
 
 def test_a_name_of_any_length_is_not_read() -> None:

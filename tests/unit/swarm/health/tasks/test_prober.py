@@ -150,7 +150,7 @@ async def test_only_exact_arithmetic_is_compared(numeric_class: str) -> None:
     await world.turn(FINE)
 
 
-@pytest.mark.parametrize("numeric_class", ["cuda-sm90-bfloat16-k1", "cuda-sm89-bfloat16-k1+w4", "rocm-float32"])
+@pytest.mark.parametrize("numeric_class", ["cuda-sm90-bfloat16-k1", "cuda-sm89-bfloat16-k1+w4z", "rocm-float32"])
 async def test_any_class_that_promises_texts_is_compared(numeric_class: str) -> None:
     world = World()
     world.hear((0, 12), (0, 12), numeric_class=numeric_class)
