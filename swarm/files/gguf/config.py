@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -15,18 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy
 
 from swarm.base.errors import UnsupportedModel
-from swarm.files.gguf.architectures import (
-    COMMON,
-    LAYER_EPS,
-    REQUIRED,
-    WITH_OR_WITHOUT_BIAS,
-    architecture_of,
-)
+from swarm.files.gguf.architectures import BY_SIGMOID, REQUIRED, SIGMOID, architecture_of, field_of, types_of
 
 if TYPE_CHECKING:
     from swarm.files.gguf.container import GgufHeader, MetadataValue, TensorPlace
 
 
+EPSILONS: Final = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 LLAMA3_FACTORS: Final = (8.0, 32.0, 16.0, 4.0, 2.0, 64.0)
 """By how much the rope of Llama 3.1 and its kin is stretched; a file has the frequencies that come of it alone."""
 LLAMA3_WINDOW: Final = 8192
@@ -44,10 +40,10 @@ YARN: Final = {
 ROPE_FREQS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 
 
-OF_THEIR_OWN: Final = {"gpt2", "gemma4_text"}
-"""Types of models without rotary embeddings, or with several."""
 MEANINGLESS: Final[Mapping[str, str]] = {
     "audio.": "parts that hear",
+    "expert_shared_count": "said by the shape of their weights too",
+    "expert_shared_feed_forward_length": "said by the shape of their weights too",
     "mm.": "parts that see",
     "n_deepstack_layers": "layers that rows of images enter",
     "pooling_type": "how rows become one, of models that embed texts",
@@ -60,10 +56,12 @@ MEANINGLESS: Final[Mapping[str, str]] = {
 """Keys, or how they begin, that change no text, and why."""
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "attention.causal": (True,),
+    "attention.layer_norm_epsilon": (1e-5,),
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
     "attention.sliding_window": (0,),
     "expert_count": (0,),
+    "ssm.dt_b_c_rms": (False,),
     "expert_gating_func": (0, 1),
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
@@ -105,15 +103,15 @@ class OwnFields:
         value = self.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
-    def unread(self) -> list[str]:
-        """Keys that nobody read, and whose values change texts."""
-        return sorted(
-            key
-            for key, value in self.values.items()
-            if key not in self.read
-            and not key.startswith(tuple(MEANINGLESS))
-            and not any(value == one for one in NEUTRAL.get(key, ()))
-        )
+    def unread(self) -> dict[str, MetadataValue]:
+        """What nobody read, of the values that change texts; of the two epsilons converters write one may be read."""
+        read = self.read | (set(EPSILONS) if self.read & self.values.keys() & set(EPSILONS) else set())
+        return {
+            key: self.values[key]
+            for key in sorted(self.values.keys() - read)
+            if not key.startswith(tuple(MEANINGLESS))
+            and not any(self.values[key] == one for one in NEUTRAL.get(key, ()))
+        }
 
 
 def config_of(header: GgufHeader, name: str, vector: Callable[[str], Sequence[float]]) -> dict[str, Any]:
@@ -126,47 +124,71 @@ def config_of(header: GgufHeader, name: str, vector: Callable[[str], Sequence[fl
         UnsupportedModel: the family does not run, a value is missing or of a form that no class has, or one is not
             understood.
     """
-    architecture = architecture_of(header, name)
-    family = architecture.family
-    given = OwnFields.of(header, family)
-    for key in REQUIRED:
-        if given.whole(key) < 1:
-            raise UnsupportedModel(f"{name}: its metadata has no {family}.{key}; convert it again")
-    config: dict[str, Any] = {"model_type": architecture.model_type, "architectures": [architecture.model_class]}
-    names = COMMON | dict(architecture.fields)
-    for key, field_name in names.items():
-        value = given.get(key)
-        if field_name and value is not None:
-            if isinstance(value, list):
-                raise UnsupportedModel(f"{name}: {family}.{key} differs from layer to layer, which no class here has")
-            config[field_name] = value
-    embedding = _embedding(header, name)
-    if embedding.columns != given.whole("embedding_length") or given.whole("block_count") > len(header.tensors):
-        raise UnsupportedModel(f"{name}: damaged: its metadata do not fit its {len(header.tensors)} tensors")
-    layers = given.whole("block_count") - given.whole("nextn_predict_layers")
-    config[names["block_count"]] = layers
-    config["vocab_size"] = embedding.rows
-    config["tie_word_embeddings"] = "output.weight" not in header.tensors
-    config["dtype"] = _dtype(header)
-    config |= _token_ids(header)
-    if architecture.model_type not in OF_THEIR_OWN:
-        config |= _heads(given, config, name) | _biases(header, family) | _rope(header, given, name, vector)
-    if not config.get("sliding_window", 1):
-        config["sliding_window"] = None
-    if (special := SPECIAL.get(architecture.model_type)) is not None:
-        config |= special(config, _FileFacts(name, given, layers, header, vector))
-    _check_read(given, name)
+    family = architecture_of(header, name)
+    made = [_config_as(model_type, OwnFields.of(header, family), header, name, vector) for model_type in types_of(family)]
+    config, unread = min(made, key=lambda one: len(one[1]))
+    if unread:
+        key = next(iter(unread))
+        reason = f"its metadata has {family}.{key} = {str(unread[key])[:60]}, which no class here knows of"
+        raise UnsupportedModel(f"{name}: {reason}, and texts might be wrong without it; use the safetensors")
     return config
 
 
-def _check_read(given: OwnFields, name: str) -> None:
-    """Refuse a file that says more than its class was told."""
-    if given.values.keys() & {"attention.layer_norm_rms_epsilon", LAYER_EPS} & given.read:
-        given.read.update(("attention.layer_norm_rms_epsilon", LAYER_EPS))  # converters write what a config has of both
-    if unread := given.unread():
-        value = str(given.values[unread[0]])[:60]
-        reason = f"its metadata has {given.family}.{unread[0]} = {value}, which no class here knows of"
-        raise UnsupportedModel(f"{name}: {reason}, and texts might be wrong without it; use the safetensors")
+def _config_as(
+    model_type: str, given: OwnFields, header: GgufHeader, name: str, vector: Callable[[str], Sequence[float]]
+) -> tuple[dict[str, Any], Mapping[str, MetadataValue]]:
+    """The config as one of a type of transformers', and what of the metadata it does not say."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind: Any = CONFIG_MAPPING[model_type]
+    for key in REQUIRED:
+        if given.whole(key) < 1:
+            raise UnsupportedModel(f"{name}: its metadata has no {given.family}.{key}; convert it again")
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]],
+    }
+    for key in given.values:
+        if (title := field_of(key, kind)) is not None:
+            value = given.get(key)
+            if title and isinstance(value, list):
+                said = set(value) - {0}  # of layers that have none
+                if len(said) > 1:
+                    reason = f"{given.family}.{key} differs from layer to layer, which no class here has"
+                    raise UnsupportedModel(f"{name}: {reason}")
+                value = max(said, default=0)
+            if title and value != 0:
+                config.setdefault(title, value)
+    if model_type in BY_SIGMOID and given.values.get("expert_gating_func") == SIGMOID:
+        given.get("expert_gating_func")
+    embedding = _embedding(header, name)
+    layers = given.whole("block_count") - given.whole("nextn_predict_layers")
+    if embedding.columns != given.whole("embedding_length") or given.whole("block_count") > len(header.tensors):
+        raise UnsupportedModel(f"{name}: damaged: its metadata do not fit its {len(header.tensors)} tensors")
+    config[f"{field_of('block_count', kind)}"] = layers
+    config["vocab_size"] = embedding.rows
+    config["tie_word_embeddings"] = "output.weight" not in header.tensors
+    config["dtype"] = _dtype(header)
+    config |= _token_ids(header) | _flags(header, kind)
+    if "rope_parameters" in kind.__dataclass_fields__ and model_type != "gemma4_text":
+        config |= _heads(given, config, kind, name) | _rope(header, given, name, vector)
+    if "sliding_window" in config:
+        config |= {"sliding_window": config["sliding_window"] or None} | _own_windows(given, layers, kind)
+    if (special := SPECIAL.get(model_type)) is not None:
+        config |= special(config, _FileFacts(name, given, layers, header, vector))
+    return config, given.unread() | _unsaid(config, kind, header)
+
+
+def _unsaid(config: Mapping[str, Any], kind: Any, header: GgufHeader) -> dict[str, MetadataValue]:  # noqa: ANN401
+    """What a class has to know and the file does not say, or has otherwise: how many experts, and biases of routers."""
+    counted = field_of("expert_count", kind)
+    default = kind.__dataclass_fields__[counted].default if counted in kind.__dataclass_fields__ else None
+    if default and counted not in config:
+        return {"expert_count": 0}
+    has_biases = any("exp_probs_b" in name for name in header.tensors)
+    own = {"deepseek_v2": False, "deepseek_v3": True}.get(kind.model_type, has_biases)
+    return {} if own is has_biases else {"expert_gating_func": 0}
 
 
 def _short(value: MetadataValue) -> MetadataValue:
@@ -192,27 +214,53 @@ def _token_ids(header: GgufHeader) -> dict[str, Any]:
     return {field_name: header.number(f"tokenizer.ggml.{key}_token_id") for field_name, key in named.items()}
 
 
-def _heads(given: OwnFields, config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _heads(given: OwnFields, config: Mapping[str, Any], kind: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
     """Width of a head and how much of it turns."""
     if "kv_lora_rank" in config:
         turned, whole = given.whole("rope.dimension_count"), given.whole("attention.key_length_mla")
+        if given.family == "minicpm3":  # whose form never changed
+            whole = given.whole("attention.key_length")
+            config = {**config, "v_head_dim": given.whole("embedding_length") // given.whole("attention.head_count")}
         if not whole:
             raise UnsupportedModel(f"{name}: it was written before latent attention had its form; convert it again")
-        given.get("attention.value_length")
-        return {"num_key_value_heads": config["num_attention_heads"], "qk_nope_head_dim": whole - turned}
-    head = given.whole("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
+        for key in ("attention.key_length", "attention.value_length", "attention.head_count_kv"):
+            given.get(key)  # of the form with one head for all
+        widths = {"head_dim": turned, "qk_rope_head_dim": turned, "qk_nope_head_dim": whole - turned}
+        heads = config["num_attention_heads"]
+        return {"num_key_value_heads": heads, "v_head_dim": config["v_head_dim"]} | widths
+    columns, heads = given.whole("embedding_length"), given.whole("attention.head_count")
+    head = given.whole("attention.key_length") or columns // heads
     if (values := given.whole("attention.value_length", head)) != head:
         raise UnsupportedModel(f"{name}: its heads have {head} numbers for keys and {values} for values")
     turned = given.whole("rope.dimension_count", head)
-    return {"head_dim": head} | ({"partial_rotary_factor": turned / head} if 0 < turned < head else {})
+    own = {"head_dim": head} if head * heads != columns or "head_dim" in kind.__dataclass_fields__ else {}
+    return own | {"partial_rotary_factor": turned / head if 0 < turned < head else 1.0}
 
 
-def _biases(header: GgufHeader, family: str) -> dict[str, Any]:
-    """Biases that a family has or has not, as its model has them."""
-    if family not in WITH_OR_WITHOUT_BIAS:
-        return {}
-    flags = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-    return {flag: True for flag, tensor in flags.items() if tensor in header.tensors}
+FLAGS: Final[Mapping[str, str]] = {
+    "attention_bias": "attn_(?:q|qkv).bias",
+    "attention_out_bias": "attn_output.bias",
+    "bias": "(?:attn_qkv|ffn_up).bias",
+    "mlp_bias": "ffn_up.bias",
+    "new_decoder_architecture": "attn_norm_2.weight",
+    "no_bias": "(?!.*bias).*",
+    "qk_layernorm": "attn_q_norm.weight",
+    "qkv_bias": "attn_(?:q|qkv).bias",
+    "use_bias": "ffn_up.bias",
+    "use_qk_norm": "attn_q_norm.weight",
+    "use_qkv_bias": "attn_(?:q|qkv).bias",
+    "conv_bias": "(?:shortconv.conv|ssm_conv1d).bias",
+    "mamba_conv_bias": "ssm_conv1d.bias",
+    "use_conv_bias": "ssm_conv1d.bias",
+}
+"""Of what a model may have or not: the tensor that says it."""
+
+
+def _flags(header: GgufHeader, kind: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What a model of the class may have or not, as the file's tensors have it."""
+    own = {re.sub(r"^blk\.\d+\.", "", name) for name in header.tensors if name.startswith("blk.")}
+    fields = kind.__dataclass_fields__
+    return {flag: any(re.fullmatch(sign, one) for one in own) for flag, sign in FLAGS.items() if flag in fields}
 
 
 def _rope(header: GgufHeader, given: OwnFields, name: str, vector: Callable[[str], Sequence[float]]) -> dict[str, Any]:
@@ -281,6 +329,13 @@ class _FileFacts:
     header: GgufHeader
     vector: Callable[[str], Sequence[float]]
 
+    def kinds(self, *signs: str) -> list[str]:
+        """Of each layer the first of some names that one of its tensors has."""
+        return [
+            next((sign for sign in signs if f"blk.{layer}.{sign}.weight" in self.header.tensors), signs[-1])
+            for layer in range(self.layers)
+        ]
+
 
 def _gemma(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
     """By what attention is scaled, and which layers have a window."""
@@ -293,12 +348,6 @@ def _gemma(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
 def _gpt_oss(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
     """Which layers have a window."""
     return _windows(file.given, file.layers, 2) if "sliding_window" in config else {}
-
-
-def _glm4_moe(_: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
-    """Whether queries and keys are normed."""
-    file.given.get("expert_gating_func")  # the class has no other
-    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.header.tensors}
 
 
 def _windows(given: OwnFields, layers: int, period: int) -> dict[str, Any]:
@@ -333,14 +382,15 @@ def _delta(_: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
     given, layers = file.given, file.layers
     width = given.whole("ssm.inner_size") // max(1, given.whole("ssm.time_step_rank"))
     period = given.whole("full_attention_interval", 4) or 4
-    kinds = ["linear_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
+    said = given.get("attention.recurrent_layers")
+    linear = said if isinstance(said, list) else [(layer + 1) % period > 0 for layer in range(layers)]
+    kinds = ["linear_attention" if one else "full_attention" for one in linear[:layers]]
     return {"linear_value_head_dim": width, "layer_types": kinds}
 
 
 def _latent(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
     """Latent attention: what a stretched rope multiplies scores by, and groups where a file has none."""
     given = file.given
-    given.get("expert_gating_func")  # by which the class was chosen
     log = given.get("rope.scaling.yarn_log_multiplier")
     found: dict[str, Any] = {"n_group": config.get("n_group", 1), "topk_group": config.get("topk_group", 1)}
     found |= {"q_lora_rank": config.get("q_lora_rank"), "norm_topk_prob": config.get("norm_topk_prob", False)}
@@ -354,7 +404,6 @@ def _latent(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
 
 def _llama4(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
     """Chunks of 8,192 tokens in three of four layers, and queries and keys normed but in the model with 128 experts."""
-    file.given.get("expert_gating_func")  # the class has no other
     if "attention.sliding_window" in file.given.values or not config.get("num_local_experts"):
         raise UnsupportedModel(f"{file.name}: a Llama 4 without experts or chunks is not read; use the safetensors")
     return {"use_qk_norm": config["num_local_experts"] != LLAMA4_UNNORMED, "attention_chunk_size": 8192}
@@ -400,14 +449,146 @@ def _gemma4(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
     }
 
 
+def _mixers(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Widths of state spaces."""
+    inner, heads = file.given.whole("ssm.inner_size"), file.given.whole("ssm.time_step_rank") or 1
+    expand = inner // config["hidden_size"]
+    widths = {"mamba_expand": expand, "mamba_d_head": inner // heads, "mamba_d_ssm": inner}
+    return widths | {"mamba_head_dim": inner // heads, "expand": expand, "head_dim": inner // heads, "num_heads": heads}
+
+
+def _of_mixers(config: Mapping[str, Any], file: _FileFacts, *names: str) -> dict[str, Any]:
+    widths = _mixers(config, file)
+    return {name: widths[name] for name in names}
+
+
+def _falcon_mamba(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """A Mamba that norms more."""
+    file.given.get("ssm.dt_b_c_rms")
+    return _of_mixers(config, file, "expand")
+
+
+def _granite_hybrid(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    kinds = ["mamba" if one == "ssm_in" else "attention" for one in file.kinds("ssm_in", "attn_q")]
+    has_rope = file.given.get("rope.scaling.finetuned") is True
+    experts = {name: config.get(name, 0) for name in ("num_local_experts", "num_experts_per_tok")}
+    return _of_mixers(config, file, "mamba_expand", "mamba_d_head") | experts | {
+        "layer_types": kinds, "position_embedding_type": "rope" if has_rope else None,
+    }  # fmt: skip
+
+
+def _bamba(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    kinds = file.kinds("ssm_in", "attn_q")
+    return _of_mixers(config, file, "mamba_expand", "mamba_d_head") | {
+        "attn_layer_indices": [layer for layer, kind in enumerate(kinds) if kind == "attn_q"]
+    }
+
+
+def _nemotron_h(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    named = {"ssm_in": "mamba", "attn_q": "attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
+    file.given.get("rope.dimension_count")  # nothing turns
+    head = file.given.whole("attention.key_length")
+    if file.given.get("attention.value_length") != head:
+        raise UnsupportedModel(f"{file.name}: its heads have other numbers for values than for keys")
+    kinds = [named[one] for one in file.kinds(*named)]
+    return _of_mixers(config, file, "mamba_head_dim", "expand") | {"layers_block_type": kinds}
+
+
+def _jamba(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Which layers attend and which have experts, by their distance."""
+    attending = [layer for layer, kind in enumerate(file.kinds("ssm_in", "attn_q")) if kind == "attn_q"]
+    routed = [layer for layer, kind in enumerate(file.kinds("ffn_gate_inp", "ffn_up")) if kind == "ffn_gate_inp"]
+    found = _of_mixers(config, file, "mamba_expand")
+    for name, layers in (("attn", attending), ("expert", routed)):
+        first = layers[0] if layers else file.layers
+        period = layers[1] - first if len(layers) > 1 else max(first, file.layers - first) + 1
+        if layers != list(range(first, file.layers, period)) and layers:
+            raise UnsupportedModel(f"{file.name}: its layers follow no period, and the class has one")
+        found |= {f"{name}_layer_offset": first, f"{name}_layer_period": period}
+    return found
+
+
+def _falcon_h1(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Weights have the class's multipliers in them."""
+    ones = ("lm_head", "embedding", "key", "attention_out", "attention_in", "ssm_in", "ssm_out")
+    found = _of_mixers(config, file, "mamba_expand", "mamba_d_head", "mamba_d_ssm")
+    found |= {f"{name}_multiplier": 1.0 for name in ones} | {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
+    return found | {"mamba_rms_norm": "blk.0.ssm_norm.weight" in file.header.tensors}
+
+
+def _lfm2(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Which layers are short convolutions."""
+    kinds = ["conv" if one == "shortconv.in_proj" else "full_attention" for one in file.kinds("shortconv.in_proj", "attn_q")]
+    return {"layer_types": kinds} | ({} if "num_experts" in config else {"block_auto_adjust_ff_dim": False})
+
+
+def _mpt(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    given, bias = file.given, file.given.get("attention.max_alibi_bias")
+    attention = {"alibi": bool(bias), "alibi_bias_max": int(bias or 8), "clip_qkv": given.get("attention.clamp_kqv")}
+    return {"attn_config": attention, "expansion_ratio": given.whole("feed_forward_length") // config["d_model"]}
+
+
+def _dbrx(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    given = file.given
+    attention = {"kv_n_heads": given.get("attention.head_count_kv"), "clip_qkv": given.get("attention.clamp_kqv")}
+    experts = {"ffn_hidden_size": given.get("feed_forward_length"), "moe_num_experts": given.get("expert_count")}
+    theta = given.get("rope.freq_base") or 10_000.0
+    return {
+        "attn_config": attention | {"rope_theta": theta},
+        "ffn_config": experts | {"moe_top_k": given.get("expert_used_count")},
+        "rope_theta": theta,
+    }
+
+
+def _youtu(_: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """A DeepSeek without experts: all of its layers are dense."""
+    if file.given.whole("leading_dense_block_count", file.layers) < file.layers:
+        file.given.read.discard("leading_dense_block_count")
+    return {}
+
+
+def _one_key_head(_: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    return {"multi_query": file.given.get("attention.head_count_kv") == 1}
+
+
+def _bloom(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    if file.given.get("attention.head_count_kv") not in (None, config["n_head"]):
+        raise UnsupportedModel(f"{file.name}: damaged: a BLOOM has as many heads for keys as for queries")
+    return {}
+
+
+def _ministral3(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """What a stretched rope multiplies scores and queries by."""
+    rope = dict(config.get("rope_scaling") or {})
+    if (log := file.given.get("rope.scaling.yarn_log_multiplier")) is not None:
+        rope |= {"mscale": log, "mscale_all_dim": log}
+    if (beta := file.given.get("attention.temperature_scale")) is not None:
+        rope["llama_4_scaling_beta"] = beta
+    return {"rope_scaling": rope} if rope else {}
+
+
 SPECIAL: Final[Mapping[str, Callable[[Mapping[str, Any], _FileFacts], dict[str, Any]]]] = {
+    "bamba": _bamba,
+    "bloom": _bloom,
+    "dbrx": _dbrx,
+    "falcon_h1": _falcon_h1,
+    "falcon_mamba": _falcon_mamba,
+    "gpt_bigcode": _one_key_head,
+    "granitemoehybrid": _granite_hybrid,
+    "jamba": _jamba,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2,
+    "mamba": lambda config, file: _of_mixers(config, file, "expand"),
+    "mamba2": lambda config, file: _of_mixers(config, file, "expand", "head_dim", "num_heads"),
+    "ministral3": _ministral3,
+    "mpt": _mpt,
+    "nemotron_h": _nemotron_h,
     "cohere2": lambda _, file: _own_windows(file.given, file.layers, 4),
     "deepseek_v2": _latent,
     "deepseek_v3": _latent,
     "gemma2": _gemma,
     "gemma3_text": _gemma,
     "gemma4_text": _gemma4,
-    "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
     "llama4_text": _llama4,
     "olmo3": _olmo3,
@@ -415,6 +596,7 @@ SPECIAL: Final[Mapping[str, Callable[[Mapping[str, Any], _FileFacts], dict[str, 
     "qwen3_5_text": _delta,
     "qwen3_moe": lambda *_: {"norm_topk_prob": True},
     "qwen3_next": _delta,
+    "youtu": _youtu,
     "starcoder2": lambda *_: {"use_bias": True},
 }
 """What llama.cpp's code knows of a family, and its files do not say, by the type of model."""
