@@ -99,9 +99,6 @@ def load_packed(
     model: Any = read_packed_ends(checkpoint, layout, span, form, (device, [*names.values(), *held]))
     for index, name in names.items():
         part = held[name] if name in held else read_packed_layer(checkpoint, layout, index, form, device)
-        for module in part.modules():
-            if hasattr(module, "config"):
-                module.config = model.config  # by which a class is told who attends
         model.set_submodule(name, part)
     for name in held.keys() - set(names.values()):
         model.set_submodule(name, held[name])

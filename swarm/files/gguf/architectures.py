@@ -17,35 +17,34 @@ if TYPE_CHECKING:
     from swarm.files.gguf.container import GgufHeader
 
 NEIGHBOURS: Final = frozenset(
-    "arcee chatglm cohere2 command-r deepseek2 ernie4_5 ernie4_5-moe glm4 granite granitehybrid granitemoe llama llama4 "
+    "arcee chatglm cohere2 command-r deepseek2 ernie4_5 ernie4_5-moe glm-dsa glm4 granite granitehybrid granitemoe llama llama4 "
     "mistral3 olmo smollm3".split()
 )
 """Architectures that turn neighbouring numbers of a head together. Source: llama.cpp, `llama_model_rope_type`."""
 HALVES: Final = frozenset(
-    "afmoe apertus dbrx dots1 exaone-moe exaone4 falcon falcon-h1 gemma gemma2 gemma3 gemma4 glm4moe gpt-oss gptneox "
-    "hunyuan-dense hunyuan-moe jais2 lfm2 lfm2moe mimo2 minicpm3 minimax-m2 nemotron olmo2 olmoe paddleocr phi2 phi3 phimoe "
+    "afmoe dbrx dots1 exaone-moe exaone4 falcon falcon-h1 gemma gemma2 gemma3 gemma4 glm4moe gpt-oss gptneox "
+    "hunyuan-dense hunyuan-moe jais2 lfm2 lfm2moe minicpm3 minimax-m2 nemotron olmo2 olmoe phi2 phi3 phimoe "
     "qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss stablelm "
     "starcoder2".split()
 )
 """Architectures that turn a number of a head's first half with one of its second."""
 UNTURNED: Final = frozenset("bloom gpt2 jamba mamba mamba2 mpt nemotron_h nemotron_h_moe starcoder".split())
 """Architectures without rotary embeddings."""
+READ: Final = NEIGHBOURS | HALVES | UNTURNED
 TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "chatglm": ("glm",),
     "command-r": ("cohere",),
     "deepseek2": ("deepseek_v3", "deepseek_v2", "youtu"),
-    "glm4moe": ("glm4_moe",),
+    "glm-dsa": ("glm_moe_dsa",),
     "granitehybrid": ("bamba", "granitemoehybrid"),
     "granitemoe": ("granitemoe", "granitemoeshared"),
     "hunyuan-dense": ("hunyuan_v1_dense",),
     "hunyuan-moe": ("hunyuan_v1_moe",),
     "llama": ("llama", "mixtral"),
     "mamba": ("mamba", "falcon_mamba"),
-    "mimo2": ("mimo_v2_flash",),
     "mistral3": ("ministral3",),
     "nemotron_h_moe": ("nemotron_h",),
     "olmo2": ("olmo2", "olmo3"),
-    "paddleocr": ("ernie4_5",),
     "phi2": ("phi",),
     "qwen2vl": ("qwen2",),
     "qwen3vl": ("qwen3",),
@@ -54,14 +53,36 @@ TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Types of models of architectures that transformers calls otherwise; of several the one that knows the file's keys."""
 
-REFUSED: Final[Mapping[str, str]] = {}
-"""Architectures whose class runs, and whose files do not, with the reason."""
+NO_CLASS: Final = "transformers has no class for it"
+REFUSED: Final[Mapping[str, str]] = {
+    name: reason
+    for reason, names in {
+        "it embeds texts, and writes none": "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert "
+        "neo-bert nomic-bert nomic-bert-moe t5encoder",
+        "it has an encoder": "t5",
+        "it writes sound": "wavtokenizer-dec",
+        "its tokens also see those that follow them": "dream llada llada-moe rnd1",
+        "its class forbids tokens, which its text model does not": "chameleon",
+        "numbers of its activations lie in the metadata, and are weights of its class": "apertus",
+        "its products round what enters them, which its class does not": "bitnet",
+        "some of its weights lie stacked in one": "gemma3n",
+        "positions of its tokens have axes that no class here has": "hunyuan_vl",
+        "its text model has no class that stands alone": "mistral4 paddleocr step35",
+        "llama.cpp writes no such files": "gptj",
+        "its files were not compared with its class": "kimi-linear mimo2",
+    }.items()
+    for name in names.split()
+}
+"""Architectures that were looked into and are not read, and why; of the others transformers has no class."""
 
 EPS: Final = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon")
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "attention.clamp_kqv": ("clip_qkv",),
     "attention.head_count": ("num_attention_heads",),
     "attention.head_count_kv": ("num_key_value_heads", "num_kv_heads"),
+    "attention.indexer.head_count": ("index_n_heads",),
+    "attention.indexer.key_length": ("index_head_dim",),
+    "attention.indexer.top_k": ("index_topk",),
     "attention.key_length": ("head_dim",),
     "attention.kv_lora_rank": ("kv_lora_rank",),
     "attention.layer_norm_epsilon": (*EPS[2:], *EPS[:2]),
@@ -136,7 +157,7 @@ REQUIRED: Final = ("context_length", "block_count", "embedding_length")
 SIGMOID: Final = 2
 """How routers choose experts, as `expert_gating_func` has it."""
 BY_SIGMOID: Final = frozenset(
-    "afmoe deepseek_v3 dots1 exaone_moe glm4_moe lfm2_moe llama4_text mimo_v2_flash minimax_m2 nemotron_h youtu".split()
+    "afmoe deepseek_v3 dots1 exaone_moe glm4_moe lfm2_moe llama4_text minimax_m2 nemotron_h youtu".split()
 )
 """Types whose routers choose by a sigmoid and in no other way."""
 
@@ -157,9 +178,9 @@ def architecture_of(header: GgufHeader, name: str) -> str:
         raise UnsupportedModel(f"{name}: its kind is {kind!r}, not a model; give the model's own file")
     if not header.tensors:
         raise UnsupportedModel(f"{name}: a tokenizer without weights; give the model's own file")
-    if not (types := types_of(family)) or family in REFUSED:
-        reason = REFUSED.get(family) or f"read are {', '.join(sorted(NEIGHBOURS | HALVES | UNTURNED))}"
-        raise UnsupportedModel(f"{name}: GGUF of architecture {family!r} is not read; {reason}")
+    if family not in READ:
+        reason = f"{REFUSED.get(family, NO_CLASS)}; read are {', '.join(sorted(READ))}"
+        raise UnsupportedModel(f"{name}: GGUF of architecture {family!r} is not read: {reason}")
     return family
 
 
@@ -167,13 +188,11 @@ def types_of(family: str) -> tuple[str, ...]:
     """Types of transformers' causal language models that a file of this architecture may be of."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if family not in NEIGHBOURS | HALVES | UNTURNED:
-        return ()
     if family in TYPES:
         return TYPES[family]
     names = {_plain(one): one for one in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}
     found = names.get(f"{_plain(family)}text") or names.get(_plain(family))
-    return () if found is None else (found,)
+    return (names[_plain(family)],) if found is None else (found,)
 
 
 def _plain(name: str) -> str:

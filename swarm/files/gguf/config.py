@@ -173,10 +173,14 @@ def _config_as(
     config |= _token_ids(header) | _flags(header, kind)
     if "rope_parameters" in kind.__dataclass_fields__ and model_type != "gemma4_text":
         config |= _heads(given, config, kind, name) | _rope(header, given, name, vector)
-    if "sliding_window" in config:
-        config |= {"sliding_window": config["sliding_window"] or None} | _own_windows(given, layers, kind)
+    if "sliding_window" in kind.__dataclass_fields__:
+        config |= {"sliding_window": config.get("sliding_window") or None} | _own_windows(given, layers)
+    facts = _FileFacts(name, given, layers, header, vector)
+    if "mlp_layer_types" in kind.__dataclass_fields__:
+        routed = [one == "ffn_gate_inp" for one in facts.kinds("ffn_gate_inp", "ffn_up")]
+        config["mlp_layer_types"] = ["sparse" if one else "dense" for one in routed]
     if (special := SPECIAL.get(model_type)) is not None:
-        config |= special(config, _FileFacts(name, given, layers, header, vector))
+        config |= special(config, facts)
     return config, given.unread() | _unsaid(config, kind, header)
 
 
@@ -241,6 +245,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "attention_bias": "attn_(?:q|qkv).bias",
     "attention_out_bias": "attn_output.bias",
     "bias": "(?:attn_qkv|ffn_up).bias",
+    "lm_head_bias": "output.bias",
     "mlp_bias": "ffn_up.bias",
     "new_decoder_architecture": "attn_norm_2.weight",
     "no_bias": "(?!.*bias).*",
@@ -258,7 +263,7 @@ FLAGS: Final[Mapping[str, str]] = {
 
 def _flags(header: GgufHeader, kind: Any) -> dict[str, Any]:  # noqa: ANN401
     """What a model of the class may have or not, as the file's tensors have it."""
-    own = {re.sub(r"^blk\.\d+\.", "", name) for name in header.tensors if name.startswith("blk.")}
+    own = {re.sub(r"^blk\.\d+\.", "", name) for name in header.tensors}
     fields = kind.__dataclass_fields__
     return {flag: any(re.fullmatch(sign, one) for one in own) for flag, sign in FLAGS.items() if flag in fields}
 
@@ -272,7 +277,7 @@ def _rope(header: GgufHeader, given: OwnFields, name: str, vector: Callable[[str
         scaling: dict[str, Any] = {"rope_type": "longrope"}
         scaling |= {"long_factor": list(vector(ROPE_LONG)), "short_factor": list(vector(ROPE_SHORT))}
         if (attention := given.get("rope.scaling.attn_factor")) is not None:
-            scaling["attention_factor"] = attention
+            scaling |= dict.fromkeys(("attention_factor", "short_mscale", "long_mscale"), attention)
         return {"rope_scaling": scaling, "original_max_position_embeddings": window}
     if ROPE_FREQS in header.tensors:
         return {"rope_scaling": _llama3(vector(ROPE_FREQS), given, name)}
@@ -338,11 +343,10 @@ class _FileFacts:
 
 
 def _gemma(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
-    """By what attention is scaled, and which layers have a window."""
+    """By what attention is scaled."""
     is_wide = (file.given.family, file.layers) in GEMMA_27B
     width = config["hidden_size"] // config["num_attention_heads"] if is_wide else config["head_dim"]
-    period = 2 if file.given.family == "gemma2" else 6
-    return {"query_pre_attn_scalar": width} | _own_windows(file.given, file.layers, period)
+    return {"query_pre_attn_scalar": width}
 
 
 def _gpt_oss(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
@@ -361,9 +365,9 @@ def _windows(given: OwnFields, layers: int, period: int) -> dict[str, Any]:
     return {"layer_types": [("sliding" if one else "full") + "_attention" for one in is_sliding]}
 
 
-def _own_windows(given: OwnFields, layers: int, period: int) -> dict[str, Any]:
+def _own_windows(given: OwnFields, layers: int) -> dict[str, Any]:
     """As `_windows`, but nothing where a file says nothing: the class has that period itself."""
-    return _windows(given, layers, period) if "attention.sliding_window_pattern" in given.values else {}
+    return _windows(given, layers, 1) if "attention.sliding_window_pattern" in given.values else {}
 
 
 def _olmo3(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
@@ -528,7 +532,7 @@ def _mpt(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
     return {"attn_config": attention, "expansion_ratio": given.whole("feed_forward_length") // config["d_model"]}
 
 
-def _dbrx(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+def _dbrx(_: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
     given = file.given
     attention = {"kv_n_heads": given.get("attention.head_count_kv"), "clip_qkv": given.get("attention.clamp_kqv")}
     experts = {"ffn_hidden_size": given.get("feed_forward_length"), "moe_num_experts": given.get("expert_count")}
@@ -538,6 +542,13 @@ def _dbrx(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
         "ffn_config": experts | {"moe_top_k": given.get("expert_used_count")},
         "rope_theta": theta,
     }
+
+
+def _indexed(config: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
+    """Which layers select by an indexer of their own."""
+    own = file.given.get("attention.indexer.types")
+    kinds = [bool(one) for one in own[: file.layers]] if isinstance(own, list) else [True] * file.layers
+    return _latent(config, file) | {"indexer_types": ["full" if one else "shared" for one in kinds]}
 
 
 def _youtu(_: Mapping[str, Any], file: _FileFacts) -> dict[str, Any]:
@@ -583,7 +594,6 @@ SPECIAL: Final[Mapping[str, Callable[[Mapping[str, Any], _FileFacts], dict[str, 
     "ministral3": _ministral3,
     "mpt": _mpt,
     "nemotron_h": _nemotron_h,
-    "cohere2": lambda _, file: _own_windows(file.given, file.layers, 4),
     "deepseek_v2": _latent,
     "deepseek_v3": _latent,
     "gemma2": _gemma,
@@ -596,6 +606,7 @@ SPECIAL: Final[Mapping[str, Callable[[Mapping[str, Any], _FileFacts], dict[str, 
     "qwen3_5_text": _delta,
     "qwen3_moe": lambda *_: {"norm_topk_prob": True},
     "qwen3_next": _delta,
+    "glm_moe_dsa": _indexed,
     "youtu": _youtu,
     "starcoder2": lambda *_: {"use_bias": True},
 }

@@ -46,6 +46,8 @@ class ClassLayout:
         for name, module in model.named_modules():
             if isinstance(module, Conv1D):
                 turned.add(f"{name}.weight")
+            if isinstance(getattr(module, "w2", None), torch.nn.Parameter):
+                turned.add(f"{name}.w2")  # DBRX's, whose experts lie in one matrix
             if hasattr(module, "gate_up_proj") and hasattr(module, "down_proj") and module.down_proj is not None:
                 own = {f"{name}.gate_up_proj", f"{name}.down_proj"}
                 turned |= own if _is_turned(module) else set()

@@ -133,7 +133,7 @@ class GgufSource:
         for name, parts in self.stored.items():
             places = [self.table.places[part][1] for part in parts]
             shape, own = self.layout.shapes[name], places[0].shape
-            flat = len(shape) == 1 or len(places) > 1  # such as norms of groups
+            flat = len(shape) < min(3, len(own)) or len(places) > 1  # such as norms of groups
             is_alike = flat or sorted(one for one in shape if one > 1) == sorted(one for one in own if one > 1)
             if not is_alike or sum(place.rows * place.columns for place in places) != prod(shape):
                 said = f"{parts[0]} has the shape {list(own)}, and by the metadata {name} has {list(shape)}"
@@ -167,7 +167,7 @@ class GgufSource:
         places = [self.table.places[one][1] for one in self.stored[name]]
         if (LATENT.fullmatch(name) and len(places) > 1) or self._has_other_columns(self.stored[name][0]):
             return None
-        if not all(len(place.shape) > 1 and self._stays(place) for place in places):
+        if not all(self._stays(name, place) for place in places):
             return None
         return sum(place.rows * place.columns for place in places), sum(place.size_bytes for place in places)
 
@@ -208,10 +208,10 @@ class GgufSource:
             return place.encoding.decode(raw.view(place.rows, -1))[
                 :, self._key_by_key(self.config.linear_value_head_dim)
             ]
-        if len(place.shape) > 1 and self._stays(place):
+        if self._stays(ours, place):
             blocks = raw.view(place.rows, place.encoding.row_bytes(place.columns))
             matrix = GgufMatrix(blocks if rows is None else blocks[rows], place.encoding)
-            return StoredTensor(matrix, place.shape, is_transposed)
+            return StoredTensor(matrix, self._shape_of(ours, place), is_transposed)
         plain = self._plain(raw, place)
         if ours in self.layout.plus_one:
             plain = plain.float() - 1
@@ -220,9 +220,18 @@ class GgufSource:
         plain = plain if rows is None else plain[rows]
         return plain.transpose(-1, -2).contiguous() if is_transposed else plain
 
-    def _stays(self, place: TensorPlace) -> bool:
+    def _stays(self, ours: str, place: TensorPlace) -> bool:
         """Whether values are held as they are stored: what a packed file leaves in 16 bits stays in 16 bits."""
+        own = self.layout.shapes[ours]
+        if len(place.shape) < 2 or len(own) > len(place.shape) or (ours in self.layout.turned and len(own) < 3 < 1 + len(place.shape)):
+            return False  # such as the kernels of a convolution
         return place.encoding.dtype is None or (place.encoding.dtype != torch.float32 and bool(self.encoding))
+
+    def _shape_of(self, ours: str, place: TensorPlace) -> tuple[int, ...]:
+        """The shape that the class has, where a file has the rows of experts apart, or one dimension less."""
+        own = self.layout.shapes[ours]
+        is_alone = len(self.stored[ours]) == 1 and ours not in self.layout.turned
+        return own if is_alone and own[-1] == place.shape[-1] and prod(own) == prod(place.shape) else place.shape
 
     def _plain(self, raw: torch.Tensor, place: TensorPlace) -> torch.Tensor:
         if place.encoding.dtype is not None:
