@@ -249,7 +249,8 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     for part in (part for name, part in values.items() if name.endswith("_config") and isinstance(part, dict)):
         part.update({name: small for name, small in _TOWER.items() if part.get(name)})
     if values.get("rope_parameters"):
-        head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+        width, heads = (values[aliases.get(name, name)] for name in ("hidden_size", "num_attention_heads"))
+        head = values.get("head_dim") or width // heads
         values["rope_parameters"] = _plain_rope(values["rope_parameters"], head)
     return type(config.get_text_config()).from_dict(values)
 

@@ -287,7 +287,10 @@ class TinyGguf:
             return numpy.ascontiguousarray(experts.swapaxes(1, 2)) if "down" in title else experts
         if ".attn_qkv." in title and self.family in ("bloom", "falcon", "gptneox"):
             return by_kind(values, config)
-        heads = {"attn_q": getattr(config, "num_attention_heads", 0), "attn_k": getattr(config, "num_key_value_heads", None)}
+        heads = {
+            "attn_q": getattr(config, "num_attention_heads", 0),
+            "attn_k": getattr(config, "num_key_value_heads", None),
+        }
         count = heads.get(title.split(".")[2]) if self.family in INTERLEAVED and title.startswith("blk.") else None
         if count:
             shape = (count, 2, values.shape[0] // count // 2, *values.shape[1:])
@@ -307,19 +310,7 @@ class TinyGguf:
         config: Any = self.model.config
         fields = {*type(config).__dataclass_fields__, *config.attribute_map}
         rope = getattr(config, "rope_parameters", None) or {}
-        writer.add_context_length(next(filter(None, (getattr(config, name, None) for name in LENGTHS)), 1 << 20))
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_embedding_length(config.hidden_size)
-        if self.family != "qwen35moe":
-            wide = config.intermediate_size if "intermediate_size" in fields else 4 * config.hidden_size
-            writer.add_feed_forward_length(wide)
-        writer.add_head_count(config.num_attention_heads if "num_attention_heads" in fields else 0)
-        for name in {"num_key_value_heads", "num_kv_heads"} & fields:
-            writer.add_head_count_kv(getattr(config, name))
-        for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
-            if eps := getattr(config, name, None):
-                is_rms = name == "rms_norm_eps" or self.family in ("lfm2", "lfm2moe", "mamba", "mamba2", "nemotron_h_moe")
-                (writer.add_layer_norm_rms_eps if is_rms else writer.add_layer_norm_eps)(eps)
+        self._sizes(writer, fields)
         head = config.head_dim if "head_dim" in fields and not {"kv_lora_rank", "num_heads"} & fields else None
         if head:
             writer.add_key_length(head)
@@ -337,11 +328,40 @@ class TinyGguf:
         for title, value in self.fields.items():
             getattr(writer, title)(value)
 
+    def _sizes(self, writer: gguf.GGUFWriter, fields: set[str]) -> None:
+        """What each converter writes."""
+        config: Any = self.model.config
+        writer.add_context_length(next(filter(None, (getattr(config, name, None) for name in LENGTHS)), 1 << 20))
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_embedding_length(config.hidden_size)
+        if self.family != "qwen35moe":
+            wide = config.intermediate_size if "intermediate_size" in fields else 4 * config.hidden_size
+            writer.add_feed_forward_length(wide)
+        writer.add_head_count(config.num_attention_heads if "num_attention_heads" in fields else 0)
+        for name in {"num_key_value_heads", "num_kv_heads"} & fields:
+            writer.add_head_count_kv(getattr(config, name))
+        for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
+            if eps := getattr(config, name, None):
+                is_rms = name == "rms_norm_eps" or self.family in (
+                    "lfm2",
+                    "lfm2moe",
+                    "mamba",
+                    "mamba2",
+                    "nemotron_h_moe",
+                )
+                (writer.add_layer_norm_rms_eps if is_rms else writer.add_layer_norm_eps)(eps)
+
 
 def published(name: str) -> list[str]:
     """What checkpoints call a tensor of a class, where it was renamed since."""
     olds = (("transformer.", ""), ("model.layers", "backbone.layers"), ("gate.moe_statics", "moe_statics"))
-    olds += ((".mixer.", ".mlp."), (".router", ".router.layer"), ("experts.down_proj", "output_linear"), ("model.embeddings", "backbone.embeddings"), ("model.norm_f", "backbone.norm_f"))
+    olds += (
+        (".mixer.", ".mlp."),
+        (".router", ".router.layer"),
+        ("experts.down_proj", "output_linear"),
+        ("model.embeddings", "backbone.embeddings"),
+        ("model.norm_f", "backbone.norm_f"),
+    )
     return [name, *(name.replace(new, old) for new, old in olds)]
 
 

@@ -1,7 +1,7 @@
 """Which of transformers' types of models a GGUF architecture is read into, and what its metadata are called there.
 
 Facts of llama.cpp's code stand here, which no file says: the types that an architecture's name does not tell, and which
-numbers of a head turn together. All else is read off the class (`swarm/files/gguf/class_layout.py`) and the file.
+numbers of a head turn together. All else is read off the class (`swarm/files/stored/gguf_layout.py`) and the file.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ if TYPE_CHECKING:
 
     from swarm.files.gguf.container import GgufHeader
 
-NEIGHBOURS: Final = frozenset(
-    "arcee chatglm cohere2 command-r deepseek2 ernie4_5 ernie4_5-moe glm-dsa glm4 granite granitehybrid granitemoe llama llama4 "
-    "mistral3 olmo smollm3".split()
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+NEIGHBOURS: Final = _names(
+    "arcee chatglm cohere2 command-r deepseek2 ernie4_5 ernie4_5-moe glm-dsa glm4 granite granitehybrid granitemoe "
+    "llama llama4 mistral3 olmo smollm3"
 )
 """Architectures that turn neighbouring numbers of a head together. Source: llama.cpp, `llama_model_rope_type`."""
-HALVES: Final = frozenset(
+HALVES: Final = _names(
     "afmoe dbrx dots1 exaone-moe exaone4 falcon falcon-h1 gemma gemma2 gemma3 gemma4 glm4moe gpt-oss gptneox "
-    "hunyuan-dense hunyuan-moe jais2 lfm2 lfm2moe minicpm3 minimax-m2 nemotron olmo2 olmoe phi2 phi3 phimoe "
-    "qwen2 qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss stablelm "
-    "starcoder2".split()
+    "hunyuan-dense hunyuan-moe jais2 lfm2 lfm2moe minicpm3 minimax-m2 nemotron olmo2 olmoe phi2 phi3 phimoe qwen2 "
+    "qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss stablelm starcoder2"
 )
 """Architectures that turn a number of a head's first half with one of its second."""
-UNTURNED: Final = frozenset("bloom gpt2 jamba mamba mamba2 mpt nemotron_h nemotron_h_moe starcoder".split())
+UNTURNED: Final = _names("bloom gpt2 jamba mamba mamba2 mpt nemotron_h nemotron_h_moe starcoder")
 """Architectures without rotary embeddings."""
 READ: Final = NEIGHBOURS | HALVES | UNTURNED
 TYPES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -54,25 +58,22 @@ TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 """Types of models of architectures that transformers calls otherwise; of several the one that knows the file's keys."""
 
 NO_CLASS: Final = "transformers has no class for it"
-REFUSED: Final[Mapping[str, str]] = {
-    name: reason
-    for reason, names in {
-        "it embeds texts, and writes none": "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert "
-        "neo-bert nomic-bert nomic-bert-moe t5encoder",
-        "it has an encoder": "t5",
-        "it writes sound": "wavtokenizer-dec",
-        "its tokens also see those that follow them": "dream llada llada-moe rnd1",
-        "its class forbids tokens, which its text model does not": "chameleon",
-        "numbers of its activations lie in the metadata, and are weights of its class": "apertus",
-        "its products round what enters them, which its class does not": "bitnet",
-        "some of its weights lie stacked in one": "gemma3n",
-        "positions of its tokens have axes that no class here has": "hunyuan_vl",
-        "its text model has no class that stands alone": "mistral4 paddleocr step35",
-        "llama.cpp writes no such files": "gptj",
-        "its files were not compared with its class": "kimi-linear mimo2",
-    }.items()
-    for name in names.split()
+_REASONS: Final = {
+    "it embeds texts, and writes none": "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed "
+    "modern-bert neo-bert nomic-bert nomic-bert-moe t5encoder",
+    "it has an encoder": "t5",
+    "it writes sound": "wavtokenizer-dec",
+    "its tokens also see those that follow them": "dream llada llada-moe rnd1",
+    "its class forbids tokens, which its text model does not": "chameleon",
+    "numbers of its activations lie in the metadata, and are weights of its class": "apertus",
+    "its products round what enters them, which its class does not": "bitnet",
+    "some of its weights lie stacked in one": "gemma3n",
+    "positions of its tokens have axes that no class here has": "hunyuan_vl",
+    "its text model has no class that stands alone": "mistral4 paddleocr step35",
+    "llama.cpp writes no such files": "gptj",
+    "its files were not compared with its class": "kimi-linear mimo2",
 }
+REFUSED: Final[Mapping[str, str]] = {name: reason for reason, names in _REASONS.items() for name in _names(names)}
 """Architectures that were looked into and are not read, and why; of the others transformers has no class."""
 
 EPS: Final = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon")
@@ -114,7 +115,6 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "logit_scale": ("logit_scale", "logits_scaling"),
     "residual_scale": ("residual_multiplier",),
     "rope.freq_base": ("rope_theta",),
-    "rope.freq_base_swa": ("rope_local_base_freq",),
     "shortconv.l_cache": ("conv_L_cache",),
     "ssm.conv_kernel": ("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"),
     "ssm.group_count": ("linear_num_key_heads", "n_groups", "mamba_n_groups"),
@@ -123,25 +123,27 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "use_parallel_residual": ("use_parallel_residual",),
 }
 """What configs call a value of the metadata: of several names the first one that the class has."""
+_HEADS_OF_SPACES: Final = {"ssm.time_step_rank": "mamba_n_heads"}
+_WITHOUT_HEADS: Final = {"attention.head_count": "", "feed_forward_length": ""}
 OWN_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
-    "bamba": {"ssm.time_step_rank": "mamba_n_heads"},
-    "falcon_h1": {"ssm.time_step_rank": "mamba_n_heads"},
-    "falcon_mamba": {"attention.head_count": "", "feed_forward_length": ""},
-    "granitemoehybrid": {"ssm.time_step_rank": "mamba_n_heads"},
+    "bamba": _HEADS_OF_SPACES,
     "bloom": {"attention.head_count_kv": "", "feed_forward_length": ""},
-    "dbrx": dict.fromkeys(
-        ("attention.clamp_kqv", "attention.layer_norm_epsilon", "expert_count", "expert_used_count", "feed_forward_length"), ""
-    )
-    | {"attention.head_count_kv": "", "rope.freq_base": ""},
+    "dbrx": {
+        "attention.clamp_kqv": "",
+        "attention.head_count_kv": "",
+        "attention.layer_norm_epsilon": "",
+        "expert_count": "",
+        "expert_used_count": "",
+        "feed_forward_length": "",
+        "rope.freq_base": "",
+    },
+    "falcon_h1": _HEADS_OF_SPACES,
+    "falcon_mamba": _WITHOUT_HEADS,
     "gemma3_text": {
         "rope.freq_base_swa": "rope_local_base_freq",
         "rope.global.freq_base": "rope_theta",
         "rope.local.freq_base": "rope_local_base_freq",
     },
-    "gpt_bigcode": {"attention.head_count_kv": ""},
-    "mamba": {"attention.head_count": "", "feed_forward_length": ""},
-    "mamba2": {"attention.head_count": "", "feed_forward_length": "", "ssm.time_step_rank": ""},
-    "nemotron_h": {"expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size", "ssm.time_step_rank": "mamba_num_heads"},
     "gemma4_text": {
         "attention.head_count_kv": "",
         "attention.key_length": "",
@@ -150,14 +152,22 @@ OWN_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
         "rope.freq_base": "",
     },
     "gpt2": {"attention.head_count_kv": ""},
+    "gpt_bigcode": {"attention.head_count_kv": ""},
+    "granitemoehybrid": _HEADS_OF_SPACES,
     "llama4_text": {"expert_feed_forward_length": "intermediate_size", "feed_forward_length": "intermediate_size_mlp"},
+    "mamba": _WITHOUT_HEADS,
+    "mamba2": _WITHOUT_HEADS | {"ssm.time_step_rank": ""},
+    "nemotron_h": {
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "ssm.time_step_rank": "mamba_num_heads",
+    },
 }
-"""Where a type calls a value otherwise, or has it by a form of its own: then "" leaves it to what follows."""
+"""Where a type calls a value otherwise, or has it in a form of its own: then "" leaves it to `by_type.py`."""
 REQUIRED: Final = ("context_length", "block_count", "embedding_length")
 SIGMOID: Final = 2
 """How routers choose experts, as `expert_gating_func` has it."""
-BY_SIGMOID: Final = frozenset(
-    "afmoe deepseek_v3 dots1 exaone_moe glm4_moe lfm2_moe llama4_text minimax_m2 nemotron_h youtu".split()
+BY_SIGMOID: Final = _names(
+    "afmoe deepseek_v3 dots1 exaone_moe glm4_moe glm_moe_dsa lfm2_moe llama4_text minimax_m2 nemotron_h youtu"
 )
 """Types whose routers choose by a sigmoid and in no other way."""
 
@@ -200,7 +210,11 @@ def _plain(name: str) -> str:
 
 
 def field_of(key: str, config_class: Any) -> str | None:  # noqa: ANN401 - any of transformers' config classes
-    """What the config of a class calls a value of the metadata; "" where it has a form of its own, None where nothing does."""
+    """What the config of a class calls a value of the metadata.
+
+    Returns:
+        "" where the value has a form of its own, None where the class has no such.
+    """
     own = OWN_KEYS.get(config_class.model_type, {})
     if key in own:
         return own[key]

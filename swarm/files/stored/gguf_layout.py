@@ -27,7 +27,7 @@ class ClassLayout:
         mixed: gate and up of experts row by row.
         plus_one: norms that add one to their weight, which llama.cpp stores added.
         is_reordered: whether a file has the halves of a head of queries and keys mixed.
-        is_other_rope: whether the class turns other numbers of a head than llama.cpp, and no order of rows makes up for it.
+        is_other_rope: whether the class turns other numbers of a head, and no order of rows makes up for it.
     """
 
     shapes: Mapping[str, tuple[int, ...]]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy
 import torch
-
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
@@ -38,7 +37,9 @@ if TYPE_CHECKING:
     from swarm.files.hub import Hub
 
 
-FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*(?:experts\.gate_up_proj(?P<bias>_bias)?|(?P<shared>shared_mlp.input_linear)\.weight)")
+FUSED: Final = re.compile(
+    r".*\.layers\.(?P<index>\d+)\..*(?:experts\.gate_up_proj(?P<bias>_bias)?|(?P<shared>shared_mlp.input_linear)\.weight)"
+)
 """Gate and up of all experts, or of one for all tokens, in one tensor, which GGUF holds in two."""
 GROUPED: Final = re.compile(r".*\.query_key_value\.(?:weight|bias)")
 """Queries, keys and values by heads of keys, which GGUF has by kind."""
@@ -223,7 +224,11 @@ class GgufSource:
     def _stays(self, ours: str, place: TensorPlace) -> bool:
         """Whether values are held as they are stored: what a packed file leaves in 16 bits stays in 16 bits."""
         own = self.layout.shapes[ours]
-        if len(place.shape) < 2 or len(own) > len(place.shape) or (ours in self.layout.turned and len(own) < 3 < 1 + len(place.shape)):
+        if (
+            len(place.shape) < 2
+            or len(own) > len(place.shape)
+            or (ours in self.layout.turned and len(own) < 3 < 1 + len(place.shape))
+        ):
             return False  # such as the kernels of a convolution
         return place.encoding.dtype is None or (place.encoding.dtype != torch.float32 and bool(self.encoding))
 

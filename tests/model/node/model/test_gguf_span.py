@@ -188,7 +188,11 @@ ROUTED: dict[str, Any] = {**EXPERTS, "num_key_value_heads": 2, "n_group": 1}
 SCALES: dict[str, Any] = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1}
 SCALES |= {"logits_scaling": 2.0}
 BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "afmoe": ("afmoe", "afmoe", {**FEW, "sliding_window": WINDOW, "num_dense_layers": 1, "num_shared_experts": 2, "route_scale": 1.5}),
+    "afmoe": (
+        "afmoe",
+        "afmoe",
+        {**FEW, "sliding_window": WINDOW, "num_dense_layers": 1, "num_shared_experts": 2, "route_scale": 1.5},
+    ),
     "arcee": ("arcee", "arcee", {}),
     "bamba": ("granitehybrid", "bamba", {**SPACES, "attn_layer_indices": [1]}),
     "bloom": ("bloom", "bloom", {}),
@@ -231,7 +235,11 @@ BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "jais2": ("jais2", "jais2", {}),
     "jamba": ("jamba", "jamba", {**FEW, "attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 16}),
     "lfm2": ("lfm2", "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}),
-    "lfm2moe": ("lfm2moe", "lfm2_moe", {**FEW, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}),
+    "lfm2moe": (
+        "lfm2moe",
+        "lfm2_moe",
+        {**FEW, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    ),
     "mamba": ("mamba", "mamba", {"state_size": 16, "time_step_rank": 16}),
     "mamba2": ("mamba2", "mamba2", {"num_heads": 8, "head_dim": 64, "state_size": 16, "n_groups": 2}),
     "minicpm3": ("minicpm3", "minicpm3", {**LATENT, "v_head_dim": 64}),
@@ -304,9 +312,8 @@ WRITTEN |= {
     "mpt": {"add_max_alibi_bias": 8.0},
     "nemotron_h": {**MIXERS, "add_head_count_kv": [0, 2, 0], "add_feed_forward_length": [0, 0, 256]},
     "starcoder": {"add_head_count_kv": 1},
-    "youtu": {
-        name: value for name, value in WRITTEN["deepseek2"].items() if name != "add_expert_gating_func"
-    } | {"add_leading_dense_block_count": 3, "add_value_length_mla": 24},
+    "youtu": {name: value for name, value in WRITTEN["deepseek2"].items() if name != "add_expert_gating_func"}
+    | {"add_leading_dense_block_count": 3, "add_value_length_mla": 24},
 }
 READ_BY_TRANSFORMERS = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "starcoder2")
 
