@@ -52,6 +52,7 @@ UNWRITTEN: Final = {
     "lfm2moe": {"norm_topk_prob", "routed_scaling_factor"},
     "mamba2": {"time_step_rank", "head_dim"},
     "minimax-m2": {"norm_topk_prob"},
+    "nemotron_h": {"n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob"},
     "olmoe": {"norm_topk_prob"},
     "qwen2moe": {"norm_topk_prob"},
     "qwen3moe": {"norm_topk_prob"},
@@ -137,7 +138,7 @@ class TinyGguf:
         family: the architecture, as the file has it.
         model: whose values are those that the file decodes to, in float32.
         choose: types of matrices.
-        fields: more metadata: method of the writer, and its argument.
+        fields: more metadata: method of the writer, and its argument, or a tuple of them.
         more: tensors that the class does not have.
         seed: of blocks that are drawn.
         packs: whether tensors that the converter takes apart are rounded to 8 bits.
@@ -326,7 +327,7 @@ class TinyGguf:
             if value is not None and name not in UNWRITTEN.get(self.family, ()):
                 getattr(writer, method)(value)
         for title, value in self.fields.items():
-            getattr(writer, title)(value)
+            getattr(writer, title)(*value) if isinstance(value, tuple) else getattr(writer, title)(value)
 
     def _sizes(self, writer: gguf.GGUFWriter, fields: set[str]) -> None:
         """What each converter writes."""
@@ -347,6 +348,7 @@ class TinyGguf:
                     "lfm2moe",
                     "mamba",
                     "mamba2",
+                    "nemotron_h",
                     "nemotron_h_moe",
                 )
                 (writer.add_layer_norm_rms_eps if is_rms else writer.add_layer_norm_eps)(eps)
@@ -384,7 +386,11 @@ def converted(ours: str, values: torch.Tensor, config: Any, family: str) -> dict
     own["gate_up_proj"] = "ffn_gate_up_exps.weight"
     if found is not None and family == "gemma4" and found[3] in own:
         return {f"blk.{found[1]}.{own[found[3]]}": values}
-    if found is None or hasattr(config, "scale_emb") or family not in ("deepseek2", "qwen3next", "qwen35", "qwen35moe"):
+    if (
+        found is None
+        or hasattr(config, "scale_emb")
+        or family not in ("deepseek2", "glm-dsa", "qwen3next", "qwen35", "qwen35moe")
+    ):
         return {}
     block, part = f"blk.{found[1]}", found[3]
     if part == "kv_b_proj.weight":

@@ -41,7 +41,7 @@ TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "deepseek2": ("deepseek_v3", "deepseek_v2", "youtu"),
     "glm-dsa": ("glm_moe_dsa",),
     "granitehybrid": ("bamba", "granitemoehybrid"),
-    "granitemoe": ("granitemoe", "granitemoeshared"),
+    "granitemoe": ("granitemoeshared",),
     "hunyuan-dense": ("hunyuan_v1_dense",),
     "hunyuan-moe": ("hunyuan_v1_moe",),
     "llama": ("llama", "mixtral"),

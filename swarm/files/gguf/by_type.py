@@ -171,7 +171,8 @@ def _nemotron_h(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
     if file.given.get("attention.value_length") != head:
         raise UnsupportedModel(f"{file.name}: its heads have other numbers for values than for keys")
     kinds = [named[one] for one in file.kinds(*named)]
-    return _of_mixers(config, file, "mamba_head_dim", "expand") | {"layers_block_type": kinds}
+    experts = {} if "moe" in kinds else {"n_routed_experts": 0}
+    return _of_mixers(config, file, "mamba_head_dim", "expand") | experts | {"layers_block_type": kinds}
 
 
 def _jamba(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:

@@ -215,6 +215,15 @@ BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "falcon-new": ("falcon", "falcon", {"num_kv_heads": 2, "ffn_hidden_size": 1024, "new_decoder_architecture": True}),
     "falcon-h1": ("falcon-h1", "falcon_h1", {**SPACES, "mamba_d_ssm": 512, "mamba_rms_norm": True}),
     "falcon-mamba": ("mamba", "falcon_mamba", {"state_size": 16, "time_step_rank": 16}),
+    "glm-dsa": (
+        "glm-dsa",
+        "glm_moe_dsa",
+        {
+            **{**EXPERTS, **LATENT, "n_group": 1, "index_topk": 6, "index_head_dim": 32, "index_n_heads": 16},
+            "indexer_types": ["full", "shared", "full"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
     "glm4": ("glm4", "glm4", {}),
     "gptneox": ("gptneox", "gpt_neox", {}),
     "granitehybrid": (
@@ -230,6 +239,11 @@ BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "granitemoe": ("granitemoe", "granitemoe", {**SCALES, "num_local_experts": 4}),
+    "granitemoe-shared": (
+        "granitemoe",
+        "granitemoeshared",
+        {**SCALES, "num_local_experts": 4, "shared_intermediate_size": 256},
+    ),
     "hunyuan-dense": ("hunyuan-dense", "hunyuan_v1_dense", {}),
     "hunyuan-moe": ("hunyuan-moe", "hunyuan_v1_moe", {"num_experts": 4, "moe_topk": 2}),
     "jais2": ("jais2", "jais2", {}),
@@ -261,9 +275,21 @@ BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "moe_shared_expert_intermediate_size": 256,
         },
     ),
+    "nemotron_h-dense": (
+        "nemotron_h",
+        "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 64,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+        },
+    ),
     "olmo": ("olmo", "olmo", {"clip_qkv": 0.5}),
     "olmoe": ("olmoe", "olmoe", FEW),
     "phi2": ("phi2", "phi", {}),
+    "qwen3vlmoe": ("qwen3vlmoe", "qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": []}),
     "phimoe": ("phimoe", "phimoe", {"num_local_experts": 4}),
     "seed_oss": ("seed_oss", "seed_oss", {}),
     "stablelm": ("stablelm", "stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
@@ -311,6 +337,15 @@ WRITTEN |= {
     },
     "mpt": {"add_max_alibi_bias": 8.0},
     "nemotron_h": {**MIXERS, "add_head_count_kv": [0, 2, 0], "add_feed_forward_length": [0, 0, 256]},
+    "glm-dsa": WRITTEN["deepseek2"]
+    | {
+        "add_indexer_head_count": 16,
+        "add_indexer_key_length": 32,
+        "add_indexer_top_k": 6,
+        "add_array": ("glm-dsa.attention.indexer.types", [True, False, True]),
+        "add_leading_dense_block_count": 1,
+    },
+    "nemotron_h-dense": {**MIXERS, "add_head_count_kv": [0, 2, 0], "add_feed_forward_length": [0, 0, 256]},
     "starcoder": {"add_head_count_kv": 1},
     "youtu": {name: value for name, value in WRITTEN["deepseek2"].items() if name != "add_expert_gating_func"}
     | {"add_leading_dense_block_count": 3, "add_value_length_mla": 24},
