@@ -214,14 +214,19 @@ def _whole_around(own: PreTrainedModel, config: PreTrainedConfig) -> Any:  # noq
     with torch.device("meta"):
         whole: Any = whole_class(both).eval()
     whole = whole.to_empty(device="cpu")  # which takes addresses and no memory; some classes ask for values
+    if type(whole) is type(own):
+        return own
     named = {type(part): name for name, part in reversed(list(whole.named_modules()))}
+    if not {type(own), type(own.base_model)} & named.keys():
+        reason = "the class of the whole has its language part in another form"
+        raise UnsupportedModel(f"{own.config.model_type}: {reason}; choose another model")
     if type(own) in named:
         whole.set_submodule(named[type(own)], own)
         return whole
     head = whole.get_output_embeddings()
     name = next(name for name, part in whole.named_modules() if part is head)
     whole.set_submodule(named[type(own.base_model)], own.base_model)
-    whole.set_submodule(name, own.get_output_embeddings())
+    whole.set_submodule(name, cast("Any", own).get_output_embeddings())
     return whole
 
 

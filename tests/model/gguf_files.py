@@ -356,15 +356,17 @@ class TinyGguf:
 
 def published(name: str) -> list[str]:
     """What checkpoints call a tensor of a class, where it was renamed since."""
-    olds = (("transformer.", ""), ("model.layers", "backbone.layers"), ("gate.moe_statics", "moe_statics"))
-    olds += (
-        (".mixer.", ".mlp."),
-        (".router", ".router.layer"),
-        ("experts.down_proj", "output_linear"),
-        ("model.embeddings", "backbone.embeddings"),
-        ("model.norm_f", "backbone.norm_f"),
-    )
-    return [name, *(name.replace(new, old) for new, old in olds)]
+    olds = {
+        "transformer.": "",
+        "model.layers": "backbone.layers",
+        "gate.moe_statics": "moe_statics",
+        ".mixer.": ".mlp.",
+        ".router": ".router.layer",
+        "experts.down_proj": "output_linear",
+        "model.embeddings": "backbone.embeddings",
+        "model.norm_f": "backbone.norm_f",
+    }
+    return [name, *(name.replace(new, old) for new, old in olds.items())]
 
 
 def by_kind(values: NDArray[Any], config: Any) -> NDArray[Any]:  # noqa: ANN401

@@ -46,7 +46,7 @@ TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "hunyuan-moe": ("hunyuan_v1_moe",),
     "llama": ("llama", "mixtral"),
     "mamba": ("mamba", "falcon_mamba"),
-    "mistral3": ("ministral3",),
+    "mistral3": ("mistral", "ministral3"),
     "nemotron_h_moe": ("nemotron_h",),
     "olmo2": ("olmo2", "olmo3"),
     "phi2": ("phi",),
@@ -222,4 +222,5 @@ def field_of(key: str, config_class: Any) -> str | None:  # noqa: ANN401 - any o
     if "rope_parameters" in fields:
         fields.add("rope_theta")
     found = next((one for one in KEYS.get(key, ()) if one in fields), None)
-    return config_class.attribute_map.get(found, found)
+    aliases: Mapping[str | None, str] = config_class.attribute_map
+    return aliases.get(found, found)

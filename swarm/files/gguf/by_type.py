@@ -207,7 +207,9 @@ def _lfm2(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
 
 def _mpt(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
     given, bias = file.given, file.given.get("attention.max_alibi_bias")
-    attention = {"alibi": bool(bias), "alibi_bias_max": int(bias or 8), "clip_qkv": given.get("attention.clamp_kqv")}
+    if not isinstance(bias, int | float) or not bias:
+        raise UnsupportedModel(f"{file.name}: an MPT without biases by distance, which its class does not have")
+    attention = {"alibi": True, "alibi_bias_max": int(bias), "clip_qkv": given.get("attention.clamp_kqv")}
     return {"attn_config": attention, "expansion_ratio": given.whole("feed_forward_length") // config["d_model"]}
 
 

@@ -74,7 +74,7 @@ def _config_as(model_type: str, file: FileFacts) -> tuple[dict[str, Any], Mappin
     config["dtype"] = _dtype(header)
     config |= _token_ids(header) | _flags(header, fields)
     if "rope_parameters" in fields and model_type != "gemma4_text":
-        config |= _heads(file, config, fields) | _rope(file)
+        config |= _heads(file, config, fields) | (_rope(file) or _plain_rope(kind))
     if "sliding_window" in fields:
         config |= {"sliding_window": config.get("sliding_window") or None} | own_windows(file)
     if "mlp_layer_types" in fields:
@@ -87,7 +87,8 @@ def _config_as(model_type: str, file: FileFacts) -> tuple[dict[str, Any], Mappin
 
 def _named(file: FileFacts, kind: Any) -> dict[str, Any]:  # noqa: ANN401 - any of transformers' config classes
     """Values of the metadata that the class has a name for."""
-    given, found = file.given, {}
+    given = file.given
+    found: dict[str, Any] = {}
     for key in given.values:
         if (title := field_of(key, kind)) is None:
             continue
@@ -210,6 +211,12 @@ def _rope(file: FileFacts) -> dict[str, Any]:
         if (value := given.get(f"rope.scaling.{key}")) is not None:
             yarn[field_name] = value
     return {"rope_scaling": yarn | ({"truncate": False} if given.family == "gpt-oss" else {})}
+
+
+def _plain_rope(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - any of transformers' config classes
+    """What a class has to hear where a file stretches nothing: some stretch unless told otherwise."""
+    own = kind().rope_parameters or {}
+    return {"rope_scaling": {"rope_type": "default"}} if own.get("rope_type", "default") != "default" else {}
 
 
 def _llama3(factors: Sequence[float], given: OwnFields, name: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class ClassLayout:
                 turned |= own if _is_turned(module) else set()
                 mixed |= set() if getattr(module, "is_concatenated", True) else own | {f"{name}.gate_up_proj_bias"}
             key = (type(module), sum(one.numel() for one in module.parameters(recurse=False)))
-            if not list(module.children()) and answers.setdefault(key, None) is None:
+            if key not in answers and not list(module.children()):
                 answers[key] = _adds_one(module)
             if answers.get(key):
                 plus_one.add(f"{name}.weight")

@@ -308,7 +308,7 @@ class GgufSource:
         self, name: str, gate: torch.Tensor | StoredTensor, up: torch.Tensor | StoredTensor
     ) -> torch.Tensor | StoredTensor:
         """Gate and up of all experts in one: for each expert one below the other, or mixed row by row."""
-        if FUSED.fullmatch(name)["shared"]:
+        if name.endswith("input_linear.weight"):
             return _below(gate, up)
         mixes, turns = name in self.layout.mixed, name in self.layout.turned
         if isinstance(gate, StoredTensor) and isinstance(up, StoredTensor) and gate.matrix.joins(up.matrix):
@@ -370,9 +370,9 @@ def _stored_names(layout: ClassLayout, config: PreTrainedConfig, table: TensorTa
 def _published(ours: str, config: PreTrainedConfig) -> Iterator[str]:
     """What checkpoints call a tensor of the class, which converters read: its own name first."""
     yield ours
-    renamings: Any = get_checkpoint_conversion_mapping(config.model_type) or ()
+    mapping_of: Any = get_checkpoint_conversion_mapping
     name = ours
-    for one in reversed([one for one in renamings if type(one) is WeightRenaming]):
+    for one in reversed([one for one in mapping_of(config.model_type) or () if type(one) is WeightRenaming]):
         name = one.reverse_transform().rename_source_key(name)[0]
     yield name
     yield name.removeprefix("transformer.")

@@ -49,6 +49,7 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
 
 def _renamings(config: PreTrainedConfig) -> tuple[WeightRenaming, ...]:
     """How transformers renames tensors of a model of which the language model is a part; of others its class does."""
-    known: Any = get_checkpoint_conversion_mapping(config.model_type) or ()
-    is_part = config.get_text_config() is not config
-    return tuple(one for one in known if type(one) is WeightRenaming) if is_part else ()
+    mapping_of: Any = get_checkpoint_conversion_mapping
+    if config.get_text_config() is config:
+        return ()
+    return tuple(one for one in mapping_of(config.model_type) or () if type(one) is WeightRenaming)

@@ -95,6 +95,14 @@ WRITTEN: dict[str, dict[str, Any]] = {
         "add_feed_forward_length": 512,
         "add_vocab_size": VOCAB,
     },
+    "gpt-oss": {
+        "add_rope_scaling_type": gguf.RopeScalingType.YARN,
+        "add_rope_scaling_factor": 32.0,
+        "add_rope_scaling_orig_ctx_len": 4096,
+        "add_rope_scaling_yarn_beta_fast": 32.0,
+        "add_rope_scaling_yarn_beta_slow": 1.0,
+        "add_expert_feed_forward_length": 256,
+    },
     "glm4moe": {"add_expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID, "add_rope_dimension_count": 32},
     "qwen2vl": {"add_rope_dimension_sections": [16, 24, 24, 0]},
     "qwen3next": {"add_ssm_inner_size": 128, "add_full_attention_interval": 2},
@@ -259,6 +267,7 @@ BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "minicpm3": ("minicpm3", "minicpm3", {**LATENT, "v_head_dim": 64}),
     "minimax-m2": ("minimax-m2", "minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mistral3": ("mistral3", "ministral3", {}),
+    "mistral3-plain": ("mistral3", "mistral", {"sliding_window": None}),
     "mpt": ("mpt", "mpt", {}),
     "nemotron": ("nemotron", "nemotron", {}),
     "nemotron_h": (
