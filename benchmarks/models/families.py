@@ -3,6 +3,7 @@
 For each config class of transformers' list, a tiny random model of the family runs in three spans and is compared with
 the whole, as a node does before it serves a family that the tests do not run (`node/model/family_check.py`): two
 sessions in one forward, each with a tree. Exact: logits within 1e-5 in float32. Refused: says why, as a node would.
+Of models that see, the language part of a tiny checkpoint runs in spans, and is compared with the class of the whole.
 
     python -m benchmarks families --only llama gemma3 --record
 """
@@ -13,7 +14,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
@@ -23,10 +24,10 @@ import torch
 import transformers
 import tyro
 from rich.progress import track
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from benchmarks.sheet import Recording, Sheet
-from node.model.family_check import TOLERANCE, conformance_error, shrink
+from node.model.family_check import TOLERANCE, conformance_error, language_error, shrink
 from node.model.span import load_tested
 from swarm.base.cli import make_console
 from swarm.base.errors import UnsupportedModel
@@ -34,6 +35,8 @@ from swarm.base.library_logging import quiet_libraries
 from swarm.files.families import causal_lm_class
 from swarm.files.pretrained import first_line
 
+OTHER_SCALE: Final = "with the same greedy text; its class scales logits, or forbids tokens, otherwise than the whole's"
+NOT_COMPARED: Final = "not compared: "
 LIMIT_S: Final = 60
 """A family that takes longer counts as refused."""
 _QWEN4: Final = {
@@ -64,6 +67,27 @@ COMPLETED: Final[Mapping[str, Mapping[str, Any]]] = {
     "nemotron": {"num_key_value_heads": 8},
 }
 """What every published checkpoint of a family sets and its class's default leaves open."""
+_AXES: Final = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}
+_HALF_AXES: Final = _AXES | {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
+COMPLETED_WHOLE: Final[Mapping[str, Mapping[str, Any]]] = {
+    **{
+        family: {"text_config": {"rope_parameters": _AXES}}
+        for family in ("paddleocr_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl")
+    },
+    **{
+        family: {"text_config": {"rope_parameters": _HALF_AXES}}
+        for family in ("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga")
+    },
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model", "num_attention_heads": 16}},
+    "chameleon": {"vocabulary_map": {"<image>": 3, "IMGIMGAA": 5}},
+    "cohere_compass": {
+        "text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}
+    },
+    "emu3": {"vocabulary_map": {"<image>": 3, "<|visual token 000001|>": 5}},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0]], "spatial_target_layers": [0], "downsample_rate": "4/8"},
+    "step3p7": {"text_config": {"sliding_window": 512}},
+}
+"""The same of models that see: of their configs, the parts that a class leaves open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,27 +150,62 @@ def check(config_class: Any) -> FamilyResult:  # noqa: ANN401 - any of transform
     return FamilyResult(family, error, reason, time.perf_counter() - started)
 
 
-def make_sheet(results: list[FamilyResult], options: Options) -> Sheet:
-    """The table: exact families, and the others by reason."""
+def check_language(config_class: Any) -> FamilyResult:  # noqa: ANN401 - any of transformers' config classes
+    """Run the language part of a tiny checkpoint of one family of models that see."""
+    family, started = str(config_class.model_type), time.perf_counter()
+    error: float | None = None
+    try:
+        with _limited(LIMIT_S):
+            config = config_class(**{**COMPLETED.get(family, {}), **COMPLETED_WHOLE.get(family, {})})
+            causal_lm_class(config)
+            error, is_alike = language_error(config, load_tested)
+            reason = "" if error <= TOLERANCE else OTHER_SCALE if is_alike else f"its logits are {error:.1e} off"
+    except UnsupportedModel as refusal:
+        reason = str(refusal).removesuffix("; choose another model").partition(": ")[2]
+    except Exception as failure:  # noqa: BLE001 - whatever a class raises, it was not compared
+        reason = NOT_COMPARED + _obstacle(failure)
+    return FamilyResult(family, error, reason, time.perf_counter() - started)
+
+
+def _obstacle(failure: Exception) -> str:
+    """Why a class of a whole model gave no logits of a text."""
+    if isinstance(failure, ImportError):
+        return "its class needs another library"
+    if re.search(r"pixel_values|image_embed", str(failure)):
+        return "its class takes no text without an image"
+    return "the defaults of its config make no model"
+
+
+def make_sheet(results: list[FamilyResult], parts: list[FamilyResult], options: Options) -> Sheet:
+    """The table: exact families, and the others by reason; then those that see."""
     exact = [one.family for one in results if one.is_exact]
     worst = max((one.error for one in results if one.is_exact and one.error is not None), default=0.0)
     sheet = Sheet(
         "families",
-        f"{len(exact)} of {len(results)} causal LMs of transformers {transformers.__version__} run in spans",
+        f"{len(exact)} of {len(results)} causal LMs of transformers {transformers.__version__} run in spans, and the "
+        f"language parts of {sum(one.is_exact for one in parts)} of {len(parts)} models that see",
         ("result", "families"),
     )
-    sheet.rows.append((f"exact ({len(exact)})", ", ".join(exact)))
-    for reason, count in Counter(one.reason for one in results if not one.is_exact).most_common():
-        families = ", ".join(one.family for one in results if one.reason == reason)
-        sheet.rows.append((f"refused ({count}): {reason}", families))
+    _add_rows(sheet, results, "")
+    _add_rows(sheet, parts, "language part ")
     sheet.notes.append(f"Exact: logits within 1e-5; the largest difference is {worst:.1e}.")
     sheet.measured = {
         "options": asdict(options),
         "transformers": transformers.__version__,
         "exact": len(exact),
         "families": [asdict(one) for one in results],
+        "language_parts": [asdict(one) for one in parts],
     }
     return sheet
+
+
+def _add_rows(sheet: Sheet, results: list[FamilyResult], what: str) -> None:
+    exact = [one.family for one in results if one.is_exact]
+    sheet.rows.append((f"{what}exact ({len(exact)})", ", ".join(exact)))
+    for reason, count in Counter(one.reason for one in results if not one.is_exact).most_common():
+        families = ", ".join(one.family for one in results if one.reason == reason)
+        said = "" if reason.startswith((OTHER_SCALE, NOT_COMPARED)) else "refused "
+        sheet.rows.append((f"{what}{said}({count}): {reason}", families))
 
 
 def main() -> None:
@@ -154,10 +213,11 @@ def main() -> None:
     quiet_libraries()
     torch.set_num_threads(1)
     console = make_console()
-    classes = [
-        one
-        for one in MODEL_FOR_CAUSAL_LM_MAPPING
-        if not options.only or re.fullmatch("|".join(options.only), one.model_type)
-    ]
-    results = [check(one) for one in track(classes, "families", console=console)]
-    make_sheet(results, options).finish(console, options)
+    results = [check(one) for one in track(_asked(MODEL_FOR_CAUSAL_LM_MAPPING, options), "families", console=console)]
+    seeing = _asked(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, options)
+    parts = [check_language(one) for one in track(seeing, "language parts", console=console)]
+    make_sheet(results, parts, options).finish(console, options)
+
+
+def _asked(classes: Iterable[Any], options: Options) -> list[Any]:
+    return [one for one in classes if not options.only or re.fullmatch("|".join(options.only), one.model_type)]

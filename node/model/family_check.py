@@ -7,7 +7,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -20,7 +20,7 @@ from swarm.compute.class_attention import taken_by
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.ragged_batch import RaggedModel, SessionRows
 from swarm.compute.step_cache import ARGUMENTS, cache_argument
-from swarm.files.families import causal_lm_class, span_starts
+from swarm.files.families import causal_lm_class, span_starts, text_config
 from swarm.files.pretrained import first_line
 from swarm.files.text_classes import is_composed
 
@@ -36,6 +36,8 @@ PARENTS = (*(None if node == 0 else node - 1 for node in range(14)), 9, 14, 11, 
 """A text of 14 tokens and four nodes that branch off before its end: longer than the window."""
 TIP = 13
 """The last node of the text."""
+TEXT = torch.arange(len(PARENTS))[None] * 7 % 120 + 3
+"""Ids [1, tokens] of a text for models that also see or hear."""
 FOLDED = 2
 """Tokens whose keys are folded into one, where a family folds keys at all: more than it selects are in the text."""
 BACK = 6
@@ -147,28 +149,85 @@ def check_text_part(config: PreTrainedConfig) -> None:
         UnsupportedModel: the logits differ.
     """
     whole_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
-    text_config = config.get_text_config()
-    if not is_composed(causal_lm_class(config)) or (whole_class is None and text_config is config):
+    if not is_composed(causal_lm_class(config)) or (whole_class is None and config.get_text_config() is config):
         return
+    own = random_model(_small_text(config))
+    whole = _whole_around(own, config)
+    with torch.no_grad():
+        logits = cast("Any", own)(TEXT, use_cache=False).logits
+        error = float((whole(input_ids=TEXT, use_cache=False).logits - logits).abs().max() / logits.abs().max())
+    if not error <= TOLERANCE:
+        reason = f"a text's logits are {error:.1e} off those of the whole model's class"
+        raise UnsupportedModel(f"{own.config.model_type}: {reason}; choose another model")
+
+
+def language_error(config: PreTrainedConfig, load: Load) -> tuple[float, bool]:
+    """How far a text's logits are off those of a whole model's class, where a checkpoint of it is read in spans.
+
+    The checkpoint has the language part alone, under the names that the class of the whole writes.
+
+    Args:
+        config: of a model that also sees or hears.
+
+    Returns:
+        The largest difference, as `conformance_error` has it, and whether every token would be the same.
+
+    Raises:
+        UnsupportedModel: the language part does not run, or the checkpoint is not read.
+    """
+    own = random_model(_small_text(config))
+    whole = _whole_around(own, config)
+    places = {tensor.data_ptr() for tensor in own.state_dict().values()}
+    with tempfile.TemporaryDirectory() as folder:
+        text = {name: tensor for name, tensor in whole.state_dict().items() if tensor.data_ptr() in places}
+        whole.save_pretrained(folder, state_dict=text)
+        checkpoint = open_checkpoint(Path(folder))
+        models = [load(checkpoint, span, torch.float32) for span in spans_of(own.config)]
+    rows: torch.Tensor | None = None
+    ids = [TreeNodeId(node) for node in range(TEXT.shape[1])]
+    for model in models:
+        kept = KvCache(model.layout, len(ids))
+        rows = model.forward([SessionRows(kept, ids, [None, *ids[:-1]], list(range(len(ids))), TEXT[0], rows)])
+    assert rows is not None
+    with torch.no_grad():
+        expected = whole(input_ids=TEXT, use_cache=False).logits[0]
+    logits = models[-1].logits(rows)
+    error = float((logits - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+    return error, bool((logits.argmax(-1) == expected.argmax(-1)).all())
+
+
+def _small_text(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of a whole model's language part, at toy size."""
     small = shrink(config)
-    own: Any = random_model(small)
-    both = small if text_config is config else copy.deepcopy(config)
-    for name in [name for name, part in vars(config).items() if part is text_config]:
-        setattr(both, name, small)
+    small.tie_word_embeddings = text_config(config).tie_word_embeddings
+    return small
+
+
+def _whole_around(own: PreTrainedModel, config: PreTrainedConfig) -> Any:  # noqa: ANN401 - a class of the whole
+    """A model of the class of the whole with this language part; what sees or hears has no values: a text runs none."""
+    whole_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    text = config.get_text_config()
+    both = own.config if text is config else copy.deepcopy(config)
+    for name in [name for name, part in vars(config).items() if part is text]:
+        setattr(both, name, own.config)
     both._attn_implementation = "eager"
     with torch.device("meta"):
         whole: Any = whole_class(both).eval()
-    head = next(name for name, part in whole.named_modules() if part is whole.get_output_embeddings())
-    text = next(name for name, part in whole.named_modules() if type(part) is type(own.model))
-    whole.set_submodule(text, own.model)
-    whole.set_submodule(head, own.lm_head)
-    ids = torch.arange(len(PARENTS))[None] * 7 % 120 + 3
-    with torch.no_grad():
-        logits = own(ids, use_cache=False).logits
-        error = float((whole(input_ids=ids, use_cache=False).logits - logits).abs().max() / logits.abs().max())
-    if not error <= TOLERANCE:
-        reason = f"a text's logits are {error:.1e} off those of the whole model's class"
-        raise UnsupportedModel(f"{small.model_type}: {reason}; choose another model")
+    whole = whole.to_empty(device="cpu")  # which takes addresses and no memory; some classes ask for values
+    if type(whole) is type(own):
+        return own
+    named = {type(part): name for name, part in reversed(list(whole.named_modules()))}
+    if not {type(own), type(own.base_model)} & named.keys():
+        reason = "the class of the whole has its language part in another form"
+        raise UnsupportedModel(f"{own.config.model_type}: {reason}; choose another model")
+    if type(own) in named:
+        whole.set_submodule(named[type(own)], own)
+        return whole
+    head = whole.get_output_embeddings()
+    name = next(name for name, part in whole.named_modules() if part is head)
+    whole.set_submodule(named[type(own.base_model)], own.base_model)
+    whole.set_submodule(name, cast("Any", own).get_output_embeddings())
+    return whole
 
 
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -195,7 +254,8 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     for part in (part for name, part in values.items() if name.endswith("_config") and isinstance(part, dict)):
         part.update({name: small for name, small in _TOWER.items() if part.get(name)})
     if values.get("rope_parameters"):
-        head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+        width, heads = (values[aliases.get(name, name)] for name in ("hidden_size", "num_attention_heads"))
+        head = values.get("head_dim") or width // heads
         values["rope_parameters"] = _plain_rope(values["rope_parameters"], head)
     return type(config.get_text_config()).from_dict(values)
 

@@ -21,8 +21,7 @@ CAUSAL, TEXT = "ForCausalLM", ("TextModel", "TextDecoder", "Model")
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The causal language model's class of a text model's config; None where there is none."""
-    listed = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return cast("type[PreTrainedModel] | None", listed) or _made(cast("Any", type(config)))
+    return _made(cast("Any", type(config)))
 
 
 def is_composed(model_class: type[PreTrainedModel]) -> bool:
@@ -34,11 +33,15 @@ def is_composed(model_class: type[PreTrainedModel]) -> bool:
 
 @lru_cache(64)
 def _made(config_class: Any) -> type[PreTrainedModel] | None:  # noqa: ANN401 - a class, which mypy holds for unhashable
-    """The class of a text model's config that is on no list of transformers'."""
+    """The class of a text model's config: on transformers' list, or in the module that has the config's models."""
     from transformers import PreTrainedModel  # here, because these import what clients do without
 
-    from swarm.files.text_head import with_head
+    from swarm.files.text_head import keep_joins, with_head
 
+    listed = MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, None)
+    if listed is not None:
+        keep_joins(cast("Any", listed), config_class.model_type)
+        return cast("type[PreTrainedModel]", listed)
     place = config_class.__module__.replace(".configuration_", ".modeling_")
     try:
         found = vars(importlib.import_module(place)).values()

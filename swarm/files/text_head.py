@@ -43,6 +43,16 @@ class Headed(GenerationMixin):
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
 
+def keep_joins(model_class: type[PreTrainedModel], model_type: str) -> None:
+    """Let a text model's class join tensors as the class of the whole does, where it has no way of its own."""
+    joins_of: Any = get_checkpoint_conversion_mapping
+    whole = model_class.__module__.split(".")[-2]
+    if whole == model_type or any(joins_of(name) is not None for name in (model_type, model_class.__name__)):
+        return
+    if joins := [one for one in joins_of(whole) or () if isinstance(one, WeightConverter)]:  # names have no prefix
+        cast("Any", register_checkpoint_conversion_mapping)(model_class.__name__, joins)
+
+
 def with_head(text: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The class of a text model with a head, which reads what its whole model's checkpoints have."""
     base: Any = next(one for one in text.__mro__[1:] if issubclass(one, PreTrainedModel))
@@ -60,11 +70,5 @@ def with_head(text: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
     TextCausalLM.__name__ = TextCausalLM.__qualname__ = f"{text.__name__}ForCausalLM"
     TextCausalLM.__module__ = text.__module__
-    joins_of: Any = get_checkpoint_conversion_mapping
-    if joins_of(cast("Any", text.config_class).model_type) is None:
-        of_whole = joins_of(text.__module__.split(".")[-2]) or ()
-        joins = [
-            one for one in of_whole if isinstance(one, WeightConverter)
-        ]  # such as of experts; names have no prefix
-        cast("Any", register_checkpoint_conversion_mapping)(TextCausalLM.__name__, joins, overwrite=True)
+    keep_joins(TextCausalLM, cast("Any", text.config_class).model_type)
     return TextCausalLM

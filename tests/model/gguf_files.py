@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tests.model.tiny_models import _BASE as BASE
+from tests.model.tiny_models import FAMILIES as NAMED
+from tests.model.tiny_models import OTHER_KINDS as OTHERS
 from tests.model.tiny_models import tiny_config
 from tests.property.tiny_tokenizers import byte_level
 
@@ -41,24 +43,23 @@ SCALES_AT: Final = {
 }  # fmt: skip
 """Where a block has its float16 scales, of the types that the library only decodes."""
 SMALL: Final = {Kind.Q2_K: 1e-3, Kind.Q3_K: 4e-4, Kind.IQ4_NL: 4e-4, Kind.IQ4_XS: 2e-5}
-INTERLEAVED: Final = {"llama", "granite", "smollm3"}
+INTERLEAVED: Final = {"arcee", "granite", "granitehybrid", "granitemoe", "llama", "mistral3", "olmo", "smollm3"}
 PLUS_ONE: Final = {"gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe"}
-WINDOWED: Final = {"cohere2", "gemma2", "gemma3", "gemma4", "gpt-oss", "phi3"}
-ROUTED: Final = {
-    "n_routed_experts": "add_expert_count",
-    "n_shared_experts": "add_expert_shared_count",
-    "first_k_dense_replace": "add_leading_dense_block_count",
-    "routed_scaling_factor": "add_expert_weights_scale",
-    "norm_topk_prob": "add_expert_weights_norm",
-    "n_group": "add_expert_group_count",
-    "topk_group": "add_expert_group_used_count",
+WINDOWED: Final = {
+    "afmoe", "cohere2", "exaone4", "exaone-moe", "gemma2", "gemma3", "gemma4", "gpt-oss", "phi3",
+}  # fmt: skip
+UNWRITTEN: Final = {
+    "lfm2moe": {"norm_topk_prob", "routed_scaling_factor"},
+    "mamba2": {"time_step_rank", "head_dim"},
+    "minimax-m2": {"norm_topk_prob"},
+    "nemotron_h": {"n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob"},
+    "olmoe": {"norm_topk_prob"},
+    "qwen2moe": {"norm_topk_prob"},
+    "qwen3moe": {"norm_topk_prob"},
+    "qwen35moe": {"norm_topk_prob"},
+    "qwen3next": {"norm_topk_prob"},
 }
-DELTA: Final = {
-    "linear_conv_kernel_dim": "add_ssm_conv_kernel",
-    "linear_key_head_dim": "add_ssm_state_size",
-    "linear_num_key_heads": "add_ssm_group_count",
-    "linear_num_value_heads": "add_ssm_time_step_rank",
-}
+"""What converters leave to llama.cpp's code."""
 METHODS: Final = {
     "attn_logit_softcapping": "add_attn_logit_softcapping",
     "final_logit_softcapping": "add_final_logit_softcapping",
@@ -73,9 +74,52 @@ METHODS: Final = {
     "top_k_experts": "add_expert_used_count",
     "moe_intermediate_size": "add_expert_feed_forward_length",
     "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
+    "shared_intermediate_size": "add_expert_shared_feed_forward_length",
+    "moe_shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
+    "n_routed_experts": "add_expert_count",
+    "moe_num_experts": "add_expert_count",
+    "moe_k": "add_expert_used_count",
+    "moe_topk": "add_expert_used_count",
+    "n_shared_experts": "add_expert_shared_count",
+    "num_shared_experts": "add_expert_shared_count",
+    "moe_num_shared_experts": "add_expert_shared_count",
+    "first_k_dense_replace": "add_leading_dense_block_count",
+    "moe_layer_start_index": "add_leading_dense_block_count",
+    "num_dense_layers": "add_leading_dense_block_count",
+    "moe_layer_interval": "add_interleave_moe_layer_step",
+    "routed_scaling_factor": "add_expert_weights_scale",
+    "route_scale": "add_expert_weights_scale",
+    "norm_topk_prob": "add_expert_weights_norm",
+    "route_norm": "add_expert_weights_norm",
+    "n_group": "add_expert_group_count",
+    "topk_group": "add_expert_group_used_count",
+    "clip_qkv": "add_clamp_kqv",
+    "use_parallel_residual": "add_parallel_residual",
+    "conv_L_cache": "add_shortconv_l_cache",
+    "q_lora_rank": "add_q_lora_rank",
+    "kv_lora_rank": "add_kv_lora_rank",
+    "linear_conv_kernel_dim": "add_ssm_conv_kernel",
+    "linear_key_head_dim": "add_ssm_state_size",
+    "linear_num_key_heads": "add_ssm_group_count",
+    "linear_num_value_heads": "add_ssm_time_step_rank",
+    "conv_kernel": "add_ssm_conv_kernel",
+    "mamba_d_conv": "add_ssm_conv_kernel",
+    "state_size": "add_ssm_state_size",
+    "ssm_state_size": "add_ssm_state_size",
+    "mamba_d_state": "add_ssm_state_size",
+    "n_groups": "add_ssm_group_count",
+    "mamba_n_groups": "add_ssm_group_count",
+    "time_step_rank": "add_ssm_time_step_rank",
+    "mamba_dt_rank": "add_ssm_time_step_rank",
+    "num_heads": "add_ssm_time_step_rank",
+    "mamba_n_heads": "add_ssm_time_step_rank",
+    "mamba_num_heads": "add_ssm_time_step_rank",
 }
 """The writer's method for a value of the config."""
-OWN_METHODS: Final = {"deepseek2": ROUTED, "glm4moe": ROUTED, "qwen3next": DELTA, "qwen35": DELTA, "qwen35moe": DELTA}
+
+LENGTHS: Final = ("max_position_embeddings", "seq_length", "max_seq_len")
+MIXED: Final = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(?:mixer|mamba)\.(A_log|D|dt_bias|norm\.weight)")
+"""Values of a state space that the converter computes anew."""
 
 Choose = Callable[[str, int], Kind]
 """Picks the type of the matrix of this name, and with this number among all matrices."""
@@ -94,7 +138,7 @@ class TinyGguf:
         family: the architecture, as the file has it.
         model: whose values are those that the file decodes to, in float32.
         choose: types of matrices.
-        fields: more metadata: method of the writer, and its argument.
+        fields: more metadata: method of the writer, and its argument, or a tuple of them.
         more: tensors that the class does not have.
         seed: of blocks that are drawn.
         packs: whether tensors that the converter takes apart are rounded to 8 bits.
@@ -111,8 +155,12 @@ class TinyGguf:
     @classmethod
     def of(cls, family: str, model_type: str, choose: Choose = mixed, **changes: Any) -> TinyGguf:  # noqa: ANN401
         """A tiny random model of a family."""
-        if model_type in ("gemma4_text", "llama4_text"):  # whose layers are made of what the config was made with
-            config = CONFIG_MAPPING[model_type](**{**BASE, **SIZES, **changes})
+        kind: Any = CONFIG_MAPPING[model_type]
+        layered = {"gemma4_text", "llama4_text"}  # whose layers are made of what the config was made with
+        if model_type in layered or model_type not in NAMED | OTHERS or model_type in ("falcon", "mpt"):
+            own = {**BASE, **SIZES, **changes}
+            known = own if model_type in layered else {*kind.__dataclass_fields__, *kind.attribute_map}
+            config = kind(**{kind.attribute_map.get(name, name): own[name] for name in own if name in known})
             config.allow_global_per_layer_attribute_access = True
             return cls._of(family, config, choose)
         config = tiny_config(model_type, SIZES)
@@ -195,6 +243,8 @@ class TinyGguf:
             return [both[..., 0::2], both[..., 1::2]]
         if self.family == "llama4":
             return numpy.split(both, 2, axis=2)
+        if both.ndim == 2:
+            return numpy.split(both, 2, axis=0)
         return numpy.split(both, 2, axis=1)
 
     def _names(self, state: Mapping[str, torch.Tensor]) -> list[tuple[str, tuple[str, ...]]]:
@@ -204,13 +254,18 @@ class TinyGguf:
         for ours in state:
             if ours == "lm_head.weight" and self.model.config.tie_word_embeddings:
                 continue
-            if "experts.gate_up_proj" in ours:
+            if "experts.gate_up_proj" in ours or "shared_mlp.input_linear" in ours:
                 layer, kind = ours.split(".")[2], "bias" if ours.endswith("bias") else "weight"
-                found.append((ours, (f"blk.{layer}.ffn_gate_exps.{kind}", f"blk.{layer}.ffn_up_exps.{kind}")))
+                which = "exps" if "experts" in ours else "shexp"
+                found.append((ours, (f"blk.{layer}.ffn_gate_{which}.{kind}", f"blk.{layer}.ffn_up_{which}.{kind}")))
                 continue
             stem, kind = re.fullmatch(r"(.*?)(?:[._](weight|bias))?", ours).groups()  # type: ignore[union-attr]
             kind = kind or "weight"
-            title = "output" if stem == "lm_head" else names.get_name(stem) or names.get_name(ours)
+            calls = [one for name in (stem, ours.removesuffix(".weight")) for one in published(name)]
+            title = "output" if stem == "lm_head" else next(filter(None, map(names.get_name, calls)), None)
+            if title is None and (whole := names.get_name(ours)) is not None:
+                found.append((ours, (whole,)))  # as Falcon-H1's norms, which have no more of a name
+                continue
             assert title is not None or converted(ours, state[ours], self.model.config, self.family), ours
             found.append((ours, (f"{title}.{kind}",)))
         return found
@@ -226,7 +281,17 @@ class TinyGguf:
             return numpy.ascontiguousarray(values.swapaxes(1, 2))
         if title.endswith("ffn_gate_inp_shexp.weight"):
             return values.reshape(-1)
-        heads = {"attn_q": config.num_attention_heads, "attn_k": getattr(config, "num_key_value_heads", None)}
+        if title.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
+            return values.squeeze(1)
+        if self.family == "dbrx" and title.endswith("exps.weight"):
+            experts = values.reshape(4, -1, values.shape[-1])
+            return numpy.ascontiguousarray(experts.swapaxes(1, 2)) if "down" in title else experts
+        if ".attn_qkv." in title and self.family in ("bloom", "falcon", "gptneox"):
+            return by_kind(values, config)
+        heads = {
+            "attn_q": getattr(config, "num_attention_heads", 0),
+            "attn_k": getattr(config, "num_key_value_heads", None),
+        }
         count = heads.get(title.split(".")[2]) if self.family in INTERLEAVED and title.startswith("blk.") else None
         if count:
             shape = (count, 2, values.shape[0] // count // 2, *values.shape[1:])
@@ -244,18 +309,11 @@ class TinyGguf:
 
     def _metadata(self, writer: gguf.GGUFWriter) -> None:
         config: Any = self.model.config
+        fields = {*type(config).__dataclass_fields__, *config.attribute_map}
         rope = getattr(config, "rope_parameters", None) or {}
-        writer.add_context_length(config.max_position_embeddings)
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_embedding_length(config.hidden_size)
-        writer.add_feed_forward_length(4 * config.hidden_size if self.family == "gpt2" else config.intermediate_size)
-        writer.add_head_count(config.num_attention_heads)
-        if kv_heads := getattr(config, "num_key_value_heads", None):
-            writer.add_head_count_kv(kv_heads)
-        for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
-            if eps := getattr(config, name, None):
-                (writer.add_layer_norm_rms_eps if name == "rms_norm_eps" else writer.add_layer_norm_eps)(eps)
-        if head := getattr(config, "head_dim", None):
+        self._sizes(writer, fields)
+        head = config.head_dim if "head_dim" in fields and not {"kv_lora_rank", "num_heads"} & fields else None
+        if head:
             writer.add_key_length(head)
             writer.add_value_length(head)
             writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1)))
@@ -264,21 +322,77 @@ class TinyGguf:
             writer.add_rope_freq_base(theta)
         if getattr(config, "sliding_window", None) and self.family in WINDOWED:
             writer.add_sliding_window(config.sliding_window)
-        for name, method in (METHODS | OWN_METHODS.get(self.family, {})).items():
-            if (value := config.to_dict().get(name)) is not None:
+        for name, method in METHODS.items():
+            value = config.to_dict().get(name)
+            if value is not None and name not in UNWRITTEN.get(self.family, ()):
                 getattr(writer, method)(value)
         for title, value in self.fields.items():
-            getattr(writer, title)(value)
+            getattr(writer, title)(*value) if isinstance(value, tuple) else getattr(writer, title)(value)
+
+    def _sizes(self, writer: gguf.GGUFWriter, fields: set[str]) -> None:
+        """What each converter writes."""
+        config: Any = self.model.config
+        writer.add_context_length(next(filter(None, (getattr(config, name, None) for name in LENGTHS)), 1 << 20))
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_embedding_length(config.hidden_size)
+        if self.family != "qwen35moe":
+            wide = config.intermediate_size if "intermediate_size" in fields else 4 * config.hidden_size
+            writer.add_feed_forward_length(wide)
+        writer.add_head_count(config.num_attention_heads if "num_attention_heads" in fields else 0)
+        for name in {"num_key_value_heads", "num_kv_heads"} & fields:
+            writer.add_head_count_kv(getattr(config, name))
+        for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
+            if eps := getattr(config, name, None):
+                is_rms = name == "rms_norm_eps" or self.family in (
+                    "lfm2",
+                    "lfm2moe",
+                    "mamba",
+                    "mamba2",
+                    "nemotron_h",
+                    "nemotron_h_moe",
+                )
+                (writer.add_layer_norm_rms_eps if is_rms else writer.add_layer_norm_eps)(eps)
+
+
+def published(name: str) -> list[str]:
+    """What checkpoints call a tensor of a class, where it was renamed since."""
+    olds = {
+        "transformer.": "",
+        "model.layers": "backbone.layers",
+        "gate.moe_statics": "moe_statics",
+        ".mixer.": ".mlp.",
+        ".router": ".router.layer",
+        "experts.down_proj": "output_linear",
+        "model.embeddings": "backbone.embeddings",
+        "model.norm_f": "backbone.norm_f",
+    }
+    return [name, *(name.replace(new, old) for new, old in olds.items())]
+
+
+def by_kind(values: NDArray[Any], config: Any) -> NDArray[Any]:  # noqa: ANN401
+    """Queries, keys and values of each head of keys as all queries, all keys, all values."""
+    width = config.hidden_size // config.num_attention_heads
+    heads = values.reshape(-1, width, *values.shape[1:])
+    each = len(heads) // getattr(config, "num_kv_heads", config.num_attention_heads)
+    grouped = heads.reshape(-1, each, *heads.shape[1:])
+    parts = [grouped[:, :-2], grouped[:, -2:-1], grouped[:, -1:]]
+    return numpy.concatenate([one.reshape(-1, *values.shape[1:]) for one in parts])
 
 
 def converted(ours: str, values: torch.Tensor, config: Any, family: str) -> dict[str, torch.Tensor]:  # noqa: ANN401
     """What llama.cpp's converter makes of a tensor that it takes apart or computes; nothing where it does neither."""
+    if mixer := MIXED.fullmatch(ours):
+        return _of_mixer(f"blk.{mixer[1]}", mixer[2], values, config, family)
     found = re.fullmatch(r"model\.layers\.(\d+)\.(self_attn|linear_attn|router|experts)\.(.*)", ours)
     own = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
     own["gate_up_proj"] = "ffn_gate_up_exps.weight"
     if found is not None and family == "gemma4" and found[3] in own:
         return {f"blk.{found[1]}.{own[found[3]]}": values}
-    if found is None or family not in ("deepseek2", "qwen3next", "qwen35", "qwen35moe"):
+    if (
+        found is None
+        or hasattr(config, "scale_emb")
+        or family not in ("deepseek2", "glm-dsa", "qwen3next", "qwen35", "qwen35moe")
+    ):
         return {}
     block, part = f"blk.{found[1]}", found[3]
     if part == "kv_b_proj.weight":
@@ -291,6 +405,21 @@ def converted(ours: str, values: torch.Tensor, config: Any, family: str) -> dict
     if part == "in_proj_qkvz.weight":
         return _by_kind(block, values, config)
     return _of_delta(block, part, values, config, is_tiled=family != "qwen3next")
+
+
+def _of_mixer(block: str, part: str, values: Any, config: Any, family: str) -> dict[str, torch.Tensor]:  # noqa: ANN401
+    """Values of a state space; of a later one with a dimension more, and norms by groups."""
+    is_later = family not in ("jamba", "mamba")
+    groups = getattr(config, "n_groups", None) or getattr(config, "mamba_n_groups", 1)
+    made: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "A_log": ("ssm_a", lambda one: -torch.exp(one)),
+        "D": ("ssm_d", lambda one: one),
+        "dt_bias": ("ssm_dt.bias", lambda one: one),
+        "norm.weight": ("ssm_norm.weight", lambda one: one.view(groups, -1)),
+    }
+    title, make = made[part]
+    changed = make(values)
+    return {f"{block}.{title}": changed[:, None] if is_later and part in ("A_log", "D") else changed}
 
 
 def _by_kind(block: str, values: Any, config: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401

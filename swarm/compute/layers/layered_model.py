@@ -227,7 +227,7 @@ class LayeredModel:
         failures: list[Exception] = []
         for way in (by,) if by is not AttentionBy.INTERFACE or keeps_states(self.config) else (by, AttentionBy.MASKED):
             if way is not AttentionBy.INTERFACE:
-                self.config._attn_implementation = OF_CLASS
+                self._attend_by(OF_CLASS)
                 self._class_calls = ClassCalls(way, self.model, self.device, self.dtype, compression_rates(self.config))
             for as_tuples in (False, True):
                 if as_tuples:
@@ -240,8 +240,14 @@ class LayeredModel:
                     failures.append(failure)
             for pass_through in self._pass_through:
                 pass_through.as_tuple = False
-        self.config._attn_implementation = own  # which layers have, whoever takes them over
+        self._attend_by(own)  # which layers have, whoever takes them over
         raise failures[0]
+
+    def _attend_by(self, implementation: str | None) -> None:
+        """Tell the class and its layers who attends: layers that were read one by one have configs of their own."""
+        configs = {id(config): config for part in self.model.modules() if (config := getattr(part, "config", None))}
+        for config in (self.config, *configs.values()):
+            config._attn_implementation = implementation
 
     def _probe_class(self, calls: ClassCalls) -> tuple[KvLayout, tuple[nn.Module, ...]]:
         """As `_probe`, where the class attends itself."""

@@ -1,13 +1,13 @@
-"""How llama.cpp writes each family: which class its files are read into, and under which names values and tensors lie.
+"""Which of transformers' types of models a GGUF architecture is read into, and what its metadata are called there.
 
-What a class could not be told from its file alone (the order of rows, norms with one added) stands here, and the tests
-compare each family with its class. A family that is not here is refused by name.
+Facts of llama.cpp's code stand here, which no file says: the types that an architecture's name does not tell, and which
+numbers of a head turn together. All else is read off the class (`swarm/files/stored/gguf_layout.py`) and the file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 from swarm.base.errors import UnsupportedModel
 
@@ -17,179 +17,163 @@ if TYPE_CHECKING:
     from swarm.files.gguf.container import GgufHeader
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How a family is written to GGUF.
-
-    Attributes:
-        model_class: of transformers, for the config's `architectures`.
-        fields: names in the config that are not the common ones, by key of the metadata; "" leaves a key out.
-        is_interleaved: whether the rows of queries and keys were put in the order in which llama.cpp turns them.
-        norms_plus_one: whether norms are stored with one added.
-        is_transposed: whether the class has its linear weights the other way round.
-        turns_experts: whether the class has experts the other way round.
-        mixes_experts: whether the class has gate and up of an expert row by row.
-        tiles_values: whether heads of values of linear attention lie by their place among those of a key.
-    """
-
-    family: str
-    model_type: str
-    model_class: str
-    fields: Mapping[str, str] = field(default_factory=dict)
-    is_interleaved: bool = False
-    norms_plus_one: bool = False
-    is_transposed: bool = False
-    turns_experts: bool = False
-    mixes_experts: bool = False
-    tiles_values: bool = False
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
-COMMON: Final = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-}
-LAYER_EPS: Final = "attention.layer_norm_epsilon"
-REQUIRED: Final = ("context_length", "block_count", "embedding_length", "attention.head_count")
-
-EXPERTS: Final = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-WINDOW: Final = {"attention.sliding_window": "sliding_window"}
-LOCAL_BASE: Final = {
-    "rope.freq_base_swa": "rope_local_base_freq",
-    "rope.local.freq_base": "rope_local_base_freq",
-    "rope.global.freq_base": "rope_theta",
-}
-"""By llama.cpp's names, and by Ollama's."""
-ROUTED: Final = {
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_shared_count": "n_shared_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group",
-    "expert_weights_scale": "routed_scaling_factor",
-    "expert_weights_norm": "norm_topk_prob",
-    "leading_dense_block_count": "first_k_dense_replace",
-}
-LATENT: Final = ROUTED | {
-    "attention.head_count_kv": "",
-    "attention.key_length": "",
-    "attention.q_lora_rank": "q_lora_rank",
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "attention.value_length_mla": "v_head_dim",
-    "rope.dimension_count": "qk_rope_head_dim",
-}
-GEMMA4: Final = {
-    "final_logit_softcapping": "final_logit_softcapping",
-    "feed_forward_length": "",
-    "attention.head_count_kv": "",
-    "attention.key_length": "",
-    "attention.key_length_swa": "head_dim",
-    "attention.shared_kv_layers": "num_kv_shared_layers",
-    "attention.sliding_window": "sliding_window",
-    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
-    "expert_count": "num_experts",
-    "expert_used_count": "top_k_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "rope.freq_base": "",
-}
-LLAMA4: Final = {
-    "feed_forward_length": "intermediate_size_mlp",
-    "expert_feed_forward_length": "intermediate_size",
-    "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "interleave_moe_layer_step": "interleave_moe_layer_step",
-}
-DELTA: Final = {
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-}
-LOCAL_EXPERTS: Final = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-GPT_OSS: Final = LOCAL_EXPERTS | {"expert_feed_forward_length": "intermediate_size"}
-COHERE2: Final = {LAYER_EPS: "layer_norm_eps", "logit_scale": "logit_scale"}
-SOFT_CAPS: Final = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-GRANITE: Final = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-GPT2: Final = {
-    "context_length": "n_positions",
-    "block_count": "n_layer",
-    "embedding_length": "n_embd",
-    "feed_forward_length": "n_inner",
-    "attention.head_count": "n_head",
-    "attention.head_count_kv": "",
-    LAYER_EPS: "layer_norm_epsilon",
-}
-
-_VARIANTS: Final = (
-    Architecture("cohere2", "cohere2", "Cohere2ForCausalLM", COHERE2 | WINDOW),
-    Architecture("deepseek2", "deepseek_v2", "DeepseekV2ForCausalLM", LATENT),
-    Architecture("deepseek2", "deepseek_v3", "DeepseekV3ForCausalLM", LATENT),
-    Architecture("gemma", "gemma", "GemmaForCausalLM", norms_plus_one=True),
-    Architecture("gemma2", "gemma2", "Gemma2ForCausalLM", SOFT_CAPS | WINDOW, norms_plus_one=True),
-    Architecture("gemma3", "gemma3_text", "Gemma3ForCausalLM", SOFT_CAPS | WINDOW | LOCAL_BASE, norms_plus_one=True),
-    Architecture("gemma4", "gemma4_text", "Gemma4ForCausalLM", GEMMA4),
-    Architecture("glm4moe", "glm4_moe", "Glm4MoeForCausalLM", ROUTED),
-    Architecture("gpt-oss", "gpt_oss", "GptOssForCausalLM", GPT_OSS | WINDOW, turns_experts=True, mixes_experts=True),
-    Architecture("gpt2", "gpt2", "GPT2LMHeadModel", GPT2, is_transposed=True),
-    Architecture("granite", "granite", "GraniteForCausalLM", GRANITE, is_interleaved=True),
-    Architecture("llama", "llama", "LlamaForCausalLM", is_interleaved=True),
-    Architecture("llama", "mixtral", "MixtralForCausalLM", LOCAL_EXPERTS, is_interleaved=True),
-    Architecture("llama4", "llama4_text", "Llama4ForCausalLM", LLAMA4, turns_experts=True),
-    Architecture("olmo2", "olmo2", "Olmo2ForCausalLM"),
-    Architecture("olmo2", "olmo3", "Olmo3ForCausalLM", WINDOW),
-    Architecture("phi3", "phi3", "Phi3ForCausalLM", WINDOW),
-    Architecture("qwen2", "qwen2", "Qwen2ForCausalLM"),
-    Architecture("qwen2moe", "qwen2_moe", "Qwen2MoeForCausalLM", EXPERTS),
-    Architecture("qwen2vl", "qwen2", "Qwen2ForCausalLM"),
-    Architecture("qwen3", "qwen3", "Qwen3ForCausalLM"),
-    Architecture("qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", EXPERTS),
-    Architecture("qwen3next", "qwen3_next", "Qwen3NextForCausalLM", EXPERTS | DELTA, norms_plus_one=True),
-    Architecture("qwen35", "qwen3_5_text", "Qwen3_5ForCausalLM", DELTA, norms_plus_one=True, tiles_values=True),
-    Architecture(
-        "qwen35moe",
-        "qwen3_5_moe_text",
-        "Qwen3_5MoeForCausalLM",
-        EXPERTS | DELTA,
-        norms_plus_one=True,
-        tiles_values=True,
-    ),
-    Architecture("qwen3vl", "qwen3", "Qwen3ForCausalLM"),
-    Architecture("qwen3vlmoe", "qwen3_moe", "Qwen3MoeForCausalLM", EXPERTS),
-    Architecture("smollm3", "smollm3", "SmolLM3ForCausalLM", is_interleaved=True),
-    Architecture("starcoder2", "starcoder2", "Starcoder2ForCausalLM", {LAYER_EPS: "norm_epsilon"}),
+NEIGHBOURS: Final = _names(
+    "arcee chatglm cohere2 command-r deepseek2 ernie4_5 ernie4_5-moe glm-dsa glm4 granite granitehybrid granitemoe "
+    "llama llama4 mistral3 olmo smollm3"
 )
-ARCHITECTURES: Final[Mapping[str, tuple[Architecture, ...]]] = {
-    family: tuple(one for one in _VARIANTS if one.family == family)
-    for family in sorted({one.family for one in _VARIANTS})
+"""Architectures that turn neighbouring numbers of a head together. Source: llama.cpp, `llama_model_rope_type`."""
+HALVES: Final = _names(
+    "afmoe dbrx dots1 exaone-moe exaone4 falcon falcon-h1 gemma gemma2 gemma3 gemma4 glm4moe gpt-oss gptneox "
+    "hunyuan-dense hunyuan-moe jais2 lfm2 lfm2moe minicpm3 minimax-m2 nemotron olmo2 olmoe phi2 phi3 phimoe qwen2 "
+    "qwen2moe qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss stablelm starcoder2"
+)
+"""Architectures that turn a number of a head's first half with one of its second."""
+UNTURNED: Final = _names("bloom gpt2 jamba mamba mamba2 mpt nemotron_h nemotron_h_moe starcoder")
+"""Architectures without rotary embeddings."""
+READ: Final = NEIGHBOURS | HALVES | UNTURNED
+TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "chatglm": ("glm",),
+    "command-r": ("cohere",),
+    "deepseek2": ("deepseek_v3", "deepseek_v2", "youtu"),
+    "glm-dsa": ("glm_moe_dsa",),
+    "granitehybrid": ("bamba", "granitemoehybrid"),
+    "granitemoe": ("granitemoeshared",),
+    "hunyuan-dense": ("hunyuan_v1_dense",),
+    "hunyuan-moe": ("hunyuan_v1_moe",),
+    "llama": ("llama", "mixtral"),
+    "mamba": ("mamba", "falcon_mamba"),
+    "mistral3": ("mistral", "ministral3"),
+    "nemotron_h_moe": ("nemotron_h",),
+    "olmo2": ("olmo2", "olmo3"),
+    "phi2": ("phi",),
+    "qwen2vl": ("qwen2",),
+    "qwen3vl": ("qwen3",),
+    "qwen3vlmoe": ("qwen3_moe",),
+    "starcoder": ("gpt_bigcode",),
 }
-"""Families that run, by the name that their files have for them; of several the first one is usual."""
+"""Types of models of architectures that transformers calls otherwise; of several the one that knows the file's keys."""
+
+NO_CLASS: Final = "transformers has no class for it"
+_REASONS: Final = {
+    "it embeds texts, and writes none": "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed "
+    "modern-bert neo-bert nomic-bert nomic-bert-moe t5encoder",
+    "it has an encoder": "t5",
+    "it writes sound": "wavtokenizer-dec",
+    "its tokens also see those that follow them": "dream llada llada-moe rnd1",
+    "its class forbids tokens, which its text model does not": "chameleon",
+    "numbers of its activations lie in the metadata, and are weights of its class": "apertus",
+    "its products round what enters them, which its class does not": "bitnet",
+    "some of its weights lie stacked in one": "gemma3n",
+    "positions of its tokens have axes that no class here has": "hunyuan_vl",
+    "its text model has no class that stands alone": "mistral4 paddleocr step35",
+    "llama.cpp writes no such files": "gptj",
+    "its files were not compared with its class": "kimi-linear mimo2",
+}
+REFUSED: Final[Mapping[str, str]] = {name: reason for reason, names in _REASONS.items() for name in _names(names)}
+"""Architectures that were looked into and are not read, and why; of the others transformers has no class."""
+
+EPS: Final = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon")
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "attention.clamp_kqv": ("clip_qkv",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads", "num_kv_heads"),
+    "attention.indexer.head_count": ("index_n_heads",),
+    "attention.indexer.key_length": ("index_head_dim",),
+    "attention.indexer.top_k": ("index_topk",),
+    "attention.key_length": ("head_dim",),
+    "attention.kv_lora_rank": ("kv_lora_rank",),
+    "attention.layer_norm_epsilon": (*EPS[2:], *EPS[:2]),
+    "attention.layer_norm_rms_epsilon": EPS,
+    "attention.q_lora_rank": ("q_lora_rank",),
+    "attention.scale": ("attention_multiplier",),
+    "attention.shared_kv_layers": ("num_kv_shared_layers",),
+    "attention.sliding_window": ("sliding_window",),
+    "attention.value_length_mla": ("v_head_dim",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "block_count": ("num_hidden_layers",),
+    "context_length": ("max_position_embeddings", "seq_length", "max_seq_len"),
+    "embedding_length": ("hidden_size",),
+    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
+    "embedding_scale": ("embedding_multiplier",),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "expert_used_count": ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk"),
+    "expert_weights_norm": ("norm_topk_prob", "route_norm"),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "feed_forward_length": ("intermediate_size", "n_inner", "ffn_hidden_size"),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "logit_scale": ("logit_scale", "logits_scaling"),
+    "residual_scale": ("residual_multiplier",),
+    "rope.freq_base": ("rope_theta",),
+    "shortconv.l_cache": ("conv_L_cache",),
+    "ssm.conv_kernel": ("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"),
+    "ssm.group_count": ("linear_num_key_heads", "n_groups", "mamba_n_groups"),
+    "ssm.state_size": ("linear_key_head_dim", "state_size", "ssm_state_size", "mamba_d_state"),
+    "ssm.time_step_rank": ("linear_num_value_heads", "time_step_rank", "mamba_dt_rank"),
+    "use_parallel_residual": ("use_parallel_residual",),
+}
+"""What configs call a value of the metadata: of several names the first one that the class has."""
+_HEADS_OF_SPACES: Final = {"ssm.time_step_rank": "mamba_n_heads"}
+_WITHOUT_HEADS: Final = {"attention.head_count": "", "feed_forward_length": ""}
+OWN_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
+    "bamba": _HEADS_OF_SPACES,
+    "bloom": {"attention.head_count_kv": "", "feed_forward_length": ""},
+    "dbrx": {
+        "attention.clamp_kqv": "",
+        "attention.head_count_kv": "",
+        "attention.layer_norm_epsilon": "",
+        "expert_count": "",
+        "expert_used_count": "",
+        "feed_forward_length": "",
+        "rope.freq_base": "",
+    },
+    "falcon_h1": _HEADS_OF_SPACES,
+    "falcon_mamba": _WITHOUT_HEADS,
+    "gemma3_text": {
+        "rope.freq_base_swa": "rope_local_base_freq",
+        "rope.global.freq_base": "rope_theta",
+        "rope.local.freq_base": "rope_local_base_freq",
+    },
+    "gemma4_text": {
+        "attention.head_count_kv": "",
+        "attention.key_length": "",
+        "attention.key_length_swa": "head_dim",
+        "feed_forward_length": "",
+        "rope.freq_base": "",
+    },
+    "gpt2": {"attention.head_count_kv": ""},
+    "gpt_bigcode": {"attention.head_count_kv": ""},
+    "granitemoehybrid": _HEADS_OF_SPACES,
+    "llama4_text": {"expert_feed_forward_length": "intermediate_size", "feed_forward_length": "intermediate_size_mlp"},
+    "mamba": _WITHOUT_HEADS,
+    "mamba2": _WITHOUT_HEADS | {"ssm.time_step_rank": ""},
+    "nemotron_h": {
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "ssm.time_step_rank": "mamba_num_heads",
+    },
+}
+"""Where a type calls a value otherwise, or has it in a form of its own: then "" leaves it to `by_type.py`."""
+REQUIRED: Final = ("context_length", "block_count", "embedding_length")
 SIGMOID: Final = 2
 """How routers choose experts, as `expert_gating_func` has it."""
-WITH_OR_WITHOUT_BIAS: Final = {"glm4moe", "granite", "llama", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "smollm3"}
+BY_SIGMOID: Final = _names(
+    "afmoe deepseek_v3 dots1 exaone_moe glm4_moe glm_moe_dsa lfm2_moe llama4_text minimax_m2 nemotron_h youtu"
+)
+"""Types whose routers choose by a sigmoid and in no other way."""
 
 
-def architecture_of(header: GgufHeader, name: str) -> Architecture:
-    """The family of a file.
+def architecture_of(header: GgufHeader, name: str) -> str:
+    """The architecture of a file.
 
     Raises:
         UnsupportedModel: it is none that runs, or the file is not a model's.
@@ -204,18 +188,39 @@ def architecture_of(header: GgufHeader, name: str) -> Architecture:
         raise UnsupportedModel(f"{name}: its kind is {kind!r}, not a model; give the model's own file")
     if not header.tensors:
         raise UnsupportedModel(f"{name}: a tokenizer without weights; give the model's own file")
-    if family not in ARCHITECTURES:
-        raise UnsupportedModel(
-            f"{name}: GGUF of architecture {family!r} is not read; read are {', '.join(ARCHITECTURES)}"
-        )
-    is_other = {
-        "deepseek2": header.number("deepseek2.expert_gating_func") == SIGMOID,
-        "llama": bool(header.number("llama.expert_count")),
-        "olmo2": bool(header.number("olmo2.attention.sliding_window")),
-    }
-    return ARCHITECTURES[family][1 if is_other.get(family) else 0]
+    if family not in READ:
+        reason = f"{REFUSED.get(family, NO_CLASS)}; read are {', '.join(sorted(READ))}"
+        raise UnsupportedModel(f"{name}: GGUF of architecture {family!r} is not read: {reason}")
+    return family
 
 
-def written_as(family: str, model_type: str) -> Architecture:
-    """How a model of this family was written that is of this type of transformers'."""
-    return next(one for one in ARCHITECTURES[family] if one.model_type == model_type)
+def types_of(family: str) -> tuple[str, ...]:
+    """Types of transformers' causal language models that a file of this architecture may be of."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if family in TYPES:
+        return TYPES[family]
+    names = {_plain(one): one for one in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}
+    found = names.get(f"{_plain(family)}text") or names.get(_plain(family))
+    return (names[_plain(family)],) if found is None else (found,)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]", "", name)
+
+
+def field_of(key: str, config_class: Any) -> str | None:  # noqa: ANN401 - any of transformers' config classes
+    """What the config of a class calls a value of the metadata.
+
+    Returns:
+        "" where the value has a form of its own, None where the class has no such.
+    """
+    own = OWN_KEYS.get(config_class.model_type, {})
+    if key in own:
+        return own[key]
+    fields = {*config_class.__dataclass_fields__, *config_class.attribute_map}
+    if "rope_parameters" in fields:
+        fields.add("rope_theta")
+    found = next((one for one in KEYS.get(key, ()) if one in fields), None)
+    aliases: Mapping[str | None, str] = config_class.attribute_map
+    return aliases.get(found, found)

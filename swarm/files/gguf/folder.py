@@ -39,12 +39,40 @@ if TYPE_CHECKING:
 BYTE_LEVEL: Final = "gpt2"
 SENTENCE_PIECE: Final = "llama"
 
-AS_GPT2: Final = {"gpt-2", "granite-docling", "mpt", "olmo", "phi-2", "trillion"}
+AS_GPT2: Final = {"exaone4", "gpt-2", "granite-docling", "mellum", "mpt", "olmo", "phi-2", "trillion"}
 """Splits (`tokenizer.ggml.pre`) that are GPT-2's."""
 DIGIT_BY_DIGIT: Final = {"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"}
 """Splits that are GPT-2's behind one at each digit."""
-AS_LLAMA3: Final = {"glm4"}
-AS_QWEN2: Final = {"stablelm2"}
+AS_LLAMA3: Final = {"chatglm-bpe", "glm4", "glm5"}
+AS_QWEN2: Final = {"hunyuan", "solar-open", "stablelm2"}
+_ENDINGS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+_DEEPSEEK: Final = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bloom": (r" ?[^(\s|.,!?…。，、।۔،)]+",),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
+    "deepseek-v3": _DEEPSEEK,
+    "exaone-moe": (
+        _ENDINGS + r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]"
+        r"|\s+(?!\S)|\s+",
+    ),
+    "falcon": (
+        r"[\p{P}\$\+<=>\^~\|`]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+        "[0-9][0-9][0-9]",
+    ),
+    "hunyuan-dense": _DEEPSEEK,
+    "joyai-llm": _DEEPSEEK,
+    "seed-coder": (_ENDINGS + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",),
+}
+"""Splits of which transformers has none: expressions that cut pieces out, one after the other.
+
+Source: llama.cpp, `llama-vocab.cpp`.
+"""
 UNSPLIT: Final = {"", "default"}
 """Files of before splits were written: llama.cpp guesses for them too."""
 
@@ -54,6 +82,8 @@ BEGUN: Final = {
 """Splits of vocabularies whose texts begin with a token of their own unless a file says no, and whose whole words are
 taken before any merge."""
 
+WHOLE_WORDS: Final = {"glm4", "glm5"}
+"""Splits of other vocabularies whose whole words are taken before any merge."""
 CONTROL: Final = 3
 """The type of a token that stands for no text."""
 ENDS: Final = {
@@ -71,7 +101,7 @@ SPECIAL: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"
 logger = logging.getLogger(__name__)
 POINTER: Final = "gguf.json"
 """Names the files of a model and where each tensor lies in them."""
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of these folders; another one is made anew."""
 MAX_FOLDERS: Final = 16
 MAX_NOTES: Final = 64
@@ -141,7 +171,7 @@ def _backend(header: GgufHeader, name: str) -> Tokenizer:
         raise UnsupportedModel(f"{name}: its tokenizer is of kind {kind!r}, which is not read; read are {known}")
     keys = {f"tokenizer.{key}": title for key, title in GGUF_TOKENIZER_MAPPING["tokenizer"].items()}
     vocabulary = {title: header.metadata[key] for key, title in keys.items() if key in header.metadata}
-    known_splits = {*GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2, *DIGIT_BY_DIGIT, *AS_LLAMA3, *AS_QWEN2, *UNSPLIT}
+    known_splits = {*GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2, *DIGIT_BY_DIGIT, *AS_LLAMA3, *AS_QWEN2, *SPLITS, *UNSPLIT}
     if kind == BYTE_LEVEL and split not in known_splits:
         known = ", ".join(sorted(known_splits - UNSPLIT))
         raise UnsupportedModel(f"{name}: its text is split by {split!r}, which is not known; known are {known}")
@@ -161,7 +191,11 @@ def _complete(backend: Tokenizer, kind: str, split: str, *, has_space: bool) -> 
     if kind == BYTE_LEVEL and split in DIGIT_BY_DIGIT:
         digits = pre_tokenizers.Split(Regex(r"\p{N}"), behavior="isolated")
         parts.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    if kind == BYTE_LEVEL and split in BEGUN:
+    if kind == BYTE_LEVEL and split in SPLITS:
+        cuts: list[Any] = [pre_tokenizers.Split(Regex(one), behavior="isolated") for one in SPLITS[split]]
+        bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        parts.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_alone])
+    if kind == BYTE_LEVEL and split in BEGUN | WHOLE_WORDS:
         parts.model.ignore_merges = True
     if kind == SENTENCE_PIECE and not has_space and isinstance(parts.pre_tokenizer, pre_tokenizers.Metaspace):
         parts.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=False)

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy
 import torch
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from swarm.base.errors import UnsupportedModel
-from swarm.files.gguf.architectures import Architecture, written_as
 from swarm.files.gguf.folder import TensorTable
 from swarm.files.parts.byte_ranges import ByteRange, ByteRanges
 from swarm.files.parts.reading import readable_file
 from swarm.files.pretrained import first_line
+from swarm.files.stored.gguf_layout import ClassLayout
 from swarm.files.stored.matrix import StoredMatrix
 from swarm.files.stored.source import StoredSize, StoredTensor
 from swarm.files.text_classes import class_of
@@ -36,8 +38,12 @@ if TYPE_CHECKING:
     from swarm.files.linear_codes import LinearCodes
 
 
-FUSED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\..*experts\.gate_up_proj(?P<bias>_bias)?")
-"""Gate and up of all experts in one tensor, which GGUF holds in two."""
+FUSED: Final = re.compile(
+    r".*\.layers\.(?P<index>\d+)\..*(?:experts\.gate_up_proj(?P<bias>_bias)?|(?P<shared>shared_mlp.input_linear)\.weight)"
+)
+"""Gate and up of all experts, or of one for all tokens, in one tensor, which GGUF holds in two."""
+GROUPED: Final = re.compile(r".*\.query_key_value\.(?:weight|bias)")
+"""Queries, keys and values by heads of keys, which GGUF has by kind."""
 QUERIES_KEYS: Final = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
 MIXED: Final = re.compile(r".*\.layers\.(?P<index>\d+)\.linear_attn\.in_proj_qkvz\.weight")
 """Queries, keys, values and gates of linear attention, head by head, which GGUF holds in two tensors."""
@@ -51,6 +57,8 @@ TILED: Final = re.compile(
     r"blk\.\d+\.(?P<which>attn_qkv|attn_gate|ssm_alpha|ssm_beta|ssm_a|ssm_dt|ssm_conv1d)(?:\.weight|\.bias)?"
 )
 """Tensors with rows for heads of values of linear attention."""
+TILES: Final = {"qwen35", "qwen35moe"}
+"""Architectures whose heads of values of linear attention lie by their place among those of a key."""
 BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 
 
@@ -92,10 +100,9 @@ class GgufSource:
     folder: Path
     model: str
     config: PreTrainedConfig
-    architecture: Architecture
+    layout: ClassLayout
     table: TensorTable
     stored: Mapping[str, tuple[str, ...]]
-    shapes: Mapping[str, tuple[int, ...]]
     hub: Hub | None = None
 
     @classmethod
@@ -103,17 +110,22 @@ class GgufSource:
         """The source of a model's folder.
 
         Raises:
-            UnsupportedModel: Canopy cannot run its family, or it has tensors that the class has not.
+            UnsupportedModel: Canopy cannot run its family, or it has tensors that the class has not, or lacks some.
         """
         table = TensorTable.read(folder)
-        architecture = written_as(table.family, config.model_type)
-        stored, shapes = _stored_names(model, config, table)
+        whole = _empty_model(model, config)
+        layout = ClassLayout.of(whole, table.family)
+        if layout.is_other_rope:
+            raise UnsupportedModel(f"{model}: {type(whole).__name__} turns other numbers of a head than llama.cpp")
+        stored = _stored_names(layout, config, table)
         known = {name for names in stored.values() for name in names}
         others = sorted(name for name in table.places.keys() - known if not UNREAD.fullmatch(name))
         if strange := [one for one in others if not _is_idle(one, config)]:
-            reason = f"{len(strange)} tensors that {architecture.model_class} does not have, such as {strange[0]}"
+            reason = f"{len(strange)} tensors that {type(whole).__name__} does not have, such as {strange[0]}"
             raise UnsupportedModel(f"{model}: its file has {reason}; use the safetensors")
-        source = cls(folder, model, config, architecture, table, stored, shapes, hub)
+        if lacking := sorted(layout.shapes.keys() - stored.keys() - layout.tied):
+            raise UnsupportedModel(f"{model}: its file has no tensor for {lacking[0]}; use the safetensors")
+        source = cls(folder, model, config, layout, table, stored, hub)
         source.check_shapes()
         return source
 
@@ -125,10 +137,9 @@ class GgufSource:
         """
         for name, parts in self.stored.items():
             places = [self.table.places[part][1] for part in parts]
-            shape, own = self.shapes[name], places[0].shape
-            is_alike = len(places) > 1 or sorted(one for one in shape if one > 1) == sorted(
-                one for one in own if one > 1
-            )
+            shape, own = self.layout.shapes[name], places[0].shape
+            flat = len(shape) < min(3, len(own)) or len(places) > 1  # such as norms of groups
+            is_alike = flat or sorted(one for one in shape if one > 1) == sorted(one for one in own if one > 1)
             if not is_alike or sum(place.rows * place.columns for place in places) != prod(shape):
                 said = f"{parts[0]} has the shape {list(own)}, and by the metadata {name} has {list(shape)}"
                 raise UnsupportedModel(f"{self.model}: damaged: {said}; convert it again")
@@ -166,7 +177,7 @@ class GgufSource:
         places = [self.table.places[one][1] for one in self.stored[name]]
         if (LATENT.fullmatch(name) and len(places) > 1) or self._has_other_columns(self.stored[name][0]):
             return ()
-        if not all(len(place.shape) > 1 and self._stays(place) for place in places):
+        if not all(self._stays(name, place) for place in places):
             return ()
         return tuple(
             StoredSize(place.rows * place.columns, place.size_bytes, *(place.encoding.grain or ())) for place in places
@@ -189,55 +200,64 @@ class GgufSource:
     def _tensor(
         self, name: str, opened: Mapping[str, numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]]
     ) -> torch.Tensor | StoredTensor:
-        parts = [self._part(one, opened) for one in self.stored[name]]
+        parts = [self._part(name, one, opened) for one in self.stored[name]]
         if len(parts) > 1 and LATENT.fullmatch(name):
             return self._latent(*parts)
         if len(parts) > 1:
-            return self._mixed(*parts) if MIXED.fullmatch(name) else self._fused(*parts)
+            return self._mixed(*parts) if MIXED.fullmatch(name) else self._fused(name, *parts)
         whole = parts[0]
-        return whole.view(self.shapes[name]) if isinstance(whole, torch.Tensor) else whole
+        return whole.view(self.layout.shapes[name]) if isinstance(whole, torch.Tensor) else whole
 
     def _part(
-        self, name: str, opened: Mapping[str, numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]]
+        self, ours: str, name: str, opened: Mapping[str, numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]]
     ) -> torch.Tensor | StoredTensor:
         """One tensor of a file, in the layout of the class."""
         file, place = self.table.places[name]
         raw = torch.from_numpy(numpy.array(opened[file][place.start : place.start + place.size_bytes]))
-        rows = self._order(name, place)
-        is_transposed = self._is_transposed(name, place)
+        rows = self._order(ours, name, place)
+        is_transposed = ours in self.layout.turned and len(self.stored[ours]) == 1
         if self._has_other_columns(name):
             return place.encoding.decode(raw.view(place.rows, -1))[
                 :, self._key_by_key(self.config.linear_value_head_dim)
             ]
-        if len(place.shape) > 1 and self._stays(place):
+        if self._stays(ours, place):
             blocks = raw.view(place.rows, place.encoding.row_bytes(place.columns))
             matrix = GgufMatrix(blocks if rows is None else blocks[rows], place.encoding)
-            return StoredTensor(matrix, place.shape, is_transposed)
+            return StoredTensor(matrix, self._shape_of(ours, place), is_transposed)
         plain = self._plain(raw, place)
-        if self.architecture.norms_plus_one and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
+        if ours in self.layout.plus_one:
             plain = plain.float() - 1
         if name.endswith(".ssm_a"):
             plain = torch.log(-plain.float())  # stored is what it decays by
         plain = plain if rows is None else plain[rows]
         return plain.transpose(-1, -2).contiguous() if is_transposed else plain
 
-    def _stays(self, place: TensorPlace) -> bool:
+    def _stays(self, ours: str, place: TensorPlace) -> bool:
         """Whether values are held as they are stored: what a packed file leaves in 16 bits stays in 16 bits."""
+        own = self.layout.shapes[ours]
+        if (
+            len(place.shape) < 2
+            or len(own) > len(place.shape)
+            or (ours in self.layout.turned and len(own) < 3 < 1 + len(place.shape))
+        ):
+            return False  # such as the kernels of a convolution
         return place.encoding.dtype is None or (place.encoding.dtype != torch.float32 and bool(self.encoding))
 
-    def _is_transposed(self, name: str, place: TensorPlace) -> bool:
-        """Whether the class has a tensor the other way round; gate and up are turned when they are one."""
-        if self.architecture.turns_experts:
-            return name.endswith("ffn_down_exps.weight")
-        return self.architecture.is_transposed and len(place.shape) == 2 and name.startswith("blk.")
+    def _shape_of(self, ours: str, place: TensorPlace) -> tuple[int, ...]:
+        """The shape that the class has, where a file has the rows of experts apart, or one dimension less."""
+        own = self.layout.shapes[ours]
+        is_alone = len(self.stored[ours]) == 1 and ours not in self.layout.turned
+        return own if is_alone and own[-1] == place.shape[-1] and prod(own) == prod(place.shape) else place.shape
 
     def _plain(self, raw: torch.Tensor, place: TensorPlace) -> torch.Tensor:
         if place.encoding.dtype is not None:
             return raw.view(place.encoding.dtype).view(place.shape)
         return place.encoding.decode(raw.view(1, -1)).view(place.shape)
 
-    def _order(self, name: str, place: TensorPlace) -> torch.Tensor | None:
+    def _order(self, ours: str, name: str, place: TensorPlace) -> torch.Tensor | None:
         """In which order the class has a tensor's rows; None where it has them as the file."""
+        if GROUPED.fullmatch(ours):
+            return self._group_by_group(place.shape[0])
         if self._groups > 1 and (tiled := TILED.fullmatch(name)):
             config: Any = self.config
             keys = 2 * config.linear_num_key_heads * config.linear_key_head_dim
@@ -245,7 +265,7 @@ class GgufSource:
             if tiled["which"] in ("attn_qkv", "ssm_conv1d"):
                 return torch.cat([torch.arange(keys), keys + self._key_by_key(config.linear_value_head_dim)])
             return self._key_by_key(width)
-        found = QUERIES_KEYS.fullmatch(name) if self.architecture.is_interleaved else None
+        found = QUERIES_KEYS.fullmatch(name) if self.layout.is_reordered else None
         if found is None:
             return None
         heads = self.config.num_attention_heads if found["which"] == "q" else self.config.num_key_value_heads
@@ -258,7 +278,15 @@ class GgufSource:
     def _groups(self) -> int:
         """Heads of values for each of keys, of linear attention whose heads of values lie by their place among them."""
         config: Any = self.config
-        return config.linear_num_value_heads // config.linear_num_key_heads if self.architecture.tiles_values else 1
+        return config.linear_num_value_heads // config.linear_num_key_heads if self.table.family in TILES else 1
+
+    def _group_by_group(self, rows: int) -> torch.Tensor:
+        """Numbers of the rows of all queries, keys and values, those of a head of keys together."""
+        heads: int = self.config.num_attention_heads
+        width = self.config.hidden_size // heads
+        groups = (rows // width - heads) // 2
+        queries, keys, values = torch.split(torch.arange(rows), [heads * width, groups * width, groups * width])
+        return torch.cat([one.view(groups, -1, width) for one in (queries, keys, values)], dim=1).reshape(-1)
 
     def _key_by_key(self, width: int) -> torch.Tensor:
         """Numbers of the rows of all heads of values, those of a key's together."""
@@ -287,9 +315,13 @@ class GgufSource:
         both = [_decoded(keys).transpose(1, 2), _decoded(values)]  # [heads, width, rank]
         return torch.cat(both, dim=1).flatten(0, 1).contiguous()
 
-    def _fused(self, gate: torch.Tensor | StoredTensor, up: torch.Tensor | StoredTensor) -> torch.Tensor | StoredTensor:
+    def _fused(
+        self, name: str, gate: torch.Tensor | StoredTensor, up: torch.Tensor | StoredTensor
+    ) -> torch.Tensor | StoredTensor:
         """Gate and up of all experts in one: for each expert one below the other, or mixed row by row."""
-        mixes, turns = self.architecture.mixes_experts, self.architecture.turns_experts
+        if name.endswith("input_linear.weight"):
+            return _below(gate, up)
+        mixes, turns = name in self.layout.mixed, name in self.layout.turned
         if isinstance(gate, StoredTensor) and isinstance(up, StoredTensor) and gate.matrix.joins(up.matrix):
             experts, rows, columns = gate.shape
             numbers = torch.arange(2 * experts * rows).view(2, experts, rows)
@@ -309,44 +341,67 @@ def _is_idle(name: str, config: PreTrainedConfig) -> bool:
     return block is not None and int(block[1]) >= layers - (shared if is_kept else 0)
 
 
+def _below(upper: torch.Tensor | StoredTensor, lower: torch.Tensor | StoredTensor) -> torch.Tensor | StoredTensor:
+    """Rows of two matrices, one below the other."""
+    if isinstance(upper, StoredTensor) and isinstance(lower, StoredTensor) and upper.matrix.joins(lower.matrix):
+        both = upper.matrix.join([lower.matrix])
+        return StoredTensor(both, (both.rows, both.columns))
+    return torch.cat([_decoded(upper), _decoded(lower)])
+
+
 def _decoded(tensor: torch.Tensor | StoredTensor) -> torch.Tensor:
     return tensor.decode() if isinstance(tensor, StoredTensor) else tensor
 
 
-def _stored_names(
-    title: str, config: PreTrainedConfig, table: TensorTable
-) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[int, ...]]]:
-    """What each tensor of the class is made of, and its shape; a tied head is not there."""
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
+def _empty_model(title: str, config: PreTrainedConfig) -> Any:  # noqa: ANN401
+    """A model of the class without values."""
     try:
         model_class: Any = class_of(config)
         with torch.device("meta"):
-            model = model_class(config)
+            return model_class(config)
     except Exception as error:  # a class may raise anything on numbers that no model has
         reason = f"damaged: {config.model_type} cannot be made of its metadata ({first_line(error)})"
         raise UnsupportedModel(f"{title}: {reason}") from error
+
+
+def _stored_names(layout: ClassLayout, config: PreTrainedConfig, table: TensorTable) -> dict[str, tuple[str, ...]]:
+    """What each tensor of the class is made of; a tied head is not there."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
     number = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == table.family)
     names = get_tensor_name_map(number, config.num_hidden_layers)
     found: dict[str, tuple[str, ...]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for ours, tensor in model.state_dict().items():
-        for parts in _ways(ours, names.get_name):
-            if all(part in table.places for part in parts):
-                found[ours], shapes[ours] = parts, tuple(tensor.shape)
-                break
-    return found, shapes
+    for ours in layout.shapes:
+        ways = (parts for name in _published(ours, config) for parts in _ways(name, names.get_name))
+        if parts := next((parts for parts in ways if all(part in table.places for part in parts)), None):
+            found[ours] = parts
+    return found
+
+
+def _published(ours: str, config: PreTrainedConfig) -> Iterator[str]:
+    """What checkpoints call a tensor of the class, which converters read: its own name first."""
+    yield ours
+    mapping_of: Any = get_checkpoint_conversion_mapping
+    name = ours
+    for one in reversed([one for one in mapping_of(config.model_type) or () if type(one) is WeightRenaming]):
+        name = one.reverse_transform().rename_source_key(name)[0]
+    yield name
+    yield name.removeprefix("transformer.")
+    yield ours.replace(".mixer.", ".mlp.")
 
 
 def _ways(ours: str, lookup: Callable[[str], str | None]) -> Iterator[tuple[str, ...]]:
     """llama.cpp's names of what may make a tensor of the class."""
     yield (_stored_name(ours, lookup),)
     yield (f"{lookup(ours)}",)
+    yield (f"{lookup(ours)}.bias",)
     if scale := SCALES.fullmatch(ours):
         yield (f"blk.{scale['index']}.ffn_{'down_exps' if scale['each'] else 'gate_inp'}.scale",)
     if fused := FUSED.fullmatch(ours):
-        kind = "bias" if fused["bias"] else "weight"
-        yield (f"blk.{fused['index']}.ffn_gate_exps.{kind}", f"blk.{fused['index']}.ffn_up_exps.{kind}")
+        kind, which = "bias" if fused["bias"] else "weight", "shexp" if fused["shared"] else "exps"
+        yield (f"blk.{fused['index']}.ffn_gate_{which}.{kind}", f"blk.{fused['index']}.ffn_up_{which}.{kind}")
+    if fused and fused["shared"]:
+        yield (f"blk.{fused['index']}.ffn_gate.weight", f"blk.{fused['index']}.ffn_up.weight")
     if mixed := MIXED.fullmatch(ours):
         yield (f"blk.{mixed['index']}.attn_qkv.weight", f"blk.{mixed['index']}.attn_gate.weight")
     if latent := LATENT.fullmatch(ours):

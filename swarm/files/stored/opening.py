@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from swarm.base.errors import UnsupportedModel
 from swarm.files.gguf.folder import POINTER
@@ -34,7 +37,7 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
     """
     if (folder / POINTER).exists():
         return GgufSource.of(folder, config, model, hub)
-    plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model), hub)
+    plain = SafetensorsSource.of(folder, model, weight_map(folder, hub, model), hub, _renamings(config))
     quantisation = quantisation_of(config)
     if quantisation is not None:
         return QuantisedSource.of(plain, quantisation, model)
@@ -42,3 +45,11 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
         reason = f"{packed} is a part of a quantised weight, and config.json has no quantization_config"
         raise UnsupportedModel(f"{model}: {reason}; take the config.json that was published with these weights")
     return plain
+
+
+def _renamings(config: PreTrainedConfig) -> tuple[WeightRenaming, ...]:
+    """How transformers renames tensors of a model of which the language model is a part; of others its class does."""
+    mapping_of: Any = get_checkpoint_conversion_mapping
+    if config.get_text_config() is config:
+        return ()
+    return tuple(one for one in mapping_of(config.model_type) or () if type(one) is WeightRenaming)

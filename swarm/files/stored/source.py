@@ -6,6 +6,7 @@ QuantisedSource     over another source: what a quantised format holds in severa
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
+    from transformers.core_model_loading import WeightRenaming
+
     from swarm.files.hub import Hub
     from swarm.files.stored.matrix import StoredMatrix
 
+logger = logging.getLogger(__name__)
 WRAPPED: Final = r"^(?:module\.|_orig_mod\.)+|(?<=\.)_orig_mod\."
 """What torch puts before names: of modules that are trained in parallel, or compiled."""
 PIECE: Final = 1 << 22
@@ -121,6 +125,7 @@ class SafetensorsSource:
         hub: where headers are read of files that are not in the folder; None for a folder of the user's.
         encoding: as of `WeightSource`: none.
         has_codes: as of `WeightSource`.
+        renamings: how transformers renames tensors of the whole model, where the language model is a part of it.
         headers: what was read of them, by file.
     """
 
@@ -130,21 +135,34 @@ class SafetensorsSource:
     hub: Hub | None = None
     encoding: str = ""
     has_codes: bool = False
+    renamings: tuple[WeightRenaming, ...] = ()
     headers: dict[str, Mapping[str, TensorHeader]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: Path, model: str, weight_map: Mapping[str, str], hub: Hub | None = None) -> SafetensorsSource:
-        """A source of the files that an index names.
+    def of(
+        cls,
+        folder: Path,
+        model: str,
+        weight_map: Mapping[str, str],
+        hub: Hub | None = None,
+        renamings: tuple[WeightRenaming, ...] = (),
+    ) -> SafetensorsSource:
+        """A source of the files that an index names; tensors of what sees or hears are left out, with a line.
 
         Raises:
             UnsupportedModel: two tensors have one name, once what is put before names is left out.
         """
-        called: dict[str, str] = {}
-        for stored in _text_only(weight_map):
-            if called.setdefault(name := _text_name(stored), stored) != stored:
-                which = f"{called[name]} and {stored} name one tensor"
+        found: dict[str, str] = {}
+        whole = {stored: _whole_name(stored, renamings) for stored in weight_map}
+        text = set(_text_only(whole.values()))
+        for stored, one in whole.items():
+            if one in text and found.setdefault(name := _text_name(one), stored) != stored:
+                which = f"{found[name]} and {stored} name one tensor"
                 raise UnsupportedModel(f"{model}: {which}; remove one of them")
-        return cls(folder, model, {name: (weight_map[stored],) for name, stored in called.items()}, hub)
+        if count := len(whole) - len(found):
+            logger.info("%s: %d tensors of what sees or hears are left out", model, count)
+        files = {name: (weight_map[stored],) for name, stored in found.items()}
+        return cls(folder, model, files, hub, renamings=renamings)
 
     def header(self, name: str) -> TensorHeader | None:
         """Type and shape of a tensor, from the header of its file; None where that cannot be read now."""
@@ -181,7 +199,11 @@ class SafetensorsSource:
                 read = tensor_headers(here or self.folder / file)
         except (OSError, ValueError) as error:
             raise unreadable_weights(self.model, self.folder / file, error) from error
-        return {_text_name(one): header for one, header in read.items()}
+        return {self._name(one): header for one, header in read.items()}
+
+    def _name(self, stored: str) -> str:
+        """What the language model's class calls a tensor of a file."""
+        return _text_name(_whole_name(stored, self.renamings))
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor | StoredTensor]:
         asked = set(names)
@@ -190,7 +212,7 @@ class SafetensorsSource:
             path = self._readable(file, [name for name in asked if file in self.files[name]])
             try:
                 with safe_open(path, framework="pt") as opened:
-                    stored = {_text_name(name): name for name in opened.keys()}  # noqa: SIM118 - it is no dict
+                    stored = {self._name(name): name for name in opened.keys()}  # noqa: SIM118 - it is no dict
                     found |= {name: opened.get_tensor(stored[name]) for name in asked & stored.keys()}
             except (OSError, SafetensorError) as error:
                 raise unreadable_weights(self.model, path, error) from error
@@ -226,6 +248,13 @@ def _text_only(names: Collection[str]) -> Collection[str]:
     if not any(re.search(TEXT_PART, name) for name in names):
         return names
     return [name for name in names if re.search(rf"{TEXT_PART}|lm_head|(?:^|[._])mtp[._]", name)]
+
+
+def _whole_name(tensor: str, renamings: Iterable[WeightRenaming]) -> str:
+    """What the class of a whole model calls a tensor of its checkpoints."""
+    for one in renamings:
+        tensor = one.rename_source_key(tensor)[0]
+    return tensor
 
 
 def _text_name(tensor: str) -> str:

@@ -95,6 +95,14 @@ WRITTEN: dict[str, dict[str, Any]] = {
         "add_feed_forward_length": 512,
         "add_vocab_size": VOCAB,
     },
+    "gpt-oss": {
+        "add_rope_scaling_type": gguf.RopeScalingType.YARN,
+        "add_rope_scaling_factor": 32.0,
+        "add_rope_scaling_orig_ctx_len": 4096,
+        "add_rope_scaling_yarn_beta_fast": 32.0,
+        "add_rope_scaling_yarn_beta_slow": 1.0,
+        "add_expert_feed_forward_length": 256,
+    },
     "glm4moe": {"add_expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID, "add_rope_dimension_count": 32},
     "qwen2vl": {"add_rope_dimension_sections": [16, 24, 24, 0]},
     "qwen3next": {"add_ssm_inner_size": 128, "add_full_attention_interval": 2},
@@ -179,6 +187,178 @@ NEW: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 FAMILIES |= NEW
+SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+SLIDING |= {"sliding_window": WINDOW}
+SPACES: dict[str, Any] = {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_groups": 2}
+SPACES |= {"mamba_n_heads": 8, "mamba_d_head": 64, "tie_word_embeddings": False}
+FEW: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+ROUTED: dict[str, Any] = {**EXPERTS, "num_key_value_heads": 2, "n_group": 1}
+SCALES: dict[str, Any] = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1}
+SCALES |= {"logits_scaling": 2.0}
+BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "afmoe": (
+        "afmoe",
+        "afmoe",
+        {**FEW, "sliding_window": WINDOW, "num_dense_layers": 1, "num_shared_experts": 2, "route_scale": 1.5},
+    ),
+    "arcee": ("arcee", "arcee", {}),
+    "bamba": ("granitehybrid", "bamba", {**SPACES, "attn_layer_indices": [1]}),
+    "bloom": ("bloom", "bloom", {}),
+    "chatglm": ("chatglm", "glm", {}),
+    "command-r": ("command-r", "cohere", {"use_qk_norm": True}),
+    "dbrx": (
+        "dbrx",
+        "dbrx",
+        {
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+            "ffn_config": {"ffn_hidden_size": 512, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    "dots1": ("dots1", "dots1", ROUTED),
+    "ernie4_5": ("ernie4_5", "ernie4_5", {}),
+    "ernie4_5-moe": ("ernie4_5-moe", "ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1}),
+    "exaone4": ("exaone4", "exaone4", SLIDING),
+    "exaone-moe": ("exaone-moe", "exaone_moe", {**FEW, **SLIDING, "first_k_dense_replace": 1, "num_shared_experts": 1}),
+    "falcon": ("falcon", "falcon", {"num_kv_heads": 1, "ffn_hidden_size": 1024}),
+    "falcon-new": ("falcon", "falcon", {"num_kv_heads": 2, "ffn_hidden_size": 1024, "new_decoder_architecture": True}),
+    "falcon-h1": ("falcon-h1", "falcon_h1", {**SPACES, "mamba_d_ssm": 512, "mamba_rms_norm": True}),
+    "falcon-mamba": ("mamba", "falcon_mamba", {"state_size": 16, "time_step_rank": 16}),
+    "glm-dsa": (
+        "glm-dsa",
+        "glm_moe_dsa",
+        {
+            **{**EXPERTS, **LATENT, "n_group": 1, "index_topk": 6, "index_head_dim": 32, "index_n_heads": 16},
+            "indexer_types": ["full", "shared", "full"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "glm4": ("glm4", "glm4", {}),
+    "gptneox": ("gptneox", "gpt_neox", {}),
+    "granitehybrid": (
+        "granitehybrid",
+        "granitemoehybrid",
+        {
+            **SPACES,
+            **SCALES,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 256,
+        },
+    ),
+    "granitemoe": ("granitemoe", "granitemoe", {**SCALES, "num_local_experts": 4}),
+    "granitemoe-shared": (
+        "granitemoe",
+        "granitemoeshared",
+        {**SCALES, "num_local_experts": 4, "shared_intermediate_size": 256},
+    ),
+    "hunyuan-dense": ("hunyuan-dense", "hunyuan_v1_dense", {}),
+    "hunyuan-moe": ("hunyuan-moe", "hunyuan_v1_moe", {"num_experts": 4, "moe_topk": 2}),
+    "jais2": ("jais2", "jais2", {}),
+    "jamba": ("jamba", "jamba", {**FEW, "attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 16}),
+    "lfm2": ("lfm2", "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}),
+    "lfm2moe": (
+        "lfm2moe",
+        "lfm2_moe",
+        {**FEW, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    ),
+    "mamba": ("mamba", "mamba", {"state_size": 16, "time_step_rank": 16}),
+    "mamba2": ("mamba2", "mamba2", {"num_heads": 8, "head_dim": 64, "state_size": 16, "n_groups": 2}),
+    "minicpm3": ("minicpm3", "minicpm3", {**LATENT, "v_head_dim": 64}),
+    "minimax-m2": ("minimax-m2", "minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mistral3": ("mistral3", "ministral3", {}),
+    "mistral3-plain": ("mistral3", "mistral", {"sliding_window": None}),
+    "mpt": ("mpt", "mpt", {}),
+    "nemotron": ("nemotron", "nemotron", {}),
+    "nemotron_h": (
+        "nemotron_h_moe",
+        "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "attention", "moe"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 64,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_shared_expert_intermediate_size": 256,
+        },
+    ),
+    "nemotron_h-dense": (
+        "nemotron_h",
+        "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 64,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+        },
+    ),
+    "olmo": ("olmo", "olmo", {"clip_qkv": 0.5}),
+    "olmoe": ("olmoe", "olmoe", FEW),
+    "phi2": ("phi2", "phi", {}),
+    "qwen3vlmoe": ("qwen3vlmoe", "qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": []}),
+    "phimoe": ("phimoe", "phimoe", {"num_local_experts": 4}),
+    "seed_oss": ("seed_oss", "seed_oss", {}),
+    "stablelm": ("stablelm", "stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "starcoder": ("starcoder", "gpt_bigcode", {}),
+    "youtu": ("deepseek2", "youtu", LATENT),
+}
+"""Of what is read of the class: a model each, or several where files of one architecture are of several classes."""
+FAMILIES |= BY_CLASS
+MIXERS: dict[str, Any] = {"add_ssm_inner_size": 512}
+WRITTEN |= {
+    "afmoe": {"add_rope_dimension_count": 64, "add_vocab_size": VOCAB},
+    "bamba": {**MIXERS, "add_head_count_kv": [0, 2, 0], "add_rope_scaling_finetuned": True},
+    "bloom": {"add_head_count_kv": 4},
+    "dbrx": {
+        "add_head_count_kv": 2,
+        "add_clamp_kqv": 8.0,
+        "add_expert_count": 4,
+        "add_expert_used_count": 2,
+        "add_feed_forward_length": 512,
+        "add_layer_norm_eps": 1e-5,
+    },
+    "exaone4": {"add_sliding_window_pattern": [True, False, True]},
+    "exaone-moe": {"add_sliding_window_pattern": [True, False, True], "add_nextn_predict_layers": 0},
+    "falcon-h1": MIXERS,
+    "gptneox": {"add_rope_dimension_count": 16},
+    "phi2": {"add_rope_dimension_count": 32},
+    "stablelm": {"add_rope_dimension_count": 16},
+    "falcon-mamba": {**MIXERS, "add_ssm_dt_b_c_rms": True},
+    "granitehybrid": {**MIXERS, "add_head_count_kv": [0, 2, 0], "add_rope_scaling_finetuned": False},
+    "hunyuan-moe": {"add_expert_shared_count": 1, "add_expert_feed_forward_length": 256},
+    "jamba": {**MIXERS, "add_head_count_kv": [0, 2, 0]},
+    "lfm2": {"add_head_count_kv": [0, 2, 0]},
+    "lfm2moe": {"add_head_count_kv": [0, 2, 0], "add_expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID},
+    "mamba": {**MIXERS, "add_ssm_dt_b_c_rms": False},
+    "mamba2": {**MIXERS, "add_ssm_time_step_rank": 8},
+    "minicpm3": {"add_key_length": 48, "add_rope_dimension_count": 16},
+    "mistral3": {
+        "add_rope_scaling_type": gguf.RopeScalingType.YARN,
+        "add_rope_scaling_factor": 16.0,
+        "add_rope_scaling_orig_ctx_len": 16384,
+        "add_rope_scaling_yarn_beta_fast": 32.0,
+        "add_rope_scaling_yarn_beta_slow": 1.0,
+        "add_rope_scaling_yarn_log_mul": 1.0,
+        "add_attn_temperature_scale": 0.1,
+    },
+    "mpt": {"add_max_alibi_bias": 8.0},
+    "nemotron_h": {**MIXERS, "add_head_count_kv": [0, 2, 0], "add_feed_forward_length": [0, 0, 256]},
+    "glm-dsa": WRITTEN["deepseek2"]
+    | {
+        "add_indexer_head_count": 16,
+        "add_indexer_key_length": 32,
+        "add_indexer_top_k": 6,
+        "add_array": ("glm-dsa.attention.indexer.types", [True, False, True]),
+        "add_leading_dense_block_count": 1,
+    },
+    "nemotron_h-dense": {**MIXERS, "add_head_count_kv": [0, 2, 0], "add_feed_forward_length": [0, 0, 256]},
+    "starcoder": {"add_head_count_kv": 1},
+    "youtu": {name: value for name, value in WRITTEN["deepseek2"].items() if name != "add_expert_gating_func"}
+    | {"add_leading_dense_block_count": 3, "add_value_length_mla": 24},
+}
 READ_BY_TRANSFORMERS = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "starcoder2")
 
 

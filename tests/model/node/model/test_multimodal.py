@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
-from node.model.family_check import check_text_part
-from node.model.span import dissect
+from node.model.family_check import check_text_part, language_error
+from node.model.span import dissect, load_tested
 from swarm.base.errors import UnsupportedModel
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.ragged_batch import load_whole
@@ -86,6 +86,27 @@ def test_a_head_that_does_more_than_a_plain_one_is_refused() -> None:
     config = cast("Any", CONFIG_MAPPING["chameleon"])(vocabulary_map={"<image>": 3, "IMGIMGAA": 5})
     with pytest.raises(UnsupportedModel, match=r"a text's logits are .* off those of the whole model's class"):
         check_text_part(config)
+
+
+@pytest.mark.parametrize("family", ["kimi_k25", "llava", "minimax_m3_vl", "molmo2", "qianfan_ocr"])
+def test_a_checkpoint_of_the_whole_is_read_under_the_names_that_its_class_writes(family: str) -> None:
+    error, is_alike = language_error(cast("Any", CONFIG_MAPPING[family])(), load_tested)
+    assert is_alike
+    assert error <= 1e-5
+
+
+def test_a_head_that_scales_logits_otherwise_than_the_whole_gives_the_same_greedy_text() -> None:
+    error, is_alike = language_error(cast("Any", CONFIG_MAPPING["cohere2_vision"])(), load_tested)
+    assert is_alike
+    assert error > 0.1, "its language part's class scales logits, the class of the whole does not"
+
+
+def test_what_sees_is_left_out_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    text = {"model.language_model.norm.weight": "a", "lm_head.weight": "b"}
+    eyes = {"model.visual.blocks.0.norm.weight": "a", "model.visual.blocks.1.norm.weight": "a"}
+    caplog.set_level("INFO")
+    SafetensorsSource.of(Path(), "model", {**text, **eyes})
+    assert "model: 2 tensors of what sees or hears are left out" in caplog.text
 
 
 def test_layers_that_predict_further_tokens_stay_in_the_map_of_a_model_with_eyes() -> None:

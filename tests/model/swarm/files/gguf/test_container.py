@@ -157,7 +157,7 @@ def other_kind(path: Path, architecture: str, kind: str, *, tensors: bool = True
             "rwkv7",
             "model",
             True,
-            "GGUF of architecture 'rwkv7' is not read; read are cohere2, deepseek2, gemma, gemma2",
+            "GGUF of architecture 'rwkv7' is not read: transformers has no class for it; read are afmoe, arcee",
         ),
         ("llama", "model", True, "its metadata has no llama.context_length"),
     ],

@@ -307,6 +307,25 @@ def test_digits_are_split_as_the_vocabulary_was_trained(tmp_path: Path) -> None:
     assert [text for text, _ in splits] == ["in", "Ġ", "2", "0", "2", "6"]
 
 
+@pytest.mark.parametrize(
+    ("split", "text", "pieces"),
+    [
+        ("deepseek-v3", "f(x) 12345 它们", ["f", "(x", ")", " ", "123", "45", " ", "它们"]),
+        ("deepseek-coder", "ab 12\n", ["ab", " ", "1", "2", "\n"]),
+        ("falcon", "in 20261, ok", ["in", " ", "202", "61", ",", " ok"]),
+        ("bloom", "in 2026, ok", ["in", " 2026", ",", " ok"]),
+        ("seed-coder", "I'm 12!\n", ["I", "'m", " ", "1", "2", "!", "\n"]),
+        ("exaone-moe", "one two 12", ["one two", " ", "1", "2"]),
+    ],
+)
+def test_texts_are_split_as_the_vocabulary_was_trained(
+    split: str, text: str, pieces: list[str], tmp_path: Path
+) -> None:
+    made = read_tokenizer(written_tokenizer(tmp_path, "gpt2", byte_level(), add_tokenizer_pre=split))
+    cut = made.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in cut] == pieces
+
+
 def test_a_file_says_whether_texts_begin_with_a_token(tmp_path: Path) -> None:
     for number, (fields, begins) in enumerate(
         [
