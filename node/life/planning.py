@@ -22,7 +22,17 @@ from node.life.publisher import Outbox
 from node.life.reach.ladder import Whereabouts
 from node.model.checkpoint import Checkpoint
 from node.model.config import Dtype, ServeConfig
-from node.model.loading import DTYPES, Say, check_dtype, compute_of, fitting_layers, format_of, pick_device, pick_dtype
+from node.model.loading import (
+    DTYPES,
+    Say,
+    check_dtype,
+    compute_of,
+    fitting_layers,
+    format_of,
+    kernels_read,
+    pick_device,
+    pick_dtype,
+)
 from node.model.span import ModelLayout, dissect
 from node.session.counters import NodeCounters
 from node.session.measure import LayerSpeed, benchmark
@@ -138,12 +148,14 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     records = tuple(record for record in listed if record.peer not in gone)
     own = await asyncio.to_thread(compute_of, checkpoint, config)
     able = await asyncio.to_thread(_able, checkpoint, config, own)
-    classes = _classes(config, able, checkpoint.source.encoding)
+    reads_codes = await asyncio.to_thread(kernels_read, checkpoint)
+    classes = _classes(config, able, checkpoint.source.encoding, reads_codes=reads_codes)
     kind = choose_class(records, list(classes))
     compute, has_kernels = classes[kind.numeric_class]
     device, dtype, weights = compute
     order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights, no_graphs=not has_kernels)
-    form = await asyncio.to_thread(format_of, checkpoint, layout, weights, dtype, device)
+    has_kernels = has_kernels and not config.offload
+    form = await asyncio.to_thread(format_of, checkpoint, layout, weights, dtype, device, has_kernels=has_kernels)
     plan = ServingPlan(order, layout, records, compute, kind, LayerCount(0, ""), form, ghosts=gone)
     if not config.is_auto:
         return plan
@@ -226,19 +238,20 @@ def _able(checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, 
     return list(dict.fromkeys(able))
 
 
-def _classes(config: ServeConfig, able: Sequence[Compute], stored: str = "") -> dict[str, tuple[Compute, bool]]:
+def _classes(
+    config: ServeConfig, able: Sequence[Compute], stored: str = "", *, reads_codes: bool = True
+) -> dict[str, tuple[Compute, bool]]:
     """The classes in which this machine can compute: by what, and whether with kernels; its own choice first.
 
-    `stored` is the checkpoint's own format of weights. A card can also do without kernels, for a swarm that does. A
+    `stored` is the checkpoint's own format of weights, and `reads_codes` whether kernels read it. A card can also do without kernels, for a swarm that does. A
     class is what the loaded layers will have, unless they turn out to run another path.
     """
     classes: dict[str, tuple[Compute, bool]] = {}
     for wants_kernels in (False,) if config.no_graphs else (True, False):
         for device, dtype, weights in able:
             form = WeightFormat.of(weights, dtype, device, stored)
-            kind = expected_class(
-                device, dtype, form.bits, form.stored, has_kernels=wants_kernels and not config.offload
-            )
+            has_kernels = wants_kernels and not config.offload and not (form.stored and not reads_codes)
+            kind = expected_class(device, dtype, form.bits, form.stored, has_kernels=has_kernels)
             classes.setdefault(str(kind), ((device, dtype, weights), wants_kernels))
     return classes
 

@@ -24,9 +24,10 @@ from swarm.base.layers import Span
 from swarm.compute.devices import default_device, free_bytes, open_device, refused_dtype
 from swarm.compute.state_slots import POOL_BYTES
 from swarm.compute.weights.format import WeightFormat, WeightsName
+from swarm.compute.weights.kernel_codes import MORE_THAN_STORED, UNREAD, card_bits
 from swarm.files.families import keeps_states
 from swarm.files.hub import Progress
-from swarm.files.stored.source import StoredSize
+from swarm.files.stored.source import StoredSize, WeightSource
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -53,14 +54,34 @@ Say = Callable[[str], None]
 
 
 def format_of(
-    checkpoint: Checkpoint, layout: ModelLayout, name: WeightsName, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    layout: ModelLayout,
+    name: WeightsName,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    has_kernels: bool = True,
 ) -> WeightFormat:
-    """How a checkpoint's weights are held under a name of the command line, with their sizes where they stay stored."""
+    """How a checkpoint's weights are held under a name of the command line, with their sizes where they stay stored.
+
+    Args:
+        has_kernels: whether kernels are wanted; they are used where the device can run them.
+    """
     form = WeightFormat.of(name, dtype, device, checkpoint.source.encoding)
-    return form.with_stored_sizes(stored_sizes(checkpoint, layout)) if form.stored else form
+    form = replace(form, with_kernels=form.with_kernels and has_kernels)
+    return form.with_stored_sizes(stored_sizes(checkpoint, layout, with_kernels=form.with_kernels)) if form.stored else form
 
 
-def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout) -> dict[str, StoredSize]:
+def kernels_read(checkpoint: Checkpoint) -> bool:
+    """Whether kernels read all weights of a checkpoint as it is published."""
+    source = checkpoint.source
+    kinds = {kind for name in source.files for kind in source.encodings(name)}
+    return source.encoding not in UNREAD and all(card_bits(kind) is not None for kind in kinds)
+
+
+def stored_sizes(
+    checkpoint: Checkpoint, layout: ModelLayout, *, with_kernels: bool = False
+) -> dict[str, StoredSize]:
     """Packed weights and their bytes, by the name of each module that has some; what is not known is left out.
 
     Layers whose tensors have the same names take the same, so that of a model on the hub few headers are read.
@@ -75,16 +96,28 @@ def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout) -> dict[str, Store
         index = f".{module.rpartition('.')[2]}."
         key = (layout.weights[module], tuple(sorted(tensor.partition(index)[2] or tensor for tensor in own)))
         if alike.get(key) is None:
-            alike[key] = _size_of(checkpoint, own)
+            alike[key] = _size_of(checkpoint, own, with_kernels=with_kernels)
         size = alike[key]
         if size is not None:
             found[module] = size
     return found
 
 
-def _size_of(checkpoint: Checkpoint, tensors: list[str]) -> StoredSize | None:
-    sizes = [size for tensor in tensors if (size := checkpoint.source.stored_size(tensor)) is not None]
-    return (sum(weights for weights, _ in sizes), sum(size_bytes for _, size_bytes in sizes)) if sizes else None
+def _size_of(checkpoint: Checkpoint, tensors: list[str], *, with_kernels: bool) -> StoredSize | None:
+    source = checkpoint.source
+    sizes = {tensor: size for tensor in tensors if (size := source.stored_size(tensor)) is not None}
+    if not sizes:
+        return None
+    held = [_card_bytes(source, *one) if with_kernels else one[1][1] for one in sizes.items()]
+    return sum(weights for weights, _ in sizes.values()), sum(held)
+
+
+def _card_bytes(source: WeightSource, tensor: str, size: StoredSize) -> int:
+    """What a stored tensor takes where kernels read it."""
+    kinds = {kind: card_bits(kind) for kind in source.encodings(tensor)}
+    if kinds and None not in kinds.values():
+        return int(sum(count * (kinds[kind] or 0) / 8 for kind, count in source.encodings(tensor).items()))
+    return size[1] if kinds else int(size[1] * MORE_THAN_STORED)
 
 
 @runtime_checkable
@@ -117,9 +150,8 @@ def load(
         torch.set_num_threads(config.threads)
     device, dtype = compute_of(checkpoint, config)
     layout = dissect(checkpoint.config)
-    form = format_of(checkpoint, layout, config.weights, dtype, device)
-    if config.offload or config.no_graphs:
-        form = replace(form, with_kernels=False)  # streamed layers run the plain path, and their class says so
+    has_kernels = not (config.offload or config.no_graphs)  # streamed layers run the plain path, and their class says so
+    form = format_of(checkpoint, layout, config.weights, dtype, device, has_kernels=has_kernels)
     span = layout.borders.check(Span.parse(config.layers))
     held = held or {}
     weights = f" with {config.weights} weights" if form.bits else f" with weights in {form.stored}" * bool(form.stored)
@@ -143,10 +175,11 @@ def load(
 
 def held_as_stored(model: SpanModel) -> str:
     """What a user is told of a span whose weights are held as a quantised checkpoint has them."""
+    how = "read by kernels" if model.reads_codes else "expanded block by block"
     packed = sum(one.numel() * one.itemsize for one in model.model.parameters() if not one.is_floating_point())
     others = model.weight_bytes - packed
     return (
-        f"{model.stored_as} as published: {packed / 2**20:,.1f} MiB of weights, expanded block by block; "
+        f"{model.stored_as} as published: {packed / 2**20:,.1f} MiB of weights, {how}; "
         f"{others / 2**20:,.1f} MiB are held in {str(model.dtype).removeprefix('torch.')}"
     )
 

@@ -50,10 +50,9 @@ def expected_class(
     """The class that a model will have there once it is loaded, unless it turns out to run another path.
 
     Args:
-        stored: as in `numeric_class_of`; such weights run the plain path.
-        has_kernels: whether kernels are wanted; they are used where the device can run them.
+        stored: as in `numeric_class_of`.
+        has_kernels: whether kernels are wanted, and read the weights; they are used where the device can run them.
     """
-    has_kernels = has_kernels and not stored
     kernels = KERNEL_VERSION if has_kernels and device.type == "cuda" and kernel_support(device).kernels else 0
     return numeric_class_of(device, dtype, weight_bits, kernels, stored)
 

@@ -166,8 +166,8 @@ def _run_alone(model: RaggedModel, sub: Span) -> None:
 
 def _refusal(model: RaggedModel, *, forced: bool) -> str:
     """Why a model must run by the plain path; empty if it need not."""
-    if model.stored_as:
-        return f"weights are held in {model.stored_as} as published; --weights bf16, int8 or int4 run the kernels"
+    if model.stored_as and not model.reads_codes:
+        return f"kernels do not read all weights in {model.stored_as}; --weights bf16, int8 or int4 run them"
     support = kernel_support(model.device, interpreted=forced)
     if not support.kernels:
         return support.reason

@@ -15,8 +15,15 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from swarm.compute.weights.experts import expert_matrices, hold_experts, is_experts, pack_experts
+from swarm.compute.weights.experts import (
+    PackedExperts,
+    expert_matrices,
+    hold_experts,
+    is_experts,
+    pack_experts,
+)
 from swarm.compute.weights.format import Matrix, is_packed
+from swarm.compute.weights.kernel_codes import KernelCodes
 from swarm.compute.weights.packed_weight import PackedWeight, kernels_take, pack_weight
 from swarm.compute.weights.stored_rows import StoredRows
 from swarm.compute.weights.stored_weight import StoredWeight
@@ -181,6 +188,47 @@ def hold_embedding(embedding: nn.Module, stored: StoredRows) -> PackedEmbedding 
         return None
     pieces = stored.find(embedding.weight.data)
     return None if pieces is None else PackedEmbedding(embedding, StoredWeight(pieces, embedding.weight.dtype))
+
+
+def use_kernel_codes(root: nn.Module) -> None:
+    """Repack published weights, on their device, as the product kernels read them; those that they cannot read stay."""
+    made: dict[StoredWeight, PackedWeight] = {}  # a tied head shares its embedding's
+    for parent in list(root.modules()):
+        if isinstance(parent, PackedExperts):
+            parent.use_kernel_codes()
+            continue
+        for name, held in list(parent.named_children()):
+            if isinstance(held, StoredWeight):
+                if held not in made:
+                    made[held] = KernelCodes.of(held) or held
+                setattr(parent, name, made[held])
+
+
+def join_kernel_codes(layer: nn.Module, run: Callable[[], object]) -> None:
+    """Make one product of published weights of one form that read the same tensor.
+
+    Args:
+        run: runs the layer once, with any input.
+    """
+    alone = {
+        name: part
+        for name, part in layer.named_modules()
+        if isinstance(part, PackedLinear) and isinstance(part.shared.weight, KernelCodes) and len(part.shared.edges) == 2
+    }
+    kinds = dict.fromkeys(alone, 0)
+    weights: dict[str, KernelCodes] = {name: cast("KernelCodes", part.shared.weight) for name, part in alone.items()}
+    firsts: list[KernelCodes] = []
+    for name, weight in weights.items():
+        kinds[name] = next((at for at, first in enumerate(firsts) if first.joins(weight)), len(firsts))
+        firsts += [weight] if kinds[name] == len(firsts) else []
+    for names in _siblings(alone, run, kinds):
+        if len(names) > 1 and len(weights[names[0]].forms) == 1:
+            first, *rest = (weights[name] for name in names)
+            biases = [alone[name].bias for name in names]
+            bias = None if biases[0] is None else torch.cat([one for one in biases if one is not None])
+            shared = SharedProduct(first.join(rest), bias, [weights[name].rows for name in names])
+            for place, name in enumerate(names):
+                layer.set_submodule(name, PackedLinear(shared, place))
 
 
 def tied_head(head: nn.Linear, embedding: PackedEmbedding) -> PackedLinear:

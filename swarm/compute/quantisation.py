@@ -47,12 +47,14 @@ class QuantisedWeight:
         scales: bfloat16 [K / group, N], or [E, K / group, N].
         bits: of a code: 8 or 4.
         group: neighbours along K that share a scale.
+        zeros: as the scales, added to a group's values; None adds nothing.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     bits: int
     group: int
+    zeros: torch.Tensor | None = None
 
 
 def group_of(columns: int, bits: int) -> int | None:

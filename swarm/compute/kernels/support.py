@@ -12,7 +12,7 @@ import torch
 
 from swarm.compute.kernels.toolchain import MIN_CAPABILITY, toolchain
 
-KERNEL_VERSION = 1
+KERNEL_VERSION = 2
 """Goes up with every change that may change a bit: it is part of the numeric class (`swarm.protocol.numeric_class`)."""
 INTERPRETER = "TRITON_INTERPRET"
 """Triton's own variable: at 1 kernels run on the CPU, slowly. For tests; it must be set before Triton is imported."""

@@ -12,8 +12,9 @@ from typing import Any, Final, Self, cast
 import torch
 from torch import nn
 
-from swarm.compute.quantisation import group_of, quantise
 from swarm.compute.weights.format import Matrix, is_packed
+from swarm.compute.weights.kernel_codes import expert_form
+from swarm.compute.weights.kernel_form import KernelForm
 from swarm.compute.weights.packed_weight import RestoredWeight, kernels_take
 from swarm.compute.weights.stored_rows import StoredRows
 from swarm.compute.weights.stored_weight import StoredWeight
@@ -26,7 +27,7 @@ TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj")
 class PackedExperts(nn.Module):
     """Matrices [experts, rows, columns], and products of rows with those that were chosen for them."""
 
-    def __init__(self, held: RestoredWeight | StoredWeight | _KernelExperts, shape: torch.Size) -> None:
+    def __init__(self, held: RestoredWeight | StoredWeight | KernelForm, shape: torch.Size) -> None:
         """Hold matrices of the shape [experts, rows, columns], one below the other."""
         super().__init__()
         self.experts, self.rows, self.columns = shape
@@ -37,8 +38,14 @@ class PackedExperts(nn.Module):
         """Pack [experts, rows, columns] of the compute type."""
         _, rows, columns = weight.shape
         if with_kernels and kernels_take(rows, columns, bits, weight.dtype):
-            return cls(_KernelExperts(weight, bits), weight.shape)
+            form = KernelForm.whole(weight) if bits in (16, 32) else KernelForm.rounded(weight, bits)
+            return cls(form, weight.shape)
         return cls(RestoredWeight(weight.reshape(-1, columns), bits), weight.shape)
+
+    def use_kernel_codes(self) -> None:
+        """Hold published weights as the kernels read them, if they can."""
+        if isinstance(self._held, StoredWeight):
+            self._held = expert_form(self._held, self.experts) or self._held
 
     def product(self, x: torch.Tensor, chosen: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply each row with its experts' matrices.
@@ -51,8 +58,8 @@ class PackedExperts(nn.Module):
         Returns:
             [r, top_k, rows]
         """
-        if isinstance(self._held, _KernelExperts):
-            return self._held.product(x, chosen, bias)
+        if isinstance(self._held, KernelForm):
+            return self._held.expert_product(x, chosen, bias)
         out = x.new_empty(*chosen.shape, self.rows)
         for expert in sorted(set(chosen.flatten().tolist())):
             row, place = torch.where(chosen == expert)
@@ -60,32 +67,6 @@ class PackedExperts(nn.Module):
             start = expert * self.rows
             own = None if bias is None else bias[expert]
             out[row, place] = self._held.product_of(entering, start, start + self.rows, own)
-        return out
-
-
-class _KernelExperts(nn.Module):
-    """Experts' matrices as the kernel on a GPU reads them; for 16 and 32 bits the weights themselves."""
-
-    def __init__(self, weight: torch.Tensor, bits: int) -> None:
-        from swarm.compute.kernels.packed_product import arrange  # only where Triton is there
-
-        super().__init__()
-        self.bits, self.group = bits, 0
-        self.scales: nn.Parameter | None = None
-        if bits in (16, 32):
-            self.words = nn.Parameter(weight.detach(), requires_grad=False)
-            return
-        self.group = group_of(weight.shape[-1], bits) or 0
-        quantised = quantise(weight, bits)
-        words, scales = arrange(quantised.codes, quantised.scales, bits, self.group)
-        self.words = nn.Parameter(words, requires_grad=False)
-        self.scales = nn.Parameter(scales.view(torch.int16), requires_grad=False)
-
-    def product(self, x: torch.Tensor, chosen: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        import swarm.compute.kernels.expert_product  # noqa: F401 - registers the operator
-
-        scales = None if self.scales is None else self.scales.view(torch.bfloat16)
-        out: torch.Tensor = torch.ops.canopy.expert_product(x, chosen, self.words, scales, bias, self.bits, self.group)
         return out
 
 

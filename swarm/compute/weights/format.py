@@ -50,11 +50,12 @@ class WeightFormat:
     @classmethod
     def of(cls, name: WeightsName, dtype: torch.dtype, device: torch.device, stored: str = "") -> Self:
         """The format of a name on the command line; `stored` is the checkpoint's own, which auto keeps."""
+        with_kernels = kernel_support(device).kernels
         if stored and name == "auto":
-            return cls(dtype, 0, device.type == "cpu", with_kernels=False, stored=stored)
+            return cls(dtype, 0, device.type == "cpu", with_kernels, stored)
         bits = BITS[name]
         bits = 0 if bits == dtype.itemsize * 8 else bits  # a weight of float16 takes no more
-        return cls(dtype, bits, device.type == "cpu", kernel_support(device).kernels)
+        return cls(dtype, bits, device.type == "cpu", with_kernels)
 
     def with_stored_sizes(self, sizes: Mapping[str, StoredSize]) -> Self:
         """The same format, knowing what modules take as they are stored."""

@@ -21,8 +21,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from swarm.compute.quantisation import QuantisedWeight, group_of, quantise, restore
+from swarm.compute.quantisation import group_of, quantise
 from swarm.compute.weights.format import is_torchs
+from swarm.compute.weights.kernel_form import KernelForm
 
 BLOCK: Final = 1 << 20
 """Weights that are restored at a time: 4 MiB, which stay in a core's cache until the product has read them."""
@@ -147,49 +148,25 @@ class TorchInt4Weight(PackedWeight):
 
 
 class KernelWeight(PackedWeight):
-    """A matrix that one kernel on a GPU reads as it is.
-
-    Attributes:
-        words: int16, as the kernel wants them (`arrange`); for 16 and 32 bits the weight itself.
-        scales: the bits of bfloat16, int16 [columns / group, rows]; None for 16 and 32 bits.
-        group: columns that share a scale; 0 without scales.
-    """
+    """A matrix that one kernel on a GPU reads as it is."""
 
     def __init__(self, weight: torch.Tensor, bits: int) -> None:
         """Pack a matrix [rows, columns] of the compute type; 16 and 32 bits are its own."""
-        from swarm.compute.kernels.packed_product import arrange  # only where Triton is there
-
-        rows, columns = weight.shape
-        super().__init__(rows, columns, bits, weight.dtype)
-        self.scales: nn.Parameter | None = None
-        self.group = 0
+        super().__init__(*weight.shape, bits, weight.dtype)
         if bits in (16, 32):
             assert weight.itemsize * 8 == bits
-            self.words = weight if isinstance(weight, nn.Parameter) else _frozen(weight.detach().contiguous())
-            return
-        quantised = quantise(weight, bits)
-        self.group = quantised.group
-        words, scales = arrange(quantised.codes, quantised.scales, bits, quantised.group)
-        self.words, self.scales = _frozen(words), _frozen(scales.view(torch.int16))
+            self.form = KernelForm.whole(weight if isinstance(weight, nn.Parameter) else weight.contiguous())
+        else:
+            self.form = KernelForm.rounded(weight, bits)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        scales = None if self.scales is None else self.scales.view(torch.bfloat16)
-        out: torch.Tensor = torch.ops.canopy.packed_product(x, self.words, scales, bias, self.bits, self.group)
-        return out
+        return self.form.product(x, bias)
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
-        words = self.words.index_select(0, ids)
-        return words if self.scales is None else self._restore(words, self.scales.index_select(1, ids))
+        return self.form.values(ids).to(self.dtype)
 
     def restored(self) -> torch.Tensor:
-        return self.words if self.scales is None else self._restore(self.words, self.scales)
-
-    def _restore(self, words: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        from swarm.compute.kernels.packed_product import disarrange
-
-        codes = disarrange(words, self.bits, self.group, self.columns)
-        used = scales.view(torch.bfloat16)[: self.columns // self.group]
-        return restore(QuantisedWeight(codes, used, self.bits, self.group)).to(self.dtype)
+        return self.form.values().to(self.dtype)
 
 
 def pack_weight(weight: torch.Tensor, bits: int, *, with_kernels: bool, by_rows: bool = False) -> PackedWeight:

@@ -246,6 +246,11 @@ class QuantisedSource:
         weights = self._weights_in(known)
         return None if weights is None else (weights, sum(header.size_bytes for header in known.values()))
 
+    def encodings(self, name: str) -> Mapping[str, int]:
+        """As `WeightSource.encodings`: all are of the checkpoint's."""
+        del name
+        return {}
+
     def _weights_in(self, parts: Mapping[str, TensorHeader]) -> int | None:
         """How many weights these parts hold; None where they are not packed."""
         for end, header in parts.items():

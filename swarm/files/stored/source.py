@@ -94,6 +94,9 @@ class WeightSource(Protocol):
     def stored_size(self, name: str) -> StoredSize | None:
         """How large a tensor is that is held as it is stored; None where it is not, or where that is not known."""
 
+    def encodings(self, name: str) -> Mapping[str, int]:
+        """How many weights of a packed tensor are in each encoding; empty where only the whole checkpoint's is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsSource:
@@ -191,6 +194,10 @@ class SafetensorsSource:
     def stored_size(self, name: str) -> StoredSize | None:
         """As `WeightSource.stored_size`: nothing is packed."""
         return None
+
+    def encodings(self, name: str) -> Mapping[str, int]:
+        """As `WeightSource.encodings`: nothing is packed."""
+        return {}
 
 
 def decoded(tensors: Mapping[str, torch.Tensor | StoredTensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -24,14 +24,14 @@ from node.session.counters import NodeCounters
 from node.session.measure import LayerSpeed
 from swarm.base.layers import Span
 from swarm.compute import devices
-from swarm.compute.kernels.support import KernelSupport
+from swarm.compute.kernels.support import KERNEL_VERSION, KernelSupport
 from swarm.compute.weights.format import BITS
 from swarm.directory.node_record import NodeState
 from swarm.status.messages import Stamp
 from tests.sample_records import MODEL
 
 GRAPHS, REASON = "graphs + kernels", "no C compiler: install gcc"
-CARD, PLAIN = "cuda-sm90-bfloat16-k1", "cuda-bfloat16"
+CARD, PLAIN = f"cuda-sm90-bfloat16-k{KERNEL_VERSION}", "cuda-bfloat16"
 
 
 def loaded(device: str, path: str, reason: str, kind: str, planned: str = "") -> tuple[SpanHost, list[str]]:
@@ -98,9 +98,12 @@ def test_a_quantised_checkpoint_stays_as_it_is_or_is_rounded_anew(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     able: list[Compute] = [(torch.device("cuda"), torch.bfloat16, weights) for weights in BITS]
     found = _classes(ServeConfig(layers="auto"), able, "mxfp4")
-    assert list(found)[:2] == [f"{PLAIN}+mxfp4", CARD], "its own choice runs the plain path"
+    assert list(found)[:2] == [f"{CARD}+mxfp4", CARD], "its own choice runs the kernels"
+    assert found[f"{PLAIN}+mxfp4"] == (able[0], False), "and another class without them"
+    unread = _classes(ServeConfig(layers="auto"), able, "bnbfp4", reads_codes=False)
+    assert list(unread)[:2] == [f"{PLAIN}+bnbfp4", CARD], "codes that kernels do not read run the plain path"
     assert {f"{CARD}+w8", f"{CARD}+w4", f"{PLAIN}+w4"} < found.keys()
-    assert [compute[2] for compute, _ in found.values()].count("auto") == 1
+    assert [compute[2] for compute, _ in found.values()].count("auto") == 2
 
 
 def test_the_path_is_published_without_its_reason() -> None:
