@@ -172,8 +172,8 @@ def _refusal(model: RaggedModel, *, forced: bool) -> str:
     if not support.kernels:
         return support.reason
     kept = {layer.index for layer in model.layout.layers}
-    if model.layout.rows or model.layout.states or len(kept) < len(model.span):
-        return "kernels know attention alone, and this model's layers do more"
+    if len(model.layout.rows) > len(model.mixers) or (len(kept) < len(model.span) and not model.mixers):
+        return "kernels know attention and mixers, and this model's layers do more"
     if model.attends_itself:
         return "this model's class computes attention itself"
     if model.asks_length or model.needs_ids or any(chunk_of(module) for module in model.attention):
