@@ -155,7 +155,8 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     device, dtype, weights = compute
     order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights, no_graphs=not has_kernels)
     has_kernels = has_kernels and not config.offload
-    form = await asyncio.to_thread(format_of, checkpoint, layout, weights, dtype, device, has_kernels=has_kernels)
+    how = {"has_kernels": has_kernels, "experts": config.experts}
+    form = await asyncio.to_thread(partial(format_of, checkpoint, layout, weights, dtype, device, **how))
     plan = ServingPlan(order, layout, records, compute, kind, LayerCount(0, ""), form, ghosts=gone)
     if not config.is_auto:
         return plan
@@ -170,7 +171,8 @@ def _count(plan: ServingPlan) -> ServingPlan:
             raise LayersError(f"--num-layers {config.num_layers}: the model has {layout.num_layers} layers")
         count = LayerCount(config.num_layers, "as you asked")
         return replace(plan, count=count, speed=_benchmark(plan))
-    fits = fitting_layers(layout, plan.form, free_bytes(device), config.kv_tokens)
+    host_bytes = free_bytes(torch.device("cpu"))
+    fits = fitting_layers(layout, plan.form, free_bytes(device), config.kv_tokens, host_bytes)
     speed = _benchmark(plan)
     try:
         count = _judged(plan, fits, speed)
@@ -250,7 +252,7 @@ def _classes(
     for wants_kernels in (False,) if config.no_graphs else (True, False):
         for device, dtype, weights in able:
             form = WeightFormat.of(weights, dtype, device, stored)
-            has_kernels = wants_kernels and not config.offload and not (form.stored and not reads_codes)
+            has_kernels = wants_kernels and not config.offload and config.experts == "device" and not (form.stored and not reads_codes)
             kind = expected_class(device, dtype, form.bits, form.stored, has_kernels=has_kernels)
             classes.setdefault(str(kind), ((device, dtype, weights), wants_kernels))
     return classes

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from node.model.checkpoint import Checkpoint, check_disk, check_memory
-from node.model.config import Dtype, ServeConfig
+from node.model.config import Dtype, Experts, ServeConfig
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
@@ -61,14 +61,16 @@ def format_of(
     device: torch.device,
     *,
     has_kernels: bool = True,
+    experts: Experts = "device",
 ) -> WeightFormat:
     """How a checkpoint's weights are held under a name of the command line, with their sizes where they stay stored.
 
     Args:
+        experts: where those of a mixture are.
         has_kernels: whether kernels are wanted; they are used where the device can run them.
     """
     form = WeightFormat.of(name, dtype, device, checkpoint.source.encoding)
-    form = replace(form, with_kernels=form.with_kernels and has_kernels)
+    form = replace(form, with_kernels=form.with_kernels and has_kernels, host_experts=experts == "cpu")
     return form.with_stored_sizes(stored_sizes(checkpoint, layout, with_kernels=form.with_kernels)) if form.stored else form
 
 
@@ -151,7 +153,7 @@ def load(
     device, dtype = compute_of(checkpoint, config)
     layout = dissect(checkpoint.config)
     has_kernels = not (config.offload or config.no_graphs)  # streamed layers run the plain path, and their class says so
-    form = format_of(checkpoint, layout, config.weights, dtype, device, has_kernels=has_kernels)
+    form = format_of(checkpoint, layout, config.weights, dtype, device, has_kernels=has_kernels, experts=config.experts)
     span = layout.borders.check(Span.parse(config.layers))
     held = held or {}
     weights = f" with {config.weights} weights" if form.bits else f" with weights in {form.stored}" * bool(form.stored)
@@ -160,10 +162,11 @@ def load(
         return _load_offloaded(checkpoint, config, (layout, span, form, device), say)
     needs_bytes = layout.bytes_in(span, form, held)
     check_memory(span, needs_bytes + _unpacked_bytes(layout, span, form), _layer_bytes(layout, span, form), device)
+    _check_experts(layout, span, form, say)
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
     with _working(say, f"loading {needs_bytes / 2**20:,.0f} MiB of weights"):
-        if form.product_bits or form.stored:
+        if form.product_bits or form.stored or form.host_experts:
             model = load_packed(checkpoint, span, form, device, held)
         else:
             model = load_span(checkpoint, span, dtype, device, held)
@@ -228,8 +231,35 @@ def compute_of(checkpoint: Checkpoint, config: ServeConfig) -> tuple[torch.devic
     return device, pick_dtype(config.dtype, device, checkpoint)
 
 
-def fitting_layers(layout: ModelLayout, form: WeightFormat, free_bytes: int, kv_tokens: int | None = None) -> int:
+def _check_experts(layout: ModelLayout, span: Span, form: WeightFormat, say: Say) -> None:
+    """Refuse a span whose experts do not fit into host memory, if they are to stay there.
+
+    Raises:
+        ConfigError: it has no experts.
+        NotEnoughSpace: says needs, has and how many layers would fit.
+    """
+    if not form.host_experts:
+        return
+    own = layout.expert_bytes(span, form)
+    if not own:
+        raise ConfigError("--experts cpu: this model has no experts that can be computed apart; leave it out")
+    say(f"{own / 2**20:,.0f} MiB of experts stay in host memory, where the CPU computes those that a sweep chose")
+    if not form.on_cpu:
+        check_memory(span, own + _unpacked_bytes(layout, span, replace(form, host_experts=False)), own // len(span))
+
+
+def fitting_layers(
+    layout: ModelLayout,
+    form: WeightFormat,
+    free_bytes: int,
+    kv_tokens: int | None = None,
+    host_bytes: int | None = None,
+) -> int:
     """How many layers fit in `AUTO_SHARE` of the free memory, wherever in the model, beside KV for some tokens.
+
+    Args:
+        free_bytes: of the device.
+        host_bytes: of the machine, for experts that stay there; None asks for no room.
 
     Raises:
         NotEnoughSpace: not one does.
@@ -245,14 +275,30 @@ def fitting_layers(layout: ModelLayout, form: WeightFormat, free_bytes: int, kv_
         weights = max(layout.bytes_in(span, form) for span in spans)
         return weights + kv_weights * layers * form.dtype.itemsize + beside
 
-    fit = next((layers for layers in range(count, 0, -1) if needs_bytes(layers) <= free_bytes * AUTO_SHARE), 0)
+    def has_room(layers: int) -> bool:
+        if needs_bytes(layers) > free_bytes * AUTO_SHARE:
+            return False
+        spans = (Span(start, start + layers) for start in range(count - layers + 1))
+        apart = form.host_experts and not form.on_cpu and host_bytes is not None
+        return not apart or max(layout.expert_bytes(span, form) for span in spans) <= (host_bytes or 0) * AUTO_SHARE
+
+    fit = next((layers for layers in range(count, 0, -1) if has_room(layers)), 0)
+    if not fit and needs_bytes(1) <= free_bytes * AUTO_SHARE:
+        need = max(layout.expert_bytes(Span(start, start + 1), form) for start in range(count))
+        raise NotEnoughSpace(
+            f"this machine is too small: the experts of one layer take {need / 2**30:.1f} GiB of host memory, and "
+            f"a node takes {AUTO_SHARE:.0%} of the {(host_bytes or 0) / 2**30:.1f} GiB that are free. End other "
+            "programs, add memory or serve a smaller model"
+        )
     if not fit:
         lacks = needs_bytes(1) / AUTO_SHARE - free_bytes
+        can_help = not (form.host_experts or form.on_cpu) and layout.expert_bytes(Span(0, 1), form)
+        apart = ", and --experts cpu leaves a mixture's experts in host memory" if can_help else ""
         raise NotEnoughSpace(
             f"this machine is too small: not one layer fits. One needs {needs_bytes(1) / 2**30:.1f} GiB with its KV, "
             f"and a node takes {AUTO_SHARE:.0%} of the {free_bytes / 2**30:.1f} GiB that are free, so "
             f"{lacks / 2**30:.1f} GiB are missing. End other programs, add memory or serve a smaller model; "
-            "--num-layers 1 tries it all the same"
+            f"--num-layers 1 tries it all the same{apart}"
         )
     return fit
 
@@ -390,4 +436,5 @@ def _unpacked_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
     """
     if not form.bits and not form.stored:
         return 0
-    return _layer_bytes(layout, span, WeightFormat(form.dtype)) * (2 if form.stored else 1)
+    plain = WeightFormat(form.dtype, on_cpu=form.on_cpu, host_experts=form.host_experts)
+    return _layer_bytes(layout, span, plain) * (2 if form.stored else 1)

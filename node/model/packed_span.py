@@ -26,6 +26,7 @@ from swarm.compute.packed_layers import (
     hold_linear,
     hold_stored,
     join_kernel_codes,
+    keep_experts_on_host,
     pack_embedding,
     pack_head,
     pack_layer,
@@ -208,6 +209,8 @@ def read_packed_layer(
     name = f"{layout.layers}.{index}"
     if stored is not None:
         hold_stored(alone.get_submodule(name), stored)
+    if form.host_experts:
+        keep_experts_on_host(alone.get_submodule(name), form.bits)
     alone = alone.to(device)
     layer: nn.Module = alone.get_submodule(name)
     if form.stored and form.with_kernels:
@@ -215,7 +218,7 @@ def read_packed_layer(
         join_kernel_codes(layer, lambda: _run_alone(alone, span))
     if form.product_bits:  # a new RaggedModel runs one row
         pack_layer(layer, lambda: _run_alone(alone, span), form.product_bits, with_kernels=form.with_kernels)
-    if form.product_bits or form.stored:
+    if form.product_bits or form.stored or form.host_experts:
         _let_go_of_files(layer)
     return layer
 

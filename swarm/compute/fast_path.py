@@ -168,6 +168,8 @@ def _refusal(model: RaggedModel, *, forced: bool) -> str:
     """Why a model must run by the plain path; empty if it need not."""
     if model.stored_as and not model.reads_codes:
         return f"kernels do not read all weights in {model.stored_as}; --weights bf16, int8 or int4 run them"
+    if model.has_host_experts:
+        return "experts are computed by the CPU, which no graph can wait for"
     support = kernel_support(model.device, interpreted=forced)
     if not support.kernels:
         return support.reason

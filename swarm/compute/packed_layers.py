@@ -20,6 +20,7 @@ from swarm.compute.weights.experts import (
     expert_matrices,
     hold_experts,
     is_experts,
+    keep_on_host,
     pack_experts,
 )
 from swarm.compute.weights.format import Matrix, is_packed
@@ -202,6 +203,18 @@ def use_kernel_codes(root: nn.Module) -> None:
                 if held not in made:
                     made[held] = KernelCodes.of(held) or held
                 setattr(parent, name, made[held])
+
+
+def keep_experts_on_host(layer: nn.Module, bits: int) -> None:
+    """Let a layer's experts stay in host memory (`swarm.compute.weights.experts.keep_on_host`)."""
+    for module in list(layer.modules()):
+        if is_experts(module):
+            keep_on_host(module, bits)
+
+
+def experts_in(module: nn.Module) -> tuple[Matrix, ...]:
+    """Of `matrices_in`, those of experts."""
+    return tuple(matrix for part in module.modules() if is_experts(part) for matrix in expert_matrices(part))
 
 
 def join_kernel_codes(layer: nn.Module, run: Callable[[], object]) -> None:

@@ -19,6 +19,7 @@ from swarm.compute.devices import numeric_class_of
 from swarm.compute.kernels.support import kernel_support
 from swarm.compute.layers.layered_model import LayeredModel
 from swarm.compute.tree_attention import AttentionStep, SessionRange, use_canopy
+from swarm.compute.weights.experts import PackedExperts
 from swarm.compute.weights.stored_weight import StoredWeight
 from swarm.files.families import max_positions
 from swarm.files.whole_model import load_causal_lm
@@ -147,6 +148,11 @@ class RaggedModel(LayeredModel):
     def reads_codes(self) -> bool:
         """Whether products read published weights as they are packed, and expand none of them."""
         return not any(isinstance(part, StoredWeight) for part in self.model.modules())
+
+    @property
+    def has_host_experts(self) -> bool:
+        """Whether the CPU computes a mixture's experts, wherever the other layers are."""
+        return any(isinstance(part, PackedExperts) and part.is_on_host for part in self.model.modules())
 
     def use_plain(self, reason: str) -> None:
         """Run by the plain path from now on, and say why."""

@@ -11,6 +11,7 @@ from typing import Any, Final, Self, cast
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from swarm.compute.weights.format import Matrix, is_packed
 from swarm.compute.weights.kernel_codes import expert_form
@@ -25,12 +26,17 @@ TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class PackedExperts(nn.Module):
-    """Matrices [experts, rows, columns], and products of rows with those that were chosen for them."""
+    """Matrices [experts, rows, columns], and products of rows with those that were chosen for them.
 
-    def __init__(self, held: RestoredWeight | StoredWeight | KernelForm, shape: torch.Size) -> None:
+    Attributes:
+        is_on_host: whether they stay in host memory, and no kernel reads them.
+    """
+
+    def __init__(self, held: RestoredWeight | StoredWeight | KernelForm | _WholeRows, shape: torch.Size) -> None:
         """Hold matrices of the shape [experts, rows, columns], one below the other."""
         super().__init__()
         self.experts, self.rows, self.columns = shape
+        self.is_on_host = False
         self._held = held
 
     @classmethod
@@ -44,7 +50,7 @@ class PackedExperts(nn.Module):
 
     def use_kernel_codes(self) -> None:
         """Hold published weights as the kernels read them, if they can."""
-        if isinstance(self._held, StoredWeight):
+        if isinstance(self._held, StoredWeight) and not self.is_on_host:
             self._held = expert_form(self._held, self.experts) or self._held
 
     def product(self, x: torch.Tensor, chosen: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -68,6 +74,17 @@ class PackedExperts(nn.Module):
             own = None if bias is None else bias[expert]
             out[row, place] = self._held.product_of(entering, start, start + self.rows, own)
         return out
+
+
+class _WholeRows(nn.Module):
+    """Experts' matrices of the compute type, one below the other."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def product_of(self, x: torch.Tensor, start: int, end: int, bias: torch.Tensor | None) -> torch.Tensor:
+        return linear(x, self.weight[start:end], bias)
 
 
 def forward(
@@ -136,6 +153,37 @@ def hold_experts(module: nn.Module, stored: StoredRows) -> None:
         delattr(module, name)
         setattr(module, name, PackedExperts(StoredWeight(pieces, found[name].dtype), plain[name].shape))
     _run_as_packed(module)
+
+
+def keep_on_host(module: nn.Module, bits: int) -> None:
+    """Let an experts module stay in host memory, wherever the rest of its layer goes, and compute there.
+
+    Rows, choices and shares come to it and its result goes back: some KB a row, where an expert has tens of MB.
+
+    Args:
+        module: on the CPU, with its experts packed or not.
+        bits: to pack them in, where they are not packed yet; 0 leaves them in the compute type.
+    """
+    own: Any = module
+    if bits:
+        pack_experts(module, bits, with_kernels=False)
+    for name, _ in _shapes(module):
+        weight = own.get_parameter(name).data
+        plain = weight.transpose(1, 2) if own.is_transposed else weight
+        delattr(module, name)
+        setattr(module, name, PackedExperts(_WholeRows(plain.reshape(-1, plain.shape[2])), plain.shape))
+    _run_as_packed(module)
+    for part in module.children():
+        if isinstance(part, PackedExperts):
+            part.is_on_host = True
+    own._apply = lambda *_, **__: module  # what moves its layer leaves it where it is
+    computed = module.forward
+
+    def on_host(hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        given = (one.cpu() for one in (hidden_states, top_k_index, top_k_weights))
+        return cast("torch.Tensor", computed(*given)).to(hidden_states.device)
+
+    own.forward = on_host
 
 
 def _run_as_packed(module: nn.Module) -> None:

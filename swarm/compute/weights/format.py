@@ -38,6 +38,7 @@ class WeightFormat:
         with_kernels: whether products are those of `swarm.compute.kernels`, which want weights in words of 16 bits.
         stored: format in which a quantised checkpoint's weights are held as they are; empty where none are.
         stored_sizes: weights that are held so, and their bytes, by the name of the module; where they are known.
+        host_experts: whether a mixture's experts stay in host memory, where the CPU computes them.
     """
 
     dtype: torch.dtype
@@ -46,6 +47,7 @@ class WeightFormat:
     with_kernels: bool = False
     stored: str = ""
     stored_sizes: Mapping[str, StoredSize] = field(default_factory=dict)
+    host_experts: bool = False
 
     @classmethod
     def of(cls, name: WeightsName, dtype: torch.dtype, device: torch.device, stored: str = "") -> Self:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+import swarm.compute.static_forward
 from swarm.base.ids import TreeNodeId
-from swarm.compute.fast_path import GRAPHS, KERNELS, use_static
+from swarm.compute.fast_path import GRAPHS, KERNELS, use_row_invariant_products, use_static
 from swarm.compute.kernels.support import KERNEL_VERSION
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.ragged_batch import RaggedModel, SessionRows
+from swarm.compute.recurrent.mixer import RecurrentMixer
+from swarm.compute.static_forward import StaticForward, StaticLimits
+from swarm.compute.tree_attention import StaticStep
 from tests.devices import DEVICE
-from tests.model.recurrent_models import recurrent_model
+from tests.model.recurrent_models import RECURRENT, recurrent_model
 from tests.model.tiny_models import reference, whole_model
 
 FORCED: Final = DEVICE == "cpu"
@@ -99,3 +104,102 @@ def test_trees_of_ragged_sessions_that_go_on_and_back_give_the_whole_models_logi
         if turn == 1:
             texts[0].truncate(14)
             texts[1].truncate(3)
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_next"])
+def small(request: pytest.FixtureRequest) -> RaggedModel:
+    """One layer with a state and one that attends, unproven, in one bucket: a CPU's own functions cut by the rows."""
+    own = {"num_hidden_layers": 2}
+    kinds = {"lfm2": ["conv", "full_attention"], "qwen3_next": ["linear_attention", "full_attention"]}
+    layers = {**RECURRENT[request.param], **own, "layer_types": kinds[request.param]}
+    model = whole_model(recurrent_model(request.param, layers))
+    use_row_invariant_products(model)
+    model.static = static = StaticForward(model, StaticLimits(128, 4, (16,)))
+    static.record()
+    return model
+
+
+def forward(model: RaggedModel, text: Text, new: Sequence[int], parents: Sequence[int | None] = ()) -> torch.Tensor:
+    return model.forward([text.rows(new, parents) if parents else text.chain(new)])
+
+
+def test_a_session_that_went_back_computes_the_bits_of_one_that_never_was_further(
+    small: RaggedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[int] = []
+    run_again = RecurrentMixer.run_again
+
+    def noting(own: RecurrentMixer, kv_cache: KvCache, slots: torch.Tensor, bucket: int, step: StaticStep) -> None:
+        again.append(len(slots))
+        run_again(own, kv_cache, slots, bucket, step)
+
+    monkeypatch.setattr(RecurrentMixer, "run_again", noting)
+    tokens, more, tree = ids(40, 1), ids(9, 2), ids(len(PARENTS), 3)
+    far, near = Text(small), Text(small)
+    forward(small, far, tokens)
+    far.commit(tokens, range(40))
+    forward(small, far, more)
+    far.commit(more, range(9))
+    assert not again
+    far.truncate(33)
+    forward(small, near, tokens[:33])
+    near.commit(tokens[:33], range(33))
+    assert torch.equal(forward(small, far, tree, PARENTS), forward(small, near, tree, PARENTS))
+    assert sum(again) > 0, "the state after 33 tokens was not kept"
+    assert max(again) <= 16
+    far.commit(tree, way(7))
+    near.commit(tree, way(7))
+    assert torch.equal(forward(small, far, more), forward(small, near, more)), "and nothing of it stays behind"
+
+
+def test_rows_depend_on_no_piece_and_no_other_session(small: RaggedModel) -> None:
+    tokens, tree = ids(20, 4), ids(len(PARENTS), 5)
+    whole, cut, other = Text(small), Text(small), Text(small)
+    rows = forward(small, whole, tokens)
+    made = []
+    for start, end in ((0, 3), (3, 4), (4, 17), (17, 20)):
+        made.append(forward(small, cut, tokens[start:end]))
+        cut.commit(tokens[start:end], range(end - start))
+    assert torch.equal(torch.cat(made), rows)
+    whole.commit(tokens, range(20))
+    together = small.forward([other.chain(tokens[:5]), whole.rows(tree, PARENTS)])
+    assert torch.equal(together[:5], rows[:5])
+    for offset in way(7):
+        assert torch.equal(forward(small, cut, tree[offset : offset + 1]), together[5 + offset : 6 + offset])
+        cut.commit(tree[offset : offset + 1], [0])
+
+
+def test_a_tree_that_grows_goes_on_from_states_of_live_nodes(small: RaggedModel) -> None:
+    tokens, tree = ids(6, 6), ids(len(PARENTS), 7)
+    whole, grown = Text(small), Text(small)
+    for text in (whole, grown):
+        forward(small, text, tokens)
+        text.commit(tokens, range(6))
+    rows = forward(small, whole, tree, PARENTS)
+    both = grown.rows(tree, PARENTS)
+    for start, end in ((0, 3), (3, 8)):
+        part = {"node_ids": both.node_ids[start:end], "parents": both.parents[start:end]}
+        assert both.token_ids is not None
+        work = replace(both, **part, positions=both.positions[start:end], token_ids=both.token_ids[start:end])
+        assert torch.equal(small.forward([work]), rows[start:end])
+
+
+def test_more_branches_than_the_scratch_holds_are_cut(small: RaggedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = (None, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5)
+    tokens = ids(len(parents), 8)
+    rows = forward(small, Text(small), tokens, parents)
+    monkeypatch.setattr(swarm.compute.static_forward, "SPILL_BYTES", 0)
+    monkeypatch.setattr(swarm.compute.static_forward, "MIN_SPILLS", 2)
+    whole = small.static
+    tight = StaticForward(small, StaticLimits(128, 4, (16,)))
+    tight.record()
+    small.static = tight
+    try:
+        assert torch.equal(forward(small, Text(small), tokens, parents), rows)
+    finally:
+        for mixer in small.mixers:
+            mixer.static = None
+        small.static = whole
+        assert isinstance(whole, StaticForward)
+        for mixer in small.mixers:
+            whole._make_ready(mixer)
