@@ -26,7 +26,19 @@ PROGRAMS: Final = {
     "redteam": ("costs", "redteam"),
     "routing": ("placement",),
     "simulation": ("acceptance",),
-    "speed": ("card", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star", "wide_area"),
+    "speed": (
+        "card",
+        "card_formats",
+        "card_swarm",
+        "footprint",
+        "grown",
+        "hop",
+        "load",
+        "losses",
+        "offload",
+        "star",
+        "wide_area",
+    ),
 }
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""
 MODULES: Final = {"homes": "homes_faults", "network": "network_check"}

@@ -245,14 +245,16 @@ def _classes(
 ) -> dict[str, tuple[Compute, bool]]:
     """The classes in which this machine can compute: by what, and whether with kernels; its own choice first.
 
-    `stored` is the checkpoint's own format of weights, and `reads_codes` whether kernels read it. A card can also do without kernels, for a swarm that does. A
-    class is what the loaded layers will have, unless they turn out to run another path.
+    `stored` is the checkpoint's own format of weights, and `reads_codes` whether kernels read it. A card can also do
+    without kernels, for a swarm that does. A class is what the loaded layers will have, unless they turn out to run
+    another path.
     """
     classes: dict[str, tuple[Compute, bool]] = {}
     for wants_kernels in (False,) if config.no_graphs else (True, False):
         for device, dtype, weights in able:
             form = WeightFormat.of(weights, dtype, device, stored)
-            has_kernels = wants_kernels and not config.offload and config.experts == "device" and not (form.stored and not reads_codes)
+            is_plain = config.offload or config.experts == "cpu" or (form.stored and not reads_codes)
+            has_kernels = wants_kernels and not is_plain
             kind = expected_class(device, dtype, form.bits, form.stored, has_kernels=has_kernels)
             classes.setdefault(str(kind), ((device, dtype, weights), wants_kernels))
     return classes

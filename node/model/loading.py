@@ -53,7 +53,7 @@ RESERVED_SESSIONS = 2
 Say = Callable[[str], None]
 
 
-def format_of(
+def format_of(  # noqa: PLR0913 - what a command line says of them
     checkpoint: Checkpoint,
     layout: ModelLayout,
     name: WeightsName,
@@ -71,7 +71,11 @@ def format_of(
     """
     form = WeightFormat.of(name, dtype, device, checkpoint.source.encoding)
     form = replace(form, with_kernels=form.with_kernels and has_kernels, host_experts=experts == "cpu")
-    return form.with_stored_sizes(stored_sizes(checkpoint, layout, with_kernels=form.with_kernels)) if form.stored else form
+    return (
+        form.with_stored_sizes(stored_sizes(checkpoint, layout, with_kernels=form.with_kernels))
+        if form.stored
+        else form
+    )
 
 
 def kernels_read(checkpoint: Checkpoint) -> bool:
@@ -81,9 +85,7 @@ def kernels_read(checkpoint: Checkpoint) -> bool:
     return source.encoding not in UNREAD and all(card_bits(kind) is not None for kind in kinds)
 
 
-def stored_sizes(
-    checkpoint: Checkpoint, layout: ModelLayout, *, with_kernels: bool = False
-) -> dict[str, StoredSize]:
+def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout, *, with_kernels: bool = False) -> dict[str, StoredSize]:
     """Packed weights and their bytes, by the name of each module that has some; what is not known is left out.
 
     Layers whose tensors have the same names take the same, so that of a model on the hub few headers are read.
@@ -152,7 +154,9 @@ def load(
         torch.set_num_threads(config.threads)
     device, dtype = compute_of(checkpoint, config)
     layout = dissect(checkpoint.config)
-    has_kernels = not (config.offload or config.no_graphs)  # streamed layers run the plain path, and their class says so
+    has_kernels = not (
+        config.offload or config.no_graphs
+    )  # streamed layers run the plain path, and their class says so
     form = format_of(checkpoint, layout, config.weights, dtype, device, has_kernels=has_kernels, experts=config.experts)
     span = layout.borders.check(Span.parse(config.layers))
     held = held or {}

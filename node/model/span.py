@@ -363,7 +363,9 @@ def _dissect(model: PreTrainedModel, text: PreTrainedConfig, where: str) -> Mode
         head = names[cast("Any", model).get_output_embeddings()]
         weights[head], matrices[head] = 0, ()
     renamings = tuple(each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming))
-    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices, renamings, tuple(idle), experts)
+    return ModelLayout(
+        model_class, text, where, tuple(front), tuple(tail), weights, matrices, renamings, tuple(idle), experts
+    )
 
 
 def load_span(

@@ -18,6 +18,7 @@ from torch import nn
 from swarm.base.files import cache_folder
 from swarm.base.layers import Span
 from swarm.compute.kernels.support import KERNEL_VERSION, kernel_support
+from swarm.compute.recurrent.static_mixer import lacks_steps
 from swarm.compute.static_forward import INDUCTOR, StaticLimits, keep_programs
 from swarm.compute.tree_attention import AttentionStep, chunk_of
 from swarm.files.families import GROWING_ROPE
@@ -176,6 +177,8 @@ def _refusal(model: RaggedModel, *, forced: bool) -> str:
     kept = {layer.index for layer in model.layout.layers}
     if len(model.layout.rows) > len(model.mixers) or (len(kept) < len(model.span) and not model.mixers):
         return "kernels know attention and mixers, and this model's layers do more"
+    if lacks := next(filter(None, (lacks_steps(mixer.module) for mixer in model.mixers)), ""):
+        return lacks
     if model.attends_itself:
         return "this model's class computes attention itself"
     if model.asks_length or model.needs_ids or any(chunk_of(module) for module in model.attention):

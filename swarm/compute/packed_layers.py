@@ -226,7 +226,9 @@ def join_kernel_codes(layer: nn.Module, run: Callable[[], object]) -> None:
     alone = {
         name: part
         for name, part in layer.named_modules()
-        if isinstance(part, PackedLinear) and isinstance(part.shared.weight, KernelCodes) and len(part.shared.edges) == 2
+        if isinstance(part, PackedLinear)
+        and isinstance(part.shared.weight, KernelCodes)
+        and len(part.shared.edges) == 2
     }
     kinds = dict.fromkeys(alone, 0)
     weights: dict[str, KernelCodes] = {name: cast("KernelCodes", part.shared.weight) for name, part in alone.items()}

@@ -380,7 +380,9 @@ class AddressTable:
         self._kept_rows = {(each.index, each.name): place for place, each in enumerate(layout.rows)}
         self._kept_parts = {
             place: len(layout.rows) + at
-            for at, place in enumerate((each.index, each.name, part.key) for each in layout.states for part in each.parts)
+            for at, place in enumerate(
+                (each.index, each.name, part.key) for each in layout.states for part in each.parts
+            )
         }
         self.table = torch.zeros(len(layout.layers), lines, 3, dtype=torch.int64, device=layout.device)
         self._places = {layer.index: place for place, layer in enumerate(layout.layers)}
@@ -705,7 +707,7 @@ class StaticForward:
         return True
 
     def _make_again(self, part: StateRows) -> None:
-        """Run tokens again after which no state is kept: in every mixer that the session has, from what it was given."""
+        """Run tokens again after which no state is kept: in the session's mixers, from what they were given."""
         memory = self._memory
         for _ in range(MAX_AGAIN + part.kv_cache.slots.used // self.buckets[-1]):
             missing = missing_states(part, self.buckets[-1])

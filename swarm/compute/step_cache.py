@@ -82,7 +82,11 @@ class StepCache(Cache):
     """
 
     def __init__(
-        self, step: AttentionStep | StaticStep, num_layers: int, use: CacheUse | None = None, offsets: torch.Tensor | None = None
+        self,
+        step: AttentionStep | StaticStep,
+        num_layers: int,
+        use: CacheUse | None = None,
+        offsets: torch.Tensor | None = None,
     ) -> None:
         super().__init__(layers=[DynamicLayer() for _ in range(num_layers)])  # type: ignore[no-untyped-call]
         self.step = step

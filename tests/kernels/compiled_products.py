@@ -22,7 +22,15 @@ from swarm.compute.kernels.product_cuts import CardClass, chunk_of, cut_of, shar
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 CLASSES = {80: CardClass.MEDIUM, 86: CardClass.SMALL, 89: CardClass.SMALL, 90: CardClass.LARGE, 120: CardClass.SMALL}
-POINTERS = {"scales": "*bf16", "zeros": "*bf16", "sums": "*fp32", "partial": "*fp32", "tickets": "*i32", "order": "*i32", "bounds": "*i32"}
+POINTERS = {
+    "scales": "*bf16",
+    "zeros": "*bf16",
+    "sums": "*fp32",
+    "partial": "*fp32",
+    "tickets": "*i32",
+    "order": "*i32",
+    "bounds": "*i32",
+}
 ALIGNED = ("x", "w", "scales", "bias", "out", "columns", "size", "x_row", "w_row")
 """Addresses and sizes that divide by 16, as most models' do."""
 

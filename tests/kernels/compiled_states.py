@@ -1,6 +1,6 @@
 """A program that compiles the kernels of mixers for cards that this machine has not got, and prints what each needs.
 
-    python -m tests.kernels.compiled_states        # a JSON list; without TRITON_INTERPRET
+python -m tests.kernels.compiled_states        # a JSON list; without TRITON_INTERPRET
 """
 
 from __future__ import annotations
@@ -29,7 +29,22 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 """With the shapes of Qwen3-Next, Granite 4 and a group of 32."""
 CAPABILITIES = (80, 86, 89, 90, 120)
-NUMBERS = ("rows", "groups", "size", "x_row", "x_channel", "channels", "taps", "width", "q_row", "k_row", "v_row", "dt_row", "b_row", "c_row")
+NUMBERS = (
+    "rows",
+    "groups",
+    "size",
+    "x_row",
+    "x_channel",
+    "channels",
+    "taps",
+    "width",
+    "q_row",
+    "k_row",
+    "v_row",
+    "dt_row",
+    "b_row",
+    "c_row",
+)
 
 
 def kind(name: str, kernel: str) -> str:

@@ -6,8 +6,9 @@
     "nf4"    bitsandbytes' normal floats, rounded to bfloat16
     "e4m3"   FP8, a byte a number
 
-All but nf4 are exact in bfloat16. A word has one code of every plane (`swarm.compute.kernels.packed_words`). Assembly takes
-one register of two words, and gives one register of two numbers for each plane; every instruction is there from sm_80 on.
+All but nf4 are exact in bfloat16. A word has one code of every plane (`swarm.compute.kernels.packed_words`). Assembly
+takes one register of two words, and gives one of two numbers for each plane; all its instructions are there from sm_80
+on. Hardware converts FP8 to float16 alone, from sm_89 on; two more steps would cost what the bits cost.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def _words(values: Table, byte: int) -> list[str]:
     """One byte of the bfloat16 bits of sixteen numbers, as four registers of four."""
     bits = torch.tensor(values).bfloat16().view(torch.int16).tolist()
     chosen = [(one >> 8 * byte) & 0xFF for one in bits]
-    return [f"0x{chosen[at + 3] << 24 | chosen[at + 2] << 16 | chosen[at + 1] << 8 | chosen[at]:08X}" for at in (0, 4, 8, 12)]
+    return [
+        f"0x{chosen[at + 3] << 24 | chosen[at + 2] << 16 | chosen[at + 1] << 8 | chosen[at]:08X}"
+        for at in (0, 4, 8, 12)
+    ]
 
 
 def _looks_up(values: Table) -> str:

@@ -96,7 +96,21 @@ def _product(  # noqa: PLR0913 - a kernel's
         if bits < 16:
             scales_at = scales + expert * scales_expert + read_n
             acc = packed_sum(
-                x_at, w_at, scales_at, here, 0, steps, size, columns, acc, bits, group, chunk, even_k, numbers, interpreted
+                x_at,
+                w_at,
+                scales_at,
+                here,
+                0,
+                steps,
+                size,
+                columns,
+                acc,
+                bits,
+                group,
+                chunk,
+                even_k,
+                numbers,
+                interpreted,
             )
         else:
             acc = whole_sum(x_at, w_at, k, here, 0, steps, size, w_column, acc, chunk, even_k, interpreted)

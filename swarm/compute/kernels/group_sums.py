@@ -1,6 +1,6 @@
 """Sums of an input's groups, which zero points are multiplied with: value = scale · code + zero, so a product has
 
-    Σ x · value = Σ over groups (scale · Σ x · code + zero · Σ x)
+Σ x · value = Σ over groups (scale · Σ x · code + zero · Σ x)
 """
 
 from __future__ import annotations

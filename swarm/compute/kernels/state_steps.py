@@ -1,9 +1,10 @@
 """Recurrent layers over trees of several sessions in one launch: convolutions, the gated delta rule and Mamba 2.
 
 A row goes on from the state after its parent: of the row before it, in registers; of another row of the batch, in a
-scratch; or of an entry that its session kept. Programs of a recurrence take a session's rows one after the other, parents
-first, so a row's bits depend on its own path alone. The launch depends on the number of rows alone: what differs lies in
-a `StateStep` (`swarm.compute.recurrent.state_step`), at fixed addresses. The oracle is the model's class, level by level (`swarm.compute.recurrent`).
+scratch; or of an entry that its session kept. Programs of a recurrence take a session's rows one after the other,
+parents first, so a row's bits depend on its own path alone. The launch depends on the number of rows alone: what
+differs lies in a `StateStep` (`swarm.compute.recurrent.state_step`), at fixed addresses. The oracle is the model's
+class, level by level (`swarm.compute.recurrent`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _STATE_BLOCK: Final = 4_096
 
 
 @triton.jit
-def _store(rows: tl.tensor, addresses: tl.tensor, line: tl.tensor, slot: tl.tensor, width: tl.tensor, block: tl.constexpr) -> None:
+def _store(  # noqa: PLR0913 - a kernel's
+    rows: tl.tensor, addresses: tl.tensor, line: tl.tensor, slot: tl.tensor, width: tl.tensor, block: tl.constexpr
+) -> None:
     """rows [B, width] to where each one's session keeps them, [capacity, width]."""
     r, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * block + tl.arange(0, block)
     owner = tl.load(line + r)
@@ -272,7 +275,9 @@ def _scan(  # noqa: PLR0913 - a kernel's
 
 
 @torch.library.custom_op("canopy::store_state_rows", mutates_args=())
-def store_state_rows(rows: torch.Tensor, addresses: torch.Tensor, line: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+def store_state_rows(
+    rows: torch.Tensor, addresses: torch.Tensor, line: torch.Tensor, slot: torch.Tensor
+) -> torch.Tensor:
     """Keep rows [B, width] beside their sessions' KV. Returns them, so that a compiler keeps the call."""
     rows = rows.contiguous()
     grid = len(rows), triton.cdiv(rows.shape[1], _CHANNELS)

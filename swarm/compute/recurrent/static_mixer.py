@@ -1,12 +1,14 @@
-"""Mixers whose states kernels read and write at fixed addresses, all rows of a batch in one call of the class's forward.
+"""Mixers whose states kernels read and write at fixed places: a batch is one call of the class's forward.
 
 The class is called for a batch of single tokens that go on from a state, as when it decodes. Of what it computes, two
 things reach from token to token, and every class has them under the same names: its convolution's step and its
-recurrence's. Where these are given a `StateHandle` in place of a state, kernels do them (`swarm.compute.kernels.state_steps`).
+recurrence's. Where these are given a `StateHandle` in place of a state, kernels do them
+(`swarm.compute.kernels.state_steps`).
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 STEPS: Final = ("causal_conv1d_update", "torch_recurrent_gated_delta_rule", "mamba2_selective_state_update")
 """What transformers calls the functions in which a state goes from token to token."""
+OTHER_STEPS: Final = re.compile(r"conv1d_update$|^(?:torch_)?recurrent_|selective_state_update$")
+"""How such functions are called, with others in which a class may differ."""
 SILU: Final = ("silu", "swish")
 
 
@@ -66,7 +70,9 @@ class StaticStates(Cache):
         del layer_idx
         return self.handles.get(("recurrent", state_idx))
 
-    def update_recurrent_state(self, recurrent_states: object, layer_idx: int, state_idx: int = 0, **_: object) -> object:
+    def update_recurrent_state(
+        self, recurrent_states: object, layer_idx: int, state_idx: int = 0, **_: object
+    ) -> object:
         """Nothing: see the class."""
         del layer_idx, state_idx
         return recurrent_states
@@ -157,10 +163,9 @@ def _turned(output: Any, rows: int) -> Any:  # noqa: ANN401 - what a module retu
 
 
 def lacks_steps(module: nn.Module) -> str:
-    """Why kernels cannot run a mixer; empty where they can: its class must have the functions that they stand in for."""
-    known = vars(sys.modules[type(module).__module__])
-    others = ("recurrent_kda", "torch_recurrent_kda", "mamba_selective_state_update")
-    if STEPS[0] not in known or any(name in known for name in others):
+    """Why kernels cannot run a mixer; empty where they can: its class has the functions that they stand in for."""
+    known = {name for name in vars(sys.modules[type(module).__module__]) if OTHER_STEPS.search(name)}
+    if STEPS[0] not in known or known.difference(STEPS):
         return f"{type(module).__name__} goes on from token to token in a way of its own"
     return ""
 
@@ -236,7 +241,7 @@ def _scanned(  # noqa: PLR0913 - transformers' signature
     z: torch.Tensor | None = None,
     **_: object,
 ) -> torch.Tensor:
-    """As transformers' `mamba2_selective_state_update`: [B, heads, width]. What it expands along a head is the same there."""
+    """As transformers' `mamba2_selective_state_update`: [B, heads, width]; along a head, what is expanded is one."""
     if D is None or dt_bias is None or not dt_softplus:
         raise UnsupportedModel("this state space is not the one that kernels know")
     given = hidden_states, dt[:, :, 0], A[:, 0, 0], B, C, D[:, 0], dt_bias[:, 0], state.like, state.addresses

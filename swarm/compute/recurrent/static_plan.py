@@ -1,7 +1,7 @@
 """Which state each row of a batch goes on from and which are kept, for kernels: `make_plan` without rounds and calls.
 
-A row's state before it must be kept, or be that of a row of the batch. Where it is not, the tokens between are run again
-first (`MissingStates`), as a batch of their own whose last state is kept.
+A row's state before it must be kept, or be that of a row of the batch. Where it is not, the tokens between are run
+again first (`MissingStates`), as a batch of their own whose last state is kept.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool) -> None:
         plain = weight.data.transpose(1, 2) if own.is_transposed else weight.data
         delattr(module, name)
         setattr(module, name, PackedExperts.pack(plain, bits, with_kernels=with_kernels))
-    _run_as_packed(module)
+    run_as_packed(module)
 
 
 def hold_experts(module: nn.Module, stored: StoredRows) -> None:
@@ -152,7 +152,7 @@ def hold_experts(module: nn.Module, stored: StoredRows) -> None:
         assert pieces is not None
         delattr(module, name)
         setattr(module, name, PackedExperts(StoredWeight(pieces, found[name].dtype), plain[name].shape))
-    _run_as_packed(module)
+    run_as_packed(module)
 
 
 def keep_on_host(module: nn.Module, bits: int) -> None:
@@ -172,7 +172,7 @@ def keep_on_host(module: nn.Module, bits: int) -> None:
         plain = weight.transpose(1, 2) if own.is_transposed else weight
         delattr(module, name)
         setattr(module, name, PackedExperts(_WholeRows(plain.reshape(-1, plain.shape[2])), plain.shape))
-    _run_as_packed(module)
+    run_as_packed(module)
     for part in module.children():
         if isinstance(part, PackedExperts):
             part.is_on_host = True
@@ -186,7 +186,8 @@ def keep_on_host(module: nn.Module, bits: int) -> None:
     own.forward = on_host
 
 
-def _run_as_packed(module: nn.Module) -> None:
+def run_as_packed(module: nn.Module) -> None:
+    """Make an experts module whose tensors were exchanged run as `forward` says."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     own: Any = module

@@ -1,12 +1,14 @@
 """Published weights as a GPU's product kernels read them: repacked when they are loaded, and never expanded after that.
 
-    codes of 2 to 4 bits   4 bits     steps and zeros: float16 or bfloat16 where that is exact; else float32 for groups of
-    codes of 5 to 8 bits   8 bits     128, of which they are 1 byte in 16, and bfloat16 for smaller ones
+    codes of 2 to 4 bits   4 bits
+    codes of 5 to 8 bits   8 bits
     FP4, iq4, nf4          4 bits, a table in the kernel
     FP8 (e4m3)             8 bits, converted in the kernel
 
-A group is a power of two from 16 to 128; a larger one repeats its step. An offset is held as a zero per group, of codes
-that count from their middle, so that it is small. Columns in another order (GPTQ) are put in order in the input.
+Steps and zeros are float16 or bfloat16 where that is exact of all steps, as the file's own mostly are; else float32 for
+groups of 128, of which they are a byte in 32 or 16, and bfloat16 for smaller ones. A group is a power of two from 16 to
+128; a larger one repeats its step. An offset is held as a zero per group, of codes that count from their middle, so
+that it is small. Columns in another order (GPTQ) are put in order in the input.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ LEAST_GROUP: Final = 16
 WEIGHTS_AT_ONCE: Final = 1 << 24
 """That are unpacked at a time: some 100 MiB beside the packed matrix."""
 MORE_THAN_STORED: Final = 1.12
-"""Bytes beside those in the file at most, of formats that store 4 or 8 bits: steps of every row, and zeros of 16 bits."""
+"""Times the bytes in the file, at most, of formats that store 4 or 8 bits: steps of every row, zeros of 16 bits."""
 UNREAD: Final = ("bnbfp4",)
 """Formats that the kernels do not read."""
 TRIED_ROWS: Final = 16
@@ -87,7 +89,9 @@ class KernelCodes(PackedWeight):
             x = x.index_select(-1, self.order)
         if len(self._forms) == 1:
             return self.forms[0].product(x, bias)
-        biases = [None if bias is None else bias[start:end] for start, end in zip(self.edges, self.edges[1:], strict=False)]
+        biases = [
+            None if bias is None else bias[start:end] for start, end in zip(self.edges, self.edges[1:], strict=False)
+        ]
         return torch.cat([form.product(x, own) for form, own in zip(self.forms, biases, strict=True)], -1)
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:

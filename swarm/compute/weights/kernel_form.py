@@ -59,7 +59,9 @@ class KernelForm(nn.Module):
     @classmethod
     def whole(cls, weight: torch.Tensor) -> Self:
         """A weight [..., rows, columns] of 16 or 32 bits as it is."""
-        return cls(weight if isinstance(weight, nn.Parameter) else weight.detach(), weight.itemsize * 8, weight.shape[-1])
+        return cls(
+            weight if isinstance(weight, nn.Parameter) else weight.detach(), weight.itemsize * 8, weight.shape[-1]
+        )
 
     @classmethod
     def rounded(cls, weight: torch.Tensor, bits: int) -> Self:
@@ -137,7 +139,7 @@ class KernelForm(nn.Module):
         return out
 
     def values(self, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """All rows of a matrix, or some by their numbers int64 [n]: float32 [n, columns], a weight itself in its type."""
+        """Rows of a matrix by their numbers int64 [n], or all: float32 [n, columns]; a weight itself in its type."""
         words = self.words if rows is None else self.words.index_select(0, rows)
         scales, zeros = self._of_groups()
         if scales is None:

@@ -95,7 +95,7 @@ class WeightSource(Protocol):
         """How large a tensor is that is held as it is stored; None where it is not, or where that is not known."""
 
     def encodings(self, name: str) -> Mapping[str, int]:
-        """How many weights of a packed tensor are in each encoding; empty where only the whole checkpoint's is known."""
+        """How many weights of a packed tensor are in each encoding; empty where they are the checkpoint's one."""
 
 
 @dataclass(frozen=True, slots=True)

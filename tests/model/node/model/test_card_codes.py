@@ -41,7 +41,12 @@ def exact(title: str, _: int) -> Kind:
     return Kind.Q8_0 if "exps" in title else Kind.Q4_0
 
 
-def of_gguf(family: str, model_type: str, choose: Choose, **changes: Any) -> Callable[[Path], tuple[Path, Any]]:
+def of_gguf(
+    family: str,
+    model_type: str,
+    choose: Choose,
+    **changes: Any,  # noqa: ANN401
+) -> Callable[[Path], tuple[Path, Any]]:
     def write(folder: Path) -> tuple[Path, Any]:
         made = TinyGguf.of(family, model_type, choose, **changes)
         return made.write(folder / "model.gguf"), made.model

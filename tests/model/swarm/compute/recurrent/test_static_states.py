@@ -1,4 +1,4 @@
-"""Mixers by the kernels against the class's own steps: trees of ragged sessions, long texts, going back, and the proof."""
+"""Mixers by the kernels against the class's own steps: trees of ragged sessions, long texts, going back, the proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The assembly that only a card runs gives the numbers that codes mean, for every word and for both words of a register."""
+"""The assembly that only a card runs gives the numbers that codes mean, for every word and both words of a register."""
 
 from __future__ import annotations
 
