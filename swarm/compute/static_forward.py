@@ -32,7 +32,6 @@ from swarm.base.layers import Span
 from swarm.compute.kernels.batch_plan import BatchPlan, PlannedSession, part_count, plan_batch, plan_words
 from swarm.compute.kernels.support import on_device
 from swarm.compute.ragged_batch import HeadOutput, SessionRows
-from swarm.compute.recurrent.state_step import NONE, StateStep
 from swarm.compute.recurrent.static_plan import (
     FIELDS,
     StateLimits,
@@ -42,6 +41,7 @@ from swarm.compute.recurrent.static_plan import (
     plan_again,
     plan_states,
 )
+from swarm.compute.state_step import NONE, StateStep
 from swarm.compute.tree_attention import ADDRESSES, StaticStep
 from swarm.files.pretrained import first_line
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from swarm.compute.kv_cache import KvCache
-    from swarm.compute.recurrent.state_step import StateStep
+    from swarm.compute.state_step import StateStep
 
 NAME = "canopy"
 

@@ -3,7 +3,7 @@
 A row goes on from the state after its parent: of the row before it, in registers; of another row of the batch, in a
 scratch; or of an entry that its session kept. Programs of a recurrence take a session's rows one after the other,
 parents first, so a row's bits depend on its own path alone. The launch depends on the number of rows alone: what
-differs lies in a `StateStep` (`swarm.compute.recurrent.state_step`), at fixed addresses. The oracle is the model's
+differs lies in a `StateStep` (`swarm.compute.state_step`), at fixed addresses. The oracle is the model's
 class, level by level (`swarm.compute.recurrent`).
 """
 

@@ -26,8 +26,8 @@ from swarm.compute.tree_attention import NAME
 if TYPE_CHECKING:
     from torch import nn
 
-    from swarm.compute.recurrent.state_step import StateStep
     from swarm.compute.state_slots import StateKey, StatePart
+    from swarm.compute.state_step import StateStep
 
 STEPS: Final = ("causal_conv1d_update", "torch_recurrent_gated_delta_rule", "mamba2_selective_state_update")
 """What transformers calls the functions in which a state goes from token to token."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from swarm.base.errors import LocalProtocolError
 from swarm.compute.recurrent.plan import SessionWorks, Work
-from swarm.compute.recurrent.state_step import NO_PARENT, NONE
+from swarm.compute.state_step import NO_PARENT, NONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
