@@ -17,7 +17,7 @@ from swarm.compute.kernels.support import KERNEL_VERSION
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.ragged_batch import RaggedModel, SessionRows
 from swarm.compute.recurrent.mixer import RecurrentMixer
-from swarm.compute.static_forward import StaticForward, StaticLimits
+from swarm.compute.static_forward import GraphKey, StaticForward, StaticLimits
 from swarm.compute.tree_attention import StaticStep
 from tests.devices import DEVICE
 from tests.model.recurrent_models import RECURRENT, recurrent_model
@@ -182,6 +182,19 @@ def test_a_tree_that_grows_goes_on_from_states_of_live_nodes(small: RaggedModel)
         assert both.token_ids is not None
         work = replace(both, **part, positions=both.positions[start:end], token_ids=both.token_ids[start:end])
         assert torch.equal(small.forward([work]), rows[start:end])
+
+
+def test_rows_of_nobody_touch_no_state(small: RaggedModel) -> None:
+    """As they run before a graph is recorded while sessions live."""
+    static, text = small.static, Text(small)
+    assert isinstance(static, StaticForward)
+    forward(small, text, ids(9, 9))
+    held = [tensor.clone() for tensor in text.kv_cache.state_tensors()]
+    with torch.inference_mode():
+        static._put_nobody(16)
+        static._start(GraphKey(small.span, 16))
+    for before, now in zip(held, text.kv_cache.state_tensors(), strict=True):
+        assert torch.equal(before.view(torch.int32), now.view(torch.int32))
 
 
 def test_more_branches_than_the_scratch_holds_are_cut(small: RaggedModel, monkeypatch: pytest.MonkeyPatch) -> None:
