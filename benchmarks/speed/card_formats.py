@@ -1,4 +1,4 @@
-"""What does a sweep take on a GPU in published formats, in a hybrid and in a mixture, of what reading its bytes takes?
+"""What does a sweep take on a GPU in published formats, hybrids and mixtures?
 
 Some layers of a large model's shape with random codes, made on the card: no file is read. Each runs by graphs and
 kernels (docs/design/kernels.md) in sweeps of several sizes. The floor is what a sweep reads, weights and KV, at the
@@ -6,7 +6,8 @@ rate at which this GPU copies; of a mixture, as many experts as so many rows cho
 has the bits of the same tokens one by one is counted beside it.
 
     python -m benchmarks card_formats --json formats.json        # on a machine with a GPU: a minute and a half
-    TRITON_INTERPRET=1 python -m benchmarks card_formats --device cpu --shape tiny --layers 1 --dtype float32 --rows 1 4
+    TRITON_INTERPRET=1 python -m benchmarks card_formats --device cpu --dtype float32 --shape tiny --layers 1 \\
+        --rows 1 --context 20 --repeats 1 --models hybrid mixture         # the same steps on a CPU, in some minutes
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class Options(Recording):
 
     shape: str = "8B"
     """Dimensions of the models, by name."""
+    models: tuple[str, ...] = ("dense", "hybrid", "mixture")
+    """Which of them."""
     layers: int = 8
     """Of each model."""
     device: str = "cuda"
@@ -245,7 +248,7 @@ class FormatBench:
 
     def run(self) -> None:
         """Every case; one that has no fast path is said, and the next one runs."""
-        for kind, form in CASES:
+        for kind, form in (case for case in CASES if case[0] in self._options.models):
             self._measure(kind, form)
             self._keep(self.found)
             gc.collect()

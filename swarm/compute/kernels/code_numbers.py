@@ -21,7 +21,7 @@ import triton.language as tl
 
 from swarm.files.gguf.encodings import FP4_VALUES, IQ4_VALUES
 
-Table = tuple[float, ...]
+Sixteen = tuple[float, ...]
 NF4_VALUES: Final = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
     *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
@@ -29,11 +29,11 @@ NF4_VALUES: Final = (
 )
 
 
-def _as_bfloat16(values: Table) -> Table:
+def _as_bfloat16(values: Sixteen) -> Sixteen:
     return tuple(torch.tensor(values, dtype=torch.float32).bfloat16().tolist())
 
 
-TABLES: Final[Mapping[str, Table]] = {
+TABLES: Final[Mapping[str, Sixteen]] = {
     "fp4": _as_bfloat16(FP4_VALUES),
     "iq4": _as_bfloat16(IQ4_VALUES),
     "nf4": _as_bfloat16(NF4_VALUES),
@@ -60,7 +60,7 @@ def numbers_of(codes: torch.Tensor, numbers: str) -> torch.Tensor:
     return codes.float()
 
 
-def _words(values: Table, byte: int) -> list[str]:
+def _words(values: Sixteen, byte: int) -> list[str]:
     """One byte of the bfloat16 bits of sixteen numbers, as four registers of four."""
     bits = torch.tensor(values).bfloat16().view(torch.int16).tolist()
     chosen = [(one >> 8 * byte) & 0xFF for one in bits]
@@ -70,7 +70,7 @@ def _words(values: Table, byte: int) -> list[str]:
     ]
 
 
-def _looks_up(values: Table) -> str:
+def _looks_up(values: Sixteen) -> str:
     """Look 2 × 4 codes up in a table: `prmt` takes four bytes at a time out of eight, and two of it out of sixteen."""
     low, high = _words(values, 0), _words(values, 1)
     lines = [".reg .b32 w0, w1, s, t, i, a, b, l, h, p0, q0, p1, q1, " + ", ".join(f"t{at}" for at in range(8)) + ";"]

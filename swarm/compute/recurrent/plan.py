@@ -112,7 +112,7 @@ class StepPlan:
     rounds: tuple[Round, ...]
 
 
-class PlannedRows(Protocol):
+class SessionPart(Protocol):
     """A session's rows in a forward, which have their slots: a `SessionRange`, or as much of one as a plan needs."""
 
     @property
@@ -129,13 +129,13 @@ class PlannedRows(Protocol):
 class SessionWorks:
     """One session's works while the plan is made, parents first."""
 
-    part: PlannedRows
+    part: SessionPart
     states: SessionStates
     works: list[Work] = field(default_factory=list)
     known: dict[Place, Work] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, part: PlannedRows) -> SessionWorks:
+    def of(cls, part: SessionPart) -> SessionWorks:
         """Those of a session's new rows.
 
         Raises:

@@ -122,7 +122,7 @@ def plan_again(missing: MissingStates, limits: StateLimits, words: NDArray[np.in
     for place, work in enumerate(works):
         work.row = place
     works[-1].entry = missing.entry
-    _Layout(limits, words).add(missing.part.line, works)
+    _StateLayout(limits, words).add(missing.part.line, works)
 
 
 def plan_states(parts: Sequence[StateRows], limits: StateLimits, words: NDArray[np.int32]) -> None:
@@ -131,7 +131,7 @@ def plan_states(parts: Sequence[StateRows], limits: StateLimits, words: NDArray[
     Raises:
         StateOverflow: it has more branches than the scratch has room for.
     """
-    layout = _Layout(limits, words)
+    layout = _StateLayout(limits, words)
     for number, part in enumerate(parts):
         session = SessionWorks.of(part)
         if any(work.row is None for work in session.works):
@@ -141,7 +141,7 @@ def plan_states(parts: Sequence[StateRows], limits: StateLimits, words: NDArray[
         layout.add(part.line, session.works)
 
 
-class _Layout:
+class _StateLayout:
     """Writes a plan."""
 
     def __init__(self, limits: StateLimits, words: NDArray[np.int32]) -> None:
