@@ -28,6 +28,7 @@ PROGRAMS: Final = {
     "simulation": ("acceptance",),
     "speed": (
         "card",
+        "card_formats",
         "card_swarm",
         "footprint",
         "grown",

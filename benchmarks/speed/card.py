@@ -41,7 +41,7 @@ from swarm.base.library_logging import quiet_libraries
 from swarm.compute.devices import empty_cache, synchronize
 from swarm.compute.fast_path import BUCKETS, use_static
 from swarm.compute.kv_cache import KvCache
-from swarm.compute.ragged_batch import SessionRows
+from swarm.compute.ragged_batch import RaggedModel, SessionRows
 from swarm.compute.sampling import pick
 from swarm.compute.weights.format import WeightFormat, WeightsName
 from swarm.protocol.messages import Sampling
@@ -123,7 +123,7 @@ class CardFindings:
 class CardSession:
     """A session with so many committed tokens, whose trees are run and forgotten again."""
 
-    def __init__(self, model: SpanModel, context: int, most_rows: int) -> None:
+    def __init__(self, model: RaggedModel, context: int, most_rows: int) -> None:
         self.context = context
         self._model = model
         self._kv_cache = KvCache(model.layout, context + most_rows)
@@ -267,7 +267,7 @@ class CardBench:
 
     def _wall_ms(self, work: Callable[[], object]) -> float:
         """The median of some calls, each until the device is done."""
-        return _median_s(work, self._options.repeats, self._device) * 1e3
+        return median_s(work, self._options.repeats, self._device) * 1e3
 
     def _card_ms(self, work: Callable[[], object]) -> float:
         """Of several calls one behind the other."""
@@ -288,10 +288,10 @@ def copy_rate(device: torch.device) -> float:
     size = COPY_BYTES if device.type == "cuda" else COPY_BYTES // 16
     source = torch.empty(size, dtype=torch.uint8, device=device).random_(255)
     target = torch.empty_like(source)
-    return 2 * size / _median_s(partial(target.copy_, source), 7, device)
+    return 2 * size / median_s(partial(target.copy_, source), 7, device)
 
 
-def _median_s(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+def median_s(work: Callable[[], object], repeats: int, device: torch.device) -> float:
     """The median of some calls, each until the device is done."""
     took = []
     for _ in range(repeats + 2):

@@ -22,7 +22,17 @@ from node.life.publisher import Outbox
 from node.life.reach.ladder import Whereabouts
 from node.model.checkpoint import Checkpoint
 from node.model.config import Dtype, ServeConfig
-from node.model.loading import DTYPES, Say, check_dtype, compute_of, fitting_layers, format_of, pick_device, pick_dtype
+from node.model.loading import (
+    DTYPES,
+    Say,
+    check_dtype,
+    compute_of,
+    fitting_layers,
+    format_of,
+    kernels_read,
+    pick_device,
+    pick_dtype,
+)
 from node.model.span import ModelLayout, dissect
 from node.session.counters import NodeCounters
 from node.session.measure import LayerSpeed, benchmark
@@ -142,13 +152,15 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     records = tuple(record for record in listed if record.peer not in gone)
     own = await compute.run(compute_of, checkpoint, config)
     able = await compute.run(_able, checkpoint, config, own)
-    classes = _classes(config, able, checkpoint.source)
+    reads_codes = await compute.run(kernels_read, checkpoint)
+    classes = _classes(config, able, checkpoint.source, reads_codes=reads_codes)
     kind = choose_class(records, list(classes))
     chosen, has_kernels = classes[kind.numeric_class]
     device, dtype, weights = chosen
     order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights, no_graphs=not has_kernels)
-    form = await compute.run(format_of, checkpoint, layout, weights, dtype, device)
-    form = replace(form, codes=form.codes and has_kernels)
+    has_kernels = has_kernels and not config.offload
+    held = partial(format_of, has_kernels=has_kernels, experts=config.experts)
+    form = await compute.run(held, checkpoint, layout, weights, dtype, device)
     plan = ServingPlan(order, layout, records, chosen, kind, LayerCount(0, ""), form, ghosts=gone)
     if not config.is_auto:
         return plan
@@ -163,7 +175,8 @@ def _count(plan: ServingPlan) -> ServingPlan:
             raise LayersError(f"--num-layers {config.num_layers}: the model has {layout.num_layers} layers")
         count = LayerCount(config.num_layers, "as you asked")
         return replace(plan, count=count, speed=_benchmark(plan))
-    fits = fitting_layers(layout, plan.form, free_bytes(device), config.kv_tokens)
+    host_bytes = free_bytes(torch.device("cpu"))
+    fits = fitting_layers(layout, plan.form, free_bytes(device), config.kv_tokens, host_bytes)
     speed = _benchmark(plan)
     try:
         count = _judged(plan, fits, speed)
@@ -229,18 +242,22 @@ def _able(checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, 
     return list(dict.fromkeys(able))
 
 
-def _classes(config: ServeConfig, able: Sequence[Compute], source: WeightSource) -> dict[str, tuple[Compute, bool]]:
+def _classes(
+    config: ServeConfig, able: Sequence[Compute], source: WeightSource, *, reads_codes: bool = True
+) -> dict[str, tuple[Compute, bool]]:
     """The classes in which this machine can compute: by what, and whether with kernels; its own choice first.
 
-    A machine can also do without kernels, for a swarm that does. A class is what the loaded layers will have, unless
-    they turn out to run another path.
+    `reads_codes` is whether a card's kernels read the source's own format of weights. A machine can also do without
+    kernels, for a swarm that does. A class is what the loaded layers will have, unless they turn out to run another
+    path.
     """
     classes: dict[str, tuple[Compute, bool]] = {}
     for wants_kernels in (False,) if config.no_graphs else (True, False):
         for device, dtype, weights in able:
             form = WeightFormat.of(weights, dtype, device, source.encoding, has_codes=source.has_codes)
-            has_kernels = wants_kernels and not config.offload
-            kind = expected_class(device, form, has_kernels=has_kernels)
+            is_unread = form.stored and not form.codes and not reads_codes
+            is_plain = config.offload or config.experts == "cpu" or is_unread
+            kind = expected_class(device, form, has_kernels=wants_kernels and not is_plain)
             classes.setdefault(str(kind), ((device, dtype, weights), wants_kernels))
     return classes
 

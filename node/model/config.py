@@ -51,12 +51,13 @@ from swarm.status.messages import DEFAULT_PREFIX, check_prefix
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Weights = Literal["auto", "bf16", "int8", "int4"]
+Experts = Literal["device", "cpu"]
 MAX_MBIT = 100_000
 
 
 @headed(
     model=("layers", "num_layers", "revision", "dtype", "weights"),
-    machine=("device", "threads", "kv_tokens", "no_graphs", "offload", "offload_folder", "offload_mb_per_s"),
+    machine=("device", "threads", "kv_tokens", "no_graphs", "experts", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
     network=("host", "port", "dht_port", "allow_private", "insecure"),
     reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit", "tls_port"),
@@ -105,6 +106,9 @@ class ServeConfig:
     no_graphs: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Run the layers as their class does, without kernels and graphs of our own: slower, and in bfloat16 or float16 a
     text may depend on the tree's size. For comparing; a CPU always runs so."""
+    experts: Experts = "device"
+    """Where the experts of a mixture are: on the device with the rest, or cpu: in host memory, where the CPU computes
+    those that a sweep chose. A card then holds more layers, and a sweep takes as long as the CPU needs to read them."""
     offload: bool = False
     """Keep the layers' weights in host memory (a GPU) or in a mapped file (a CPU) and stream them through: two layers
     are held at a time, and a sweep takes as long as reading them all, however large its tree is."""
@@ -262,6 +266,8 @@ class ServeConfig:
             if given is not None:
                 raise ConfigError(f"{given} goes with --offload")
             return
+        if self.experts == "cpu":
+            raise ConfigError("--experts cpu: with --offload all weights are in host memory; give one of the two")
         if self.is_auto:
             raise ConfigError("--offload needs --layers START-END: how many layers fit is not what limits it")
         if rate is not None and not 0 < rate < math.inf:

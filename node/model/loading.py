@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from node.model.checkpoint import Checkpoint, check_disk, check_memory
-from node.model.config import ServeConfig
+from node.model.config import Experts, ServeConfig
 from node.model.offload import Offload, held_bytes, load_offloaded
 from node.model.packed_span import load_packed
 from node.model.span import ModelLayout, SpanModel, dissect, load_span
@@ -25,8 +25,10 @@ from swarm.compute.devices import default_device, free_bytes, open_device, refus
 from swarm.compute.state_slots import POOL_BYTES
 from swarm.compute.weights.codes_weight import codes_bytes
 from swarm.compute.weights.format import WeightFormat, WeightsName, computes_bfloat16
+from swarm.compute.weights.kernel_codes import MORE_THAN_STORED, UNREAD, card_bits
 from swarm.files.families import keeps_states
 from swarm.files.hub import Progress
+from swarm.files.stored.source import WeightSource
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -49,19 +51,48 @@ KV_RESERVE_TOKENS = 8_192
 """KV that `--layers auto` allows for: two sessions of 4,096 tokens."""
 RESERVED_SESSIONS = 2
 """Sessions for whose states of recurrent layers `--layers auto` allows."""
+EXPANDED: Final = WeightFormat(torch.float32)
+"""Stored weights take what they take in the file."""
 Say = Callable[[str], None]
 
 
-def format_of(
-    checkpoint: Checkpoint, layout: ModelLayout, name: WeightsName, dtype: torch.dtype, device: torch.device
+def format_of(  # noqa: PLR0913 - what a command line says of them
+    checkpoint: Checkpoint,
+    layout: ModelLayout,
+    name: WeightsName,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    has_kernels: bool = True,
+    experts: Experts = "device",
 ) -> WeightFormat:
-    """How a checkpoint's weights are held under a name of the command line, with their sizes where they stay stored."""
-    source = checkpoint.source
+    """How a checkpoint's weights are held under a name of the command line, with their sizes where they stay stored.
+
+    Args:
+        has_kernels: whether kernels, or a CPU's products with integers, are wanted; they are used where the device can.
+        experts: where those of a mixture are.
+    """
+    source, on_host = checkpoint.source, experts == "cpu"
     form = WeightFormat.of(name, dtype, device, source.encoding, has_codes=source.has_codes)
-    return form.with_stored_sizes(stored_sizes(checkpoint, layout, codes=form.codes)) if form.stored else form
+    form = replace(
+        form,
+        with_kernels=form.with_kernels and has_kernels,
+        codes=form.codes and has_kernels and not on_host,
+        host_experts=on_host,
+    )
+    return form.with_stored_sizes(stored_sizes(checkpoint, layout, form)) if form.stored else form
 
 
-def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout, *, codes: bool = False) -> dict[str, tuple[int, int]]:
+def kernels_read(checkpoint: Checkpoint) -> bool:
+    """Whether kernels read all weights of a checkpoint as it is published."""
+    source = checkpoint.source
+    kinds = {kind for name in source.files for kind in source.encodings(name)}
+    return source.encoding not in UNREAD and all(card_bits(kind) is not None for kind in kinds)
+
+
+def stored_sizes(
+    checkpoint: Checkpoint, layout: ModelLayout, form: WeightFormat = EXPANDED
+) -> dict[str, tuple[int, int]]:
     """How many weights are held packed, and their bytes, by the name of each module with some of which that is known.
 
     Layers whose tensors have the same names take the same, so that of a model on the hub few headers are read.
@@ -76,17 +107,31 @@ def stored_sizes(checkpoint: Checkpoint, layout: ModelLayout, *, codes: bool = F
         index = f".{module.rpartition('.')[2]}."
         key = (layout.weights[module], tuple(sorted(tensor.partition(index)[2] or tensor for tensor in own)))
         if alike.get(key) is None:
-            alike[key] = _size_of(checkpoint, own, codes=codes)
+            alike[key] = _size_of(checkpoint, own, form)
         size = alike[key]
         if size is not None:
             found[module] = size
     return found
 
 
-def _size_of(checkpoint: Checkpoint, tensors: list[str], *, codes: bool) -> tuple[int, int] | None:
-    sizes = [size for tensor in tensors for size in checkpoint.source.stored_sizes(tensor)]
-    held = sum(codes_bytes(size) if codes else size.size_bytes for size in sizes)
-    return (sum(size.weights for size in sizes), held) if sizes else None
+def _size_of(checkpoint: Checkpoint, tensors: list[str], form: WeightFormat) -> tuple[int, int] | None:
+    source, weights, held = checkpoint.source, 0, 0
+    for tensor in tensors:
+        sizes = source.stored_sizes(tensor)
+        weights += sum(size.weights for size in sizes)
+        if form.with_kernels and sizes:
+            held += _card_bytes(source, tensor, sum(size.size_bytes for size in sizes))
+        else:
+            held += sum(codes_bytes(size) if form.codes else size.size_bytes for size in sizes)
+    return (weights, held) if weights else None
+
+
+def _card_bytes(source: WeightSource, tensor: str, size_bytes: int) -> int:
+    """What a stored tensor takes where kernels read it."""
+    kinds = {kind: card_bits(kind) for kind in source.encodings(tensor)}
+    if kinds and None not in kinds.values():
+        return int(sum(count * (kinds[kind] or 0) / 8 for kind, count in source.encodings(tensor).items()))
+    return size_bytes if kinds else int(size_bytes * MORE_THAN_STORED)
 
 
 @runtime_checkable
@@ -117,11 +162,8 @@ def load(
     """
     device, dtype = compute_of(checkpoint, config)
     layout = dissect(checkpoint.config)
-    form = format_of(checkpoint, layout, config.weights, dtype, device)
-    if config.offload or config.no_graphs:
-        form = replace(
-            form, with_kernels=False, codes=False
-        )  # streamed layers run the plain path, and their class says so
+    has_kernels = not (config.offload or config.no_graphs)  # streamed layers run the plain path: their class says so
+    form = format_of(checkpoint, layout, config.weights, dtype, device, has_kernels=has_kernels, experts=config.experts)
     span = layout.borders.check(Span.parse(config.layers))
     held = held or {}
     weights = f" with {config.weights} weights" if form.bits else f" with weights in {form.stored}" * bool(form.stored)
@@ -130,10 +172,11 @@ def load(
         return _load_offloaded(checkpoint, config, (layout, span, form, device), say)
     needs_bytes = layout.bytes_in(span, form, held)
     check_memory(span, needs_bytes + _unpacked_bytes(layout, span, form), _layer_bytes(layout, span, form), device)
+    _check_experts(layout, span, form, say)
     fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
     with _working(say, f"loading {needs_bytes / 2**20:,.0f} MiB of weights"):
-        if form.product_bits or form.stored:
+        if form.product_bits or form.stored or form.host_experts:
             model = load_packed(checkpoint, span, form, device, held)
         else:
             model = load_span(checkpoint, span, dtype, device, held)
@@ -148,6 +191,7 @@ def held_as_stored(model: SpanModel) -> str:
     packed = sum(one.numel() * one.itemsize for one in model.model.parameters() if not one.is_floating_point())
     others = model.weight_bytes - packed
     how = "multiplied as they are" if model.has_codes else "expanded block by block"
+    how = "read by kernels" if model.reads_codes else how
     return (
         f"{model.stored_as} as published: {packed / 2**20:,.1f} MiB of weights, {how}; "
         f"{others / 2**20:,.1f} MiB are held in {str(model.dtype).removeprefix('torch.')}"
@@ -198,8 +242,35 @@ def compute_of(checkpoint: Checkpoint, config: ServeConfig) -> tuple[torch.devic
     return device, pick_dtype(config, device, checkpoint)
 
 
-def fitting_layers(layout: ModelLayout, form: WeightFormat, free_bytes: int, kv_tokens: int | None = None) -> int:
+def _check_experts(layout: ModelLayout, span: Span, form: WeightFormat, say: Say) -> None:
+    """Refuse a span whose experts do not fit into host memory, if they are to stay there.
+
+    Raises:
+        ConfigError: it has no experts.
+        NotEnoughSpace: says needs, has and how many layers would fit.
+    """
+    if not form.host_experts:
+        return
+    own = layout.expert_bytes(span, form)
+    if not own:
+        raise ConfigError("--experts cpu: this model has no experts that can be computed apart; leave it out")
+    say(f"{own / 2**20:,.0f} MiB of experts stay in host memory, where the CPU computes those that a sweep chose")
+    if not form.on_cpu:
+        check_memory(span, own + _unpacked_bytes(layout, span, replace(form, host_experts=False)), own // len(span))
+
+
+def fitting_layers(
+    layout: ModelLayout,
+    form: WeightFormat,
+    free_bytes: int,
+    kv_tokens: int | None = None,
+    host_bytes: int | None = None,
+) -> int:
     """How many layers fit in `AUTO_SHARE` of the free memory, wherever in the model, beside KV for some tokens.
+
+    Args:
+        free_bytes: of the device.
+        host_bytes: of the machine, for experts that stay there; None asks for no room.
 
     Raises:
         NotEnoughSpace: not one does.
@@ -215,14 +286,30 @@ def fitting_layers(layout: ModelLayout, form: WeightFormat, free_bytes: int, kv_
         weights = max(layout.bytes_in(span, form) for span in spans)
         return weights + kv_weights * layers * form.dtype.itemsize + beside
 
-    fit = next((layers for layers in range(count, 0, -1) if needs_bytes(layers) <= free_bytes * AUTO_SHARE), 0)
+    def has_room(layers: int) -> bool:
+        if needs_bytes(layers) > free_bytes * AUTO_SHARE:
+            return False
+        spans = (Span(start, start + layers) for start in range(count - layers + 1))
+        apart = form.host_experts and not form.on_cpu and host_bytes is not None
+        return not apart or max(layout.expert_bytes(span, form) for span in spans) <= (host_bytes or 0) * AUTO_SHARE
+
+    fit = next((layers for layers in range(count, 0, -1) if has_room(layers)), 0)
+    if not fit and needs_bytes(1) <= free_bytes * AUTO_SHARE:
+        need = max(layout.expert_bytes(Span(start, start + 1), form) for start in range(count))
+        raise NotEnoughSpace(
+            f"this machine is too small: the experts of one layer take {need / 2**30:.1f} GiB of host memory, and "
+            f"a node takes {AUTO_SHARE:.0%} of the {(host_bytes or 0) / 2**30:.1f} GiB that are free. End other "
+            "programs, add memory or serve a smaller model"
+        )
     if not fit:
         lacks = needs_bytes(1) / AUTO_SHARE - free_bytes
+        can_help = not (form.host_experts or form.on_cpu) and layout.expert_bytes(Span(0, 1), form)
+        apart = ", and --experts cpu leaves a mixture's experts in host memory" if can_help else ""
         raise NotEnoughSpace(
             f"this machine is too small: not one layer fits. One needs {needs_bytes(1) / 2**30:.1f} GiB with its KV, "
             f"and a node takes {AUTO_SHARE:.0%} of the {free_bytes / 2**30:.1f} GiB that are free, so "
             f"{lacks / 2**30:.1f} GiB are missing. End other programs, add memory or serve a smaller model; "
-            "--num-layers 1 tries it all the same"
+            f"--num-layers 1 tries it all the same{apart}"
         )
     return fit
 
@@ -362,4 +449,5 @@ def _unpacked_bytes(layout: ModelLayout, span: Span, form: WeightFormat) -> int:
     """
     if not form.bits and not form.stored:
         return 0
-    return _layer_bytes(layout, span, WeightFormat(form.dtype)) * (2 if form.stored else 1)
+    plain = WeightFormat(form.dtype, on_cpu=form.on_cpu, host_experts=form.host_experts)
+    return _layer_bytes(layout, span, plain) * (2 if form.stored else 1)

@@ -26,10 +26,13 @@ from swarm.compute.packed_layers import (
     hold_embedding,
     hold_linear,
     hold_stored,
+    join_kernel_codes,
+    keep_experts_on_host,
     pack_embedding,
     pack_head,
     pack_layer,
     tied_head,
+    use_kernel_codes,
 )
 from swarm.compute.ragged_batch import RaggedModel, SessionRows
 from swarm.compute.weights.stored_rows import DecodedMatrix, StoredRows
@@ -129,6 +132,8 @@ def read_packed_ends(
     if stored is not None:
         _hold_ends(model, layout, stored, there, codes=form.codes)
     model = model.to(device)
+    if form.with_kernels:
+        use_kernel_codes(model)
     _pack_ends(model, layout, form, there)
     _let_go_of_files(model)
     return cast("PreTrainedModel", model)
@@ -139,7 +144,7 @@ def _read(
 ) -> tuple[Any, StoredRows | None]:
     """A span filled with a checkpoint's values, and the rows that it holds packed, if these are to stay so."""
     read = read_tensors(checkpoint, layout, span, left_out)
-    if form.stored and form.dtype is torch.float32:
+    if form.stored and form.dtype is torch.float32 and not form.with_kernels:
         read = {
             name: as_half(one) if isinstance(one, torch.Tensor) and one.dtype in TYPES and one.ndim > 1 else one
             for name, one in read.items()
@@ -208,11 +213,16 @@ def read_packed_layer(
     name = f"{layout.layers}.{index}"
     if stored is not None:
         hold_stored(alone.get_submodule(name), stored, lambda: _run_alone(alone, span), codes=form.codes)
+    if form.host_experts:
+        keep_experts_on_host(alone.get_submodule(name), form.bits)
     alone = alone.to(device)
     layer: nn.Module = alone.get_submodule(name)
+    if form.stored and form.with_kernels:
+        use_kernel_codes(layer)
+        join_kernel_codes(layer, lambda: _run_alone(alone, span))
     if form.product_bits:  # a new RaggedModel runs one row
         pack_layer(layer, lambda: _run_alone(alone, span), form.product_bits, with_kernels=form.with_kernels)
-    if form.product_bits or form.stored:
+    if form.product_bits or form.stored or form.host_experts:
         _let_go_of_files(layer)
     return layer
 

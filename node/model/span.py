@@ -15,7 +15,7 @@ import inspect
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -32,7 +32,7 @@ from swarm.base.errors import UnsupportedModel
 from swarm.base.layers import Span, SpanBorders
 from swarm.compute.class_attention import taken_by
 from swarm.compute.layers.pass_through import PassThroughLayer, find_layers
-from swarm.compute.packed_layers import matrices_in
+from swarm.compute.packed_layers import experts_in, matrices_in
 from swarm.compute.ragged_batch import RaggedModel
 from swarm.compute.tree_attention import use_canopy
 from swarm.files.families import (
@@ -199,6 +199,8 @@ class ModelLayout:
     """What transformers calls tensors of a checkpoint by: its `WeightRenaming`s, in order."""
     idle: tuple[str, ...] = ()
     """Names of what a text never runs, such as parts for images: only the last machine has them."""
+    experts: Mapping[str, tuple[Matrix, ...]] = field(default_factory=dict)
+    """Of the matrices, those of experts; those of one matrix lie one below the other."""
 
     @property
     def num_layers(self) -> int:
@@ -234,8 +236,22 @@ class ModelLayout:
         """How many weights a span has beside the modules held already; a tied head counts once."""
         return sum(self.weights[name] for name in self.modules(span) if name not in held)
 
+    def expert_bytes(self, span: Span, form: WeightFormat) -> int:
+        """What the experts of a span's layers take, wherever they are."""
+        return sum(self._expert_bytes(f"{self.layers}.{index}", form) for index in range(span.start, span.end))
+
+    def _expert_bytes(self, name: str, form: WeightFormat) -> int:
+        matrices = self.experts.get(name, ())
+        weights = sum(rows * columns for rows, columns in matrices)
+        if name not in form.stored_sizes:
+            return form.size_bytes(weights, matrices)
+        stored, size_bytes = form.stored_sizes[name]
+        return size_bytes * min(weights, stored) // max(1, stored)  # as their share of the layer
+
     def bytes_of(self, name: str, form: WeightFormat) -> int:
-        """What a module's weights take in a format."""
+        """What a module's weights take in a format on the device."""
+        if form.host_experts and not form.on_cpu:
+            return self.bytes_of(name, replace(form, host_experts=False)) - self._expert_bytes(name, form)
         if name in form.stored_sizes:
             weights, size_bytes = form.stored_sizes[name]
             return form.size_bytes(max(0, self.weights[name] - weights), ()) + size_bytes
@@ -323,6 +339,7 @@ def _dissect(model: PreTrainedModel, text: PreTrainedConfig, where: str) -> Mode
     assert isinstance(layers, nn.ModuleList)
     weights = {f"{where}.{index}": _count(layer) for index, layer in enumerate(layers)}
     matrices = {f"{where}.{index}": matrices_in(layer) for index, layer in enumerate(layers)}
+    experts = {f"{where}.{index}": experts_in(layer) for index, layer in enumerate(layers)}
     for index, layer in enumerate(layers):
         layers[index] = PassThroughLayer(layer)
     embedding = model.get_input_embeddings()
@@ -340,7 +357,9 @@ def _dissect(model: PreTrainedModel, text: PreTrainedConfig, where: str) -> Mode
         head = names[cast("Any", model).get_output_embeddings()]
         weights[head], matrices[head] = 0, ()
     renamings = tuple(each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming))
-    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights, matrices, renamings, tuple(idle))
+    return ModelLayout(
+        model_class, text, where, tuple(front), tuple(tail), weights, matrices, renamings, tuple(idle), experts
+    )
 
 
 def load_span(

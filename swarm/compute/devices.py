@@ -49,13 +49,13 @@ def expected_class(device: torch.device, form: WeightFormat, *, has_kernels: boo
     """The class that a model will have there once it is loaded, unless it turns out to run another path.
 
     Args:
-        form: what its weights are held in; stored ones run the plain path of a card.
-        has_kernels: whether kernels are wanted; they are used where the device can run them.
+        form: what its weights are held in.
+        has_kernels: whether kernels are wanted, and read the weights; they are used where the device can run them.
     """
     kernels = 0
     if has_kernels and form.codes:
         kernels = CODES_VERSION
-    elif has_kernels and not form.stored and device.type == "cuda" and kernel_support(device).kernels:
+    elif has_kernels and device.type == "cuda" and kernel_support(device).kernels:
         kernels = KERNEL_VERSION
     return numeric_class_of(device, form.dtype, form.bits, kernels, form.stored)
 

@@ -18,6 +18,7 @@ from torch import nn
 from swarm.base.files import cache_folder
 from swarm.base.layers import Span
 from swarm.compute.kernels.support import KERNEL_VERSION, kernel_support
+from swarm.compute.recurrent.static_mixer import lacks_steps
 from swarm.compute.static_forward import INDUCTOR, StaticLimits, keep_programs
 from swarm.compute.tree_attention import AttentionStep, chunk_of
 from swarm.files.families import GROWING_ROPE
@@ -166,14 +167,18 @@ def _run_alone(model: RaggedModel, sub: Span) -> None:
 
 def _refusal(model: RaggedModel, *, forced: bool) -> str:
     """Why a model must run by the plain path; empty if it need not."""
-    if model.stored_as:
-        return f"weights are held in {model.stored_as} as published; --weights bf16, int8 or int4 run the kernels"
+    if model.stored_as and not model.reads_codes:
+        return f"kernels do not read all weights in {model.stored_as}; --weights bf16, int8 or int4 run them"
+    if model.has_host_experts:
+        return "experts are computed by the CPU, which no graph can wait for"
     support = kernel_support(model.device, interpreted=forced)
     if not support.kernels:
         return support.reason
     kept = {layer.index for layer in model.layout.layers}
-    if model.layout.rows or model.layout.states or len(kept) < len(model.span):
-        return "kernels know attention alone, and this model's layers do more"
+    if len(model.layout.rows) > len(model.mixers) or (len(kept) < len(model.span) and not model.mixers):
+        return "kernels know attention and mixers, and this model's layers do more"
+    if lacks := next(filter(None, (lacks_steps(mixer.module) for mixer in model.mixers)), ""):
+        return lacks
     if model.attends_itself:
         return "this model's class computes attention itself"
     if model.asks_length or model.needs_ids or any(chunk_of(module) for module in model.attention):

@@ -143,6 +143,17 @@ class KvCache:
         where = [(self._keys[index].data_ptr(), self._values[index].data_ptr(), capacity) for index in layers]
         return torch.tensor(where, dtype=torch.int64).reshape(-1, 3)
 
+    def state_addresses(self) -> torch.Tensor:
+        """Where kernels find what mixers keep, int64 [n] on the CPU: rows, then parts of states, as in the layout.
+
+        Valid while this object lives.
+        """
+        return torch.tensor([tensor.data_ptr() for tensor in self.state_tensors()], dtype=torch.int64)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """What mixers keep, as `state_addresses` has it."""
+        return [*self._rows.values(), *([] if self.states is None else self.states.tensors())]
+
     def fork(self, parent: KvCache, length: int) -> None:
         """Begin with the first committed tokens of another session in the same layers: a copy, of the same bits.
 

@@ -15,11 +15,19 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from swarm.compute.weights.experts import expert_matrices, hold_experts, is_experts, pack_experts
+from swarm.compute.weights.experts import (
+    PackedExperts,
+    expert_matrices,
+    hold_experts,
+    is_experts,
+    keep_on_host,
+    pack_experts,
+)
 from swarm.compute.weights.format import Matrix, bits_of, is_packed, small_size
+from swarm.compute.weights.kernel_codes import KernelCodes
 from swarm.compute.weights.packed_weight import PackedWeight, kernels_take, pack_weight
 from swarm.compute.weights.stored_rows import StoredRows
-from swarm.compute.weights.stored_weight import hold
+from swarm.compute.weights.stored_weight import StoredWeight, hold
 from swarm.files.stored.matrix import StoredMatrix
 
 MIN_ROWS: Final = 16
@@ -201,6 +209,61 @@ def hold_embedding(embedding: nn.Module, stored: StoredRows, *, codes: bool = Fa
         return None
     pieces = stored.find(embedding.weight.data)
     return None if pieces is None else PackedEmbedding(embedding, hold(pieces, embedding.weight.dtype, codes=codes))
+
+
+def use_kernel_codes(root: nn.Module) -> None:
+    """Repack published weights, on their device, as the product kernels read them; those that they cannot read stay."""
+    made: dict[StoredWeight, PackedWeight] = {}  # a tied head shares its embedding's
+    for parent in list(root.modules()):
+        if isinstance(parent, PackedExperts):
+            parent.use_kernel_codes()
+            continue
+        for name, held in list(parent.named_children()):
+            if isinstance(held, StoredWeight):
+                if held not in made:
+                    made[held] = KernelCodes.of(held) or held
+                setattr(parent, name, made[held])
+
+
+def keep_experts_on_host(layer: nn.Module, bits: int) -> None:
+    """Let a layer's experts stay in host memory (`swarm.compute.weights.experts.keep_on_host`)."""
+    for module in list(layer.modules()):
+        if is_experts(module):
+            keep_on_host(module, bits)
+
+
+def experts_in(module: nn.Module) -> tuple[Matrix, ...]:
+    """Of `matrices_in`, those of experts."""
+    return tuple(matrix for part in module.modules() if is_experts(part) for matrix in expert_matrices(part))
+
+
+def join_kernel_codes(layer: nn.Module, run: Callable[[], object]) -> None:
+    """Make one product of published weights of one form that read the same tensor.
+
+    Args:
+        run: runs the layer once, with any input.
+    """
+    alone = {
+        name: part
+        for name, part in layer.named_modules()
+        if isinstance(part, PackedLinear)
+        and isinstance(part.shared.weight, KernelCodes)
+        and len(part.shared.edges) == 2
+    }
+    kinds = dict.fromkeys(alone, 0)
+    weights: dict[str, KernelCodes] = {name: cast("KernelCodes", part.shared.weight) for name, part in alone.items()}
+    firsts: list[KernelCodes] = []
+    for name, weight in weights.items():
+        kinds[name] = next((at for at, first in enumerate(firsts) if first.joins(weight)), len(firsts))
+        firsts += [weight] if kinds[name] == len(firsts) else []
+    for names in _siblings(alone, run, kinds):
+        if len(names) > 1 and len(weights[names[0]].forms) == 1:
+            first, *rest = (weights[name] for name in names)
+            biases = [alone[name].bias for name in names]
+            bias = None if biases[0] is None else torch.cat([one for one in biases if one is not None])
+            shared = SharedProduct(first.join(rest), bias, [weights[name].rows for name in names])
+            for place, name in enumerate(names):
+                layer.set_submodule(name, PackedLinear(shared, place))
 
 
 def tied_head(head: nn.Linear, embedding: PackedEmbedding) -> PackedLinear:

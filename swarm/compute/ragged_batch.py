@@ -19,6 +19,8 @@ from swarm.compute.devices import numeric_class_of
 from swarm.compute.kernels.support import CODES_VERSION, kernel_support
 from swarm.compute.layers.layered_model import LayeredModel
 from swarm.compute.tree_attention import AttentionStep, SessionRange, use_canopy
+from swarm.compute.weights.experts import PackedExperts
+from swarm.compute.weights.stored_weight import StoredWeight
 from swarm.files.families import max_positions
 from swarm.files.whole_model import load_causal_lm
 
@@ -142,6 +144,16 @@ class RaggedModel(LayeredModel):
     def numeric_class(self) -> str:
         """What changes the last bits of a result (`swarm.protocol.numeric_class`)."""
         return str(numeric_class_of(self.device, self.dtype, self.weight_bits, self.kernel_version, self.stored_as))
+
+    @property
+    def reads_codes(self) -> bool:
+        """Whether products read published weights as they are packed, and expand none of them."""
+        return not any(isinstance(part, StoredWeight) for part in self.model.modules())
+
+    @property
+    def has_host_experts(self) -> bool:
+        """Whether the CPU computes a mixture's experts, wherever the other layers are."""
+        return any(isinstance(part, PackedExperts) and part.is_on_host for part in self.model.modules())
 
     def use_plain(self, reason: str) -> None:
         """Run by the plain path from now on, and say why."""

@@ -86,6 +86,10 @@ class SessionStates:
             for mixer in mixers
         }
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All parts of all mixers, each [entries, …], in the order of the layout."""
+        return [part for parts in self._parts.values() for part in parts]
+
     def read(self, layer: int, name: str, entries: torch.Tensor) -> list[torch.Tensor]:
         """A mixer's states at some entries, copied: each [len(entries), *shape]."""
         return [part.index_select(0, entries) for part in self._parts[layer, name]]
@@ -175,17 +179,20 @@ class StateSlots:
         self._release(Place(node=node) for node in nodes if node in self.live)
         self._written.clear()
 
-    def reserve(self, needed: Sequence[Place], wanted: Sequence[Place]) -> dict[Place, int]:
+    def reserve(
+        self, needed: Sequence[Place], wanted: Sequence[Place], spared: Collection[int] = ()
+    ) -> dict[Place, int]:
         """Entries for states that a forward will write. It may read what was there: a mixer reads before it writes.
 
         Args:
             needed: places that get an entry even if others lose theirs.
             wanted: places that get one while some are free.
+            spared: entries that none loses, for kernels that read and write at a time.
         """
         given: dict[Place, int] = {}
         for place in needed:
             if not self._free:
-                self._give_up_one(given.values())
+                self._give_up_one([*given.values(), *spared])
             if self._free:
                 given[place] = self._take(place)
         for place in wanted:

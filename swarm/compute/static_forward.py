@@ -11,6 +11,7 @@ gives the same result (F3), so what does not fit is cut. Owns no session: a cach
 from __future__ import annotations
 
 import logging
+import math
 import os
 import weakref
 from collections import OrderedDict, deque
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -30,6 +32,16 @@ from swarm.base.layers import Span
 from swarm.compute.kernels.batch_plan import BatchPlan, PlannedSession, part_count, plan_batch, plan_words
 from swarm.compute.kernels.support import on_device
 from swarm.compute.ragged_batch import HeadOutput, SessionRows
+from swarm.compute.recurrent.static_plan import (
+    FIELDS,
+    StateLimits,
+    StateOverflow,
+    StateRows,
+    missing_states,
+    plan_again,
+    plan_states,
+)
+from swarm.compute.state_step import NONE, StateStep
 from swarm.compute.tree_attention import ADDRESSES, StaticStep
 from swarm.files.pretrained import first_line
 
@@ -40,6 +52,8 @@ if TYPE_CHECKING:
 
     from swarm.compute.kv_cache import KvCache, KvLayout
     from swarm.compute.ragged_batch import RaggedModel
+    from swarm.compute.recurrent.mixer import RecurrentMixer
+    from swarm.compute.state_slots import StateKey
 
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -59,6 +73,10 @@ MAX_EXTRA = 24
 """Recordings of parts of the span (R12) that are kept; the one used least recently goes."""
 OutputT = TypeVar("OutputT")
 logger = logging.getLogger(__name__)
+SPILL_BYTES, MIN_SPILLS = 128 << 20, 16
+"""Memory for states of rows whose children do not come next, and how many there are room for at least."""
+MAX_AGAIN = 8
+"""Runs in which missing states are made again for a batch, beside one for each largest bucket of tokens."""
 HEAD_BUCKET = 128
 """The largest bucket of the head, whose output is large."""
 
@@ -89,6 +107,7 @@ class CompiledLayers:
         if not self._forwards:
             yield
             return
+        own = {layer: layer.__dict__.get("forward") for layer in self._forwards}  # of a mixer, what stands before it
         for layer, forward in self._forwards.items():
             layer.forward = forward
         try:
@@ -96,8 +115,11 @@ class CompiledLayers:
             with torch._dynamo.config.patch(limits):
                 yield
         finally:
-            for layer in self._forwards:
-                del layer.forward
+            for layer, forward in own.items():
+                if forward is None:
+                    del layer.forward
+                else:
+                    layer.forward = forward
 
 
 def _known_settings() -> dict[str, str | int | bool | Callable[..., object]]:
@@ -133,6 +155,8 @@ class FixedMemory:
         positions: int64 [B] on the device.
         token_ids: int64 [B] on the device.
         rows: [B, hidden_size] on the device, in the compute dtype.
+        states: what a plan of states has room for.
+        staged_states: its words on the host; `wait` before they are written.
         step: what travels through the model in place of an `AttentionStep`.
     """
 
@@ -147,23 +171,28 @@ class FixedMemory:
         self._parts = max(part_count(*room) for room in rooms)
         words = max(plan_words(*room) for room in rooms)
         device, layers = model.device, model.layout.layers
-        heads = model.config.num_attention_heads
-        width = max(layer.value_width for layer in layers)
-        self._device = torch.zeros(4 * most + words, dtype=torch.int32, device=device)
+        heads = _heads(model)
+        width = max((layer.value_width for layer in layers), default=1)
+        self.states = _state_limits(model, limits)
+        front = 4 * most + self.states.words
+        self._device = torch.zeros(front + words, dtype=torch.int32, device=device)
         self.positions = self._device[: 2 * most].view(torch.int64)
         self.token_ids = self._device[2 * most : 4 * most].view(torch.int64)
         self.rows = torch.zeros(most, model.hidden_size, dtype=model.dtype, device=device)
         self.step = StaticStep(
-            plan=self._device[4 * most :],
+            plan=self._device[front:],
             part_out=torch.empty(self._parts * heads * width, device=device),
             part_ml=torch.empty(self._parts * heads * 2, device=device),
             tile=tile,
+            states=_state_step(model, self.states, self._device[4 * most : front]),
         )
-        self._staged = torch.zeros(4 * most + words, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._staged = torch.zeros(front + words, dtype=torch.int32, pin_memory=device.type == "cuda")
         staged: NDArray[np.int32] = self._staged.numpy()
         self._staged_positions = staged[: 2 * most].view(np.int64)
         self._staged_ids = staged[2 * most : 4 * most].view(np.int64)
-        self._staged_words = staged[4 * most :]
+        self.staged_states = staged[4 * most : front]
+        self._staged_words = staged[front:]
+        self.forget_states()
         self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -179,8 +208,7 @@ class FixedMemory:
             bucket: rows behind r are nobody's: at position 0, with token 0.
             token_ids: int64 [r]
         """
-        if self._copied is not None:
-            self._copied.synchronize()  # what was staged before has left
+        self.wait()
         _fill(self._staged_positions, plan.positions, bucket)
         if token_ids is not None:
             _fill(self._staged_ids, token_ids.cpu().numpy(), bucket)
@@ -190,10 +218,57 @@ class FixedMemory:
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._device.device))
 
+    def forget_states(self) -> None:
+        """Let the next batch's rows be nobody's, whose states are nowhere."""
+        self.staged_states.fill(NONE)
+        self.states.cut(self.staged_states)[2].fill(0)
+
+    def wait(self) -> None:
+        """Until what was staged before has left."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def step_of(self, bucket: int) -> StaticStep:
+        """The step of so many rows: there are no more sessions than rows."""
+        states = self.step.states
+        if states is None:
+            return self.step
+        return replace(self.step, states=replace(states, segments=states.segments[:bucket]))
+
     def put_rows(self, rows: torch.Tensor, bucket: int) -> None:
         """Copy hidden rows [r, hidden_size] to the device; those behind r become zeros."""
         self.rows[: len(rows)].copy_(rows, non_blocking=True)
         self.rows[len(rows) : bucket].zero_()
+
+
+def _heads(model: RaggedModel) -> int:
+    return int(getattr(model.config, "num_attention_heads", None) or 1)
+
+
+def _state_limits(model: RaggedModel, limits: StaticLimits) -> StateLimits:
+    """What a plan of states has room for; nothing where no layer keeps one."""
+    parts = [part for state in model.layout.states for part in state.parts]
+    if not parts:
+        return StateLimits(0, 0, 1, 0)
+    most = limits.buckets[-1]
+    taps = max([part.shape[-1] for part in parts if part.key[0] == "conv"], default=1)
+    spilled = 4 * max([math.prod(part.shape) for part in parts if part.key[0] == "recurrent"], default=0)
+    spills = min(most, max(MIN_SPILLS, SPILL_BYTES // spilled)) if spilled else most
+    return StateLimits(most, min(limits.sessions, most), taps, spills)
+
+
+def _state_step(model: RaggedModel, limits: StateLimits, words: torch.Tensor) -> StateStep | None:
+    """The same words, cut as kernels read them."""
+    if not limits.rows:
+        return None
+    fields, sources, segments = torch.split(
+        words, [len(FIELDS) * limits.rows, limits.taps * limits.rows, 2 * limits.sessions]
+    )
+    parts = [part for state in model.layout.states for part in state.parts if part.key[0] == "recurrent"]
+    numbers = max((math.prod(part.shape) for part in parts), default=0)
+    scratch = torch.empty(limits.spills * numbers, dtype=torch.float32, device=words.device)
+    named = dict(zip(FIELDS, fields.view(len(FIELDS), -1), strict=True))
+    return StateStep(**named, sources=sources.view(-1, limits.taps), segments=segments.view(-1, 2), scratch=scratch)
 
 
 def _fill(into: NDArray[np.int64], values: NDArray[np.int64], bucket: int) -> None:
@@ -300,6 +375,15 @@ class AddressTable:
 
     def __init__(self, layout: KvLayout, lines: int) -> None:
         self.lines = lines
+        parts = sum(len(state.parts) for state in layout.states)
+        self.states = torch.zeros(len(layout.rows) + parts, lines, dtype=torch.int64, device=layout.device)
+        self._kept_rows = {(each.index, each.name): place for place, each in enumerate(layout.rows)}
+        self._kept_parts = {
+            place: len(layout.rows) + at
+            for at, place in enumerate(
+                (each.index, each.name, part.key) for each in layout.states for part in each.parts
+            )
+        }
         self.table = torch.zeros(len(layout.layers), lines, 3, dtype=torch.int64, device=layout.device)
         self._places = {layer.index: place for place, layer in enumerate(layout.layers)}
         # Least recently used first. An entry goes with its cache, so an address is never used after its memory.
@@ -335,11 +419,28 @@ class AddressTable:
         places = [self._places[layer.index] for layer in kv_cache.layout.layers]
         rows[places] = kv_cache.addresses().cpu()
         self.table[:, line].copy_(rows)
+        if len(self.states):
+            layout = kv_cache.layout
+            own = [self._kept_rows[each.index, each.name] for each in layout.rows]
+            own += [self._kept_parts[each.index, each.name, part.key] for each in layout.states for part in each.parts]
+            addresses = torch.zeros(len(self.states), dtype=torch.int64)
+            addresses[own] = kv_cache.state_addresses()
+            self.states[:, line].copy_(addresses)
         if self.table.is_cuda:
             stream = torch.cuda.current_stream(self.table.device)
             for layer in kv_cache.layout.layers:  # the allocator gives the memory away only when this stream is past it
                 for held in kv_cache.view(layer.index, 1):
                     held.record_stream(stream)
+            for held in kv_cache.state_tensors():
+                held.record_stream(stream)
+
+    def of_rows(self, layer: int, name: str) -> torch.Tensor:
+        """int64 [lines]: where each session keeps rows of a mixer."""
+        return self.states[self._kept_rows[layer, name]]
+
+    def of_state(self, layer: int, name: str, key: StateKey) -> torch.Tensor:
+        """int64 [lines]: where each session keeps a part of a mixer's states."""
+        return self.states[self._kept_parts[layer, name, key]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,13 +481,17 @@ class StaticForward:
         self.has_graphs = model.device.type == "cuda"
         self.prove_late: Callable[[GraphKey], str] = lambda _: ""
         self._model = model
-        group = max(model.config.num_attention_heads // layer.kv_heads for layer in model.layout.layers)
+        group = max((_heads(model) // layer.kv_heads for layer in model.layout.layers), default=1)
         self._tile = tile_rows(group, model.dtype)
         self._memory = FixedMemory(model, limits, self._tile)
         self.table = AddressTable(model.layout, limits.sessions)
         for module, addresses in zip(model.attention, self.table.table, strict=True):
             module.register_buffer(ADDRESSES, addresses, persistent=False)
-        self.layers = CompiledLayers((*model.layers, *_outer_norms(model)), backend)
+        for mixer in model.mixers:
+            self._make_ready(mixer)
+        # A mixer also runs alone, to make states again: so it is compiled alone, and its layer part by part.
+        parts = [part for layer in model.layers for part in layer.children()] if model.mixers else model.layers
+        self.layers = CompiledLayers((*parts, *_outer_norms(model)), backend)
         self._graphs: SweepGraphs[StaticOutput] = SweepGraphs(model.device)
         self.head_buckets = tuple(
             bucket for bucket in self.buckets if bucket <= max(self.buckets[0], min(HEAD_BUCKET, model.head_rows))
@@ -446,7 +551,7 @@ class StaticForward:
                 for key in keys:
                     self._record_late(key)
                 plan = self._plan(piece, bucket, appended)
-                if not self._memory.fits(plan):
+                if not (self._memory.fits(plan) and self._plan_states(piece)):
                     if rows == 1:
                         raise LocalProtocolError(
                             "nodes", f"position {plan.positions[0]} exceeds what graphs have room for"
@@ -516,7 +621,8 @@ class StaticForward:
             if key.sub is None:
                 return self._start_head(bucket)
             entering = memory.rows if key.sub.start else memory.token_ids
-            hidden = self._model.run_layers(memory.step, key.sub, entering[:bucket], memory.positions[:bucket])
+            step = memory.step_of(bucket)
+            hidden = self._model.run_layers(step, key.sub, entering[:bucket], memory.positions[:bucket])
         return StaticOutput(hidden)
 
     def _start_head(self, bucket: int) -> StaticOutput:
@@ -546,6 +652,8 @@ class StaticForward:
 
     def _put_nobody(self, bucket: int) -> None:
         empty = torch.zeros(0, dtype=torch.int64)
+        self._memory.wait()
+        self._memory.forget_states()
         self._memory.put(plan_batch([], bucket, self._tile), bucket, empty)
         self._memory.put_rows(self._memory.rows[:0], bucket)
 
@@ -557,8 +665,65 @@ class StaticForward:
             slots = work.kv_cache.slots
             visible = slots.append(work.node_ids, work.parents, work.positions)
             appended.append(work)
+            if work.kv_cache.states is not None:
+                work.kv_cache.states.slots.begin()
             planned.append(PlannedSession(self.table.line(work.kv_cache, together), slots.committed, visible))
         return plan_batch(planned, bucket, self._tile)
+
+    def _make_ready(self, mixer: RecurrentMixer) -> None:
+        """Let a mixer run by kernels.
+
+        Raises:
+            UnsupportedModel: they do not know its class.
+        """
+        import swarm.compute.kernels.state_steps  # noqa: F401 - registers the operators
+        from swarm.compute.recurrent.static_mixer import StaticMixer
+
+        facts = mixer.facts
+        assert facts is not None
+        (rows,), state = facts.rows, facts.state
+        parts = [(part, self.table.of_state(state.index, state.name, part.key)) for part in state.parts]
+        mixer.static = StaticMixer(mixer.module, mixer.call, self.table.of_rows(rows.index, rows.name), parts)
+
+    def _plan_states(self, piece: Sequence[SessionRows]) -> bool:
+        """Lay out the states of a piece, whose nodes have their slots; False if it has to be cut."""
+        if not self._memory.states.rows:
+            return True
+        ends = [*accumulate(len(work.node_ids) for work in piece)]
+        together = [work.kv_cache for work in piece]
+        parts = [
+            StateRows(work.kv_cache, self.table.line(work.kv_cache, together), end - len(work.node_ids), end)
+            for work, end in zip(piece, ends, strict=True)
+        ]
+        try:
+            for part in parts:
+                self._make_again(part)
+            self._memory.wait()
+            plan_states(parts, self._memory.states, self._memory.staged_states)
+        except StateOverflow:
+            if len(ends) == ends[-1] == 1:
+                raise
+            return False
+        return True
+
+    def _make_again(self, part: StateRows) -> None:
+        """Run tokens again after which no state is kept: in the session's mixers, from what they were given."""
+        memory = self._memory
+        for _ in range(MAX_AGAIN + part.kv_cache.slots.used // self.buckets[-1]):
+            missing = missing_states(part, self.buckets[-1])
+            if missing is None:
+                return
+            memory.wait()
+            plan_again(missing, memory.states, memory.staged_states)
+            bucket = next(size for size in self.buckets if size >= len(missing.slots))
+            memory.put(plan_batch([], bucket, self._tile), bucket, torch.zeros(0, dtype=torch.int64))
+            slots = torch.tensor(missing.slots, device=self._model.device)
+            has = {(state.index, state.name) for state in part.kv_cache.layout.states}
+            with on_device(self._model.device), self.layers.in_place():
+                for mixer in self._model.mixers:
+                    if mixer.place in has:
+                        mixer.run_again(part.kv_cache, slots, bucket, memory.step_of(bucket))
+        raise StateOverflow("states are made again without end")
 
     def _put(self, piece: Sequence[SessionRows], plan: BatchPlan, key: GraphKey) -> None:
         """Copy what a replay reads."""

@@ -24,7 +24,7 @@ from swarm.compute.kv_cache import LayerRows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from swarm.compute.tree_attention import AttentionStep
+    from swarm.compute.tree_attention import AttentionStep, StaticStep
 
 ARGUMENTS = ("past_key_values", "cache_params")
 """What model classes call the cache."""
@@ -82,7 +82,11 @@ class StepCache(Cache):
     """
 
     def __init__(
-        self, step: AttentionStep, num_layers: int, use: CacheUse | None = None, offsets: torch.Tensor | None = None
+        self,
+        step: AttentionStep | StaticStep,
+        num_layers: int,
+        use: CacheUse | None = None,
+        offsets: torch.Tensor | None = None,
     ) -> None:
         super().__init__(layers=[DynamicLayer() for _ in range(num_layers)])  # type: ignore[no-untyped-call]
         self.step = step

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from swarm.compute.kv_cache import KvCache
+    from swarm.compute.state_step import StateStep
 
 NAME = "canopy"
 
@@ -148,12 +149,14 @@ class StaticStep:
         part_out: float32, room for partial results.
         part_ml: float32, room for their weights.
         tile: rows of a session that one work item takes.
+        states: what mixers read of the batch; None where there are none.
     """
 
     plan: torch.Tensor
     part_out: torch.Tensor
     part_ml: torch.Tensor
     tile: int
+    states: StateStep | None = None
 
 
 def use_canopy(config: PreTrainedConfig) -> None:

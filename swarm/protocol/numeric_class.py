@@ -1,10 +1,10 @@
 """Numeric classes: everything that decides the last bits of a result, as one short word in a record. Pure.
 
-    cpu-float32                    cuda-bfloat16                  cuda-sm90-bfloat16-k1+w4z
-    device kind, compute type      the same, on the plain path    architecture, kernels of version 1, weights in 4 bits
+    cpu-float32                    cuda-bfloat16                  cuda-sm90-bfloat16-k2+w4z
+    device kind, compute type      the same, on the plain path    architecture, kernels of version 2, weights in 4 bits
 
-    cpu-float32+mxfp4              weights as the checkpoint holds them, expanded in the product
-    cpu-bfloat16-k1+gguf           multiplied as they are, with steps rounded to bfloat16
+    cpu-float32+mxfp4              weights as the checkpoint holds them; with kernels as codes, else expanded
+    cpu-bfloat16-k1+gguf           multiplied as they are on a CPU, with steps rounded to bfloat16
 
 Machines of one class can replace each other in the middle of a text; a chain never mixes classes.
 """

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from swarm.compute.kernels.packed_words import arrange
+from swarm.compute.kernels.code_numbers import E4M3_NAN, numbers_of
+from swarm.compute.kernels.packed_words import arrange, whole_words
 from tests.devices import DEVICE
 
 
@@ -20,6 +21,8 @@ class Weight:
         bits: 4, 8, 16 or 32.
         group: codes that share a scale.
         restored: float64 [..., N, K], what it stands for.
+        zeros: the card's form; none where nothing is added.
+        numbers: what codes mean.
     """
 
     words: torch.Tensor
@@ -27,6 +30,8 @@ class Weight:
     bits: int
     group: int
     restored: torch.Tensor
+    zeros: torch.Tensor | None = None
+    numbers: str = ""
 
 
 def make_codes(lead: tuple[int, ...], n: int, k: int, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,6 +51,30 @@ def make_weight(  # noqa: PLR0913
     codes, scales = make_codes(lead, n, k, bits, group)
     by_code = scales.double().transpose(-1, -2).repeat_interleave(group, -1)
     return Weight(*arrange(codes, scales, bits, group), bits, group, codes * by_code)
+
+
+def make_form(  # noqa: PLR0913
+    n: int,
+    k: int,
+    bits: int,
+    group: int,
+    *,
+    numbers: str = "",
+    with_zeros: bool = False,
+    scale_type: torch.dtype = torch.bfloat16,
+    lead: tuple[int, ...] = (),
+) -> Weight:
+    """A random weight whose codes mean something else than integers, or with zeros."""
+    codes, scales = make_codes(lead, n, k, bits, group)
+    if numbers == "e4m3":
+        codes = torch.where(codes & E4M3_NAN == E4M3_NAN, 0, codes)
+    scales = (scales.float() * 1.01).to(scale_type)
+    zeros = torch.randn_like(scales.float()).to(scale_type) if with_zeros else None
+    restored = numbers_of(codes, numbers).double() * scales.double().transpose(-1, -2).repeat_interleave(group, -1)
+    if zeros is not None:
+        restored += zeros.double().transpose(-1, -2).repeat_interleave(group, -1)
+        zeros = whole_words(zeros, bits)
+    return Weight(*arrange(codes, scales, bits, group), bits, group, restored, zeros, numbers)
 
 
 def random_rows(*shape: int, dtype: torch.dtype) -> torch.Tensor:

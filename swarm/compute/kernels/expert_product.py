@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 
 from swarm.compute.kernels.arithmetic import rounded
+from swarm.compute.kernels.group_sums import group_sums
 from swarm.compute.kernels.packed_product import card_of
 from swarm.compute.kernels.packed_words import arrange, takes
 from swarm.compute.kernels.product_cuts import chunk_of, cut_of, step_of, steps_of, tile_rows
-from swarm.compute.kernels.range_sum import packed_sum, whole_sum
+from swarm.compute.kernels.range_sum import packed_sum, whole_sum, zeros_sum
 from swarm.compute.kernels.support import is_interpreted, on_device
 
 __all__ = ["arrange", "expert_product", "takes"]
@@ -43,11 +44,13 @@ def _list_pairs(experts: tl.tensor, order: tl.tensor, bounds: tl.tensor, pairs: 
     tl.store(bounds + 2 * mine + 1, below + own)
 
 
-@triton.jit(do_not_specialize=["steps"])
+@triton.jit(do_not_specialize=["steps", "sum_rows"])
 def _product(  # noqa: PLR0913 - a kernel's
     x: tl.tensor,
     w: tl.tensor,
     scales: tl.tensor,
+    zeros: tl.tensor,
+    sums: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
     order: tl.tensor,
@@ -60,6 +63,7 @@ def _product(  # noqa: PLR0913 - a kernel's
     w_row: tl.tensor,
     w_column: tl.tensor,
     scales_expert: tl.tensor,
+    sum_rows: tl.tensor,
     share: tl.constexpr,
     bits: tl.constexpr,
     group: tl.constexpr,
@@ -67,6 +71,8 @@ def _product(  # noqa: PLR0913 - a kernel's
     bm: tl.constexpr,
     bn: tl.constexpr,
     has_bias: tl.constexpr,
+    has_zeros: tl.constexpr,
+    numbers: tl.constexpr,
     even_k: tl.constexpr,
     even_n: tl.constexpr,
     interpreted: tl.constexpr,
@@ -83,10 +89,28 @@ def _product(  # noqa: PLR0913 - a kernel's
         pair = tl.load(order + m, mask=m < end, other=0).to(tl.int64)
         x_at = x + (pair // share)[None, :] * x_row + k[:, None]
         acc = tl.zeros([bn, bm], tl.float32)
+        if has_zeros:
+            zeros_at, sums_at = zeros + expert * scales_expert + read_n[:, None], sums + (pair // share)[None, :]
+            planes: tl.constexpr = 16 // bits
+            acc = zeros_sum(zeros_at, sums_at, here, 0, steps, columns, sum_rows, acc, planes, interpreted)
         if bits < 16:
             scales_at = scales + expert * scales_expert + read_n
             acc = packed_sum(
-                x_at, w_at, scales_at, here, 0, steps, size, columns, acc, bits, group, chunk, even_k, interpreted
+                x_at,
+                w_at,
+                scales_at,
+                here,
+                0,
+                steps,
+                size,
+                columns,
+                acc,
+                bits,
+                group,
+                chunk,
+                even_k,
+                numbers,
+                interpreted,
             )
         else:
             acc = whole_sum(x_at, w_at, k, here, 0, steps, size, w_column, acc, chunk, even_k, interpreted)
@@ -106,6 +130,8 @@ def expert_product(  # noqa: PLR0913 - an op's
     bias: torch.Tensor | None,
     bits: int,
     group: int,
+    zeros: torch.Tensor | None = None,
+    numbers: str = "",
 ) -> torch.Tensor:
     """Each row times its chosen experts' weights (+ their biases), with the same bits among any other rows.
 
@@ -114,10 +140,12 @@ def expert_product(  # noqa: PLR0913 - an op's
         experts: int64 [R, T], each within [0, E).
         words: `arrange`'s [E, N, …]; for 16 and 32 bits the weights themselves [E, N, K], of x's dtype and any
             strides: weights kept as [E, K, N] are passed as `weights.transpose(1, 2)`, and nothing is copied.
-        scales: `arrange`'s [E, K / group, N]; none for 16 and 32 bits.
+        scales: `arrange`'s [E, K / group, N], of any floating type; none for 16 and 32 bits.
         bias: [E, N] of any dtype.
         bits: 4, 8, 16 or 32.
         group: codes along K that share a scale; 0 for 16 and 32 bits.
+        zeros: added to a group's values; of the scales' type and form.
+        numbers: what codes mean (`swarm.compute.kernels.code_numbers`).
 
     Returns:
         [R, T, N] of x's dtype.
@@ -134,11 +162,14 @@ def expert_product(  # noqa: PLR0913 - an op's
     tile = tile_rows(min(rows, -(-2 * pairs // count)), bits, x.dtype)
     cut = cut_of(card_of(x.device), bits, group, x.dtype, tile)
     with on_device(x.device):
+        sums = None if zeros is None else group_sums(flat, zeros.shape[1], group)
         _list_pairs[(count,)](experts.contiguous(), order, bounds, pairs, block=_LISTED_AT_ONCE)
         _product[triton.cdiv(rows, tile), triton.cdiv(n, cut.columns), count](
             flat,
             words,
             words if scales is None else scales,
+            words if zeros is None else zeros,
+            x if sums is None else sums,
             x if bias is None else bias.contiguous(),
             out,
             order,
@@ -149,6 +180,7 @@ def expert_product(  # noqa: PLR0913 - an op's
             flat.stride(0),
             *words.stride(),
             0 if scales is None else scales.stride(0),
+            len(flat),
             share=1 if x.ndim == 3 else chosen,
             bits=bits,
             group=group,
@@ -156,6 +188,8 @@ def expert_product(  # noqa: PLR0913 - an op's
             bm=tile,
             bn=cut.columns,
             has_bias=bias is not None,
+            has_zeros=zeros is not None,
+            numbers=numbers,
             even_k=k % step_of(bits, group) == 0,
             even_n=n % cut.columns == 0,
             interpreted=is_interpreted(),
@@ -174,5 +208,7 @@ def _(  # noqa: PLR0913
     bias: torch.Tensor | None,
     bits: int,
     group: int,
+    zeros: torch.Tensor | None = None,
+    numbers: str = "",
 ) -> torch.Tensor:
     return x.new_empty(*experts.shape, words.shape[1])

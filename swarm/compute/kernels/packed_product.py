@@ -18,6 +18,7 @@ import triton.language as tl
 from triton.runtime import driver
 
 from swarm.compute.kernels.arithmetic import rounded
+from swarm.compute.kernels.group_sums import group_sums
 from swarm.compute.kernels.packed_words import arrange, disarrange, takes
 from swarm.compute.kernels.product_cuts import (
     TILE_ROWS,
@@ -30,7 +31,7 @@ from swarm.compute.kernels.product_cuts import (
     steps_of,
     tile_rows,
 )
-from swarm.compute.kernels.range_sum import packed_sum, whole_sum
+from swarm.compute.kernels.range_sum import packed_sum, whole_sum, zeros_sum
 from swarm.compute.kernels.support import is_interpreted, on_device
 
 __all__ = ["arrange", "disarrange", "packed_product", "prepare", "takes"]
@@ -39,11 +40,13 @@ MOST_ROWS = 256
 """Rows of one launch; more rows are several launches. It bounds the scratch, and changes no bit."""
 
 
-@triton.jit(do_not_specialize=["rows", "padded_rows", "steps"])
+@triton.jit(do_not_specialize=["rows", "padded_rows", "steps", "sum_rows"])
 def _product(  # noqa: PLR0913 - a kernel's
     x: tl.tensor,
     w: tl.tensor,
     scales: tl.tensor,
+    zeros: tl.tensor,
+    sums: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
@@ -56,6 +59,7 @@ def _product(  # noqa: PLR0913 - a kernel's
     x_row: tl.tensor,
     w_row: tl.tensor,
     w_column: tl.tensor,
+    sum_rows: tl.tensor,
     ranges: tl.constexpr,
     bits: tl.constexpr,
     group: tl.constexpr,
@@ -63,6 +67,8 @@ def _product(  # noqa: PLR0913 - a kernel's
     bm: tl.constexpr,
     bn: tl.constexpr,
     has_bias: tl.constexpr,
+    has_zeros: tl.constexpr,
+    numbers: tl.constexpr,
     even_k: tl.constexpr,
     even_n: tl.constexpr,
     interpreted: tl.constexpr,
@@ -79,9 +85,14 @@ def _product(  # noqa: PLR0913 - a kernel's
     w_at = w + read_n[:, None].to(tl.int64) * w_row + k[None, :] * w_column
     begin, end = steps * part // ranges, steps * (part + 1) // ranges
     acc = tl.zeros([bn, bm], tl.float32)
+    if has_zeros:
+        zeros_at, sums_at = zeros + read_n[:, None], sums + m[None, :]
+        planes: tl.constexpr = 16 // bits
+        acc = zeros_sum(zeros_at, sums_at, here, begin, end, columns, sum_rows, acc, planes, interpreted)
     if bits < 16:
+        s_at = scales + read_n
         acc = packed_sum(
-            x_at, w_at, scales + read_n, here, begin, end, size, columns, acc, bits, group, chunk, even_k, interpreted
+            x_at, w_at, s_at, here, begin, end, size, columns, acc, bits, group, chunk, even_k, numbers, interpreted
         )
     else:
         acc = whole_sum(x_at, w_at, k, here, begin, end, size, w_column, acc, chunk, even_k, interpreted)
@@ -161,6 +172,8 @@ def packed_product(  # noqa: PLR0913 - an op's
     bias: torch.Tensor | None,
     bits: int,
     group: int,
+    zeros: torch.Tensor | None = None,
+    numbers: str = "",
 ) -> torch.Tensor:
     """x · weightᵀ (+ bias), with the same bits for a row among any others.
 
@@ -168,10 +181,12 @@ def packed_product(  # noqa: PLR0913 - an op's
         x: [..., K], float32 (exact: no TF32), bfloat16 or float16.
         words: `arrange`'s; for 16 and 32 bits the weight itself [N, K], of x's dtype and any strides: a transposed
             [K, N] does as well.
-        scales: `arrange`'s; none for 16 and 32 bits.
+        scales: `arrange`'s, of any floating type; none for 16 and 32 bits.
         bias: [N] of any dtype.
         bits: 4, 8, 16 or 32.
         group: codes along K that share a scale; 0 for 16 and 32 bits.
+        zeros: added to a group's values; of the scales' type and form.
+        numbers: what codes mean (`swarm.compute.kernels.code_numbers`).
 
     Returns:
         [..., N] of x's dtype.
@@ -180,10 +195,11 @@ def packed_product(  # noqa: PLR0913 - an op's
     flat = x.reshape(-1, k)
     flat = flat if flat.stride(-1) == 1 else flat.contiguous()
     out = torch.empty(len(flat), n, dtype=x.dtype, device=x.device)
+    weight = PackedForm(words, scales, zeros, bits, group, numbers)
     with on_device(x.device):
         for begin in range(0, len(flat), MOST_ROWS):
             some = slice(begin, begin + MOST_ROWS)
-            _launch(flat[some], words, scales, bias, out[some], bits, group)
+            _launch(flat[some], weight, bias, out[some])
     return out.view(*x.shape[:-1], n)
 
 
@@ -195,30 +211,40 @@ def _(  # noqa: PLR0913
     bias: torch.Tensor | None,
     bits: int,
     group: int,
+    zeros: torch.Tensor | None = None,
+    numbers: str = "",
 ) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], words.shape[0])
 
 
-def _launch(  # noqa: PLR0913
-    x: torch.Tensor,
-    words: torch.Tensor,
-    scales: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    bits: int,
-    group: int,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class PackedForm:
+    """A weight as `packed_product` is given it."""
+
+    words: torch.Tensor
+    scales: torch.Tensor | None
+    zeros: torch.Tensor | None
+    bits: int
+    group: int
+    numbers: str
+
+
+def _launch(x: torch.Tensor, weight: PackedForm, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """At most `MOST_ROWS` rows, [rows, K], into `out` [rows, N]."""
-    (rows, k), n = x.shape, words.shape[0]
+    (rows, k), n, words = x.shape, weight.words.shape[0], weight.words
+    bits, group = weight.bits, weight.group
     prepare(x.device)
     scratch = _SCRATCH[x.device]
     tile = tile_rows(rows, bits, x.dtype)
     cut = cut_of(scratch.card, bits, group, x.dtype, tile)
     blocks, ranges = triton.cdiv(rows, tile), ranges_of(n, k, bits, group)
+    sums = None if weight.zeros is None else group_sums(x, len(weight.zeros), group)
     _product[blocks, triton.cdiv(n, cut.columns), ranges](
         x,
         words,
-        words if scales is None else scales,
+        words if weight.scales is None else weight.scales,
+        words if weight.zeros is None else weight.zeros,
+        x if sums is None else sums,
         x if bias is None else bias,
         out,
         scratch.partial,
@@ -230,6 +256,7 @@ def _launch(  # noqa: PLR0913
         steps_of(k, bits, group),
         x.stride(0),
         *words.stride(),
+        rows,
         ranges=ranges,
         bits=bits,
         group=group,
@@ -237,6 +264,8 @@ def _launch(  # noqa: PLR0913
         bm=tile,
         bn=cut.columns,
         has_bias=bias is not None,
+        has_zeros=weight.zeros is not None,
+        numbers=weight.numbers,
         even_k=k % step_of(bits, group) == 0,
         even_n=n % cut.columns == 0,
         interpreted=is_interpreted(),

@@ -39,8 +39,8 @@ def arrange(codes: torch.Tensor, scales: torch.Tensor, bits: int, group: int) ->
     """The words and scales that the kernels read.
 
     Args:
-        codes: int8 [..., N, K]: −8 … 7 for 4 bits, −128 … 127 for 8.
-        scales: bfloat16 [..., K / group, N].
+        codes: int8 [..., N, K]: −8 … 7 for 4 bits, −128 … 127 for 8. Of a table of sixteen numbers, the place less 8.
+        scales: [..., K / group, N] of any floating type.
         bits: 4 or 8.
         group: codes along K that share a scale.
 
@@ -54,12 +54,20 @@ def arrange(codes: torch.Tensor, scales: torch.Tensor, bits: int, group: int) ->
     padding = steps * planes - k // group
     if padding:
         codes = torch.cat([codes, codes.new_zeros(*lead, n, padding * group)], dim=-1)
-        scales = torch.cat([scales, scales.new_zeros(*lead, padding, n)], dim=-2)
     parts = codes.view(*lead, n, steps, planes, group)
     words = torch.zeros(*lead, n, steps, group, dtype=torch.int16, device=codes.device)
     for plane in range(planes):  # one plane at a time: a layer's words are made beside little more than its codes
         words |= _unsigned(parts[..., plane, :], bits) << (bits * plane)
-    return words.view(*lead, n, steps * group), scales.contiguous()
+    return words.view(*lead, n, steps * group), whole_words(scales, bits)
+
+
+def whole_words(of_groups: torch.Tensor, bits: int) -> torch.Tensor:
+    """Scales or zeros [..., groups, N], filled up by zeros to the groups of whole words."""
+    *lead, groups, n = of_groups.shape
+    padding = -groups % planes_of(bits)
+    if padding:
+        of_groups = torch.cat([of_groups, of_groups.new_zeros(*lead, padding, n)], dim=-2)
+    return of_groups.contiguous()
 
 
 def disarrange(words: torch.Tensor, bits: int, group: int, k: int) -> torch.Tensor:

@@ -11,22 +11,55 @@ import triton
 import triton.language as tl
 
 from swarm.compute.kernels.arithmetic import multiply_add
+from swarm.compute.kernels.code_numbers import (
+    E4M3_ASSEMBLY,
+    FP4_ASSEMBLY,
+    FP4_TABLE,
+    INT4_ASSEMBLY,
+    INT8_ASSEMBLY,
+    IQ4_ASSEMBLY,
+    IQ4_TABLE,
+    NF4_ASSEMBLY,
+    NF4_TABLE,
+)
 
 
 @triton.jit
-def four_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexpr) -> tl.tuple:
-    """The 4 codes of each word, −8 … 7, exactly.
+def _looked_up(places: tl.tensor, table: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
+    """The numbers at places 0 … 15 of a table."""
+    found = tl.zeros(places.shape, tl.float32)
+    for at in tl.static_range(16):
+        found = tl.where(places == at, table[at], found)
+    return found.to(dtype)
 
-    In assembly two words at a time: 0x4300 | q is the bfloat16 128 + q, from which one fma takes 136.
-    """
+
+@triton.jit
+def _four_numbers(q: tl.tensor, numbers: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
+    """What codes 0 … 15 mean."""
+    if numbers == "fp4":
+        return _looked_up(q, FP4_TABLE, dtype)
+    elif numbers == "iq4":
+        return _looked_up(q, IQ4_TABLE, dtype)
+    elif numbers == "nf4":
+        return _looked_up(q, NF4_TABLE, dtype)
+    else:
+        return (q - 8).to(dtype)
+
+
+@triton.jit
+def four_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexpr, numbers: tl.constexpr) -> tl.tuple:
+    """What the 4 codes of each word mean (`swarm.compute.kernels.code_numbers`), two words at a time in assembly."""
     if assembly:
+        if numbers == "fp4":
+            text: tl.constexpr = FP4_ASSEMBLY
+        elif numbers == "iq4":
+            text: tl.constexpr = IQ4_ASSEMBLY
+        elif numbers == "nf4":
+            text: tl.constexpr = NF4_ASSEMBLY
+        else:
+            text: tl.constexpr = INT4_ASSEMBLY
         return tl.inline_asm_elementwise(
-            """{ .reg .b32 s, t, u, a, b, c, d, one, off;
-            shr.u32 s, $4, 4; shr.u32 t, $4, 8; shr.u32 u, $4, 12; mov.b32 one, 0x3F803F80; mov.b32 off, 0xC308C308;
-            lop3.b32 a, $4, 0x000F000F, 0x43004300, 0xEA; lop3.b32 b, s, 0x000F000F, 0x43004300, 0xEA;
-            lop3.b32 c, t, 0x000F000F, 0x43004300, 0xEA; lop3.b32 d, u, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $0, a, one, off; fma.rn.bf16x2 $1, b, one, off;
-            fma.rn.bf16x2 $2, c, one, off; fma.rn.bf16x2 $3, d, one, off; }""",
+            text,
             "=r,=r,=r,=r,r",
             [words],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
@@ -35,32 +68,65 @@ def four_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexp
         )
     else:
         q = words.to(tl.int32)
-        first, second = ((q & 15) - 8).to(dtype), ((q >> 4 & 15) - 8).to(dtype)
-        return first, second, ((q >> 8 & 15) - 8).to(dtype), ((q >> 12 & 15) - 8).to(dtype)
+        first, second = _four_numbers(q & 15, numbers, dtype), _four_numbers(q >> 4 & 15, numbers, dtype)
+        third, fourth = _four_numbers(q >> 8 & 15, numbers, dtype), _four_numbers(q >> 12 & 15, numbers, dtype)
+        return first, second, third, fourth
 
 
 @triton.jit
-def eight_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexpr) -> tl.tuple:
-    """The 2 codes of each word, −128 … 127, exactly.
+def _eight_numbers(q: tl.tensor, numbers: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
+    """What bytes mean, int32 with the sign of the byte; of FP8 the bits are moved to where those of float32 are."""
+    if numbers == "e4m3":
+        bits = (q & 0x80) << 24 | (q & 0x7F) << 20
+        return (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2^120
+    else:
+        return q.to(dtype)
 
-    In assembly two words at a time: 0x4300 | the low 7 bits is 128 + q; the sign bit turns −128 into −256.
-    """
+
+@triton.jit
+def eight_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexpr, numbers: tl.constexpr) -> tl.tuple:
+    """What the 2 codes of each word mean, two words at a time in assembly."""
     if assembly:
+        text: tl.constexpr = E4M3_ASSEMBLY if numbers == "e4m3" else INT8_ASSEMBLY
         return tl.inline_asm_elementwise(
-            """{ .reg .b32 s, a, b, c, d, one;
-            shr.u32 s, $2, 8; mov.b32 one, 0x3F803F80;
-            lop3.b32 a, $2, 0x007F007F, 0x43004300, 0xEA; lop3.b32 b, $2, 0x00800080, 0xC300C300, 0xEA;
-            lop3.b32 c, s, 0x007F007F, 0x43004300, 0xEA; lop3.b32 d, s, 0x00800080, 0xC300C300, 0xEA;
-            fma.rn.bf16x2 $0, a, one, b; fma.rn.bf16x2 $1, c, one, d; }""",
-            "=r,=r,r",
-            [words],
-            dtype=(tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
+            text, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
     else:
         q = words.to(tl.int32)
-        return (q << 24 >> 24).to(dtype), (q >> 8).to(dtype)
+        return _eight_numbers(q << 24 >> 24, numbers, dtype), _eight_numbers(q >> 8, numbers, dtype)
+
+
+@triton.jit
+def zeros_sum(  # noqa: PLR0913 - a kernel's
+    zeros_at: tl.tensor,
+    sums_at: tl.tensor,
+    here: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    columns: tl.tensor,
+    sum_rows: tl.tensor,
+    acc: tl.tensor,
+    planes: tl.constexpr,
+    interpreted: tl.constexpr,
+) -> tl.tensor:
+    """acc [n, m] + the zeros of the groups in the steps [begin, end) times the sums of the input over these groups.
+
+    Args:
+        zeros_at: addresses of the first group's zeros, [n, 1].
+        sums_at: addresses of the first group's sums, [1, m].
+        here: which rows there are, [1, m].
+        columns: from one group's zeros to the next one's.
+        sum_rows: the same of the sums.
+        planes: groups of a step.
+    """
+    g = tl.arange(0, 16)  # the fewest that a product takes
+    for first in range(begin * planes, end * planes, 16):
+        group = first + g
+        inside = group < end * planes
+        z = tl.load(zeros_at + group[None, :].to(tl.int64) * columns, mask=inside[None, :], other=0.0)
+        s = tl.load(sums_at + group[:, None] * sum_rows, mask=inside[:, None] & here, other=0.0)
+        acc = multiply_add(z.to(tl.float32), s, acc, interpreted)
+    return acc
 
 
 @triton.jit
@@ -125,6 +191,7 @@ def packed_sum(  # noqa: PLR0913 - a kernel's
     group: tl.constexpr,
     chunk: tl.constexpr,
     even: tl.constexpr,
+    numbers: tl.constexpr,
     interpreted: tl.constexpr,
 ) -> tl.tensor:
     """acc [n, m] + the sum over the steps [begin, end) for weights of 4 or 8 bits: a step is a group of each plane.
@@ -137,6 +204,7 @@ def packed_sum(  # noqa: PLR0913 - a kernel's
         bits: 4 or 8.
         chunk: codes of a group that are multiplied at once.
         even: whether K ends with a step.
+        numbers: what codes mean.
         interpreted: whether this is the interpreter.
     """
     planes: tl.constexpr = 16 // bits
@@ -161,9 +229,9 @@ def packed_sum(  # noqa: PLR0913 - a kernel's
             x0 = read_rows(x_at, done, size, here, even)
             x1 = read_rows(x_at, done + group, size, here, even)
             if bits == 8:
-                w0, w1 = eight_bit_planes(words, dtype, assembly)
+                w0, w1 = eight_bit_planes(words, dtype, assembly, numbers)
             else:
-                w0, w1, w2, w3 = four_bit_planes(words, dtype, assembly)
+                w0, w1, w2, w3 = four_bit_planes(words, dtype, assembly, numbers)
                 y2 = multiply_add(w2, read_rows(x_at, done + 2 * group, size, here, even), y2, interpreted)
                 y3 = multiply_add(w3, read_rows(x_at, done + 3 * group, size, here, even), y3, interpreted)
             y0 = multiply_add(w0, x0, y0, interpreted)

@@ -12,7 +12,7 @@ import torch
 
 from swarm.compute.kernels.toolchain import MIN_CAPABILITY, toolchain
 
-KERNEL_VERSION = 1
+KERNEL_VERSION = 2
 """Goes up with every change that may change a bit: it is part of the numeric class (`swarm.protocol.numeric_class`)."""
 CODES_VERSION = 1
 """The same of a CPU that multiplies with integers as they are (`swarm.compute.weights.codes_weight`)."""

@@ -19,7 +19,7 @@ from swarm.base.layers import Span, SpanBorders
 from swarm.compute.class_attention import ClassCalls, taken_by
 from swarm.compute.kv_cache import KvLayout
 from swarm.compute.layers.pass_through import PassThroughLayer, as_rows, find_layers
-from swarm.compute.recurrent.mixer import PROBE_ROWS, examined, put_mixers, remove_mixers
+from swarm.compute.recurrent.mixer import PROBE_ROWS, RecurrentMixer, examined, put_mixers, remove_mixers
 from swarm.compute.step_cache import CacheUse, StepCache, cache_argument
 from swarm.compute.tree_attention import NAME, OF_CLASS, AttentionStep, StaticStep
 from swarm.files.families import AttentionBy, attention_by, compression_rates, keeps_states, needs_ids, span_starts
@@ -44,6 +44,7 @@ class LayeredModel:
         vocab_size: token ids are below it.
         layout: what its layers keep per token.
         attention: each layer's attention module, as in `layout`; none where the class attends itself.
+        mixers: what stands before its modules that keep a state.
         asks_length: whether layers ask their cache where their rows are.
         needs_ids: whether layers take what the tokens' ids give, wherever they are in the model.
         borders: where the model can be cut.
@@ -73,6 +74,7 @@ class LayeredModel:
         self._cache_argument = cache_argument(self.model.base_model)
         self._class_calls: ClassCalls | None = None
         self.asks_length = False
+        self.mixers: tuple[RecurrentMixer, ...] = ()
         self.needs_ids = needs_ids(model.config)
         self.borders = SpanBorders(span_starts(model.config), self.num_layers)
         self.layout, self.attention = self._probe_ways(examine=examine)
@@ -206,7 +208,7 @@ class LayeredModel:
         inputs: dict[str, Any] = {"position_ids": positions[None], "use_cache": False, NAME: step}
         if self._class_calls is not None:
             return taken_by(self.model, inputs)
-        if self._cache_argument is not None and isinstance(step, AttentionStep):
+        if self._cache_argument is not None and (isinstance(step, AttentionStep) or step.states is not None):
             places = torch.arange(len(positions), device=positions.device)
             offsets = positions - places if self.asks_length else None
             inputs[self._cache_argument] = StepCache(step, self.num_layers, use, offsets)
@@ -271,9 +273,9 @@ class LayeredModel:
         kept = KvLayout(tuple(step.seen), self.dtype, self.device, tuple(use.rows))
         if (attending == list(self._owned) and not keeps_states(self.config)) or not examine:
             return kept, tuple(step.modules)
-        mixers = put_mixers(self._owned, use.mixers, step.modules)
+        self.mixers = tuple(put_mixers(self._owned, use.mixers, step.modules))
         self._check_rows_apart()
-        rows, states = examined(mixers)
+        rows, states = examined(self.mixers)
         return replace(kept, rows=kept.rows + rows, states=states), tuple(step.modules)
 
     def _watch_one_row(self) -> tuple[AttentionStep, CacheUse]:

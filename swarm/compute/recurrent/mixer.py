@@ -20,14 +20,17 @@ from transformers.cache_utils import Cache
 from swarm.base.errors import UnsupportedModel
 from swarm.compute.kv_cache import LayerRows
 from swarm.compute.recurrent.plan import make_plan
+from swarm.compute.recurrent.static_mixer import with_rows
 from swarm.compute.state_slots import MixerState, StateKey, StatePart
 from swarm.compute.step_cache import StepCache
-from swarm.compute.tree_attention import NAME
+from swarm.compute.tree_attention import NAME, StaticStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from swarm.compute.kv_cache import KvCache
     from swarm.compute.recurrent.plan import MixerRun, StepPlan
+    from swarm.compute.recurrent.static_mixer import StaticMixer
 
 
 LINEAR = {"Linear", "PackedLinear", "Conv1D"}
@@ -247,6 +250,8 @@ class RecurrentMixer:
     Attributes:
         facts: what was found when it was examined; None before.
         in_sequences: whether long chains run as sequences; all mixers of a model must have it alike.
+        call: arguments of a probing call.
+        static: how it runs by kernels; None before it is made ready for them.
     """
 
     def __init__(self, module: nn.Module, layer: int, name: str) -> None:
@@ -257,6 +262,8 @@ class RecurrentMixer:
         """
         self.facts: MixerFacts | None = None
         self.in_sequences = False
+        self.static: StaticMixer | None = None
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self._own: Callable[..., Any] = module.forward
         self._module = module
         self._layer = layer
@@ -267,11 +274,45 @@ class RecurrentMixer:
         step_cache = next((each for each in (*args, *kwargs.values()) if isinstance(each, StepCache)), None)
         if step_cache is None:  # within another mixer, or alone
             return self._own(*args, **kwargs)
+        if isinstance(step_cache.step, StaticStep):
+            return self._run_static(args, kwargs, step_cache.step)
         call = _Call(self._own, args, kwargs)
         if not step_cache.step.parts:
+            self.call = args, kwargs
             self.facts = self.facts or self._examine(call)
             return _changed(call.run(call.tensors, MixerCache()), torch.zeros_like)
         return self._run(call, step_cache)
+
+    @property
+    def module(self) -> nn.Module:
+        """Before whose forward it stands."""
+        return self._module
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Its layer's number in the whole model, and its name there."""
+        return self._layer, self._name
+
+    def run_again(self, kv_cache: KvCache, slots: torch.Tensor, bucket: int, step: StaticStep) -> None:
+        """Make a session's states again by kernels, from what the module was given for tokens at slots, int64 [n].
+
+        Args:
+            bucket: rows of the call; those behind n are nobody's.
+        """
+        assert self.facts is not None
+        rows, shape = self.facts.rows[0], self.facts.shapes[0]
+        kept = kv_cache.view_rows(self._layer, rows.name, kv_cache.slots.used).index_select(0, slots)
+        given = kept.new_zeros(1, bucket, *shape)
+        given[0, : len(slots)] = kept.view(-1, *shape)
+        args, kwargs = with_rows(*self.call, given)
+        cache = StepCache(step, 0)
+        args = tuple(cache if isinstance(one, StepCache) else one for one in args)
+        self._module(*args, **{name: cache if isinstance(one, StepCache) else one for name, one in kwargs.items()})
+
+    def _run_static(self, args: tuple[Any, ...], kwargs: dict[str, Any], step: StaticStep) -> Any:  # noqa: ANN401
+        if self.static is None or step.states is None:
+            raise UnsupportedModel(f"layer {self._layer}: {self._name} was not made ready for kernels")
+        return self.static.run(self._own, args, kwargs, step.states)
 
     def _run(self, call: _Call, step_cache: StepCache) -> Any:  # noqa: ANN401
         facts = self.facts

@@ -8,7 +8,7 @@ the tokens between the nearest state before and the row join the plan, and only 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -112,14 +112,40 @@ class StepPlan:
     rounds: tuple[Round, ...]
 
 
+class SessionPart(Protocol):
+    """A session's rows in a forward, which have their slots: a `SessionRange`, or as much of one as a plan needs."""
+
+    @property
+    def kv_cache(self) -> KvCache: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
 @dataclass(slots=True)
-class _SessionWorks:
+class SessionWorks:
     """One session's works while the plan is made, parents first."""
 
-    part: SessionRange
+    part: SessionPart
     states: SessionStates
     works: list[Work] = field(default_factory=list)
     known: dict[Place, Work] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, part: SessionPart) -> SessionWorks:
+        """Those of a session's new rows.
+
+        Raises:
+            LocalProtocolError: it has no room for states.
+        """
+        if part.kv_cache.states is None:
+            raise LocalProtocolError("states", "this session has no room for states")
+        session = cls(part, part.kv_cache.states)
+        session.gather()
+        return session
 
     def gather(self) -> None:
         """Find the works of all new rows, and of what is before them and not kept."""
@@ -196,8 +222,12 @@ class _SessionWorks:
                 units.append(unit)
         return units
 
-    def keep(self, units: Sequence[Unit]) -> None:
-        """Give entries to the states that this forward leaves: the deepest one, the tip's, and others by depth."""
+    def keep(self, units: Sequence[Unit], spared: Sequence[int] = ()) -> None:
+        """Give entries to the states that this forward leaves: the deepest one, the tip's, and others by depth.
+
+        Args:
+            spared: entries that are not given to others.
+        """
         ends = [unit.works[-1] for unit in units]
         if not ends:
             return
@@ -206,7 +236,7 @@ class _SessionWorks:
         needed = [work.place for work in ends if work is deepest or work is tip]
         rest = sorted(units, key=lambda unit: (len(unit.works) == 1, unit.round))  # pieces of long chains first
         wanted = [unit.works[-1].place for unit in rest]
-        given = self.states.slots.reserve(needed, wanted)
+        given = self.states.slots.reserve(needed, wanted, spared)
         for work in ends:
             work.entry = given.get(work.place)
 
@@ -221,11 +251,7 @@ def make_plan(parts: Sequence[SessionRange], device: torch.device, *, in_sequenc
     sessions = []
     units: list[Unit] = []
     for number, part in enumerate(parts):
-        states = part.kv_cache.states
-        if states is None:
-            raise LocalProtocolError("states", "this session has no room for states")
-        session = _SessionWorks(part, states)
-        session.gather()
+        session = SessionWorks.of(part)
         own = session.cut(number, in_sequences=in_sequences)
         session.keep(own)
         sessions.append(session)
@@ -236,7 +262,7 @@ def make_plan(parts: Sequence[SessionRange], device: torch.device, *, in_sequenc
 class _RoundLayout:
     """Turns units into indices."""
 
-    def __init__(self, sessions: Sequence[_SessionWorks], units: Sequence[Unit], device: torch.device) -> None:
+    def __init__(self, sessions: Sequence[SessionWorks], units: Sequence[Unit], device: torch.device) -> None:
         self._sessions = sessions
         self._device = device
         self._rounds: list[list[Unit]] = [[] for _ in range(1 + max(unit.round for unit in units))]

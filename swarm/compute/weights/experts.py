@@ -11,10 +11,12 @@ from typing import Any, Final, Self, cast
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
-from swarm.compute.quantisation import group_of, quantise
 from swarm.compute.weights.format import Matrix, bits_of, is_packed
-from swarm.compute.weights.packed_weight import RestoredWeight, as_scales, kernels_take
+from swarm.compute.weights.kernel_codes import expert_form
+from swarm.compute.weights.kernel_form import KernelForm
+from swarm.compute.weights.packed_weight import RestoredWeight, kernels_take
 from swarm.compute.weights.stored_rows import StoredRows
 from swarm.compute.weights.stored_weight import StoredWeight, hold
 
@@ -24,12 +26,19 @@ TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class PackedExperts(nn.Module):
-    """Matrices [experts, rows, columns], and products of rows with those that were chosen for them."""
+    """Matrices [experts, rows, columns], and products of rows with those that were chosen for them.
 
-    def __init__(self, held: RestoredWeight | StoredWeight | _KernelExperts | nn.ModuleList, shape: torch.Size) -> None:
+    Attributes:
+        is_on_host: whether they stay in host memory, and no kernel reads them.
+    """
+
+    def __init__(
+        self, held: RestoredWeight | StoredWeight | KernelForm | _WholeRows | nn.ModuleList, shape: torch.Size
+    ) -> None:
         """Hold matrices of the shape [experts, rows, columns], one below the other, or each by itself."""
         super().__init__()
         self.experts, self.rows, self.columns = shape
+        self.is_on_host = False
         self._held = held
 
     @classmethod
@@ -37,8 +46,14 @@ class PackedExperts(nn.Module):
         """Pack [experts, rows, columns] of the compute type."""
         _, rows, columns = weight.shape
         if with_kernels and kernels_take(rows, columns, bits, weight.dtype):
-            return cls(_KernelExperts(weight, bits), weight.shape)
+            form = KernelForm.whole(weight) if bits in (16, 32) else KernelForm.rounded(weight, bits)
+            return cls(form, weight.shape)
         return cls(RestoredWeight(weight.reshape(-1, columns), bits), weight.shape)
+
+    def use_kernel_codes(self) -> None:
+        """Hold published weights as the kernels read them, if they can."""
+        if isinstance(self._held, StoredWeight) and not self.is_on_host:
+            self._held = expert_form(self._held, self.experts) or self._held
 
     def product(self, x: torch.Tensor, chosen: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply each row with its experts' matrices.
@@ -51,8 +66,8 @@ class PackedExperts(nn.Module):
         Returns:
             [r, top_k, rows]
         """
-        if isinstance(self._held, _KernelExperts):
-            return self._held.product(x, chosen, bias)
+        if isinstance(self._held, KernelForm):
+            return self._held.expert_product(x, chosen, bias)
         out = x.new_empty(*chosen.shape, self.rows)
         for expert in sorted(set(chosen.flatten().tolist())):
             row, place = torch.where(chosen == expert)
@@ -66,35 +81,15 @@ class PackedExperts(nn.Module):
         return out
 
 
-class _KernelExperts(nn.Module):
-    """Experts' matrices as the kernel on a GPU reads them; for 16 and 32 bits the weights themselves."""
+class _WholeRows(nn.Module):
+    """Experts' matrices of the compute type, one below the other."""
 
-    def __init__(self, weight: torch.Tensor, bits: int) -> None:
-        from swarm.compute.kernels.packed_product import arrange  # only where Triton is there
-
+    def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        self.bits, self.group = bits, 0
-        self.scales: nn.Parameter | None = None
-        self.zeros: nn.Parameter | None = None
-        if bits in (16, 32):
-            self.words = nn.Parameter(weight.detach(), requires_grad=False)
-            return
-        self.group = group_of(weight.shape[-1], bits) or 0
-        quantised = quantise(weight, bits)
-        words, scales = arrange(quantised.codes, quantised.scales, bits, self.group)
-        self.words = nn.Parameter(words, requires_grad=False)
-        self.scales = nn.Parameter(scales.view(torch.int16), requires_grad=False)
-        if quantised.zeros is not None:
-            self.zeros = nn.Parameter(as_scales(quantised.zeros, scales).view(torch.int16), requires_grad=False)
+        self.weight = nn.Parameter(weight, requires_grad=False)
 
-    def product(self, x: torch.Tensor, chosen: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        import swarm.compute.kernels.expert_product  # noqa: F401 - registers the operator
-
-        scales = None if self.scales is None else self.scales.view(torch.bfloat16)
-        zeros = () if self.zeros is None else (self.zeros.view(torch.bfloat16),)
-        own = (x, chosen, self.words, scales, bias, self.bits, self.group)
-        out: torch.Tensor = torch.ops.canopy.expert_product(*own, *zeros)
-        return out
+    def product_of(self, x: torch.Tensor, start: int, end: int, bias: torch.Tensor | None) -> torch.Tensor:
+        return linear(x, self.weight[start:end], bias)
 
 
 def forward(
@@ -152,7 +147,7 @@ def pack_experts(module: nn.Module, bits: int, *, with_kernels: bool, small: int
         delattr(module, name)
         own_bits = bits_of(plain.numel(), bits, small)
         setattr(module, name, PackedExperts.pack(plain, own_bits, with_kernels=with_kernels))
-    _run_as_packed(module)
+    run_as_packed(module)
 
 
 def hold_experts(module: nn.Module, stored: StoredRows, *, codes: bool = False) -> None:
@@ -170,7 +165,7 @@ def hold_experts(module: nn.Module, stored: StoredRows, *, codes: bool = False) 
         assert one is not None
         delattr(module, name)
         setattr(module, name, PackedExperts(one, plain[name].shape))
-    _run_as_packed(module)
+    run_as_packed(module)
 
 
 def _held(weight: torch.Tensor, stored: StoredRows, *, codes: bool) -> StoredWeight | nn.ModuleList | None:
@@ -183,7 +178,39 @@ def _held(weight: torch.Tensor, stored: StoredRows, *, codes: bool) -> StoredWei
     return nn.ModuleList(held) if len(held) == len(every) else None
 
 
-def _run_as_packed(module: nn.Module) -> None:
+def keep_on_host(module: nn.Module, bits: int) -> None:
+    """Let an experts module stay in host memory, wherever the rest of its layer goes, and compute there.
+
+    Rows, choices and shares come to it and its result goes back: some KB a row, where an expert has tens of MB.
+
+    Args:
+        module: on the CPU, with its experts packed or not.
+        bits: to pack them in, where they are not packed yet; 0 leaves them in the compute type.
+    """
+    own: Any = module
+    if bits:
+        pack_experts(module, bits, with_kernels=False)
+    for name, _ in _shapes(module):
+        weight = own.get_parameter(name).data
+        plain = weight.transpose(1, 2) if own.is_transposed else weight
+        delattr(module, name)
+        setattr(module, name, PackedExperts(_WholeRows(plain.reshape(-1, plain.shape[2])), plain.shape))
+    run_as_packed(module)
+    for part in module.children():
+        if isinstance(part, PackedExperts):
+            part.is_on_host = True
+    own._apply = lambda *_, **__: module  # what moves its layer leaves it where it is
+    computed = module.forward
+
+    def on_host(hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        given = (one.cpu() for one in (hidden_states, top_k_index, top_k_weights))
+        return cast("torch.Tensor", computed(*given)).to(hidden_states.device)
+
+    own.forward = on_host
+
+
+def run_as_packed(module: nn.Module) -> None:
+    """Make an experts module whose tensors were exchanged run as `forward` says."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     own: Any = module

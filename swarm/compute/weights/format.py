@@ -37,18 +37,22 @@ class WeightFormat:
     Attributes:
         dtype: compute type, and that of every weight that is not packed.
         bits: of a packed weight: 4 and 8 with scales, 16 is bfloat16; 0 where none is packed.
+        on_cpu: whether a CPU computes with them.
         with_kernels: whether products are those of `swarm.compute.kernels`, which want weights in words of 16 bits.
         stored: format in which a quantised checkpoint's weights are held as they are; empty where none are.
         codes: whether a CPU's own products read the integers of that format (`swarm.compute.weights.codes_weight`).
         stored_sizes: weights that are held so, and their bytes, by the name of the module; where they are known.
+        host_experts: whether a mixture's experts stay in host memory, where the CPU computes them.
     """
 
     dtype: torch.dtype
     bits: int = 0
+    on_cpu: bool = True
     with_kernels: bool = False
     stored: str = ""
     codes: bool = False
     stored_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    host_experts: bool = False
 
     @classmethod
     def of(
@@ -60,12 +64,13 @@ class WeightFormat:
             stored: the checkpoint's own, which auto keeps.
             has_codes: whether all of its packed weights are integers on a line.
         """
+        with_kernels = kernel_support(device).kernels
         if stored and name == "auto":
             codes = has_codes and dtype is torch.bfloat16 and computes_bfloat16(device)
-            return cls(dtype, stored=stored, codes=codes)
+            return cls(dtype, 0, device.type == "cpu", with_kernels, stored, codes)
         bits = BITS[name]
         bits = 0 if bits == dtype.itemsize * 8 else bits  # a weight of float16 takes no more
-        return cls(dtype, bits, kernel_support(device).kernels)
+        return cls(dtype, bits, device.type == "cpu", with_kernels)
 
     def with_stored_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> Self:
         """The same format, knowing how many weights of modules are held as they are stored, and their bytes."""

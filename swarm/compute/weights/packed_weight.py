@@ -21,8 +21,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from swarm.compute.quantisation import QuantisedWeight, group_of, quantise, restore
+from swarm.compute.quantisation import group_of, quantise
 from swarm.compute.weights.format import is_torchs
+from swarm.compute.weights.kernel_form import KernelForm
 
 BLOCK: Final = 1 << 20
 """Weights that are restored at a time: 4 MiB, which stay in a core's cache until the product has read them."""
@@ -154,57 +155,26 @@ class TorchInt4Weight(PackedWeight):
 
 
 class KernelWeight(PackedWeight):
-    """A matrix that one kernel on a GPU reads as it is.
-
-    Attributes:
-        words: int16, as the kernel wants them (`arrange`); for 16 and 32 bits the weight itself.
-        scales: the bits of bfloat16, int16 [columns / group, rows]; None for 16 and 32 bits.
-        zeros: the same of what is added; None but for int4.
-        group: columns that share a scale; 0 without scales.
-    """
+    """A matrix that one kernel on a GPU reads as it is."""
 
     def __init__(self, weight: torch.Tensor, bits: int) -> None:
         """Pack a matrix [rows, columns] of the compute type; 16 and 32 bits are its own."""
-        from swarm.compute.kernels.packed_product import arrange  # only where Triton is there
-
         rows, columns = weight.shape
         super().__init__(rows, columns, bits, weight.dtype)
-        self.scales: nn.Parameter | None = None
-        self.zeros: nn.Parameter | None = None
-        self.group = 0
         if bits in (16, 32):
             assert weight.itemsize * 8 == bits
-            self.words = weight if isinstance(weight, nn.Parameter) else _frozen(weight.detach().contiguous())
-            return
-        quantised = quantise(weight, bits)
-        self.group = quantised.group
-        words, scales = arrange(quantised.codes, quantised.scales, bits, quantised.group)
-        self.words, self.scales = _frozen(words), _frozen(scales.view(torch.int16))
-        if quantised.zeros is not None:
-            self.zeros = _frozen(as_scales(quantised.zeros, scales).view(torch.int16))
+            self.form = KernelForm.whole(weight if isinstance(weight, nn.Parameter) else weight.contiguous())
+        else:
+            self.form = KernelForm.rounded(weight, bits)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        scales = None if self.scales is None else self.scales.view(torch.bfloat16)
-        zeros = () if self.zeros is None else (self.zeros.view(torch.bfloat16),)
-        out: torch.Tensor = torch.ops.canopy.packed_product(x, self.words, scales, bias, self.bits, self.group, *zeros)
-        return out
+        return self.form.product(x, bias)
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.words.index_select(0, ids) if self.scales is None else self._restore(ids)
+        return self.form.values(ids).to(self.dtype)
 
     def restored(self) -> torch.Tensor:
-        return self.words if self.scales is None else self._restore(slice(None))
-
-    def _restore(self, rows: slice | torch.Tensor) -> torch.Tensor:
-        from swarm.compute.kernels.packed_product import disarrange
-
-        codes = disarrange(self.words[rows], self.bits, self.group, self.columns)
-        lines = [
-            None if line is None else line.view(torch.bfloat16)[: self.columns // self.group, rows]
-            for line in (self.scales, self.zeros)
-        ]
-        assert lines[0] is not None
-        return restore(QuantisedWeight(codes, lines[0], self.bits, self.group, lines[1])).to(self.dtype)
+        return self.form.values().to(self.dtype)
 
 
 def pack_weight(weight: torch.Tensor, bits: int, *, with_kernels: bool, by_rows: bool = False) -> PackedWeight:
@@ -231,13 +201,6 @@ def kernels_take(rows: int, columns: int, bits: int, dtype: torch.dtype) -> bool
     if bits in (16, 32) and bits != dtype.itemsize * 8:
         return False
     return bool(takes(rows, columns, bits, 0 if bits > 8 else group_of(columns, bits) or 0, dtype))
-
-
-def as_scales(zeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Zeros [..., groups, rows] filled up by zeros to the groups of a kernel's scales."""
-    filled = torch.zeros_like(scales)
-    filled[..., : zeros.shape[-2], :] = zeros
-    return filled
 
 
 def _frozen(words: torch.Tensor) -> nn.Parameter:

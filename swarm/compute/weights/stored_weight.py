@@ -62,6 +62,10 @@ class StoredWeight(PackedWeight):
     def restored(self) -> torch.Tensor:
         return torch.cat([block for _, _, block in self._blocks(0, self.rows)])
 
+    def matrices(self) -> list[StoredMatrix]:
+        """The pieces, around the parameters wherever they are now."""
+        return [parts.matrix() for parts in self._parts if isinstance(parts, _HeldMatrix)]
+
     def _blocks(self, start: int, end: int) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Rows `[start, end)` in the compute type, some at a time, with where they begin and end."""
         on_cpu = next(self.parameters()).device.type == "cpu"

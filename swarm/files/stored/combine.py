@@ -65,11 +65,11 @@ class LookupMatrix(PartedMatrix):
 
     def decode(self, start: int, end: int) -> torch.Tensor:
         values = pairs_of(self.numbers, self.codes[start:end], high_first=True)
-        scales = self._scales(start, end)
+        scales = self.block_scales(start, end)
         values.view(len(values), -1, self.block).mul_(scales[..., None])
         return rounded(values, self.result)
 
-    def _scales(self, start: int, end: int) -> torch.Tensor:
+    def block_scales(self, start: int, end: int) -> torch.Tensor:
         """float32 [end - start, columns / block]"""
         scales = self.scales[start:end]
         if self.place is None or self.nested is None or self.offset is None:

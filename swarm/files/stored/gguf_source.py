@@ -183,6 +183,14 @@ class GgufSource:
             StoredSize(place.rows * place.columns, place.size_bytes, *(place.encoding.grain or ())) for place in places
         )
 
+    def encodings(self, name: str) -> Mapping[str, int]:
+        """As `WeightSource.encodings`: the table has it."""
+        found: dict[str, int] = {}
+        for place in (self.table.places[one][1] for one in self.stored[name]):
+            if place.encoding.dtype is None:
+                found[place.encoding.name] = found.get(place.encoding.name, 0) + place.rows * place.columns
+        return found
+
     def _map(self, file: str, needed: ByteRanges) -> numpy.memmap[tuple[int], numpy.dtype[numpy.uint8]]:
         size = self.table.sizes[file]
         path = readable_file(self.folder / file, file, self.hub, lambda: needed, self.model)

@@ -267,6 +267,11 @@ class QuantisedSource:
     def has_codes(self) -> bool:
         return all(_code_bits(name) for name in self.encoding.split("_"))
 
+    def encodings(self, name: str) -> Mapping[str, int]:
+        """As `WeightSource.encodings`: all are of the checkpoint's."""
+        del name
+        return {}
+
     def _weights_in(self, parts: Mapping[str, TensorHeader]) -> int | None:
         """How many weights these parts hold; None where they are not packed."""
         for end, header in parts.items():

@@ -114,6 +114,9 @@ class WeightSource(Protocol):
     def stored_sizes(self, name: str) -> tuple[StoredSize, ...]:
         """What the parts of a tensor take that is held as it is stored; none where it is not, or that is not known."""
 
+    def encodings(self, name: str) -> Mapping[str, int]:
+        """How many weights of a packed tensor are in each encoding; empty where they are the checkpoint's one."""
+
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsSource:
@@ -231,6 +234,10 @@ class SafetensorsSource:
     def stored_sizes(self, name: str) -> tuple[StoredSize, ...]:
         """As `WeightSource.stored_sizes`: nothing is packed."""
         return ()
+
+    def encodings(self, name: str) -> Mapping[str, int]:
+        """As `WeightSource.encodings`: nothing is packed."""
+        return {}
 
 
 def decoded(tensors: Mapping[str, torch.Tensor | StoredTensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:

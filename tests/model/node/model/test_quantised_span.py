@@ -279,7 +279,7 @@ def test_a_node_says_what_it_holds(saved: Callable[[str], QuantisedModel]) -> No
     assert said[0] == "layers 0…2 of 3 as float32 with weights in mxfp4 on cpu"
     assert said[-1].startswith("mxfp4 as published: 0.1 MiB of weights, expanded block by block; ")
     use_static(model, forced=True)
-    assert "--weights bf16, int8 or int4 run the kernels" in model.path_reason
+    assert "kernels do not read all weights in mxfp4; --weights bf16, int8 or int4 run them" in model.path_reason
     rounded = load(checkpoint, ServeConfig(layers="0-3", device="cpu", weights="int8"), said.append)
     assert rounded.numeric_class == "cpu-float32+w8"
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import swarm.compute.fast_path
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, dissect, load_span
 from node.session.context import NodeContext
@@ -181,9 +180,13 @@ def test_how_fast_synthetic_layers_run_is_measured_too(hybrid: SpanModel) -> Non
     assert speed.is_measured
 
 
-def test_kernels_leave_such_layers_to_the_plain_path(hybrid: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    support = SimpleNamespace(kernels=True, reason="")
-    monkeypatch.setattr(swarm.compute.fast_path, "kernel_support", lambda *_, **__: support)
-    use_static(hybrid)
-    assert (hybrid.path, hybrid.static) == ("plain", None)
-    assert "this model's layers do more" in hybrid.path_reason
+def test_states_of_a_kind_that_kernels_do_not_know_leave_the_plain_path(tmp_path: Path) -> None:
+    whole = recurrent_model("kimi_linear")
+    model = load_span(open_checkpoint(save_sharded(whole, tmp_path)), Span(0, 2), torch.float32, DEVICE)
+    work = Text([KvCache(model.layout, 8)]).rows(ids(5, 1), [None, 0, 1, 2, 3])
+    rows = model.forward(work)
+    use_static(model, 32, forced=DEVICE == "cpu")
+    assert (model.path, model.static) == ("plain", None)
+    assert "goes on from token to token in a way of its own" in model.path_reason
+    again = Text([KvCache(model.layout, 8)]).rows(ids(5, 1), [None, 0, 1, 2, 3])
+    assert torch.equal(model.forward(again), rows)

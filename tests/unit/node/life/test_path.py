@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -24,14 +25,15 @@ from node.session.counters import NodeCounters
 from node.session.measure import LayerSpeed
 from swarm.base.layers import Span
 from swarm.compute import devices
-from swarm.compute.kernels.support import KernelSupport
+from swarm.compute.kernels.support import KERNEL_VERSION, KernelSupport
 from swarm.compute.weights.format import BITS
 from swarm.directory.node_record import NodeState
+from swarm.files.stored.source import SafetensorsSource, WeightSource
 from swarm.status.messages import Stamp
 from tests.sample_records import MODEL
 
 GRAPHS, REASON = "graphs + kernels", "no C compiler: install gcc"
-CARD, PLAIN = "cuda-sm90-bfloat16-k1", "cuda-bfloat16"
+CARD, PLAIN = f"cuda-sm90-bfloat16-k{KERNEL_VERSION}", "cuda-bfloat16"
 
 
 def loaded(device: str, path: str, reason: str, kind: str, planned: str = "") -> tuple[SpanHost, list[str]]:
@@ -86,21 +88,29 @@ def test_a_card_can_do_without_kernels_where_the_swarm_does(monkeypatch: pytest.
     cpu: Compute = (torch.device("cpu"), torch.float32, "auto")
     card: Compute = (torch.device("cuda"), torch.bfloat16, "auto")
     config = ServeConfig(layers="auto")
-    found = _classes(config, [card, cpu])
+    found = _classes(config, [card, cpu], source(""))
     assert found == {CARD: (card, True), "cpu-float32": (cpu, True), PLAIN: (card, False)}
     assert next(iter(found)) == CARD, "its own choice"
     for plain in (replace(config, offload=True), replace(config, no_graphs=True)):
-        assert list(_classes(plain, [card, cpu])) == [PLAIN, "cpu-float32"]
+        assert list(_classes(plain, [card, cpu], source(""))) == [PLAIN, "cpu-float32"]
+
+
+def source(encoding: str) -> WeightSource:
+    """One of weights in a format."""
+    return SafetensorsSource(Path(), "", {}, encoding=encoding)
 
 
 def test_a_quantised_checkpoint_stays_as_it_is_or_is_rounded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "kernel_support", lambda _: KernelSupport(kernels=True, compiled=True))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     able: list[Compute] = [(torch.device("cuda"), torch.bfloat16, weights) for weights in BITS]
-    found = _classes(ServeConfig(layers="auto"), able, "mxfp4")
-    assert list(found)[:2] == [f"{PLAIN}+mxfp4", CARD], "its own choice runs the plain path"
+    found = _classes(ServeConfig(layers="auto"), able, source("mxfp4"))
+    assert list(found)[:2] == [f"{CARD}+mxfp4", CARD], "its own choice runs the kernels"
+    assert found[f"{PLAIN}+mxfp4"] == (able[0], False), "and another class without them"
+    unread = _classes(ServeConfig(layers="auto"), able, source("bnbfp4"), reads_codes=False)
+    assert list(unread)[:2] == [f"{PLAIN}+bnbfp4", CARD], "codes that kernels do not read run the plain path"
     assert {f"{CARD}+w8", f"{CARD}+w4z", f"{PLAIN}+w4z"} < found.keys()
-    assert [compute[2] for compute, _ in found.values()].count("auto") == 1
+    assert [compute[2] for compute, _ in found.values()].count("auto") == 2
 
 
 def test_the_path_is_published_without_its_reason() -> None:

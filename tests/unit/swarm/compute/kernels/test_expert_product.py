@@ -7,14 +7,15 @@ import torch
 
 from swarm.compute.kernels.expert_product import expert_product
 from tests.devices import DEVICE
-from tests.kernels.products import Weight, largest_error, make_weight, random_rows
+from tests.kernels.products import Weight, largest_error, make_form, make_weight, random_rows
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 GROUPS = {4: 32, 8: 64, 16: 0, 32: 0}
 
 
 def multiply(x: torch.Tensor, experts: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    product: torch.Tensor = expert_product(x, experts, weight.words, weight.scales, bias, weight.bits, weight.group)
+    form = weight.words, weight.scales, bias, weight.bits, weight.group, weight.zeros, weight.numbers
+    product: torch.Tensor = expert_product(x, experts, *form)
     return product
 
 
@@ -47,6 +48,16 @@ def test_product_is_that_with_each_chosen_expert(bits: int, dtype: torch.dtype, 
     assert got.shape == (7, 2, 70)
     assert got.dtype == dtype
     assert largest_error(got, exact(x, experts, weight, bias)) < (16 if dtype == F32 else 0.51)
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize(("bits", "numbers", "with_zeros"), [(4, "", True), (4, "fp4", False), (8, "e4m3", False)])
+def test_forms_of_published_weights(bits: int, numbers: str, with_zeros: bool, each: bool) -> None:
+    weight = make_form(40, 160, bits, 32, numbers=numbers, with_zeros=with_zeros, lead=(4,))
+    x, experts = random_rows(19, *((3,) if each else ()), 160, dtype=BF16), choose(19, 4, 3)
+    got = multiply(x, experts, weight)
+    assert largest_error(got, exact(x, experts, weight, torch.zeros(4, 40, device=DEVICE))) < 0.51
+    assert torch.equal(multiply(x[-3:], experts[-3:], weight), got[-3:])
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(4, BF16), (32, F32), (16, BF16)])

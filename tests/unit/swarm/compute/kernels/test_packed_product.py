@@ -11,7 +11,7 @@ from swarm.compute.kernels import packed_product as module
 from swarm.compute.kernels.packed_product import packed_product
 from swarm.compute.kernels.product_cuts import ranges_of
 from tests.devices import DEVICE
-from tests.kernels.products import Weight, largest_error, make_weight, random_rows
+from tests.kernels.products import Weight, largest_error, make_form, make_weight, random_rows
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 PLAIN = [(32, F32), (16, BF16), (16, F16)]
@@ -20,7 +20,8 @@ GROUPS = {4: 64, 8: 64, 16: 0, 32: 0}
 
 
 def multiply(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    product: torch.Tensor = packed_product(x, weight.words, weight.scales, bias, weight.bits, weight.group)
+    form = weight.words, weight.scales, bias, weight.bits, weight.group, weight.zeros, weight.numbers
+    product: torch.Tensor = packed_product(x, *form)
     return product
 
 
@@ -49,6 +50,37 @@ def test_groups_of_any_size(bits: int, group: int) -> None:
     weight = make_weight(32, 3 * group, bits, group, BF16)
     x = random_rows(3, 3 * group, dtype=BF16)
     assert largest_error(multiply(x, weight), x.double() @ weight.restored.T) < 0.51
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize(
+    ("bits", "numbers", "group", "scale_type", "with_zeros"),
+    [
+        *((4, "", 32, BF16, True), (4, "", 16, F16, True), (4, "", 128, F32, True), (8, "", 32, BF16, True)),
+        *((4, "fp4", 32, BF16, False), (4, "iq4", 32, F16, False), (4, "nf4", 64, F32, False)),
+        *((8, "e4m3", 128, F32, False), (8, "e4m3", 64, BF16, False), (8, "", 16, F32, False)),
+    ],
+)
+def test_forms_of_published_weights(  # noqa: PLR0913
+    bits: int, numbers: str, group: int, scale_type: torch.dtype, with_zeros: bool, dtype: torch.dtype
+) -> None:
+    """N ends within a tile, K within a step; several ranges where there are steps enough."""
+    form = {"numbers": numbers, "with_zeros": with_zeros, "scale_type": scale_type}
+    weight = make_form(40, 9 * group, bits, group, **form)  # type: ignore[arg-type]
+    x, bias = random_rows(21, 9 * group, dtype=dtype), random_rows(40, dtype=dtype)
+    got = multiply(x, weight, bias)
+    assert largest_error(got, x.double() @ weight.restored.T + bias.double()) < (16 if dtype == F32 else 0.51)
+    for some in (slice(0, 1), slice(7, 12), slice(3, 20)):
+        assert torch.equal(multiply(x[some], weight, bias), got[some])
+
+
+def test_zeros_are_added_once_in_every_range() -> None:
+    weight = make_form(48, 1024, 4, 16, with_zeros=True)
+    assert ranges_of(48, 1024, 4, 16) > 1
+    x = random_rows(81, 1024, dtype=BF16)
+    got = multiply(x, weight)
+    assert largest_error(got, x.double() @ weight.restored.T) < 0.51
+    assert torch.equal(multiply(x[80:], weight), got[80:])
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(4, BF16), (8, F32), (8, F16), (16, BF16), (32, F32)])
