@@ -159,6 +159,8 @@ def _granite_hybrid(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any
 
 def _bamba(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
     kinds = file.kinds("ssm_in", "attn_q")
+    if 2 * file.given.whole("rope.dimension_count") != config["hidden_size"] // config["num_attention_heads"]:
+        file.given.read.discard("rope.dimension_count")  # the class turns a half, whatever it is told
     return _of_mixers(config, file, "mamba_expand", "mamba_d_head") | {
         "attn_layer_indices": [layer for layer, kind in enumerate(kinds) if kind == "attn_q"]
     }
@@ -194,7 +196,7 @@ def _falcon_h1(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
     ones = ("lm_head", "embedding", "key", "attention_out", "attention_in", "ssm_in", "ssm_out")
     found = _of_mixers(config, file, "mamba_expand", "mamba_d_head", "mamba_d_ssm")
     found |= {f"{name}_multiplier": 1.0 for name in ones} | {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
-    return found | {"mamba_rms_norm": "blk.0.ssm_norm.weight" in file.header.tensors}
+    return found | {"mamba_rms_norm": "blk.0.ssm_norm.weight" in file.header.tensors, "mamba_norm_before_gate": False}
 
 
 def _lfm2(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
@@ -232,6 +234,13 @@ def _indexed(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
     return _latent(config, file) | {"indexer_types": ["full" if one else "shared" for one in kinds]}
 
 
+def _afmoe(_: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
+    """Embeddings are scaled, and weights of experts are normed, as the class always does."""
+    if file.given.values.get("expert_weights_norm") is True:
+        file.given.get("expert_weights_norm")
+    return {"mup_enabled": True}
+
+
 def _youtu(_: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
     """A DeepSeek without experts: all of its layers are dense."""
     if file.given.whole("leading_dense_block_count", file.layers) < file.layers:
@@ -260,6 +269,7 @@ def _ministral3(config: Mapping[str, Any], file: FileFacts) -> dict[str, Any]:
 
 
 SPECIAL: Final[Mapping[str, Callable[[Mapping[str, Any], FileFacts], dict[str, Any]]]] = {
+    "afmoe": _afmoe,
     "bamba": _bamba,
     "bloom": _bloom,
     "dbrx": _dbrx,

@@ -199,7 +199,14 @@ BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "afmoe": (
         "afmoe",
         "afmoe",
-        {**FEW, "sliding_window": WINDOW, "num_dense_layers": 1, "num_shared_experts": 2, "route_scale": 1.5},
+        {
+            **FEW,
+            "sliding_window": WINDOW,
+            "num_dense_layers": 1,
+            "num_shared_experts": 2,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+        },
     ),
     "arcee": ("arcee", "arcee", {}),
     "bamba": ("granitehybrid", "bamba", {**SPACES, "attn_layer_indices": [1]}),
@@ -221,7 +228,11 @@ BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "exaone-moe": ("exaone-moe", "exaone_moe", {**FEW, **SLIDING, "first_k_dense_replace": 1, "num_shared_experts": 1}),
     "falcon": ("falcon", "falcon", {"num_kv_heads": 1, "ffn_hidden_size": 1024}),
     "falcon-new": ("falcon", "falcon", {"num_kv_heads": 2, "ffn_hidden_size": 1024, "new_decoder_architecture": True}),
-    "falcon-h1": ("falcon-h1", "falcon_h1", {**SPACES, "mamba_d_ssm": 512, "mamba_rms_norm": True}),
+    "falcon-h1": (
+        "falcon-h1",
+        "falcon_h1",
+        {**SPACES, "mamba_d_ssm": 512, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
     "falcon-mamba": ("mamba", "falcon_mamba", {"state_size": 16, "time_step_rank": 16}),
     "glm-dsa": (
         "glm-dsa",
@@ -309,8 +320,17 @@ BY_CLASS: dict[str, tuple[str, str, dict[str, Any]]] = {
 FAMILIES |= BY_CLASS
 MIXERS: dict[str, Any] = {"add_ssm_inner_size": 512}
 WRITTEN |= {
-    "afmoe": {"add_rope_dimension_count": 64, "add_vocab_size": VOCAB},
-    "bamba": {**MIXERS, "add_head_count_kv": [0, 2, 0], "add_rope_scaling_finetuned": True},
+    "afmoe": {
+        "add_vocab_size": VOCAB,
+        "add_expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID,
+        "add_expert_weights_norm": True,
+    },
+    "bamba": {
+        **MIXERS,
+        "add_head_count_kv": [0, 2, 0],
+        "add_rope_dimension_count": 32,
+        "add_rope_scaling_finetuned": True,
+    },
     "bloom": {"add_head_count_kv": 4},
     "dbrx": {
         "add_head_count_kv": 2,
