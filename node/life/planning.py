@@ -155,8 +155,8 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     device, dtype, weights = compute
     order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights, no_graphs=not has_kernels)
     has_kernels = has_kernels and not config.offload
-    how = {"has_kernels": has_kernels, "experts": config.experts}
-    form = await asyncio.to_thread(partial(format_of, checkpoint, layout, weights, dtype, device, **how))
+    made = partial(format_of, checkpoint, layout, weights, dtype, device, experts=config.experts)
+    form = await asyncio.to_thread(partial(made, has_kernels=has_kernels))
     plan = ServingPlan(order, layout, records, compute, kind, LayerCount(0, ""), form, ghosts=gone)
     if not config.is_auto:
         return plan

@@ -152,7 +152,8 @@ class KernelWeight(PackedWeight):
 
     def __init__(self, weight: torch.Tensor, bits: int) -> None:
         """Pack a matrix [rows, columns] of the compute type; 16 and 32 bits are its own."""
-        super().__init__(*weight.shape, bits, weight.dtype)
+        rows, columns = weight.shape
+        super().__init__(rows, columns, bits, weight.dtype)
         if bits in (16, 32):
             assert weight.itemsize * 8 == bits
             self.form = KernelForm.whole(weight if isinstance(weight, nn.Parameter) else weight.contiguous())
