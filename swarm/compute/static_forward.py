@@ -115,11 +115,11 @@ class CompiledLayers:
             with torch._dynamo.config.patch(limits):
                 yield
         finally:
-            for layer, forward in own.items():
-                if forward is None:
+            for layer, before in own.items():
+                if before is None:
                     del layer.forward
                 else:
-                    layer.forward = forward
+                    layer.forward = before
 
 
 def _known_settings() -> dict[str, str | int | bool | Callable[..., object]]:

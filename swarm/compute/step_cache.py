@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -22,9 +22,9 @@ from swarm.base.errors import UnsupportedModel
 from swarm.compute.kv_cache import LayerRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from swarm.compute.tree_attention import AttentionStep, StaticStep
+    from swarm.compute.tree_attention import AttentionStep, SessionRange, StaticStep
 
 ARGUMENTS = ("past_key_values", "cache_params")
 """What model classes call the cache."""
@@ -94,6 +94,11 @@ class StepCache(Cache):
         self.plan: Any = None
         self.offsets = offsets
 
+    @property
+    def parts(self) -> Sequence[SessionRange]:
+        """The rows of each session, on the plain path; empty in a probing forward."""
+        return cast("AttentionStep", self.step).parts
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,7 +110,7 @@ class StepCache(Cache):
         rows = indexer_key_states[0].flatten(1)
         if self.use is not None:
             self.use.rows.append(LayerRows(layer_idx, INDEXER, rows.shape[1], rows.dtype))
-        for part in self.step.parts:
+        for part in self.parts:
             part.kv_cache.store_rows(layer_idx, INDEXER, part.used - part.rows, rows[part.start : part.end])
         return indexer_key_states
 

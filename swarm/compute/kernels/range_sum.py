@@ -50,14 +50,9 @@ def _four_numbers(q: tl.tensor, numbers: tl.constexpr, dtype: tl.constexpr) -> t
 def four_bit_planes(words: tl.tensor, dtype: tl.constexpr, assembly: tl.constexpr, numbers: tl.constexpr) -> tl.tuple:
     """What the 4 codes of each word mean (`swarm.compute.kernels.code_numbers`), two words at a time in assembly."""
     if assembly:
-        if numbers == "fp4":
-            text: tl.constexpr = FP4_ASSEMBLY
-        elif numbers == "iq4":
-            text: tl.constexpr = IQ4_ASSEMBLY
-        elif numbers == "nf4":
-            text: tl.constexpr = NF4_ASSEMBLY
-        else:
-            text: tl.constexpr = INT4_ASSEMBLY
+        floats: tl.constexpr = NF4_ASSEMBLY if numbers == "nf4" else INT4_ASSEMBLY
+        wholes: tl.constexpr = IQ4_ASSEMBLY if numbers == "iq4" else floats
+        text: tl.constexpr = FP4_ASSEMBLY if numbers == "fp4" else wholes
         return tl.inline_asm_elementwise(
             text,
             "=r,=r,=r,=r,r",

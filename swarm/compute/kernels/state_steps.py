@@ -199,7 +199,7 @@ def _delta(  # noqa: PLR0913 - a kernel's
         shared = head // (heads // key_heads)
         for r in range(begin, end):
             held = _before(held, r, parent, base, spill, scratch, state, at, inside, numbers)
-            row = r.to(tl.int64) if not interpreted else r
+            row = tl.full([], 0, tl.int64) + r
             query = _unit(tl.load(q + row * q_row + shared * key + i, mask=own, other=0.0).to(tl.float32)) * scale
             keys = _unit(tl.load(k + row * k_row + shared * key + i, mask=own, other=0.0).to(tl.float32))
             values = tl.load(v + row * v_row + head * value + j, mask=theirs, other=0.0).to(tl.float32)
@@ -259,7 +259,7 @@ def _scan(  # noqa: PLR0913 - a kernel's
         shift = tl.load(bias + head).to(tl.float32)
         for r in range(begin, end):
             held = _before(held, r, parent, base, spill, scratch, state, at, inside, numbers)
-            row = r.to(tl.int64) if not interpreted else r
+            row = tl.full([], 0, tl.int64) + r
             step = tl.load(dt + row * dt_row + head).to(tl.float32) + shift
             step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(step)))
             entering = tl.load(x + row * x_row + head * width + i, mask=own, other=0.0).to(tl.float32)

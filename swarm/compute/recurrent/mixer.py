@@ -277,7 +277,7 @@ class RecurrentMixer:
         if isinstance(step_cache.step, StaticStep):
             return self._run_static(args, kwargs, step_cache.step)
         call = _Call(self._own, args, kwargs)
-        if not step_cache.step.parts:
+        if not step_cache.parts:
             self.call = args, kwargs
             self.facts = self.facts or self._examine(call)
             return _changed(call.run(call.tensors, MixerCache()), torch.zeros_like)
@@ -319,7 +319,7 @@ class RecurrentMixer:
         if facts is None or max(facts.given) >= len(call.tensors):
             raise UnsupportedModel(f"layer {self._layer}: {self._name} is not called as it was when it was loaded")
         given = [call.tensors[at] for at in facts.given]
-        for part in step_cache.step.parts:
+        for part in step_cache.parts:
             start = part.used - part.rows
             for rows, tensor in zip(facts.rows, given, strict=True):
                 new = tensor[0, part.start : part.end].reshape(part.rows, -1)
@@ -478,7 +478,7 @@ def examined(mixers: Sequence[RecurrentMixer]) -> tuple[tuple[LayerRows, ...], t
 def _plan_of(step_cache: StepCache, device: torch.device, *, in_sequences: bool) -> StepPlan:
     """The plan of a forward, made by the first mixer that runs in it."""
     if step_cache.plan is None:
-        step_cache.plan = make_plan(step_cache.step.parts, device, in_sequences=in_sequences)
+        step_cache.plan = make_plan(step_cache.parts, device, in_sequences=in_sequences)
     plan: StepPlan = step_cache.plan
     return plan
 

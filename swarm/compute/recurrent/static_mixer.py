@@ -60,17 +60,17 @@ class StaticStates(Cache):
         super().__init__(layers=[])
         self.handles = dict(handles)
 
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> StateHandle:
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> StateHandle:  # type: ignore[override]
         """The handle of a convolution's state."""
         del layer_idx
         return self.handles["conv", state_idx]
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> StateHandle | None:
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> StateHandle | None:  # type: ignore[override]
         """The handle of a recurrence's state."""
         del layer_idx
         return self.handles.get(("recurrent", state_idx))
 
-    def update_recurrent_state(
+    def update_recurrent_state(  # type: ignore[override]
         self, recurrent_states: object, layer_idx: int, state_idx: int = 0, **_: object
     ) -> object:
         """Nothing: see the class."""
@@ -173,7 +173,8 @@ def lacks_steps(module: nn.Module) -> str:
 def use_kernel_steps(module: nn.Module) -> None:
     """Let the functions of a mixer's class take handles; what is given a state runs as before."""
     known = vars(sys.modules[type(module).__module__])
-    for name, ours in zip(STEPS, (_convolved, _delta, _scanned), strict=True):
+    kernels: tuple[Callable[..., Any], ...] = (_convolved, _delta, _scanned)
+    for name, ours in zip(STEPS, kernels, strict=True):
         own = known.get(name)
         if own is not None and not hasattr(own, "takes_handles"):
             known[name] = _dispatching(own, ours, name)
@@ -203,7 +204,7 @@ def _convolved(
     step, kept = conv_state.step, conv_state.shape[-1]
     x = hidden_states[:, :, 0].to(conv_state.like.dtype)
     given = conv_state.addresses, kept, step.line, step.base, step.keep, step.sources
-    out = torch.ops.canopy.convolve_paths(x, weight, bias, *given)
+    out: torch.Tensor = torch.ops.canopy.convolve_paths(x, weight, bias, *given)
     if activation is not None:
         out = silu(out) if activation in SILU else ACT2FN[activation](out)
     return out.to(hidden_states.dtype)[:, :, None]

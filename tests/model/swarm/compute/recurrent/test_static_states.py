@@ -178,9 +178,9 @@ def test_a_tree_that_grows_goes_on_from_states_of_live_nodes(small: RaggedModel)
     rows = forward(small, whole, tree, PARENTS)
     both = grown.rows(tree, PARENTS)
     for start, end in ((0, 3), (3, 8)):
-        part = {"node_ids": both.node_ids[start:end], "parents": both.parents[start:end]}
         assert both.token_ids is not None
-        work = replace(both, **part, positions=both.positions[start:end], token_ids=both.token_ids[start:end])
+        nodes, above, at = both.node_ids[start:end], both.parents[start:end], both.positions[start:end]
+        work = replace(both, node_ids=nodes, parents=above, positions=at, token_ids=both.token_ids[start:end])
         assert torch.equal(small.forward([work]), rows[start:end])
 
 
