@@ -30,6 +30,7 @@ from rich.console import Console
 
 from benchmarks.emulation.swarm import covered
 from benchmarks.sheet import Recording, Sheet
+from client.base.target import load_target
 from client.library.aio import AsyncSwarm
 from client.tools.demo.programs import start_program
 from swarm.base.cli import make_console
@@ -140,7 +141,8 @@ async def by_canopy(job: Job, *, lookup: bool) -> Speed:
         boot = ["swarm.cli", "bootstrap", "--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "boot.key")]
         async with start_program("bootstrap", boot, folder) as bootstrap:
             peer = await bootstrap.wait_for(r"/ip4/\S+")
-            serve = ["node.cli", "serve", str(job.model), "--layers", "all", "--join", peer, "--host", "127.0.0.1"]
+            layers = f"0-{load_target(job.model).num_layers}"
+            serve = ["node.cli", "serve", str(job.model), "--layers", layers, "--join", peer, "--host", "127.0.0.1"]
             serve += ["--device", "cpu", "--threads", str(job.threads), "--identity", str(folder / "node.key")]
             serve += ["--dtype", job.dtype]
             async with start_program("node", serve, folder) as node:
