@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from typing import Any, cast
@@ -61,8 +62,16 @@ async def test_by_default_a_cpu_multiplies_with_the_integers_on_one_thread(
 
     used: list[str] = []
     monkeypatch.setattr(RaggedModel, "forward", noted)
-    monkeypatch.setattr(CodesWeight, "product", lambda *given: used.append("codes") or product(*given))
-    monkeypatch.setattr(StoredWeight, "product_of", lambda *given: used.append("expanded") or expanded(*given))
+
+    def counted(kind: str, call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def product_of(*given: Any) -> torch.Tensor:  # noqa: ANN401 - as the product's
+            used.append(kind)
+            return call(*given)
+
+        return product_of
+
+    monkeypatch.setattr(CodesWeight, "product", counted("codes", product))
+    monkeypatch.setattr(StoredWeight, "product_of", counted("expanded", expanded))
     monkeypatch.setattr(CoreShare, "look", lambda self: self.most)  # whatever else this machine does
     texts = {}
     async with in_process_swarm(model.folder, ["0-12"], dtype="auto", threads=2) as here, here.client() as client:

@@ -20,6 +20,7 @@ from swarm.compute.fast_path import GRAPHS, KERNELS, use_static
 from swarm.compute.kernels.support import KERNEL_VERSION
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.packed_layers import PackedLinear
+from swarm.compute.weights.format import WeightFormat
 from swarm.compute.weights.kernel_codes import KernelCodes
 from swarm.compute.weights.kernel_form import KernelForm
 from tests.devices import DEVICE
@@ -122,4 +123,4 @@ def test_a_card_needs_what_was_counted(tmp_path: Path) -> None:
 def _card_sizes(checkpoint: Any, layout: Any) -> dict[str, tuple[int, int]]:  # noqa: ANN401
     from node.model.loading import stored_sizes
 
-    return stored_sizes(checkpoint, layout, with_kernels=True)
+    return stored_sizes(checkpoint, layout, WeightFormat(torch.bfloat16, with_kernels=True))
