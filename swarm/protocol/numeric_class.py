@@ -37,7 +37,7 @@ class NumericClass:
         dtype: compute type, such as `bfloat16`.
         arch: the GPU's architecture where kernels run, such as `sm90`; empty on the plain path.
         kernels: version of the kernels that make a row's bits independent of the rows beside it; 0 on the plain path.
-            On a CPU, of the products with integers: they do the same, and what else a CPU computes does not.
+            On a CPU, of the products with stored integers: they do the same, and what else a CPU computes does not.
         weights: bits of a weight where they are not of the compute type: 16, 8 or 4; 0 where they are.
         lossy_rows: whether rows travel in the int8 codec.
         stored: format of weights that are held as a quantised checkpoint has them, such as `mxfp4`; empty where none
@@ -77,7 +77,7 @@ class NumericClass:
     @property
     def is_reproducible(self) -> bool:
         """Whether a text depends on model, prompt and seed alone, whatever the tree and the layout of the chain."""
-        has_promise = self.kernels > 0 and self.device != "cpu"
+        has_promise = self.kernels > 0 and not (self.stored and self.device == "cpu")
         return not self.lossy_rows and (self.dtype == EXACT or has_promise)
 
 

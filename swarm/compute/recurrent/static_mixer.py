@@ -13,11 +13,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch.nn.functional import silu
-from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
 from swarm.base.errors import UnsupportedModel
@@ -206,7 +205,7 @@ def _convolved(
     given = conv_state.addresses, kept, step.line, step.base, step.keep, step.sources
     out: torch.Tensor = torch.ops.canopy.convolve_paths(x, weight, bias, *given)
     if activation is not None:
-        out = silu(out) if activation in SILU else ACT2FN[activation](out)
+        out = silu(out) if activation in SILU else _activation(activation)(out)
     return out.to(hidden_states.dtype)[:, :, None]
 
 
@@ -252,3 +251,9 @@ def _scanned(  # noqa: PLR0913 - transformers' signature
 
 def _of(step: StateStep) -> tuple[torch.Tensor, ...]:
     return step.line, step.parent, step.base, step.keep, step.spill, step.segments, step.scratch
+
+
+def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    from transformers.activations import ACT2FN  # brings every model's base: a client without a draft needs none
+
+    return cast("Callable[[torch.Tensor], torch.Tensor]", ACT2FN[name])

@@ -41,6 +41,7 @@ def test_a_node_serves_a_file_and_a_client_writes_its_text(tmp_path: Path, capfd
     path = made.write(tmp_path / "Tiny-Q4_K_M.gguf")
     expected = own_text(made, path)
     arguments = [one for one in serve(path, "0-3", "", tmp_path) if one not in ("--join", "")]
+    arguments += ["--dtype", "float32"]  # the file's own values
     with program(arguments, tmp_path / "node.log") as node:
         node.wait_for(r"serving at \S+")
         join = node.wait_for(r"/ip4/127\.0\.0\.1/tcp/\S+")

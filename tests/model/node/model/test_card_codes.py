@@ -77,7 +77,7 @@ MODELS: Final = {
 def load_codes(path: Path, span: Span, dtype: torch.dtype = torch.float32) -> SpanModel:
     checkpoint = open_checkpoint(path)
     form = format_of(checkpoint, dissect(checkpoint.config), "auto", dtype, torch.device(DEVICE))
-    return load_packed(checkpoint, span, replace(form, with_kernels=True), torch.device(DEVICE))
+    return load_packed(checkpoint, span, replace(form, with_kernels=True, codes=False), torch.device(DEVICE))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -23,13 +23,14 @@ from client.draft.search.source import Search
 from client.draft.sources.layer_head import EntryState, LayerEntries, LayerHeadSource
 from node.life.announcer import Announcer
 from node.session.service import NodeService
+from node.session.tail import Tail
 from swarm.base.errors import RemoteProtocolError, RouteError
 from swarm.base.ids import PeerId
 from swarm.base.version import unknown_here
-from swarm.compute.row_codec import encode_rows
+from swarm.compute.row_codec import decode_rows, encode_rows
 from swarm.demo import TARGET
 from swarm.directory.node_record import NodeRecord, NodeState
-from swarm.protocol.messages import Attach, Codec, Rows
+from swarm.protocol.messages import Attach, Reply
 from tests.memory_registry import MemoryRegistry
 from tests.model.published_eagle3 import PublishedForward, publish_eagle3, told
 from tests.net.killable_nodes import KillableNodes, reset_client
@@ -185,13 +186,17 @@ async def test_a_tail_whose_replies_have_another_width_is_left(
     plain, width = await nodes.undisturbed(IDS, max_new_tokens=8, nodes=0), 192
     wrong = [True]
 
-    def encoded(rows: torch.Tensor, codec: Codec) -> Rows:
-        if wrong:  # the first reply that has rows
-            wrong.pop()
-            rows = torch.cat([rows, rows], dim=1)[:, : parts * width]
-        return encode_rows(rows, codec)
+    with_rows = Tail._with_rows
 
-    monkeypatch.setattr("node.session.tail.encode_rows", encoded)
+    def widened(tail: Tail, *given: Any) -> Reply:  # noqa: ANN401 - as the tail's
+        made = with_rows(tail, *given)
+        if not wrong or made.rows is None:
+            return made
+        wrong.pop()  # the first reply that has rows
+        rows = decode_rows(made.rows, torch.float32)
+        return replace(made, rows=encode_rows(torch.cat([rows, rows], dim=1)[:, : parts * width], made.rows.codec))
+
+    monkeypatch.setattr(Tail, "_with_rows", widened)
     await nodes.announce("b2")
     async with drafting_client(nodes, publish_eagle3(tmp_path / "head", TARGET)) as client:
         result = await client.generate(IDS, max_new_tokens=8, nodes=8)
