@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy
 import torch
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
 
 from swarm.base.errors import UnsupportedModel
 from swarm.files.gguf.folder import TensorTable
@@ -388,6 +386,9 @@ def _stored_names(layout: ClassLayout, config: PreTrainedConfig, table: TensorTa
 
 def _published(ours: str, config: PreTrainedConfig) -> Iterator[str]:
     """What checkpoints call a tensor of the class, which converters read: its own name first."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping  # heavy, as in `opening`
+    from transformers.core_model_loading import WeightRenaming
+
     yield ours
     mapping_of: Any = get_checkpoint_conversion_mapping
     name = ours

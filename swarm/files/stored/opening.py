@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
-
 from swarm.base.errors import UnsupportedModel
 from swarm.files.gguf.folder import POINTER
 from swarm.files.pretrained import weight_map
@@ -18,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedConfig
+    from transformers.core_model_loading import WeightRenaming
 
     from swarm.files.hub import Hub
     from swarm.files.stored.source import WeightSource
@@ -49,7 +47,11 @@ def open_source(folder: Path, hub: Hub | None, config: PreTrainedConfig, model: 
 
 def _renamings(config: PreTrainedConfig) -> tuple[WeightRenaming, ...]:
     """How transformers renames tensors of a model of which the language model is a part; of others its class does."""
-    mapping_of: Any = get_checkpoint_conversion_mapping
     if config.get_text_config() is config:
         return ()
+    # Here, because they bring every model's base: a client without a draft needs none.
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    mapping_of: Any = get_checkpoint_conversion_mapping
     return tuple(one for one in mapping_of(config.model_type) or () if type(one) is WeightRenaming)
