@@ -1,4 +1,4 @@
-"""How fast does a file run on this machine alone, beside the programs that people would take instead?
+"""How fast is one machine alone, beside llama.cpp and transformers?
 
 One node with all layers and one client on loopback, without a draft and with look-up; transformers on a folder; and
 llama.cpp on a GGUF file, where the package `xllamacpp` is installed. Each program has processes of its own, one after

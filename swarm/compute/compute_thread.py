@@ -4,8 +4,8 @@ Each OS thread that enters a parallel region of OpenMP owns a team of workers. W
 by spinning: workers sleep between regions, and an operator takes almost twice as long. So a program of Canopy has one
 compute thread, and an operator on any other thread uses that thread alone.
 
-Where other programs take the cores, a team waits for its slowest member at every operator. So a team is as large as
-what others leave (`CoreShare`), and at least one.
+Where other programs take the cores meanwhile, a team waits for its slowest member at every operator. So a team is as
+large as what others leave while it computes (`CoreShare`), and at least one. What they do in between costs nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LOOK_S: Final = 1.0
-"""Over so long others' use of the cores is judged."""
+"""Over so long a time of computing others' use of the cores is judged."""
 SPARE: Final = 0.6
 """A core of which others leave so much still pays as a thread: a team's operators take as long as its slowest one."""
 
@@ -66,11 +66,15 @@ class ComputeThread:
 
     def _run(self, call: Callable[[], T]) -> T:
         share = self._share
-        if share is not None:
+        if share is None or share.most == 1:
+            return call()
+        share.begin()
+        try:
+            return call()
+        finally:
             before = share.threads
-            if share.look() != before:
+            if share.end() != before:
                 use_threads(share.threads, 1)
-        return call()
 
     def close(self) -> None:
         """Wait for the call that runs; those behind it are dropped."""
@@ -107,17 +111,20 @@ class CoreShare:
         self.most = self.threads = most
         self._cores = cores or os.cpu_count() or 1
         self._clock_s, self._others_s = clock_s, others_s or _used_by_others_s
-        self._looked_s, self._used_s = clock_s(), self._others_s()
+        self._began_s = self._before_s = self._computed_s = self._used_s = 0.0
 
-    def look(self) -> int:
-        """The team's threads from now on; changes at most once in `LOOK_S`."""
-        now_s = self._clock_s()
-        passed_s = now_s - self._looked_s
-        if self.most > 1 and passed_s >= LOOK_S:
-            used_s = self._others_s()
-            left = self._cores - max(0.0, used_s - self._used_s) / passed_s
+    def begin(self) -> None:
+        """Something is computed from now on."""
+        self._began_s, self._before_s = self._clock_s(), self._others_s()
+
+    def end(self) -> int:
+        """It is done: the team's threads from now on, which change at most once in `LOOK_S` of computing."""
+        self._computed_s += self._clock_s() - self._began_s
+        self._used_s += self._others_s() - self._before_s  # below 0 at times: the system counts in ticks
+        if self._computed_s >= LOOK_S:
+            left = self._cores - max(0.0, self._used_s) / self._computed_s
             self.threads = min(self.most, max(1, math.floor(left + 1 - SPARE)))
-            self._looked_s, self._used_s = now_s, used_s
+            self._computed_s = self._used_s = 0.0
         return self.threads
 
 

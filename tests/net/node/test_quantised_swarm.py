@@ -72,7 +72,7 @@ async def test_by_default_a_cpu_multiplies_with_the_integers_on_one_thread(
 
     monkeypatch.setattr(CodesWeight, "product", counted("codes", product))
     monkeypatch.setattr(StoredWeight, "product_of", counted("expanded", expanded))
-    monkeypatch.setattr(CoreShare, "look", lambda self: self.most)  # whatever else this machine does
+    monkeypatch.setattr(CoreShare, "end", lambda self: self.most)  # whatever else this machine does
     texts = {}
     async with in_process_swarm(model.folder, ["0-12"], dtype="auto", threads=2) as here, here.client() as client:
         assert torch.get_num_threads() == 1, "the event loop's"

@@ -39,20 +39,35 @@ async def test_no_other_thread_has_a_team() -> None:
     [(0.0, 8), (0.3, 8), (0.7, 7), (1.0, 7), (1.9, 6), (3.3, 5), (7.0, 1), (12.0, 1)],
 )
 def test_a_team_is_as_large_as_what_others_leave(others: float, threads: int) -> None:
-    now = [100.0]
-    share = CoreShare(8, cores=8, clock_s=lambda: now[0], others_s=lambda: others * now[0])
-    now[0] += LOOK_S / 2
-    assert share.look() == 8, "not judged yet"
-    now[0] += LOOK_S / 2
-    assert share.look() == threads
+    now, used = [100.0], [50.0]
+    share = CoreShare(8, cores=8, clock_s=lambda: now[0], others_s=lambda: used[0])
+    for step, expected in ((0.5, 8), (0.5, threads)):
+        used[0] += 1_000.0  # in between they may do what they like
+        now[0] += 60.0
+        share.begin()
+        now[0] += step * LOOK_S
+        used[0] += others * step * LOOK_S
+        assert share.end() == expected
 
 
 def test_a_team_grows_again_and_never_beyond_what_was_asked_for() -> None:
-    now, used = [0.0], [0.0]
+    now, used, counts = [0.0], [0.0], []
     share = CoreShare(4, cores=16, clock_s=lambda: now[0], others_s=lambda: used[0])
-    counts = []
     for others in (0.0, 13.0, 16.0, 2.0):
+        share.begin()
         now[0] += LOOK_S
         used[0] += others * LOOK_S
-        counts.append(share.look())
+        counts.append(share.end())
     assert counts == [4, 3, 1, 4]
+
+
+async def test_a_thread_takes_the_team_that_its_share_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, others = ComputeThread(), iter((0.0, 1e9, 1e9, 2e9, 2e9, 2e9))
+    monkeypatch.setattr("swarm.compute.compute_thread._used_by_others_s", lambda: next(others))
+    monkeypatch.setattr("swarm.compute.compute_thread.LOOK_S", 0.0)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    try:
+        compute.own_the_pool(3)
+        assert [await compute.run(torch.get_num_threads) for _ in range(2)] == [3, 1]
+    finally:
+        compute.close()
