@@ -190,8 +190,8 @@ def held_as_stored(model: SpanModel) -> str:
     """What a user is told of a span whose weights are held as a quantised checkpoint has them."""
     packed = sum(one.numel() * one.itemsize for one in model.model.parameters() if not one.is_floating_point())
     others = model.weight_bytes - packed
-    how = "multiplied as they are" if model.has_codes else "expanded block by block"
-    how = "read by kernels" if model.reads_codes else how
+    how = "read by kernels" if model.reads_codes else "expanded block by block"
+    how = "multiplied as they are" if model.has_codes else how
     return (
         f"{model.stored_as} as published: {packed / 2**20:,.1f} MiB of weights, {how}; "
         f"{others / 2**20:,.1f} MiB are held in {str(model.dtype).removeprefix('torch.')}"
