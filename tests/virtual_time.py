@@ -103,6 +103,7 @@ _PACKAGES = ("client.", "node.", "swarm.")
 
 def _exchange_defaults(clocks: Mapping[Any, Any]) -> None:
     """Functions that take a clock and have one as their default: give them another."""
+    gc.unfreeze()  # a program that ran in this process may have frozen its imports, which are left out then
     for one in gc.get_objects():
         if type(one) is FunctionType and (one.__module__ or "").startswith(_PACKAGES):  # others may be lazy
             if one.__defaults__:
