@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from swarm.base.errors import UnsupportedModel
 from swarm.compute.weights.packed_weight import BLOCK, PackedWeight
 
 if TYPE_CHECKING:
@@ -160,9 +161,10 @@ class CodesWeight(PackedWeight):
 
     def _tiles(self, start: int, end: int) -> torch.Tensor:
         """The weights of some tiles' rows, [rows, columns] in the compute type."""
-        tiles = self.words.view(-1, self.form.places, TILE // 2)[start:end]
-        halves = torch.stack((tiles & 15, tiles >> 4), 3).flatten(2)  # [tiles, places, TILE], rows as they lie
-        codes = halves.transpose(1, 2).index_select(1, _layout())
+        together, order = _layout()
+        packed = self.words.view(-1, self.form.places, together // 2)[start * TILE // together : end * TILE // together]
+        halves = torch.stack((packed & 15, packed >> 4), 3).flatten(2)  # [blocks, places, together], rows as they lie
+        codes = halves.transpose(1, 2).index_select(1, order)
         rows = slice(start * TILE, min(end * TILE, self.pairs.shape[1]))
         steps, zeros = self._read_pairs()[:, rows].float().unbind(2)
         values = codes.flatten(0, 1).float().sub_(OFFSET).view(rows.stop - rows.start, -1, self.form.group)
@@ -171,9 +173,9 @@ class CodesWeight(PackedWeight):
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """Some rows, [n, columns] of int64 [n], in the compute type."""
-        tiles = self.words.view(-1, self.form.places, TILE // 2)  # a tile's rows, place by place
-        place = _layout()[ids % TILE]
-        packed = tiles[ids // TILE, :, place // 2]
+        together, halves = _layout()
+        place = halves[ids % together]
+        packed = self.words.view(-1, self.form.places, together // 2)[ids // together, :, place // 2]
         codes = packed >> (place % 2 * 4).to(torch.uint8)[:, None] & 15
         pairs = self.pairs[:, ids].t().contiguous().view(torch.bfloat16).float().view(len(ids), -1, 2)
         values = (codes.float() - OFFSET).view(len(ids), -1, self.form.group)
@@ -264,20 +266,24 @@ def _steps(codes: LinearCodes, group: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @cache
-def _layout() -> torch.Tensor:
-    """Which of a place's 64 half bytes, the low ones first, each of a tile's rows has: int64 [TILE].
+def _layout() -> tuple[int, torch.Tensor]:
+    """How many rows the processor's layout keeps together, and which half byte of a place, low ones first, each has.
 
     Learned from the packing itself, which is another one for another processor: rows that are told apart by their
-    codes are packed, low bits and high bits of their numbers.
+    codes are packed, low bits and high bits of their numbers. Where rows lie together, all places look alike.
     """
     with torch.inference_mode(mode=False):
-        rows = torch.arange(TILE, dtype=torch.int32)
-        found = torch.zeros(TILE, dtype=torch.int64)
+        rows, places = torch.arange(TILE, dtype=torch.int32), GROUPS[-1]
+        packed = []
         for shift in (0, 4):
-            codes = ((rows >> shift) & 15)[:, None].expand(-1, GROUPS[-1]).contiguous()
-            first = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1).view(GROUPS[-1], TILE // 2)[0]
-            found += torch.stack((first & 15, first >> 4), 1).flatten().long() << shift
-        return torch.argsort(found)
+            codes = ((rows >> shift) & 15)[:, None].expand(-1, places).contiguous()
+            packed.append(torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1).flatten())
+        for together in (TILE, TILE // 2, TILE // 4):
+            low, high = (one.view(-1, places, together // 2) for one in packed)
+            if all(bool((one == one[:, :1]).all()) for one in (low, high)):
+                bits = [torch.stack((one[0, 0] & 15, one[0, 0] >> 4), 1).flatten().long() for one in (low, high)]
+                return together, torch.argsort(bits[0] + (bits[1] << 4))
+    raise UnsupportedModel("this processor packs weights of 4 bits in a way that is not known; use --dtype float32")
 
 
 def _frozen(words: torch.Tensor) -> nn.Parameter:

@@ -47,7 +47,6 @@ async def test_a_swarm_gives_the_text_of_the_model_that_the_library_reads(name: 
         assert made.stats.reproducible
 
 
-@pytest.mark.skipif(not computes_bfloat16(torch.device("cpu")), reason="this processor does not compute in bfloat16")
 async def test_by_default_a_cpu_multiplies_with_the_integers_on_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,9 +78,10 @@ async def test_by_default_a_cpu_multiplies_with_the_integers_on_one_thread(
         for nodes in (1, 16):
             made = await client.generate(PROMPT, max_new_tokens=TOKENS, nodes=nodes)
             texts[nodes] = list(made.tokens)
-        assert made.stats.numeric_class == "cpu-bfloat16-k1+ct4"
-        assert not made.stats.reproducible
-    assert set(used) == {"codes"}
+        has_bfloat16 = computes_bfloat16(torch.device("cpu"))
+        assert made.stats.numeric_class == ("cpu-bfloat16-k1+ct4" if has_bfloat16 else "cpu-float32+ct4")
+        assert made.stats.reproducible is not has_bfloat16
+    assert set(used) == {"codes" if has_bfloat16 else "expanded"}
     assert len(threads) == 1
     meant: Any = model.meant
     ids = cast("Any", AutoTokenizer).from_pretrained(TARGET)(PROMPT, return_tensors="pt").input_ids
