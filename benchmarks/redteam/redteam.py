@@ -9,7 +9,7 @@ when an attack broke something that is not named as a limit.
 
     python -m benchmarks redteam --list
     python -m benchmarks redteam --only session-hijack reply-theft
-    python -m benchmarks redteam --kind hops --record      # these rows of the table, and no other
+    python -m benchmarks redteam --kind HOPS --record      # these rows of the table, and no other
 """
 
 from __future__ import annotations
