@@ -212,7 +212,7 @@ class _Context:
         return self._call.metadata
 
     async def send_initial_metadata(self, _: object) -> None:
-        """Nobody reads any."""
+        """Drop what gRPC would send when the call ends: no test reads it."""
 
     async def write(self, message: bytes) -> None:
         await self._call.responses.put(message)
