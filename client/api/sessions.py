@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final
 
 from client.decode.state import GenerationState
-from client.library.session import Session, SessionOpener
-from swarm.base.errors import Busy, SwarmError
+from client.library.session import Beginning, Session, SessionOpener
+from swarm.base.errors import Busy
 from swarm.base.tasks import HeldContext, TaskScope
 
 logger = logging.getLogger(__name__)
@@ -93,7 +95,7 @@ class SessionPool:
         opener: of sessions of one model.
         reused: how often a kept one was lent.
         opened: how often a new one was opened.
-        forked: how often it began with another one's tokens.
+        begun: how often it began with tokens that machines held.
     """
 
     def __init__(
@@ -112,7 +114,8 @@ class SessionPool:
         self._coming: list[ComingPrompt] = []
         self.reused = 0
         self.opened = 0
-        self.forked = 0
+        self.begun = 0
+        self._master = secrets.token_bytes(32)
         scope.spawn(self._forget_old(), "kept sessions")
 
     @property
@@ -158,23 +161,18 @@ class SessionPool:
             max_new_tokens: that may come after the prompt in all.
         """
         window, most = self._windows(state, larger_than, max_new_tokens)
-        for size in (window, most) if most < window else (window,):
-            with suppress(Busy):
-                if (forked := await self._fork(state, size, owner)) is not None:
-                    return forked
-                break
         try:
-            return await self._open(window, state.nodes, owner)
+            return await self._open(window, state, owner)
         except Busy:
             if not self._idle and most >= window:
                 raise
         await self.clear()  # what is kept takes the room that is needed
         try:
-            return await self._open(window, state.nodes, owner)
+            return await self._open(window, state, owner)
         except Busy:
             if most >= window:
                 raise
-        return await self._open(most, state.nodes, owner)
+        return await self._open(most, state, owner)
 
     async def clear(self) -> None:
         idle, self._idle = self._idle, []
@@ -190,12 +188,8 @@ class SessionPool:
             larger_than: tokens of the window that was too small; 0 where the session has ended.
             max_new_tokens: as of `open`.
         """
-        fresh = None
-        if larger_than:
-            with suppress(Busy):
-                fresh = await self._fork(state, self._windows(state, larger_than, max_new_tokens)[0], lent.owner)
         await lent.held.close()
-        return fresh or await self.open(state, lent.owner, larger_than, max_new_tokens)
+        return await self.open(state, lent.owner, larger_than, max_new_tokens)
 
     def _windows(self, state: GenerationState, larger_than: int, max_new_tokens: int) -> tuple[int, int]:
         """The window of a new session, and the least that will do."""
@@ -231,29 +225,17 @@ class SessionPool:
             if self._limits.share or lent.owner == owner
         ]
 
-    async def _fork(self, state: GenerationState, window_tokens: int, owner: str) -> LentSession | None:
-        """A new session that begins with what one of this owner holds of the prompt; None where none holds enough."""
-        found = self._held(state, owner)
-        parent, tokens = max(found, key=lambda each: len(each[1]), default=(None, ()))
-        if parent is None or len(tokens) < MIN_SHARED_TOKENS:
-            return None
+    async def _open(self, window_tokens: int, state: GenerationState, owner: str) -> LentSession:
         held: HeldContext[Session] = HeldContext(self._scope)
-        try:
-            session = await held.open(self.opener.fork(parent.session, tokens, window_tokens, state.nodes))
-        except Busy:
-            raise
-        except SwarmError as error:
-            logger.debug("a session was not forked", exc_info=error)
-            return None
+        beginning = Beginning(state.sequence, self._secret(owner))
+        session = await held.open(self.opener.open(window_tokens, state.nodes, beginning))
         self.opened += 1
-        self.forked += 1
+        self.begun += bool(session.held)
         return LentSession(held, session, state.nodes, owner)
 
-    async def _open(self, window_tokens: int, nodes: int, owner: str) -> LentSession:
-        held: HeldContext[Session] = HeldContext(self._scope)
-        session = await held.open(self.opener.open(window_tokens, nodes))
-        self.opened += 1
-        return LentSession(held, session, nodes, owner)
+    def _secret(self, owner: str) -> bytes:
+        """Of all who may use what others of them had computed: a key's own, or everyone's here."""
+        return blake2b(b"" if self._limits.share else owner.encode(), key=self._master).digest()
 
     def _shared(self, state: GenerationState, owner: str) -> LentSession | None:
         """The kept session of this owner whose sequence has most in common with the prompt.

@@ -66,9 +66,9 @@ from swarm.protocol.faults import SignatureCheck
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
     Attach,
+    Border,
     Credits,
     Fault,
-    Fork,
     Held,
     Hold,
     Open,
@@ -153,7 +153,7 @@ class Chain:
         self._plan = RepairPlan(route, wait_s)
         self._rerouter = Rerouter(owner.find_route)
         self._key = SessionKey.fresh()
-        self._fork: Fork | None = None
+        self._prefix: tuple[Border, ...] = ()
         self._journal: Journal | None = None
         self._next: SessionLink | None = None
         self._owner = owner
@@ -199,14 +199,13 @@ class Chain:
         """Leave a machine soon that keeps the session from opening, if there is a route without it. Before that."""
         self._progress.is_hasty = True
 
-    def begin_with(self, parent: Chain, tokens: Sequence[int]) -> None:
-        """Ask for a fork (P15), before it is opened; `credits.forked` says then whether every hop could make it.
+    def ask_for(self, prefix: Sequence[Border]) -> None:
+        """Ask what hops hold of these beginnings (P15), before it is opened; then `credits.held` is one that all have.
 
         Args:
-            parent: a chain of this client over the same route.
-            tokens: the first committed tokens of its session, which every hop has.
+            prefix: the longest first.
         """
-        self._fork = parent._key.fork(self._key.session, tokens)
+        self._prefix = () if self.route.hedge is not None else tuple(prefix)
 
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""
@@ -260,8 +259,8 @@ class Chain:
             return
         if ready.generation == self.generation == 0:
             want = self._want
-            forked = 0 if self._fork is None else self._fork.tokens
-            self.credits = ready.credits.min_with(Credits(want.window_tokens, want.sweeps, want.nodes, forked))
+            held = next((one.tokens for one in self._prefix if one.tokens <= ready.credits.held), 0)
+            self.credits = ready.credits.min_with(Credits(want.window_tokens, want.sweeps, want.nodes, held))
         self._plan.report(RouteAttached(ready.generation), time.monotonic())
         self._news.set()
 
@@ -401,7 +400,7 @@ class Chain:
 
     def _wanted(self) -> Open:
         if not self.generation:
-            return replace(self._want, fork=self._fork)
+            return replace(self._want, prefix=self._prefix)
         credits = self.credits  # no new hop may have less than what the session uses
         return replace(self._want, window_tokens=credits.window_tokens, sweeps=credits.sweeps, nodes=credits.nodes)
 

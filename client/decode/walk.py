@@ -22,8 +22,10 @@ from client.draft.search.tree import DraftTree
 from swarm.base.errors import LocalProtocolError, RemoteProtocolError
 from swarm.base.ids import TreeNodeId
 from swarm.compute.row_codec import decode_rows
+from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Reply, Sampling, Sweep, Want
 from swarm.protocol.pick_rules import DraftDistribution
+from swarm.protocol.prefix import BlockNames
 from swarm.protocol.session import Limits, Parent, SessionState
 
 
@@ -39,15 +41,19 @@ class Walk:
         log_probs: one per pick of `passed`, where they were asked for.
     """
 
-    def __init__(self, limits: Limits, sampling: Sampling, forked: Sequence[int] = ()) -> None:
+    def __init__(
+        self, limits: Limits, sampling: Sampling, begun: Sequence[int] = (), names: BlockNames | None = None
+    ) -> None:
         """Begin a sequence.
 
         Args:
             limits: what the session may hold.
             sampling: how to pick.
-            forked: tokens that it begins with (P15).
+            begun: tokens that it begins with (P15).
+            names: of their blocks; it names those that follow. None where hops were not asked what they hold.
         """
-        self.state = SessionState.forked(limits, forked)
+        self.state = SessionState.begun(limits, begun, () if names is None else names.names)
+        self._names = names
         self.generation = 0
         self.pending: int | None = None
         self.want: Want | None = None
@@ -62,7 +68,7 @@ class Walk:
         self._acked = 0
         self._truncate_to: int | None = None
         self._committed_by: dict[int, int] = {}  # unanswered sweep → tokens that are committed with it
-        self._held = len(forked)
+        self._held = len(begun)
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -107,7 +113,7 @@ class Walk:
         pairs = zip(held, prompt[:-1], strict=False)
         differing = (place for place, (ours, theirs) in enumerate(pairs) if ours.token != theirs)
         kept = next(differing, min(len(held), len(prompt) - 1))
-        self._truncate_to = kept if self.state.sequence or held else None
+        self._truncate_to = kept if self.state.sequence or held or self._names is not None else None
         self._certain = held[kept - 1].id if kept else None
         self._forced_until, self.pending = first, prompt[-1]
         self._sampling, self._picks, self._log_probs = sampling, {}, {}
@@ -236,7 +242,8 @@ class Walk:
     ) -> Sweep:
         truncate_to, commit_to = self._truncate_to, self._commit_to
         committed = len(self.state.committed) if truncate_to is None else truncate_to
-        committed += len(self.state.path_to(commit_to)) if commit_to is not None else 0
+        path = self.state.path_to(commit_to) if commit_to is not None else ()
+        committed += len(path)
         sweep = Sweep(
             sequence=self.state.sequence + 1,
             committed=committed,
@@ -250,6 +257,7 @@ class Walk:
             commit_to=commit_to,
             sampling=self._sampling,
             guesses=guesses,
+            names=self._name(committed, truncate_to, path),
             want=want or (self.want if picks_from < self.state.next_id + len(tokens) else None),
         )
         self._sampling = self._truncate_to = None
@@ -262,6 +270,18 @@ class Walk:
         self._picks = {node: token for node, token in self._picks.items() if node in alive}
         self._log_probs = {node: found for node, found in self._log_probs.items() if node in alive}
         return sweep
+
+    def _name(self, committed: int, truncate_to: int | None, path: Sequence[TreeNodeId]) -> tuple[bytes, ...]:
+        """The names of the blocks that are whole once so many tokens are committed."""
+        if self._names is None:
+            return ()
+        if truncate_to is not None:
+            self._names.truncate(truncate_to)
+        named = len(self._names.names)
+        if committed // BLOCK_TOKENS == named:
+            return ()
+        tokens = [token.token for token in self.state.committed[named * BLOCK_TOKENS : committed - len(path)]]
+        return self._names.extend([*tokens, *(self.state.live[node].token for node in path)])
 
 
 WANT_ROWS = Want(hidden_rows=True)

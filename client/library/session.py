@@ -20,7 +20,7 @@ from client.base.stats import Result, Stats, TokenLogProbs
 from client.base.target import Target
 from client.chain.blame import BUSY_S, RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
-from client.chain.opening import ChainOpening, PeerLatency, first_open, open_chain
+from client.chain.opening import ChainOpening, PeerLatency, first_open
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
 from client.decode.policy import SWEEPS_IN_FLIGHT
 from client.decode.state import ForcedText, GenerationState
@@ -46,8 +46,9 @@ from swarm.directory.registry import KNOWN_S, RECENT_S, Registry
 from swarm.directory.signed_faults import is_signed
 from swarm.link.dial import Dialer
 from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_REPLY_ROWS
-from swarm.protocol.messages import Codec, Open, RouteHop, Rows, Sampling
+from swarm.protocol.messages import Border, Codec, Open, RouteHop, Rows, Sampling
 from swarm.protocol.numeric_class import NumericClass, promises_texts
+from swarm.protocol.prefix import BlockNames, borders
 from swarm.protocol.session import Limits
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, hedged
@@ -61,8 +62,17 @@ RANDOM_HEDGE = 0.1
 logger = logging.getLogger(__name__)
 
 
-class ForkRefused(SwarmError):
-    """A session cannot begin with another one's tokens; it can be opened without."""
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a new session's text begins with, so that machines which hold some of it need not compute that (P15).
+
+    Attributes:
+        tokens: token ids.
+        secret: 16 to 64 bytes, of all who may use what others of them had computed.
+    """
+
+    tokens: Sequence[int]
+    secret: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,15 @@ class Piece:
     log_probs: tuple[TokenLogProbs, ...] = ()
     sweeps: tuple[dict[str, object], ...] = ()
     reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a session asks machines for: tokens of its window, tree nodes of a sweep, beginnings of its text."""
+
+    window_tokens: int
+    nodes: int
+    prefix: tuple[Border, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,12 +326,13 @@ class SessionOpener:
         return RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join, avoid=frozenset(avoid))
 
     @asynccontextmanager
-    async def open(self, window_tokens: int, nodes: int) -> AsyncIterator[Session]:
+    async def open(self, window_tokens: int, nodes: int, beginning: Beginning | None = None) -> AsyncIterator[Session]:
         """Open a session, on another route if a machine of the first does not answer.
 
         Args:
             window_tokens: tokens of its sequence, at most.
             nodes: tree nodes of a sweep, at most, its pending token not counted.
+            beginning: of its text. `Session.held` says how much of it every machine had; nothing without this.
 
         Raises:
             RouteError: nobody serves some layers.
@@ -320,44 +340,20 @@ class SessionOpener:
             SwarmError: machines that share nothing say that this session cannot be.
         """
         async with TaskScope() as scope:
-            made = await self._opened(scope, window_tokens, nodes + 1)  # and the pending token
-            walk = self._walk(made.chain)
+            names = None if beginning is None else BlockNames(beginning.secret)
+            prefix: tuple[Border, ...] = ()
+            if names is not None and beginning is not None:
+                prefix = borders(names.extend(beginning.tokens[:-1]))  # the last one's pick is wanted
+            made = await self._opened(scope, _Room(window_tokens, nodes + 1, prefix))  # and the pending token
+            walk = self._walk(made.chain, beginning, names)
             made.chain.begin(walk.state)
             scope.spawn(self._keep_known())
             codec = _codec(made.chain.route.numeric_class, self.codec)
             yield Session(made.chain, walk, codec, self.nearby)
 
-    @asynccontextmanager
-    async def fork(
-        self, parent: Session, tokens: Sequence[int], window_tokens: int, nodes: int
-    ) -> AsyncIterator[Session]:
-        """Open a session that begins with the first tokens of another one, on its route: they are not computed again.
-
-        Args:
-            parent: open.
-            tokens: of its sequence, which it holds for certain (`Walk.held`); fewer than the window.
-            window_tokens: as of `open`.
-            nodes: as of `open`.
-
-        Raises:
-            ForkRefused: a hop does not have them, or does not know forks.
-            SwarmError: the chain does not open.
-        """
-        route = parent.chain.route
-        if route.hedge is not None:
-            raise ForkRefused("a hedged session is not forked")
-        chain = self._chain(route, window_tokens, nodes + 1)
-        chain.begin_with(parent.chain, tokens)
-        async with open_chain(chain), TaskScope() as scope:
-            if chain.credits.forked != len(tokens):
-                raise ForkRefused("a hop does not hold its tokens any more")
-            walk = self._walk(chain, tokens)
-            chain.begin(walk.state)
-            scope.spawn(self._keep_known())
-            yield Session(chain, walk, _codec(route.numeric_class, self.codec), self.nearby)
-
-    def _chain(self, route: Route, window_tokens: int, sweep_nodes: int) -> Chain:
+    def _chain(self, route: Route, room: _Room) -> Chain:
         """A chain over a route, not opened yet."""
+        window_tokens, sweep_nodes = room.window_tokens, room.nodes
         want = Open(
             fingerprint=self.identity.fingerprint,
             window_tokens=window_tokens,
@@ -372,9 +368,10 @@ class SessionOpener:
         )
         chain = Chain(self.dialer, route, want, owner, self.wait_s)
         chain.accept_rows(_reply_rows_bytes(width, route))
+        chain.ask_for(room.prefix)
         return chain
 
-    async def _opened(self, scope: TaskScope, window_tokens: int, sweep_nodes: int) -> ChainOpening:
+    async def _opened(self, scope: TaskScope, room: _Room) -> ChainOpening:
         """The first opening that stands, on whichever route; what kept others from it is remembered.
 
         Raises:
@@ -383,7 +380,7 @@ class SessionOpener:
         refusals = Refusals(self.wait_s)
 
         def begin(route: Route, *, is_hasty: bool) -> ChainOpening:
-            chain = self._chain(route, window_tokens, sweep_nodes)
+            chain = self._chain(route, room)
             if is_hasty:
                 chain.hurry()
             return ChainOpening(scope, chain)
@@ -473,10 +470,13 @@ class SessionOpener:
                     logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.gap)
             await asyncio.sleep(RETRY_S)
 
-    def _walk(self, chain: Chain, forked: Sequence[int] = ()) -> Walk:
+    def _walk(self, chain: Chain, beginning: Beginning | None, names: BlockNames | None) -> Walk:
         credits = chain.credits
         limits = Limits(self.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
-        return Walk(limits, Sampling(), forked)
+        if beginning is None or names is None:
+            return Walk(limits, Sampling())
+        names.truncate(credits.held)
+        return Walk(limits, Sampling(), beginning.tokens[: credits.held], names)
 
 
 def _no_promise(name: str, left_out: Sequence[str], error: RouteError) -> RouteError:

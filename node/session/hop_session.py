@@ -8,14 +8,17 @@ so to the neighbours. Trouble behind it is reported and waited out: the client a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import grpc.aio
+import msgpack
+import torch
 
 from node.model.span import SpanModel
 from node.session.admission import GrammarsRefused
@@ -39,25 +42,26 @@ from swarm.base.layers import Span
 from swarm.base.tasks import TaskScope
 from swarm.compute.grammars import LEASE_FIELD, LeaseExceeded
 from swarm.compute.kv_cache import KvCache
+from swarm.compute.kv_pool import KvBlock, KvPool, NamedText
 from swarm.compute.row_codec import check_width
 from swarm.link.dial import Connection
 from swarm.link.hedged_link import follow
 from swarm.link.successor import SessionLink, SuccessorLink
-from swarm.protocol.authority import check_command, may_fork, place_in, token_digest
+from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.faults import sign_fault
 from swarm.protocol.frames import FrameLimits
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
-from swarm.protocol.limits import HeadLimits
+from swarm.protocol.limits import BLOCK_TOKENS, HeadLimits
 from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
+    Border,
     Close,
     Credits,
     Fault,
     FaultKind,
-    Fork,
     Held,
     Hold,
     HopTime,
@@ -71,6 +75,8 @@ from swarm.protocol.messages import (
 )
 
 logger = logging.getLogger(__name__)
+
+States = dict[int, tuple[torch.Tensor, ...]]
 
 # How long a session lives without news: renewed by every message, shortened when its upstream is lost (R9).
 
@@ -151,10 +157,35 @@ def check_parts(sampling: Sampling | None, rows: Rows | None, model: SpanModel, 
 
 MAX_FAULTS = 64
 """Faults of the hops behind that are passed on in one generation."""
-REST_S = 1.0
-"""How long a new session waits for the end of a sweep of the one that it begins with."""
+FILED_TOGETHER = 16
+"""Blocks that are copied at a time: so many leave other sessions their turns."""
 GRANTS_TOO_LITTLE = "grants less than the session needs"
 NOBODY_SIGNED = "passed on a fault that its reporter did not sign"
+
+
+def _scope_of(attach: Attach, role: HopRole) -> bytes | None:
+    """What KV and rows depend on beside the tokens; with the hops in front, wrong rows spoil no other chain's."""
+    if attach.hedge is not None:
+        return None
+    front = [(hop.peer, hop.span.start, hop.span.end) for hop in attach.route[: attach.index]]
+    own = [front, role.span.start, role.span.end, role.codec.value, role.aux_layers]
+    return hashlib.sha256(msgpack.packb(own)).digest()
+
+
+class Shelf(Protocol):
+    """What a node holds of texts, besides a session's own.
+
+    Attributes:
+        pool: of sessions that are over.
+    """
+
+    pool: KvPool
+
+    def running(self, scope: bytes, prefix: Sequence[Border]) -> HopSession | None:
+        """A session that holds the longest of these beginnings, and has not left it to the pool."""
+
+    def room(self, session: HopSession) -> int:
+        """KV tokens that blocks may take beside the reservations of all other sessions."""
 
 
 class HopSession:
@@ -166,16 +197,15 @@ class HopSession:
         log: the session's rules and state here.
         journal: what the next hop may need again (R5).
         owner: who pays for it (`node.session.admission`).
+        scope: what its KV and rows depend on beside the tokens (P15); None where a hop has a replica.
         used_at: when the last sweep came, or the session began, on the clock of `time.monotonic`.
     """
 
-    def __init__(
-        self, context: NodeContext, attach: Attach, credits: Credits, owner: str, parent: HopSession | None = None
-    ) -> None:
+    def __init__(self, context: NodeContext, attach: Attach, credits: Credits, owner: str, shelf: Shelf) -> None:
         """Begin a session.
 
         Args:
-            parent: the session here that it asks to begin with (P15).
+            shelf: what this node holds of other texts (P15).
         """
         self.credits = credits
         self.owner = owner
@@ -193,7 +223,7 @@ class HopSession:
         self._passed_faults_in, self._passed_faults = -1, 0
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
-        self._parent, self._children = parent, 0
+        self._shelf = shelf
         self._tail = Tail(self.log, partial(context.compile, self.span, owner) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
@@ -201,6 +231,7 @@ class HopSession:
         self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
         self._connect = context.dials(owner)
+        self.scope = _scope_of(attach, self._role)
 
     @property
     def span(self) -> Span:
@@ -216,6 +247,11 @@ class HopSession:
         """Whether this hop is hedged: another machine gets the same sweeps."""
         hedge = self._attach.hedge
         return hedge is not None and hedge.index == self._attach.index
+
+    @property
+    def names(self) -> list[bytes]:
+        """Of the blocks that it has computed, as far as its client gave them (P15)."""
+        return self.log.executed.names
 
     @property
     def is_tail(self) -> bool:
@@ -271,7 +307,7 @@ class HopSession:
             self._go_on(replace(new, hedge=reroute.hedge, records=reroute.records, signature=reroute.signature))
 
     def _go_on(self, attach: Attach) -> None:
-        self._attach = attach
+        self._attach, self.scope = attach, _scope_of(attach, self._role)
         if self._is_tail and self._kv_cache is not None:
             self._upstreams.be_ready(self.credits)
         elif self._next is not None:
@@ -396,10 +432,10 @@ class HopSession:
         self.close(reason)
 
     def close(self, reason: str) -> None:
-        """End the session; `run` frees everything."""
+        """End the session; `run` files what is committed, then frees everything."""
         if not self.is_closed:
             self._reason = reason
-            self._kv_cache = self._running = None  # its memory is free once a forward that runs is done
+            self._running = None
             self._closed.set()
             self.replies.close()
             if self._attaching is not None:
@@ -410,10 +446,12 @@ class HopSession:
         self._attaching = asyncio.current_task()
         try:
             self._kv_cache = await self._context.kv_cache(self.span, self.credits)
-            await self._begin_as_fork()
+            await self._begin()
             self._attaching = None
             self._context.engine.submit(self)  # a replay may have come before there was room for it
             await (self._serve_tail() if self._is_tail else self._serve_linked())
+            self._upstreams.end()
+            await self.file()
         except SwarmError as error:
             if isinstance(error, LeaseExceeded):
                 self._context.admission.grammar_exceeded(self.owner)
@@ -424,67 +462,65 @@ class HopSession:
             self.close("ended")
             self._lease.cancel()
             self._upstreams.end()
-            self._kv_cache = None  # it may have come after the end
+            self._kv_cache = None  # its memory is free
             self.journal.drop()
             self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
-    async def _begin_as_fork(self) -> None:
-        """Begin with the tokens that another session of this client holds here (P15); with none if it does not."""
-        fork, parent, self._parent = self._attach.open.fork, self._parent, None
-        if fork is None or parent is None or not parent._lends(fork, self._attach):
+    async def _begin(self) -> None:
+        """Begin with the longest beginning of its text that this node holds (P15)."""
+        prefix = [border for border in self._attach.open.prefix if border.tokens < self.credits.window_tokens]
+        kv, scope, pool = self._kv_cache, self.scope, self._shelf.pool
+        if not prefix or scope is None or self._attach.generation or kv is None:
             return
-        async with parent._resting() as its_kv:
-            tokens = [token.token for token in parent.log.executed.committed[: fork.tokens]]
-            own_kv = self._kv_cache
-            if its_kv is None or own_kv is None or token_digest(tokens) != fork.digest:
-                return
-            try:
-                await self._context.engine.on_thread(partial(own_kv.fork, its_kv, fork.tokens))
-            except LocalProtocolError as error:
-                logger.info("a session cannot be forked: %s", error)
-                return
-            self.log.fork(tokens)
-            self.journal.forked(self.log.executed, parent.journal)
+        blocks, names = pool.find(scope, prefix)
+        longer = [border for border in prefix if border.tokens > len(blocks) * BLOCK_TOKENS]
+        if longer and (running := self._shelf.running(scope, longer)) is not None:
+            await running.file()
+            blocks, names = pool.find(scope, prefix)
+        for start in range(0, len(blocks), FILED_TOGETHER):
+            await self._context.engine.on_thread(partial(_adopt, kv, blocks[start : start + FILED_TOGETHER]))
+        if self.is_closed or not blocks:
+            return
+        tokens = [token for block in blocks for token in block.tokens]
+        self.log.begin(tokens, names)
+        self.journal.begin(self.log.executed, [block.rows for block in blocks if block.rows is not None])
         self._account()
-        self.credits = replace(self.credits, forked=fork.tokens)
+        self.credits = replace(self.credits, held=len(tokens))
+        pool.found += len(tokens)
 
-    def _lends(self, fork: Fork, attach: Attach) -> bool:
-        """Whether a new session may begin with tokens of this one, and does the same work here."""
-        mine = self._attach.open
-        return (
-            not attach.generation
-            and attach.hedge is None
-            and fork.tokens < attach.open.window_tokens
-            and attach.open.codec is mine.codec
-            and self.serves(attach)
-            and may_fork(mine.session_key, attach.session, fork)
-        )
-
-    @asynccontextmanager
-    async def _resting(self) -> AsyncIterator[KvCache | None]:
-        """This session's KV while no sweep changes it; None where there is none, or it takes too long."""
-        self._children += 1
-        try:
-            until = time.monotonic() + REST_S
-            while self._running is not None and time.monotonic() < until:
-                await self._context.engine.on_thread(_nothing)
-            is_still = self._running is None and not self.is_closed and not self.log.is_replaying
-            yield self._kv_cache if is_still else None
-        finally:
-            self._children -= 1
-            self._context.engine.submit(self)
+    async def file(self) -> None:
+        """Leave copies of what is committed and named in the node's pool, for sessions that begin alike (P15)."""
+        kv, scope, pool = self._kv_cache, self.scope, self._shelf.pool
+        if kv is None or scope is None:
+            return
+        text = NamedText(scope, tuple(self.names))
+        lacking = pool.lacks(text)
+        for first in lacking[::FILED_TOGETHER]:
+            if self.names[: len(text.names)] != [*text.names]:
+                return  # it was cut back meanwhile
+            places = range(first, min(first + FILED_TOGETHER, lacking.stop))
+            spans = [(place * BLOCK_TOKENS, (place + 1) * BLOCK_TOKENS) for place in places]
+            tokens = [tuple(token.token for token in self.log.executed.committed[slice(*span)]) for span in spans]
+            rows = [None if self._is_tail else self.journal.block(*span) for span in spans]
+            cuts = await self._context.engine.on_thread(partial(_cut, kv, spans))
+            for place, ids, row, (tensors, states) in zip(places, tokens, rows, cuts, strict=False):
+                block, is_whole = KvBlock(ids, tensors, row, states), self._is_tail or row is not None
+                if not is_whole or not pool.add(text, place, block, self.owner, self._shelf.room(self)):
+                    return
+            if len(cuts) < len(spans):
+                return
 
     def pending(self) -> PendingWork | None:
         """For the engine: what `next_run` would return."""
-        if self.is_closed or self._kv_cache is None or not self._tail.is_ready or self._is_resting:
+        if self.is_closed or self._kv_cache is None or not self._tail.is_ready:
             return None
         rows = self.log.next_rows if self._running is None else self._running.remaining
         return None if rows is None else PendingWork(self.span, rows, self._kv_cache.slots.used)
 
     def next_run(self) -> SweepRun | None:
         """For the engine: the sweep to work on."""
-        if self.is_closed or self._kv_cache is None or not self._tail.is_ready or self._is_resting:
+        if self.is_closed or self._kv_cache is None or not self._tail.is_ready:
             return None
         if self._running is None:
             work = self.log.next_work()
@@ -492,11 +528,6 @@ class HopSession:
                 self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, self._tail.picking())
                 self._tail.expect_masks(self._running)
         return self._running if self._tail.is_ready else None
-
-    @property
-    def _is_resting(self) -> bool:
-        """Whether a new session copies from this one, so that no further sweep is begun."""
-        return self._children > 0 and self._running is None
 
     def finish(self, run: SweepRun) -> None:
         """For the engine: a sweep is done; send it on, or answer it."""
@@ -547,7 +578,7 @@ class HopSession:
         """What the next hop lacks, unless this one is in the middle of a sweep or being replayed itself."""
         if self.log.is_replaying or self._running is not None:
             return None
-        if self.log.executed.sequence == (received or 0) and not self._lacks_fork(received):
+        if self.log.executed.sequence == (received or 0) and not self._lacks_beginning(received):
             return ()
         if self.journal.is_dropped:
             self._need_replay()
@@ -557,7 +588,7 @@ class HopSession:
         self._context.counters.catch_ups += sum(isinstance(message, SweepFrame) for message in messages)
         return messages
 
-    def _lacks_fork(self, received: int | None) -> bool:
+    def _lacks_beginning(self, received: int | None) -> bool:
         """Whether a machine that came later lacks the tokens that the session began with: no sweep has brought them."""
         return received is None and self._attach.generation > 0 and bool(self.log.executed.committed)
 
@@ -664,5 +695,11 @@ class HopSession:
         self._journal_bytes = self._context.journals.settle(self._journal_bytes, self.journal)
 
 
-def _nothing() -> None:
-    """What the compute thread is asked for by those who wait for it."""
+def _adopt(kv: KvCache, blocks: Sequence[KvBlock]) -> None:
+    for block in blocks:
+        kv.adopt(block.kv, block.states, len(block.tokens))
+
+
+def _cut(kv: KvCache, spans: Iterable[tuple[int, int]]) -> list[tuple[tuple[torch.Tensor, ...], States]]:
+    """Copies of committed tokens, as far as they are committed yet."""
+    return [kv.cut(start, end) for start, end in spans if end <= kv.slots.committed]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
@@ -19,8 +19,10 @@ from swarm.base.errors import Busy, ContextFull, HopClosed, ModelMismatch, Remot
 from swarm.base.ids import ModelIdentity, SessionId
 from swarm.base.tasks import TaskScope
 from swarm.base.version import VERSION
+from swarm.compute.kv_pool import KvPool
 from swarm.protocol.authority import check_command, place_in
-from swarm.protocol.messages import Attach, Credits, NodeInfo
+from swarm.protocol.limits import BLOCK_TOKENS
+from swarm.protocol.messages import Attach, Border, Credits, NodeInfo
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +130,7 @@ class SessionTable:
 
     Attributes:
         kv_tokens: the KV budget of all sessions together.
+        pool: what sessions that are over have left (P15); it takes the KV that no session has reserved.
         draining: whether new sessions are refused.
         because: why they are then, as `is leaving the swarm`.
     """
@@ -141,6 +144,7 @@ class SessionTable:
         self._scope = scope
         self._open: dict[SessionId, HopSession] = {}
         self._reserved: dict[HopSession, Reservation] = {}
+        self.pool = KvPool(context.model.layout.bytes_per_token, weight_of)
         self._awaited: dict[SessionId, asyncio.Event] = {}
         self._ended = asyncio.Event()
 
@@ -186,6 +190,21 @@ class SessionTable:
         finally:
             if not event._waiters and self._awaited.get(session) is event:
                 del self._awaited[session]
+
+    def running(self, scope: bytes, prefix: Sequence[Border]) -> HopSession | None:
+        """A session that has computed the longest of these beginnings; None where none has."""
+        of_scope = [hop for hop in self._open.values() if hop.scope == scope]
+        for border in prefix:
+            place = border.tokens // BLOCK_TOKENS
+            for hop in of_scope:
+                if hop.names[place - 1 : place] == [border.name]:
+                    return hop
+        return None
+
+    def room(self, session: HopSession) -> int:
+        """KV tokens that blocks may take beside the reservations of all other sessions."""
+        own = self._reserved.get(session)
+        return self.kv_tokens_free + (0 if own is None or not session.is_closed else own.tokens)
 
     def attach(self, attach: Attach, caller: Caller, upstream: UpstreamStream, address: str) -> HopSession:
         """Open the session, or hand a running one to its new upstream.
@@ -252,8 +271,7 @@ class SessionTable:
         credits = Credits(asked.window_tokens, min(asked.sweeps, MAX_SWEEPS), min(asked.nodes, MAX_NODES))
         reservation = Reservation(owner, self._context.kv_tokens(credits))
         self._make_room(attach, reservation)
-        fork = asked.fork
-        hop = HopSession(self._context, attach, credits, owner, None if fork is None else self.find(fork.session))
+        hop = HopSession(self._context, attach, credits, owner, self)
         self._open[attach.session] = hop
         self._reserved[hop] = reservation
         return hop
@@ -289,6 +307,7 @@ class SessionTable:
             self._evict(hop)
         taken = quota.take(SESSIONS, asked.key)
         assert taken, "as many sessions are allowed as there is room for"
+        self.pool.shrink(self.kv_tokens_free - asked.tokens)
 
     def _evict(self, hop: HopSession) -> None:
         """End a session here, so that another has its room at once: the client may go on with another machine."""

@@ -9,7 +9,7 @@ Keys hold their position (RoPE) already, so a commit moves rows and never change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -154,17 +154,27 @@ class KvCache:
         """What mixers keep, as `state_addresses` has it."""
         return [*self._rows.values(), *([] if self.states is None else self.states.tensors())]
 
-    def fork(self, parent: KvCache, length: int) -> None:
-        """Begin with the first committed tokens of another session in the same layers: a copy, of the same bits.
+    def cut(self, start: int, end: int) -> tuple[tuple[torch.Tensor, ...], dict[int, tuple[torch.Tensor, ...]]]:
+        """A copy of committed tokens [start, end): all that has a row per token, each [heads, end - start, width], and
+        states of mixers by committed length.
 
         Raises:
-            LocalProtocolError: there are not so many, or mixers keep states, of which none is left in the middle.
+            LocalProtocolError: there are not so many.
         """
-        if length > parent.slots.committed or self.states is not None:
-            raise LocalProtocolError("fork", f"{length} of {parent.slots.committed} committed tokens")
-        self.slots.fork(length)
-        for own, its in zip(self._tensors(), parent._tensors(), strict=True):
-            own[:, :length] = its[:, :length]
+        if end > self.slots.committed:
+            raise LocalProtocolError("prefix", f"{end} of {self.slots.committed} committed tokens")
+        states = {} if self.states is None else self.states.within(start, end)
+        return tuple(tensor[:, start:end].clone() for tensor in self._tensors()), states
+
+    def adopt(self, kv: Sequence[torch.Tensor], states: Mapping[int, Sequence[torch.Tensor]], tokens: int) -> None:
+        """Have so many committed tokens more, of the same bits: what `cut` gives of a session in the same layers."""
+        start = self.slots.committed
+        self.slots.extend(tokens)
+        for own, its in zip(self._tensors(), kv, strict=True):
+            own[:, start : start + tokens] = its
+        if self.states is not None:
+            for length, parts in states.items():
+                self.states.keep(length, parts)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens and no live node."""

@@ -65,11 +65,11 @@ class KvSlots:
     def __contains__(self, node: TreeNodeId) -> bool:
         return node in self._index
 
-    def fork(self, length: int) -> None:
-        """Begin with committed tokens, whose rows are copied from another session."""
-        if self.used or length > self.capacity:
-            raise LocalProtocolError("fork", f"{length} tokens into {self.used} of {self.capacity} slots")
-        self.committed = length
+    def extend(self, tokens: int) -> None:
+        """Have so many committed tokens more, whose rows are copied."""
+        if self.ids or self.committed + tokens > self.capacity:
+            raise LocalProtocolError("prefix", f"{tokens} tokens beside {self.used} in {self.capacity} slots")
+        self.committed += tokens
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` committed tokens and no live node."""

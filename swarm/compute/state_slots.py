@@ -90,6 +90,18 @@ class SessionStates:
         """All parts of all mixers, each [entries, …], in the order of the layout."""
         return [part for parts in self._parts.values() for part in parts]
 
+    def within(self, start: int, end: int) -> dict[int, tuple[torch.Tensor, ...]]:
+        """States after committed lengths in (start, end], copied: each part [1, *shape], as `tensors` has them."""
+        places = [(length, entry) for length, entry in self.slots.snapshots.items() if start < length <= end]
+        return {length: tuple(part[entry : entry + 1].clone() for part in self.tensors()) for length, entry in places}
+
+    def keep(self, length: int, parts: Sequence[torch.Tensor]) -> None:
+        """Keep the state after a committed length, as `within` gives it."""
+        entry = self.slots.reserve([Place(length)], [])[Place(length)]
+        self.slots.begin()
+        for own, part in zip(self.tensors(), parts, strict=True):
+            own[entry : entry + 1] = part
+
     def read(self, layer: int, name: str, entries: torch.Tensor) -> list[torch.Tensor]:
         """A mixer's states at some entries, copied: each [len(entries), *shape]."""
         return [part.index_select(0, entries) for part in self._parts[layer, name]]

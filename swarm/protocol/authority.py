@@ -8,8 +8,6 @@ and for both replicas of a hedged one. Hops pass it on as it is and find their o
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -20,12 +18,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import PeerId, SessionId
 from swarm.base.layers import Span
-from swarm.protocol.limits import SESSION_BYTES, SESSION_KEY_BYTES, TOKEN_DIGEST_BYTES
-from swarm.protocol.messages import Attach, Fork, Reroute, RouteHop
+from swarm.protocol.limits import SESSION_BYTES, SESSION_KEY_BYTES
+from swarm.protocol.messages import Attach, Reroute, RouteHop
 
 _NAME = b"canopy-session\n"
 _ROUTE = b"canopy-route\n"
-_FORK = b"canopy-fork\n"
 
 
 class SessionKey:
@@ -50,30 +47,10 @@ class SessionKey:
         """Sign (64 bytes). Callers put a distinct prefix before their data."""
         return self._key.sign(data)
 
-    def fork(self, child: SessionId, tokens: Sequence[int]) -> Fork:
-        """What lets another session begin with the first tokens of this one (P15)."""
-        fork = Fork(self.session, len(tokens), token_digest(tokens))
-        return replace(fork, signature=self.sign(_forked(child, fork)))
-
     def command(self, attach: Attach) -> Attach:
         """The attach with the session's name, key and signature."""
         named = replace(attach, session=self.session, open=replace(attach.open, session_key=self.public_key))
         return replace(named, signature=self.sign(_signed(self.session, named)))
-
-
-def token_digest(tokens: Sequence[int]) -> bytes:
-    """A digest of token ids, 16 bytes."""
-    return hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).digest()[:TOKEN_DIGEST_BYTES]
-
-
-def may_fork(public_key: bytes, child: SessionId, fork: Fork) -> bool:
-    """Whether the key of a running session lets this new one begin with its tokens."""
-    return session_of(public_key) == fork.session and is_signed(public_key, _forked(child, fork), fork.signature)
-
-
-def _forked(child: SessionId, fork: Fork) -> bytes:
-    packed: bytes = msgpack.packb([child, fork.session, fork.tokens, fork.digest])
-    return _FORK + packed
 
 
 def session_of(public_key: bytes) -> SessionId:

@@ -89,10 +89,11 @@ class HopLog:
         self.received.limits = limits
         self.executed.limits = limits
 
-    def fork(self, tokens: Sequence[int]) -> None:
-        """Begin with committed tokens of another session (P15), before any sweep."""
+    def begin(self, tokens: Sequence[int], names: Sequence[bytes]) -> None:
+        """Begin with committed tokens that this machine holds (P15), before any sweep."""
         limits = self.received.limits
-        self.received, self.executed = SessionState.forked(limits, tokens), SessionState.forked(limits, tokens)
+        self.received = SessionState.begun(limits, tokens, names)
+        self.executed = SessionState.begun(limits, tokens, names)
 
     def receive(self, frame: SweepFrame) -> bool:
         """Queue the next sweep; False when it is a repetition, which is not executed again (P9).

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from swarm.base.ids import TreeNodeId
 from swarm.protocol.messages import Codec, Rows, Snapshot, Sweep, SweepFrame
@@ -72,15 +73,21 @@ class Journal:
         self._headers = {header.sequence: header for header in headers}
         self._committed, self._live = {}, {}
 
-    def forked(self, state: SessionState, parent: Journal) -> None:
-        """Begin with the rows of another session's first tokens (P15); without any where it has given its own up."""
+    def begin(self, state: SessionState, rows: Iterable[Rows]) -> None:
+        """Begin with committed tokens, and with their rows, block after block (P15)."""
         self.state = state
-        if parent.is_dropped:
-            self.drop()
-            return
-        self._form, self.row_bytes = parent._form, parent.row_bytes
-        pairs = zip(state.committed, parent.state.committed, strict=False)
-        self._committed = {own.id: parent._committed[its.id] for own, its in pairs if its.id in parent._committed}
+        ids = iter(state.committed)
+        for block in rows:
+            self._form, self.row_bytes = (block.codec, block.width), block.codec.row_bytes(block.width)
+            for row, token in enumerate(islice(ids, block.count)):
+                self._committed[token.id] = bytes(block.row(row).data)
+
+    def block(self, start: int, end: int) -> Rows | None:
+        """The rows of committed tokens [start, end); None where some are missing."""
+        ids = [token.id for token in self.state.committed[start:end]]
+        if self._form is None or any(node not in self._committed for node in ids):
+            return None
+        return self._rows(ids)
 
     def replay(self, received: int | None) -> list[SweepFrame] | list[Snapshot]:
         """What a successor needs (R4): nothing, the sweeps that it lacks, or a snapshot.
@@ -133,6 +140,7 @@ class Journal:
             ),
             kept=kept,
             rows=rows,
+            names=tuple(state.names),
         )
 
     def _catch_up(self, header: Sweep) -> SweepFrame:

@@ -55,8 +55,12 @@ SESSION_BYTES = 16
 """A session's id, exactly."""
 SESSION_KEY_BYTES = 32
 """A session's public key (ed25519), exactly."""
-TOKEN_DIGEST_BYTES = 16
-"""Of what names the tokens that a session begins with."""
+BLOCK_TOKENS = 64
+"""Committed tokens that machines keep and find under one name."""
+NAME_BYTES = 16
+"""Such a name, exactly."""
+MAX_BORDERS = 64
+"""Beginnings of its text that a session may ask machines to begin with."""
 SESSION_SIGNATURE_BYTES = 64
 """Its signature, exactly."""
 MAX_KEY_BYTES = 1_024

@@ -16,12 +16,14 @@ from swarm.base.ids import PeerId, SessionId, TreeNodeId
 from swarm.base.layers import Span
 from swarm.protocol.limits import (
     MAX_AUX_LAYERS,
+    MAX_BORDERS,
     MAX_HOLD_S,
     MAX_HOPS,
     MAX_LAYERS,
     MAX_RECORD_BYTES,
     MAX_SIGNATURE_BYTES,
     MAX_WIDTH,
+    NAME_BYTES,
     PADDING_BYTES,
     PEER_CHARACTERS,
     PEER_ID,
@@ -30,7 +32,6 @@ from swarm.protocol.limits import (
     SESSION_KEY_BYTES,
     SESSION_SIGNATURE_BYTES,
     TEXT_CHARACTERS,
-    TOKEN_DIGEST_BYTES,
     TOKEN_END,
     WORD_END,
     Counted,
@@ -139,6 +140,7 @@ class Sweep:
         sampling: how to pick from now on; None leaves it as it is.
         want: what to send beside picks; None for nothing.
         guesses: what a draft drew after nodes of this sweep, at most one per node, by rising offsets.
+        names: of the blocks that are whole with this sweep's commit (P15), in order; () from who names none.
     """
 
     sequence: int
@@ -154,6 +156,7 @@ class Sweep:
     sampling: Sampling | None = None
     want: Want | None = None
     guesses: tuple[DraftDistribution, ...] = ()
+    names: tuple[bytes, ...] = ()
 
     @property
     def prompt_nodes(self) -> range:
@@ -218,20 +221,16 @@ class RouteHop:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """A running session of the same client whose first tokens a new one begins with (P15).
+class Border:
+    """A beginning of a text that machines may hold (P15).
 
     Attributes:
-        session: the running one.
-        tokens: how many of its committed tokens.
-        digest: of these, 16 bytes (`swarm.protocol.authority.token_digest`).
-        signature: of the running session's key, over all of this and the new session's name.
+        tokens: how many; a multiple of `BLOCK_TOKENS`.
+        name: of its last block, over all of it, 16 bytes (`swarm.protocol.prefix`).
     """
 
-    session: SessionName
     tokens: Granted
-    digest: Annotated[bytes, exactly(TOKEN_DIGEST_BYTES)]
-    signature: Signature = b""
+    name: Annotated[bytes, exactly(NAME_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,7 @@ class Open:
         session_key: the public key that commands the session (R14), 32 bytes; b"" until its client signs.
         aux_layers: at most `MAX_AUX_LAYERS`, rising, none of them the first: what enters these travels beside each row
             from there on (P14).
-        fork: what to begin with, in generation 0; None for nothing. It has a signature of its own.
+        prefix: beginnings of the text, the longest first: a hop begins with the longest that it holds, in generation 0.
     """
 
     fingerprint: ShortText
@@ -257,7 +256,7 @@ class Open:
     codec: Codec
     session_key: Annotated[bytes, exactly(SESSION_KEY_BYTES)] = b""
     aux_layers: Annotated[tuple[Annotated[int, Within(1, MAX_LAYERS - 1)], ...], Size(MAX_AUX_LAYERS), RISING] = ()
-    fork: Annotated[Fork | None, Written(as_one=True)] = None
+    prefix: Annotated[tuple[Border, ...], Size(MAX_BORDERS)] = ()
 
     def row_parts(self, layer: int) -> int:
         """How many rows of the model's width stand side by side where rows enter a layer: its own and earlier ones."""
@@ -366,6 +365,7 @@ class Snapshot:
         headers: of every sweep beyond `acked`.
         kept: [n] whether each node has a row; None when all have. A pruned node has none.
         rows: one hidden row per kept node; None when the receiver embeds the tokens itself.
+        names: of the blocks of its committed nodes, as far as the client gave any (P15).
     """
 
     committed: int
@@ -380,6 +380,7 @@ class Snapshot:
     headers: tuple[Sweep, ...]
     kept: tuple[bool, ...] | None = None
     rows: Rows | None = None
+    names: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,13 +426,13 @@ class Credits:
         window_tokens: the session's window.
         sweeps: unanswered sweeps.
         nodes: live nodes, and nodes of unanswered sweeps.
-        forked: tokens that the session began with (P15).
+        held: tokens that the session begins with (P15).
     """
 
     window_tokens: Granted
     sweeps: Granted
     nodes: Granted
-    forked: Annotated[int, below(WORD_END)] = 0
+    held: Annotated[int, below(WORD_END)] = 0
 
     def min_with(self, other: Credits) -> Credits:
         """Each credit's minimum: what both allow."""

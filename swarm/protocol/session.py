@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from swarm.base.errors import ContextFull, RemoteProtocolError
 from swarm.base.ids import TreeNodeId
+from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Sampling, Snapshot, Sweep
 
 Parent = TreeNodeId | None
@@ -102,6 +103,7 @@ class SessionState:
         sampling: how the tail picks from now on.
         committed: the committed tokens, in order.
         live: the live nodes, in id order.
+        names: of blocks of committed tokens, from the first on, as far as the client gave them (P15).
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -112,14 +114,16 @@ class SessionState:
         self.sampling = Sampling()
         self.committed: list[CommittedToken] = []
         self.live: dict[TreeNodeId, LiveNode] = {}
+        self.names: list[bytes] = []
         self._children: dict[Parent, dict[int, TreeNodeId]] = {}  # parent → token → live child
         self._unanswered: dict[int, int] = {}  # sequence → number of its nodes
 
     @classmethod
-    def forked(cls, limits: Limits, tokens: Sequence[int]) -> SessionState:
-        """The state of a session that begins with committed tokens of another one (P15): ids 0, 1, 2 … of no sweep."""
+    def begun(cls, limits: Limits, tokens: Sequence[int], names: Sequence[bytes]) -> SessionState:
+        """The state of a session that begins with committed tokens (P15): ids 0, 1, 2 … of no sweep."""
         assert len(tokens) < limits.window_tokens, "there is room for a token more"
         state = cls(limits)
+        state.names = list(names)
         state.committed = [CommittedToken(TreeNodeId(place), token, 0) for place, token in enumerate(tokens)]
         state.next_id = TreeNodeId(len(tokens))
         return state
@@ -148,6 +152,7 @@ class SessionState:
             state.live[node] = LiveNode(token, parent, sequence, position)
             state._children.setdefault(parent, {})[token] = node
         state._unanswered = {header.sequence: len(header.tokens) for header in snapshot.headers}
+        state.names = list(snapshot.names)
         return state
 
     def apply(self, sweep: Sweep) -> Applied:
@@ -161,6 +166,8 @@ class SessionState:
         if applied.truncated_to is not None:
             del self.committed[applied.truncated_to :]
             self.live, self._children = {}, {}
+            del self.names[applied.truncated_to // BLOCK_TOKENS :]
+        self.names += sweep.names
         self._commit(applied)
         self._append(sweep, applied)
         self.sequence = sweep.sequence
@@ -183,6 +190,9 @@ class SessionState:
         if sweep.committed != length + len(path):
             raise RemoteProtocolError("committed", f"{sweep.committed}, but {length + len(path)} tokens are committed")
         positions = self._check_nodes(sweep, survivors, length + len(path))
+        named = len(self.names) if sweep.truncate_to is None else min(len(self.names), length // BLOCK_TOKENS)
+        if sweep.names and named + len(sweep.names) > sweep.committed // BLOCK_TOKENS:
+            raise RemoteProtocolError("names", f"of {named + len(sweep.names)} blocks in {sweep.committed} tokens")
         appended = tuple(TreeNodeId(sweep.first_id + offset) for offset in range(len(sweep.tokens)))
         return Applied(sweep.truncate_to, path, survivors, appended, positions)
 
@@ -261,7 +271,7 @@ class SessionState:
             raise RemoteProtocolError("sequence", f"{sweep.sequence} after {self.sequence}")
         if not 0 <= sweep.acked <= self.sequence:
             raise RemoteProtocolError("acked", f"{sweep.acked} of {self.sequence} sweeps")
-        if sweep.first_id != self.next_id:
+        if sweep.first_id != self.next_id and not self._may_begin_at(sweep):
             raise RemoteProtocolError("first_id", f"{sweep.first_id}, but the next node is {self.next_id}")
         if len(sweep.tokens) != len(sweep.parents):
             raise RemoteProtocolError("parents", f"{len(sweep.parents)} for {len(sweep.tokens)} tokens")
@@ -272,6 +282,11 @@ class SessionState:
             raise RemoteProtocolError("sequence", f"more than {self.limits.sweeps} unanswered sweeps")
         if sum(unanswered) + len(sweep.tokens) > self.limits.nodes:
             raise RemoteProtocolError("tokens", f"more than {self.limits.nodes} unanswered nodes")
+
+    def _may_begin_at(self, sweep: Sweep) -> bool:
+        """Whether ids begin anew with it: the first sweep where hops began with tokens, cut to what all have (P15)."""
+        cut = sweep.truncate_to
+        return self.sequence == 0 and bool(self.committed) and cut is not None and sweep.first_id >= cut
 
     def _check_truncate(self, sweep: Sweep) -> int:
         if sweep.truncate_to is None:
@@ -343,4 +358,4 @@ class SessionState:
         ):
             self.live[node] = LiveNode(token, parent, sweep.sequence, position)
             self._children.setdefault(parent, {})[token] = node
-        self.next_id = TreeNodeId(self.next_id + len(sweep.tokens))
+        self.next_id = TreeNodeId(sweep.first_id + len(sweep.tokens))

@@ -21,12 +21,14 @@ from swarm.base.errors import LocalProtocolError, RemoteProtocolError
 from swarm.base.ids import TreeNodeId
 from swarm.base.version import unknown_here
 from swarm.protocol.limits import (
+    BLOCK_TOKENS,
     ID_END,
     MAX_HEADERS,
     MAX_HOP_MS,
     MAX_HOPS,
     MAX_NODES,
     MAX_WIDTH,
+    NAME_BYTES,
     TOKEN_END,
     HeadLimits,
 )
@@ -333,6 +335,7 @@ def _put_sweep(sweep: Sweep) -> pb.Sweep:
             pb.Guess(offset=guess.offset, tokens=guess.tokens, weights=guess.weights, draws=guess.draws)
             for guess in sweep.guesses
         ],
+        names=sweep.names,
     )
 
 
@@ -397,6 +400,7 @@ def _put_snapshot(snapshot: Snapshot) -> pb.Snapshot:
         headers=[_put_sweep(header) for header in snapshot.headers],
         kept=_put_kept(snapshot.kept),
         rows=_put_rows(snapshot.rows),
+        names=snapshot.names,
     )
 
 
@@ -419,6 +423,7 @@ def _check_counts(frame: pb.Frame, kind: str, limits: HeadLimits) -> None:
 
 def _check_sweep_counts(sweep: pb.Sweep, limits: HeadLimits) -> None:
     _at_most(sweep.tokens, limits.nodes, "tokens")
+    _at_most(sweep.names, limits.window_tokens // BLOCK_TOKENS, "names")
     _same_length(len(sweep.parents), len(sweep.tokens), "parents", "tokens")
     for guess in _at_most(sweep.guesses, len(sweep.tokens), "guesses"):
         _at_most(guess.tokens, MAX_CANDIDATES, "guesses")
@@ -447,6 +452,7 @@ def _sweep(sweep: pb.Sweep) -> Sweep:
         sampling=SAMPLING.decode(sweep.sampling) if sweep.HasField("sampling") else None,
         want=WANT.decode(sweep.want) if sweep.HasField("want") else None,
         guesses=_guesses(sweep.guesses, len(tokens)) if sweep.guesses else (),
+        names=_names(sweep.names, sweep.committed) if sweep.names else (),
     )
 
 
@@ -567,7 +573,16 @@ def _snapshot(snapshot: pb.Snapshot) -> Snapshot:
         headers=tuple(_sweep(header) for header in _at_most(snapshot.headers, MAX_HEADERS, "headers")),
         kept=kept,
         rows=_rows(snapshot.rows, count, "kept nodes") if snapshot.HasField("rows") else None,
+        names=_names(snapshot.names, snapshot.committed),
     )
+
+
+def _names(names: Collection[bytes], committed: int) -> tuple[bytes, ...]:
+    """Of blocks of so many tokens at most."""
+    found = tuple(_at_most(names, committed // BLOCK_TOKENS, "names"))
+    if any(len(name) != NAME_BYTES for name in found):
+        raise RemoteProtocolError("names", f"one does not have {NAME_BYTES} bytes")
+    return found
 
 
 # Checks: each returns its value or raises `RemoteProtocolError` with the field's name

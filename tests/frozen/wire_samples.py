@@ -20,13 +20,13 @@ from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
+    Border,
     Close,
     Codec,
     Counters,
     Credits,
     Fault,
     FaultKind,
-    Fork,
     Hedge,
     Held,
     Hold,
@@ -88,9 +88,9 @@ def _opens() -> Iterator[Open]:
     for codec in Codec:
         yield Open("f" * 64, WORD, 8, 512, codec, bytes(range(32)))
     yield Open("ü✓" * 128, 4_096, WORD, WORD, Codec.BF16, b"\xff" * 32, (1,))
-    fork = Fork(SessionId(b"\xfe" * 16), 680, b"d" * 16, b"s" * 64)
-    yield Open("f", 4_096, 2, 3, Codec.INT8, bytes(32), (1, 2, 255, MAX_LAYERS - 1), fork)
-    yield Open("f", 4_096, 2, 3, Codec.FP16, bytes(32), (), replace(fork, tokens=1))
+    prefix = tuple(Border(64 * place, bytes([place]) * 16) for place in range(64, 0, -1))
+    yield Open("f", 4_096, 2, 3, Codec.INT8, bytes(32), (1, 2, 255, MAX_LAYERS - 1), prefix)
+    yield Open("f", 4_096, 2, 3, Codec.FP16, bytes(32), (), prefix[-1:])
 
 
 def _openings() -> Iterator[Attach | Reroute]:

@@ -117,6 +117,7 @@ class KillableNodes:
         node.sessions.close_all("died")
         while len(node.sessions):
             await node.sessions._ended.wait()
+        node.sessions.pool.clear()
         node.sessions.draining = False
         resources = node.running.resources
         certificate = certificate or resources.certificate
@@ -198,6 +199,9 @@ class KillableNodes:
         for name in list(self._dead):
             await self.revive(name)
         await until_freed(self.nodes.values(), timeout_s=8)
+        for node in self.nodes.values():
+            node.sessions.pool.check_integrity()
+            node.sessions.pool.clear()
         node = self.nodes["a0"]
         listed = await node.registry.records(node.identity.fingerprint, node.identity.num_layers)
         await self.unlist(*(name for name, node in self.nodes.items() if node.peer_id in {one.peer for one in listed}))

@@ -545,6 +545,7 @@ class Sweep(_message.Message):
     PICKS_FROM_FIELD_NUMBER: _builtins.int
     WANT_FIELD_NUMBER: _builtins.int
     GUESSES_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """1, 2, 3 … per session, without gaps."""
     generation: _builtins.int
@@ -581,6 +582,10 @@ class Sweep(_message.Message):
     def guesses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Guess]:
         """[m], m <= n: what a draft drew, at most one per node, by rising offsets."""
 
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Of the blocks that are whole with this sweep's commit (P15), 16 bytes each."""
+
     def __init__(
         self,
         *,
@@ -597,10 +602,11 @@ class Sweep(_message.Message):
         picks_from: _builtins.int = ...,
         want: Global___Want | None = ...,
         guesses: _abc.Iterable[Global___Guess] | None = ...,
+        names: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_to", b"_commit_to", "_truncate_to", b"_truncate_to", "commit_to", b"commit_to", "sampling", b"sampling", "truncate_to", b"truncate_to", "want", b"want"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_to", b"_commit_to", "_truncate_to", b"_truncate_to", "acked", b"acked", "commit_to", b"commit_to", "committed", b"committed", "first_id", b"first_id", "generation", b"generation", "guesses", b"guesses", "parents", b"parents", "picks_from", b"picks_from", "sampling", b"sampling", "sequence", b"sequence", "tokens", b"tokens", "truncate_to", b"truncate_to", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_to", b"_commit_to", "_truncate_to", b"_truncate_to", "acked", b"acked", "commit_to", b"commit_to", "committed", b"committed", "first_id", b"first_id", "generation", b"generation", "guesses", b"guesses", "names", b"names", "parents", b"parents", "picks_from", b"picks_from", "sampling", b"sampling", "sequence", b"sequence", "tokens", b"tokens", "truncate_to", b"truncate_to", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__commit_to: _TypeAlias = _typing.Literal["commit_to"]  # noqa: Y015
     _WhichOneofArgType__commit_to: _TypeAlias = _typing.Literal["_commit_to", b"_commit_to"]  # noqa: Y015
@@ -859,7 +865,7 @@ class Open(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     SESSION_KEY_FIELD_NUMBER: _builtins.int
     AUX_LAYERS_FIELD_NUMBER: _builtins.int
-    FORK_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """The model's fingerprint, at most 256 characters."""
     window_tokens: _builtins.int
@@ -879,8 +885,8 @@ class Open(_message.Message):
         """
 
     @_builtins.property
-    def fork(self) -> Global___Fork:
-        """A session of the same client whose first tokens this one begins with (P15), in generation 0; absent: none."""
+    def prefix(self) -> _containers.RepeatedCompositeFieldContainer[Global___Border]:
+        """At most 64 beginnings of the text, the longest first (P15), in generation 0; empty: none."""
 
     def __init__(
         self,
@@ -892,51 +898,41 @@ class Open(_message.Message):
         codec: Global___Codec.ValueType = ...,
         session_key: _builtins.bytes = ...,
         aux_layers: _abc.Iterable[_builtins.int] | None = ...,
-        fork: Global___Fork | None = ...,
+        prefix: _abc.Iterable[Global___Border] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fork", b"fork"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aux_layers", b"aux_layers", "codec", b"codec", "fingerprint", b"fingerprint", "fork", b"fork", "nodes", b"nodes", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aux_layers", b"aux_layers", "codec", b"codec", "fingerprint", b"fingerprint", "nodes", b"nodes", "prefix", b"prefix", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
 
 @_typing.final
-class Fork(_message.Message):
-    """A running session, and what a new one begins with (P15)."""
+class Border(_message.Message):
+    """A beginning of a text (P15)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
-    SIGNATURE_FIELD_NUMBER: _builtins.int
-    session: _builtins.bytes
-    """The running session's name, 16 bytes."""
+    NAME_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
-    """How many of its committed tokens, at least 1."""
-    digest: _builtins.bytes
-    """The first 16 bytes of SHA-256 of these token ids, four bytes each, little-endian."""
-    signature: _builtins.bytes
-    """Of the running session's key, 64 bytes: over "canopy-fork\\n" and the msgpack of [the new session's name, session,
-    tokens, digest].
-    """
+    """How many tokens, a multiple of 64."""
+    name: _builtins.bytes
+    """Of its last block, 16 bytes."""
     def __init__(
         self,
         *,
-        session: _builtins.bytes = ...,
         tokens: _builtins.int = ...,
-        digest: _builtins.bytes = ...,
-        signature: _builtins.bytes = ...,
+        name: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "session", b"session", "signature", b"signature", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Fork: _TypeAlias = Fork  # noqa: Y015
+Global___Border: _TypeAlias = Border  # noqa: Y015
 
 @_typing.final
 class Attach(_message.Message):
@@ -1093,6 +1089,7 @@ class Snapshot(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     NEXT_ID_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
     committed: _builtins.int
     """How many of the nodes are committed."""
     sequence: _builtins.int
@@ -1131,6 +1128,10 @@ class Snapshot(_message.Message):
     def rows(self) -> Global___Rows:
         """One row per kept node; absent when the receiver embeds the tokens itself."""
 
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Of the blocks of the committed nodes (P15), 16 bytes each, as far as the client gave any."""
+
     def __init__(
         self,
         *,
@@ -1146,10 +1147,11 @@ class Snapshot(_message.Message):
         rows: Global___Rows | None = ...,
         next_id: _builtins.int = ...,
         kept: _builtins.bytes | None = ...,
+        names: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kept", b"_kept", "kept", b"kept", "rows", b"rows", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept", b"_kept", "acked", b"acked", "committed", b"committed", "headers", b"headers", "ids", b"ids", "kept", b"kept", "next_id", b"next_id", "parents", b"parents", "rows", b"rows", "sampling", b"sampling", "sequence", b"sequence", "sequences", b"sequences", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept", b"_kept", "acked", b"acked", "committed", b"committed", "headers", b"headers", "ids", b"ids", "kept", b"kept", "names", b"names", "next_id", b"next_id", "parents", b"parents", "rows", b"rows", "sampling", b"sampling", "sequence", b"sequence", "sequences", b"sequences", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kept: _TypeAlias = _typing.Literal["kept"]  # noqa: Y015
     _WhichOneofArgType__kept: _TypeAlias = _typing.Literal["_kept", b"_kept"]  # noqa: Y015
@@ -1324,26 +1326,26 @@ class Credits(_message.Message):
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     SWEEPS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
-    FORKED_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     window_tokens: _builtins.int
     """KV tokens of the session."""
     sweeps: _builtins.int
     """Unanswered sweeps."""
     nodes: _builtins.int
     """Live tree nodes, and nodes of unanswered sweeps."""
-    forked: _builtins.int
-    """Tokens that the session began with (P15); 0 where a hop has none of them, or knows no forks."""
+    held: _builtins.int
+    """Tokens that the session begins with (P15); 0 where a hop has none of them, or knows no names."""
     def __init__(
         self,
         *,
         window_tokens: _builtins.int = ...,
         sweeps: _builtins.int = ...,
         nodes: _builtins.int = ...,
-        forked: _builtins.int = ...,
+        held: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forked", b"forked", "nodes", b"nodes", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "nodes", b"nodes", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.net.client.chain.test_fork import test_a_fork_outlives_a_machine as a_fork_outlives
 from tests.net.client.chain.test_hedge import hedge
 from tests.net.client.chain.test_hedge import test_when_one_dies_the_other_goes_on_without_a_replay as one_of_two_dies
+from tests.net.client.chain.test_prefix import test_it_outlives_a_machine as a_beginning_outlives
 from tests.net.client.chain.test_repair import (
     test_a_broken_reply_stream_is_opened_again,
     test_a_death_with_a_sweep_in_flight,
@@ -52,5 +52,5 @@ async def test_when_one_of_two_dies_the_other_goes_on(nodes: KillableNodes, monk
     await one_of_two_dies("replica", 1, nodes)
 
 
-async def test_a_fork_outlives_a_machine(nodes: KillableNodes) -> None:
-    await a_fork_outlives(nodes, "a1", 3)
+async def test_what_a_session_began_with_outlives_a_machine(nodes: KillableNodes) -> None:
+    await a_beginning_outlives(nodes, "a1", 3)

@@ -24,13 +24,13 @@ from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
+    Border,
     Close,
     Codec,
     Counters,
     Credits,
     Fault,
     FaultKind,
-    Fork,
     Frame,
     Hedge,
     Held,
@@ -284,8 +284,7 @@ def test_what_a_hop_measured_can_always_be_sent(value: float, fact: Fact) -> Non
 
 # Every bound of every declaration, broken one by one in a message that has all fields
 
-FORK = Fork(SESSION, 680, b"d" * 16, b"s" * 64)
-OPEN = Open("f", 64, 4, 64, Codec.FP32, bytes(32), (1, 2), FORK)
+OPEN = Open("f", 64, 4, 64, Codec.FP32, bytes(32), (1, 2), (Border(640, b"n" * 16),))
 RULES = PickRules(7, 1.0, 1.0, 1.5, ((1, 1.0), (2, 2.0)), Grammar("regex", "x"), (1, 2))
 FULL: list[tuple[ProtoForm[Any], Any]] = [
     (wire.FRAME_FORMS["attach"], Attach(SESSION, 1, ROUTE, 0, OPEN, Hedge(1, C), (b"r",), bytes(64))),

@@ -12,7 +12,7 @@ import pytest
 
 from client.api.sessions import SessionLimits, SessionPool, common_prefix
 from client.decode.state import GenerationState
-from client.library.session import ForkRefused, SessionOpener
+from client.library.session import Beginning, SessionOpener
 from swarm.base.errors import Busy
 from swarm.base.tasks import TaskScope
 
@@ -42,29 +42,19 @@ class FakeOpener:
     largest: int = 99_999
     target: FakeTarget = field(default_factory=FakeTarget)
     windows: list[int] = field(default_factory=list)
-    forks: list[int] = field(default_factory=list)
-    refuses: bool = False
+    held: Sequence[int] = ()
+    secrets: set[bytes] = field(default_factory=set)
     is_open: int = 0
 
     @asynccontextmanager
-    async def fork(
-        self, parent: FakeSession, tokens: Sequence[int], window_tokens: int, nodes: int
-    ) -> AsyncIterator[FakeSession]:
-        assert list(parent.held[: len(tokens)]) == list(tokens)
-        if self.refuses:
-            raise ForkRefused("no")
-        async with self.open(window_tokens, nodes) as session:
-            self.forks.append(len(tokens))
-            yield session
-
-    @asynccontextmanager
-    async def open(self, window_tokens: int, nodes: int) -> AsyncIterator[FakeSession]:
+    async def open(self, window_tokens: int, nodes: int, beginning: Beginning) -> AsyncIterator[FakeSession]:
         if self.is_open >= self.room or window_tokens > self.largest:
             raise Busy("peer", "0-4", "full")
         self.windows.append(window_tokens)
         self.is_open += 1
         try:
-            yield FakeSession(window_tokens)
+            self.secrets.add(beginning.secret)
+            yield FakeSession(window_tokens, self.held[: common_prefix(self.held, beginning.tokens)])
         finally:
             self.is_open -= 1
 
@@ -226,18 +216,23 @@ async def test_each_turn_of_a_conversation_goes_on_where_the_last_one_ended() ->
     assert opener.windows == [2_048]
 
 
-async def test_a_new_session_begins_with_what_another_one_holds() -> None:
-    opener = FakeOpener()
+async def test_a_new_session_begins_with_what_machines_hold() -> None:
+    opener = FakeOpener(held=LONG[:64])
     async with pool(opener, Clock(), kept=9) as kept:
+        await used(kept, range(500, 560))
         await used(kept, LONG)
-        assert not await used(kept, (*LONG[:40], *range(500, 560))), "it would cost the other one its rest"
-        assert not await used(kept, (*LONG[:20], 1)), "shares too little"
-        assert not await used(kept, LONG, "another key")
-        assert not await used(kept, tuple(range(2_048))), "is too long for the window of the first one"
-        assert (opener.forks, kept.forked, kept.opened) == ([40, 100], 2, 5)
-        opener.refuses = True
-        assert not await used(kept, (*LONG[:45], *range(500, 560)))
-        assert (kept.forked, kept.opened) == (2, 6)
+        assert (kept.begun, kept.opened) == (1, 2)
+
+
+@pytest.mark.parametrize(("share", "secrets"), [(False, 2), (True, 1)])
+async def test_machines_find_what_another_key_wrote_only_where_keys_share(share: bool, secrets: int) -> None:
+    opener = FakeOpener()
+    async with pool(opener, Clock(), kept=0, share=share) as kept, pool(opener, Clock(), kept=0, share=share) as other:
+        for key in ("one", "another", "one"):
+            await used(kept, LONG, key)
+        assert len(opener.secrets) == secrets
+        await used(other, LONG, "one")
+        assert len(opener.secrets) == secrets + 1, "of another server"
 
 
 async def test_of_many_requests_with_one_opening_the_first_computes_it() -> None:
@@ -262,7 +257,7 @@ async def test_of_many_requests_with_one_opening_the_first_computes_it() -> None
         await yielded()
         assert began == [0]
         first_token.set()
-    assert (opener.forks, kept.opened) == ([100] * 7, 8)
+    assert kept.opened == 8
 
 
 async def test_who_waits_for_an_opening_goes_on_where_it_fails() -> None:
@@ -284,7 +279,7 @@ async def test_who_waits_for_an_opening_goes_on_where_it_fails() -> None:
         with pytest.raises(Busy):
             await failing
         assert not await waiting
-        assert (opener.forks, kept.opened) == ([], 2)
+        assert kept.opened == 2
 
 
 async def test_a_session_whose_window_is_full_goes_on_in_a_larger_one() -> None:
@@ -294,10 +289,7 @@ async def test_a_session_whose_window_is_full_goes_on_in_a_larger_one() -> None:
         async with kept.lend(state, "a key") as (lent, _):
             cast("FakeSession", lent.session).held = LONG[:90]
             fresh = await kept.renew(lent, state, lent.session.window_tokens, 50)
-            assert (opener.forks, opener.windows, opener.is_open) == ([90], [2_048, 4_096], 1)
-            lent.held, lent.session = fresh.held, fresh.session
-            fresh = await kept.renew(lent, state, 0, 50)
-            assert opener.forks == [90], "one that ended has nothing to begin with"
+            assert (opener.windows, opener.is_open) == ([2_048, 4_096], 1)
             lent.held = fresh.held
 
 

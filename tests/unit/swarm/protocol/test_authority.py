@@ -9,7 +9,7 @@ import pytest
 from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import PeerId, SessionId
 from swarm.base.layers import Span
-from swarm.protocol.authority import SessionKey, check_command, is_signed, may_fork, session_of, token_digest
+from swarm.protocol.authority import SessionKey, check_command, is_signed, session_of
 from swarm.protocol.messages import Attach, Codec, Hedge, Open, RouteHop
 
 A, B, X = (PeerId(name) for name in "ABX")
@@ -46,22 +46,6 @@ def test_who_stands_where_is_signed() -> None:
         with pytest.raises(RemoteProtocolError) as refused:
             check_command(key.session, changed)
         assert refused.value.field == "signature"
-
-
-def test_a_session_is_forked_by_its_key_alone_and_into_one_session_only() -> None:
-    parent, child, other = (SessionKey.fresh() for _ in range(3))
-    fork = parent.fork(child.session, (7, 8, 9))
-    assert may_fork(parent.public_key, child.session, fork)
-    assert fork.digest == token_digest([7, 8, 9]) != token_digest([7, 8, 10])
-    for changed in (
-        replace(fork, tokens=2),
-        replace(fork, digest=token_digest([7, 8])),
-        replace(fork, session=other.session),
-        replace(other.fork(child.session, (7, 8, 9)), session=parent.session),
-    ):
-        assert not may_fork(parent.public_key, child.session, changed)
-    assert not may_fork(parent.public_key, other.session, fork)
-    assert not may_fork(other.public_key, child.session, fork)
 
 
 @pytest.mark.parametrize("size", [0, 31, 33, 1_024])

@@ -15,13 +15,13 @@ from swarm.protocol.limits import PADDING_BYTES
 from swarm.protocol.manifest import MAX_MANIFEST_BYTES, Manifest, WeightFile
 from swarm.protocol.messages import (
     Attach,
+    Border,
     Close,
     Codec,
     Counters,
     Credits,
     Fault,
     FaultKind,
-    Fork,
     NodeInfo,
     Open,
     Ping,
@@ -76,13 +76,24 @@ def test_zero_is_an_id_and_absent_is_none() -> None:
     assert absent.sweep.parents == (None, 10, 0)
 
 
-def test_a_fork_travels_whole_or_not_at_all() -> None:
-    fork = Fork(SessionId(b"p" * 16), 680, b"d" * 16, b"s" * 64)
-    attach = replace(ATTACH, open=replace(ATTACH.open, fork=fork))
+def test_names_of_a_prefix_travel_whole_or_not_at_all() -> None:
+    border = Border(640, b"n" * 16)
+    attach = replace(ATTACH, open=replace(ATTACH.open, prefix=(border, Border(64, b"m" * 16))))
     assert wire.decode_frame(wire.encode_frame(attach)) == attach
     assert wire.decode_upstream(wire.encode_upstream(Ready(1, Credits(9, 8, 7, 6)))) == Ready(1, Credits(9, 8, 7, 6))
-    for broken in (replace(fork, tokens=0), replace(fork, digest=b"d" * 15), replace(fork, signature=b"")):
-        assert refused(parsed(replace(ATTACH, open=replace(ATTACH.open, fork=broken)))) == "fork"
+    for broken, field in (
+        ((replace(border, tokens=0),), "tokens"),
+        ((replace(border, name=b"n" * 15),), "name"),
+        ((border,) * 65, "prefix"),
+    ):
+        assert refused(parsed(replace(ATTACH, open=replace(ATTACH.open, prefix=broken)))) == field
+
+
+@pytest.mark.parametrize("names", [(b"n" * 16,) * 3, (b"n" * 15,)], ids=["more than blocks", "too short"])
+def test_names_are_those_of_committed_blocks(names: tuple[bytes, ...]) -> None:
+    sweep = replace(SWEEP, committed=191, names=(b"n" * 16,) * 2)
+    assert wire.decode_frame(wire.encode_frame(SweepFrame(sweep))) == SweepFrame(sweep)
+    assert refused(parsed(SweepFrame(replace(sweep, names=names)))) == "names"
 
 
 def test_a_header_of_2048_nodes_is_small() -> None:
