@@ -227,7 +227,7 @@ class SessionPool:
 
     async def _open(self, window_tokens: int, state: GenerationState, owner: str) -> LentSession:
         held: HeldContext[Session] = HeldContext(self._scope)
-        beginning = Beginning(state.sequence, self._secret(owner))
+        beginning = Beginning(state.sequence, state.max_new_tokens, self._secret(owner))
         session = await held.open(self.opener.open(window_tokens, state.nodes, beginning))
         self.opened += 1
         self.begun += bool(session.held)

@@ -35,7 +35,7 @@ from client.draft.drafter import Drafters, aux_layers_of
 from client.draft.loading import drafting_thread, load_drafter, warm_up
 from client.library.chat import AsyncChat, Conversation
 from client.library.jobs import GenerationFactory
-from client.library.session import Piece, SessionOpener
+from client.library.session import Beginning, Piece, SessionOpener
 from swarm.base.errors import ConfigError, GenerationInterrupted
 from swarm.base.ids import ModelIdentity
 from swarm.base.library_logging import bars_hidden
@@ -229,7 +229,9 @@ class AsyncSwarm:
 
     async def _once(self, state: GenerationState) -> AsyncGenerator[Piece, None]:
         """Run one generation in a session of its own."""
-        async with self._opener.open(len(state.prompt) + state.max_new_tokens, state.nodes) as session:
+        beginning = Beginning(state.prompt, state.max_new_tokens)
+        window = len(state.prompt) + state.max_new_tokens
+        async with self._opener.open(window, state.nodes, beginning) as session:
             async for piece in session.run(state):
                 yield piece
 

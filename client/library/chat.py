@@ -23,7 +23,7 @@ from client.dialogue.parsing import AnswerParser
 from client.dialogue.plan import AnswerPlan, AnswerRequest, plan_answer
 from client.dialogue.template import ChatTemplate
 from client.library.jobs import GenerationFactory
-from client.library.session import Piece, Session, SessionOpener
+from client.library.session import Beginning, Piece, Session, SessionOpener
 from swarm.base.errors import Busy, ConfigError, ContextFull, GenerationInterrupted
 from swarm.base.tasks import HeldContext, TaskScope, relay
 
@@ -233,16 +233,18 @@ class AsyncChat:
             roomy *= 2
         roomy = max(needed, min(roomy, limit or roomy))
         try:
-            return await self._hold(roomy, state.nodes)
+            return await self._hold(roomy, state)
         except Busy:
             if roomy == needed:
                 raise
-            return await self._hold(needed, state.nodes)
+            return await self._hold(needed, state)
 
-    async def _hold(self, window_tokens: int, nodes: int) -> Session:
+    async def _hold(self, window_tokens: int, state: GenerationState) -> Session:
         held: HeldContext[Session] = HeldContext(self._scope)
-        session = await held.open(self._opener.open(window_tokens, nodes))
-        self._held, self._session, self._nodes = held, session, nodes
+        session = await held.open(
+            self._opener.open(window_tokens, state.nodes, Beginning(state.prompt, state.max_new_tokens))
+        )
+        self._held, self._session, self._nodes = held, session, state.nodes
         return session
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,8 @@ from swarm.routing.route import Route, RouteQuery, best_route, hedged
 REPLAY_LAYER_MS = 1_000.0
 """Price of a layer on a machine without the session's KV, so that a repair keeps the machines that have it."""
 
+EXPECTED_TOKENS = 1_024
+"""New tokens of a text for which machines reserve KV at first, however many may come."""
 RANDOM_HEDGE = 0.1
 """Probability that any hop of a route has the replica, and not the slowest."""
 
@@ -68,11 +71,13 @@ class Beginning:
 
     Attributes:
         tokens: token ids.
-        secret: 16 to 64 bytes, of all who may use what others of them had computed.
+        new_tokens: that may come after them.
+        secret: 16 to 64 bytes, of all who may use what others of them had computed; None: of this swarm's object.
     """
 
     tokens: Sequence[int]
-    secret: bytes
+    new_tokens: int
+    secret: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +103,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a session asks machines for: tokens of its window, tree nodes of a sweep, beginnings of its text."""
+    """What a session asks machines for: tokens of its window, tree nodes of a sweep, beginnings of its text.
+
+    Attributes:
+        expected_tokens: KV that it should take, for two trees too; 0: all that it may take.
+    """
 
     window_tokens: int
     nodes: int
-    prefix: tuple[Border, ...]
+    prefix: tuple[Border, ...] = ()
+    expected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +254,7 @@ class SessionOpener:
         nearby: measured delays to machines.
         reproducible: use only machines whose numeric class promises the same text.
         aux_layers: what enters these comes beside the hidden rows of replies (P14).
+        secret: names what its sessions have machines compute (P15), where they are not given another one.
     """
 
     target: Target
@@ -258,6 +269,7 @@ class SessionOpener:
     nearby: PeerLatency = field(default_factory=PeerLatency)
     reproducible: bool = False
     aux_layers: tuple[int, ...] = ()
+    secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)
     _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -340,11 +352,13 @@ class SessionOpener:
             SwarmError: machines that share nothing say that this session cannot be.
         """
         async with TaskScope() as scope:
-            names = None if beginning is None else BlockNames(beginning.secret)
-            prefix: tuple[Border, ...] = ()
-            if names is not None and beginning is not None:
+            names, room = None, _Room(window_tokens, nodes + 1)  # and the pending token
+            if beginning is not None:
+                names = BlockNames(beginning.secret or self.secret)
                 prefix = borders(names.extend(beginning.tokens[:-1]))  # the last one's pick is wanted
-            made = await self._opened(scope, _Room(window_tokens, nodes + 1, prefix))  # and the pending token
+                new_tokens = min(beginning.new_tokens, EXPECTED_TOKENS)
+                room = replace(room, prefix=prefix, expected_tokens=len(beginning.tokens) + new_tokens + 2 * room.nodes)
+            made = await self._opened(scope, room)
             walk = self._walk(made.chain, beginning, names)
             made.chain.begin(walk.state)
             scope.spawn(self._keep_known())
@@ -361,6 +375,7 @@ class SessionOpener:
             nodes=sweep_nodes + max(PREFILLS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens), sweep_nodes),
             codec=_codec(route.numeric_class, self.codec),
             aux_layers=self.aux_layers,
+            expected_tokens=room.expected_tokens,
         )
         width = self.target.hidden_size * want.row_parts(self.target.num_layers)
         owner = ChainOwner(

@@ -101,15 +101,18 @@ class NodeContext:
         """SHA-256 of this node's certificate; empty in an insecure swarm."""
         return b"" if self.certificate is None else self.certificate.digest
 
-    async def kv_cache(self, span: Span, credits: Credits) -> KvCache:
+    async def kv_cache(self, span: Span, credits: Credits, expected_tokens: int) -> KvCache:
         """KV for a session's window and nodes, in some layers.
+
+        On a card with memory for what is expected; a CPU takes memory as it is written to.
 
         Raises:
             Busy: there is no memory for it.
         """
         tokens, layout = credits.window_tokens + credits.nodes, self.model.layout.within(span)
+        at_first = None if layout.device.type == "cpu" or not expected_tokens else expected_tokens
         try:
-            return await self.engine.on_thread(lambda: KvCache(layout, tokens, credits.nodes))
+            return await self.engine.on_thread(lambda: KvCache(layout, tokens, credits.nodes, at_first))
         except (RuntimeError, MemoryError) as error:  # torch's ways to say that there is no memory
             reason = f"has no memory for the KV of {tokens} tokens ({str(error).partition(chr(10))[0]})"
             raise Busy(self.peer, str(span), reason) from error
@@ -128,11 +131,16 @@ class NodeContext:
         except MemoryError as error:
             raise Busy(self.peer, str(span), str(error)) from error
 
-    def kv_tokens(self, credits: Credits) -> int:
-        """What a session with these credits costs of the KV budget; ancestors and states are counted by their bytes."""
-        layout = self.model.layout
+    def kv_tokens(self, credits: Credits, tokens: int) -> int:
+        """What a session costs of the KV budget; ancestors and states are counted by their bytes.
+
+        Args:
+            credits: what it was granted.
+            tokens: of KV that it takes, or is expected to; 0 for all that it may take.
+        """
+        most, layout = credits.window_tokens + credits.nodes, self.model.layout
         beside = ancestor_bytes(credits.nodes) + layout.states_bytes(credits.nodes)
-        return credits.window_tokens + credits.nodes + beside // max(layout.bytes_per_token, 1)
+        return min(most, tokens or most) + beside // max(layout.bytes_per_token, 1)
 
     def limits(self, credits: Credits) -> Limits:
         """What a session with these credits may hold."""

@@ -184,8 +184,14 @@ class Shelf(Protocol):
     def running(self, scope: bytes, prefix: Sequence[Border]) -> HopSession | None:
         """A session that holds the longest of these beginnings, and has not left it to the pool."""
 
-    def room(self, session: HopSession) -> int:
-        """KV tokens that blocks may take beside the reservations of all other sessions."""
+    def need(self, session: HopSession, tokens: int) -> None:
+        """A session takes so many KV tokens from now on; where there is no room, somebody's session ends here."""
+
+    def over(self, session: HopSession) -> None:
+        """A session is over: its room is others', and its blocks', from now on."""
+
+    def room(self) -> int:
+        """KV tokens that blocks may take beside the reservations of all sessions."""
 
 
 class HopSession:
@@ -247,6 +253,16 @@ class HopSession:
         """Whether this hop is hedged: another machine gets the same sweeps."""
         hedge = self._attach.hedge
         return hedge is not None and hedge.index == self._attach.index
+
+    @property
+    def rested_s(self) -> float:
+        """For how long it has had nothing to do."""
+        return 0.0 if self._running is not None or len(self.log) else time.monotonic() - self.used_at
+
+    @property
+    def _kv_tokens(self) -> int:
+        """KV that it takes once all that came is computed, at most."""
+        return max(len(state.committed) + len(state.live) for state in (self.log.received, self.log.executed))
 
     @property
     def names(self) -> list[bytes]:
@@ -345,6 +361,7 @@ class HopSession:
         self.used_at = time.monotonic()
         self._context.counters.frames_in += 1
         if is_new:
+            self._shelf.need(self, self._kv_tokens)
             self._tail.expect(frame.sweep.sampling)
             self._upstreams.note(frame)
             self._arrived[frame.sweep.sequence] = time.perf_counter()
@@ -370,6 +387,7 @@ class HopSession:
         except SwarmError as error:
             raise self._refused(error) from error
         self.used_at = time.monotonic()
+        self._shelf.need(self, self._kv_tokens)
         self._running = None  # what runs now is of no use any more
         self._arrived.clear()
         self._tail.forget()
@@ -432,11 +450,12 @@ class HopSession:
         self.close(reason)
 
     def close(self, reason: str) -> None:
-        """End the session; `run` files what is committed, then frees everything."""
+        """End the session; its room is free at once, and `run` files what is committed."""
         if not self.is_closed:
             self._reason = reason
             self._running = None
             self._closed.set()
+            self._shelf.over(self)
             self.replies.close()
             if self._attaching is not None:
                 self._attaching.cancel()
@@ -445,7 +464,7 @@ class HopSession:
         """Reserve KV and attach what lies behind this hop, then wait for the end."""
         self._attaching = asyncio.current_task()
         try:
-            self._kv_cache = await self._context.kv_cache(self.span, self.credits)
+            self._kv_cache = await self._context.kv_cache(self.span, self.credits, self._attach.open.expected_tokens)
             await self._begin()
             self._attaching = None
             self._context.engine.submit(self)  # a replay may have come before there was room for it
@@ -506,7 +525,7 @@ class HopSession:
             cuts = await self._context.engine.on_thread(partial(_cut, kv, spans))
             for place, ids, row, (tensors, states) in zip(places, tokens, rows, cuts, strict=False):
                 block, is_whole = KvBlock(ids, tensors, row, states), self._is_tail or row is not None
-                if not is_whole or not pool.add(text, place, block, self.owner, self._shelf.room(self)):
+                if not is_whole or not pool.add(text, place, block, self.owner, self._shelf.room()):
                     return
             if len(cuts) < len(spans):
                 return

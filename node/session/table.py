@@ -117,6 +117,12 @@ def as_idle_s(idle_s: float, *, is_unused: bool) -> float:
     return idle_s * (IDLE_S / UNUSED_S) if is_unused else idle_s
 
 
+REST_S = 1.0
+"""A session that was given no sweep for so long makes room for a text that runs; its tokens stay in the pool."""
+GROWN_TOKENS = 256
+"""A session that takes more KV than it was expected to takes a multiple of this."""
+OVERCOMMITTED = 0.125
+"""The fraction of the KV that sessions which grew may take beyond all there is, before one of them has to go."""
 MAX_SWEEPS = 64
 MAX_NODES = 8_192
 MAX_SESSIONS = 1_024
@@ -169,7 +175,7 @@ class SessionTable:
     @property
     def kv_tokens_free(self) -> int:
         """KV tokens that a new session could reserve."""
-        return self.kv_tokens - sum(one.tokens for one in self._reserved.values())
+        return max(0, self.kv_tokens - sum(one.tokens for one in self._reserved.values()))
 
     def find(self, session: SessionId) -> HopSession | None:
         """The session of this name, unless it is over."""
@@ -201,10 +207,38 @@ class SessionTable:
                     return hop
         return None
 
-    def room(self, session: HopSession) -> int:
-        """KV tokens that blocks may take beside the reservations of all other sessions."""
-        own = self._reserved.get(session)
-        return self.kv_tokens_free + (0 if own is None or not session.is_closed else own.tokens)
+    def need(self, session: HopSession, tokens: int) -> None:
+        """A session takes more KV than it was expected to: those make room that rest, the longest first.
+
+        A text that runs goes only where all texts that run take more than there is by `OVERCOMMITTED`.
+        """
+        held = self._reserved.get(session)
+        if held is None or self._context.kv_tokens(session.credits, tokens) <= held.tokens:
+            return
+        grown = -(-tokens // GROWN_TOKENS) * GROWN_TOKENS
+        asked = Reservation(held.key, self._context.kv_tokens(session.credits, grown))
+        self._reserved[session] = asked
+        while (taken := sum(one.tokens for one in self._reserved.values())) > self.kv_tokens:
+            resting = [hop for hop in self._reserved if hop is not session and hop.rested_s >= REST_S]
+            if not resting:
+                break
+            self._evict(max(resting, key=self._idle_s))
+        self.pool.shrink(self.kv_tokens_free)
+        if taken > (1 + OVERCOMMITTED) * self.kv_tokens:
+            self._evict(session)
+
+    def _idle_s(self, hop: HopSession) -> float:
+        return as_idle_s(time.monotonic() - hop.used_at, is_unused=hop.log.received.sequence == 0)
+
+    def room(self) -> int:
+        """KV tokens that blocks may take beside the reservations of all sessions."""
+        return self.kv_tokens_free
+
+    def over(self, session: HopSession) -> None:
+        """A session is over: its room is others', and its blocks', from now on."""
+        reservation = self._reserved.pop(session, None)
+        if reservation is not None:
+            self.admission.quota.give(SESSIONS, reservation.key)
 
     def attach(self, attach: Attach, caller: Caller, upstream: UpstreamStream, address: str) -> HopSession:
         """Open the session, or hand a running one to its new upstream.
@@ -269,7 +303,7 @@ class SessionTable:
         if self.draining:
             raise HopClosed(self._context.peer, str(attach.route[attach.index].span), self.because)
         credits = Credits(asked.window_tokens, min(asked.sweeps, MAX_SWEEPS), min(asked.nodes, MAX_NODES))
-        reservation = Reservation(owner, self._context.kv_tokens(credits))
+        reservation = Reservation(owner, self._context.kv_tokens(credits, asked.expected_tokens))
         self._make_room(attach, reservation)
         hop = HopSession(self._context, attach, credits, owner, self)
         self._open[attach.session] = hop
@@ -282,23 +316,14 @@ class SessionTable:
         Raises:
             Busy: nobody has to.
         """
-        peer, span, quota, now = (
-            self._context.peer,
-            str(attach.route[attach.index].span),
-            self.admission.quota,
-            time.monotonic(),
-        )
-
-        def idle_s(hop: HopSession) -> float:
-            return as_idle_s(now - hop.used_at, is_unused=hop.log.received.sequence == 0)
-
+        peer, span, quota = self._context.peer, str(attach.route[attach.index].span), self.admission.quota
         own = [hop for hop, one in self._reserved.items() if one.key == asked.key]
         if not quota.has_room(SESSIONS, asked.key):
-            idlest = max(own, key=idle_s)
-            if idle_s(idlest) < IDLE_S:
+            idlest = max(own, key=self._idle_s)
+            if self._idle_s(idlest) < IDLE_S:
                 raise Busy(peer, span, f"has {len(own)} sessions of this address already; {RETRY}")
             self._evict(idlest)
-        gone = victims(self._reserved, asked, Room(self.kv_tokens, MAX_SESSIONS), idle_s, weight_of)
+        gone = victims(self._reserved, asked, Room(self.kv_tokens, MAX_SESSIONS), self._idle_s, weight_of)
         if gone is None:
             free, full = self.kv_tokens_free, len(self._reserved) >= MAX_SESSIONS
             needs = f"needs KV for {asked.tokens} tokens, {free} of {self.kv_tokens} are free"
@@ -312,12 +337,6 @@ class SessionTable:
     def _evict(self, hop: HopSession) -> None:
         """End a session here, so that another has its room at once: the client may go on with another machine."""
         hop.give_way()
-        self._give_back(hop)
-
-    def _give_back(self, hop: HopSession) -> None:
-        reservation = self._reserved.pop(hop, None)
-        if reservation is not None:
-            self.admission.quota.give(SESSIONS, reservation.key)
 
     async def _run(self, session: SessionId, hop: HopSession) -> None:
         try:
@@ -326,7 +345,7 @@ class SessionTable:
             logger.error("a session failed", exc_info=error)
             hop.fail(error)
         finally:
-            self._give_back(hop)
+            self.over(hop)
             if self._open.get(session) is hop:
                 del self._open[session]
             self._ended.set()

@@ -97,32 +97,36 @@ class KvLayout:
 
 
 class KvCache:
-    """Keys and values of one session, allocated at once (P8).
+    """Keys and values of one session.
 
     Attributes:
-        slots: where the rows lie; it has `capacity` slots.
+        slots: where the rows lie; it has `capacity` slots, for which memory is taken as they are needed.
+        version: changes when the memory lies elsewhere.
         moves_in_kernel: whether a commit is one kernel for all layers.
         states: of its mixers; None where no layer has one.
     """
 
-    def __init__(self, layout: KvLayout, capacity: int, nodes: int | None = None) -> None:
+    def __init__(self, layout: KvLayout, capacity: int, nodes: int | None = None, at_first: int | None = None) -> None:
         """Take the memory.
 
         Args:
-            capacity: tokens.
+            capacity: tokens, at most.
             nodes: how many of them may be live at a time (default: all).
+            at_first: tokens for which memory is taken now (default: all).
         """
         self.layout = layout
         self.slots = KvSlots(capacity, nodes)
         self.moves_in_kernel = kernel_support(layout.device).kernels
         self._mover: RowMover | None = None  # made for the first commit that moves a row
-        self._keys: dict[int, torch.Tensor] = {}  # layer → [kv_heads, capacity, key_width]
-        self._values: dict[int, torch.Tensor] = {}  # layer → [kv_heads, capacity, value_width]
+        self._keys: dict[int, torch.Tensor] = {}  # layer → [kv_heads, taken, key_width]
+        self._values: dict[int, torch.Tensor] = {}  # layer → [kv_heads, taken, value_width]
+        self.version = 0
+        self._taken = capacity if at_first is None else min(capacity, max(at_first, 1))
         for layer in layout.layers:
-            self._keys[layer.index] = self._empty(layer.kv_heads, capacity, layer.key_width)
-            self._values[layer.index] = self._empty(layer.kv_heads, capacity, layer.value_width)
-        self._rows: dict[tuple[int, str], torch.Tensor] = {  # layer, name → [1, capacity, width]
-            (each.index, each.name): torch.empty(1, capacity, each.width, dtype=each.dtype, device=layout.device)
+            self._keys[layer.index] = self._empty(layer.kv_heads, layer.key_width)
+            self._values[layer.index] = self._empty(layer.kv_heads, layer.value_width)
+        self._rows: dict[tuple[int, str], torch.Tensor] = {  # layer, name → [1, taken, width]
+            (each.index, each.name): torch.empty(1, self._taken, each.width, dtype=each.dtype, device=layout.device)
             for each in layout.rows
         }
         entries = state_entries(layout.state_bytes, self.slots.nodes)
@@ -136,17 +140,16 @@ class KvCache:
     def addresses(self) -> torch.Tensor:
         """Where kernels find this session, int64 [layers, 3] on the CPU, layers in the order in which they run.
 
-        Per layer: address of its keys, of its values, slots. Valid while this object lives.
+        Per layer: address of its keys, of its values, slots. Valid while this object lives and its version is the same.
         """
         layers = [layer.index for layer in self.layout.layers]
-        capacity = self.slots.capacity
-        where = [(self._keys[index].data_ptr(), self._values[index].data_ptr(), capacity) for index in layers]
+        where = [(self._keys[index].data_ptr(), self._values[index].data_ptr(), self._taken) for index in layers]
         return torch.tensor(where, dtype=torch.int64).reshape(-1, 3)
 
     def state_addresses(self) -> torch.Tensor:
         """Where kernels find what mixers keep, int64 [n] on the CPU: rows, then parts of states, as in the layout.
 
-        Valid while this object lives.
+        Valid while this object lives and its version is the same.
         """
         return torch.tensor([tensor.data_ptr() for tensor in self.state_tensors()], dtype=torch.int64)
 
@@ -170,6 +173,7 @@ class KvCache:
         """Have so many committed tokens more, of the same bits: what `cut` gives of a session in the same layers."""
         start = self.slots.committed
         self.slots.extend(tokens)
+        self._take(self.slots.used)
         for own, its in zip(self._tensors(), kv, strict=True):
             own[:, start : start + tokens] = its
         if self.states is not None:
@@ -210,6 +214,7 @@ class KvCache:
             bool [len(ids), used slots] on the CPU: what each new node sees.
         """
         live = torch.from_numpy(self.slots.append(ids, parents, positions))
+        self._take(self.slots.used)
         if self.states is not None:
             self.states.slots.begin()
         return torch.cat([torch.ones(len(ids), self.slots.committed, dtype=torch.bool), live], dim=1)
@@ -257,6 +262,24 @@ class KvCache:
         if self.states is not None:
             self.states.slots.check_integrity()
 
+    def _take(self, tokens: int) -> None:
+        """Have memory for so many tokens: a copy of what is there, twice as large."""
+        if tokens <= self._taken:
+            return
+        old, self._taken = self._taken, min(self.slots.capacity, max(tokens, 2 * self._taken))
+
+        def grown(tensor: torch.Tensor) -> torch.Tensor:
+            larger = tensor.new_empty(tensor.shape[0], self._taken, tensor.shape[2])
+            larger[:, :old] = tensor
+            return larger
+
+        for layer in self._keys:  # one after the other, so that the old ones are free soon
+            self._keys[layer] = grown(self._keys[layer])
+            self._values[layer] = grown(self._values[layer])
+        for place in self._rows:
+            self._rows[place] = grown(self._rows[place])
+        self._mover, self.version = None, self.version + 1
+
     def _made_mover(self) -> RowMover:
         if self._mover is None:
             from swarm.compute.kernels.kv_moves import RowMover  # Triton, which only machines with kernels have
@@ -268,5 +291,5 @@ class KvCache:
         """All that has a row per slot, each [heads, capacity, width]."""
         return [*self._keys.values(), *self._values.values(), *self._rows.values()]
 
-    def _empty(self, heads: int, tokens: int, width: int) -> torch.Tensor:
-        return torch.empty(heads, tokens, width, dtype=self.layout.dtype, device=self.layout.device)
+    def _empty(self, heads: int, width: int) -> torch.Tensor:
+        return torch.empty(heads, self._taken, width, dtype=self.layout.dtype, device=self.layout.device)

@@ -143,7 +143,7 @@ class KvPool:
             return False
         self._use(chain)
         self.shrink(room - cost, MAX_BLOCKS - 1, spared=frozenset(chain))
-        if self.tokens + cost > room:
+        if self.tokens + cost > room or len(self._blocks) >= MAX_BLOCKS:
             return False
         self._blocks[key] = _Held(block, parent, place, owner, cost)
         self.tokens += cost

@@ -388,20 +388,22 @@ class AddressTable:
         self._places = {layer.index: place for place, layer in enumerate(layout.layers)}
         # Least recently used first. An entry goes with its cache, so an address is never used after its memory.
         self._held: weakref.WeakKeyDictionary[KvCache, int] = weakref.WeakKeyDictionary()
+        self._versions: dict[int, int] = {}  # of what is written in a line
 
     def __len__(self) -> int:
         return len(self._held)
 
     def line(self, kv_cache: KvCache, together: Collection[KvCache]) -> int:
-        """The line of a session, which is written when it is new.
+        """The line of a session, which is written when it is new, or has grown.
 
         Args:
             together: what runs in the same forward, at most `lines`: none of these loses its line.
         """
         line = self._held.pop(kv_cache, None)
-        if line is None:
-            line = self._free(together)
+        if line is None or self._versions[line] != kv_cache.version:
+            line = self._free(together) if line is None else line
             self._write(line, kv_cache)
+            self._versions[line] = kv_cache.version
         self._held[kv_cache] = line
         return line
 

@@ -246,6 +246,7 @@ class Open:
         session_key: the public key that commands the session (R14), 32 bytes; b"" until its client signs.
         aux_layers: at most `MAX_AUX_LAYERS`, rising, none of them the first: what enters these travels beside each row
             from there on (P14).
+        expected_tokens: KV tokens that it is expected to take, tree nodes too; 0: its whole window and all nodes.
         prefix: beginnings of the text, the longest first: a hop begins with the longest that it holds, in generation 0.
     """
 
@@ -257,6 +258,7 @@ class Open:
     session_key: Annotated[bytes, exactly(SESSION_KEY_BYTES)] = b""
     aux_layers: Annotated[tuple[Annotated[int, Within(1, MAX_LAYERS - 1)], ...], Size(MAX_AUX_LAYERS), RISING] = ()
     prefix: Annotated[tuple[Border, ...], Size(MAX_BORDERS)] = ()
+    expected_tokens: Annotated[int, below(WORD_END)] = 0
 
     def row_parts(self, layer: int) -> int:
         """How many rows of the model's width stand side by side where rows enter a layer: its own and earlier ones."""

@@ -866,6 +866,7 @@ class Open(_message.Message):
     SESSION_KEY_FIELD_NUMBER: _builtins.int
     AUX_LAYERS_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    EXPECTED_TOKENS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """The model's fingerprint, at most 256 characters."""
     window_tokens: _builtins.int
@@ -878,6 +879,8 @@ class Open(_message.Message):
     """For the rows between hops."""
     session_key: _builtins.bytes
     """The public key that commands the session (R14): ed25519, 32 bytes."""
+    expected_tokens: _builtins.int
+    """KV tokens that the session is expected to take, tree nodes too; 0: its whole window and all nodes."""
     @_builtins.property
     def aux_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """At most 4, rising, in 1 … layers - 1: what enters these layers travels beside each row from there on (P14); in a
@@ -899,10 +902,11 @@ class Open(_message.Message):
         session_key: _builtins.bytes = ...,
         aux_layers: _abc.Iterable[_builtins.int] | None = ...,
         prefix: _abc.Iterable[Global___Border] | None = ...,
+        expected_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aux_layers", b"aux_layers", "codec", b"codec", "fingerprint", b"fingerprint", "nodes", b"nodes", "prefix", b"prefix", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aux_layers", b"aux_layers", "codec", b"codec", "expected_tokens", b"expected_tokens", "fingerprint", b"fingerprint", "nodes", b"nodes", "prefix", b"prefix", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -100,9 +100,12 @@ def commit(kv_cache: KvCache, tree: Tree, rng: random.Random) -> None:
     tree.parents.update({node: None for node in survivors if tree.parents[node] == tip})
 
 
+@pytest.mark.parametrize("at_first", [None, 1])
 @pytest.mark.parametrize("seed", range(4))
-def test_after_random_commits_and_truncations_the_kv_is_a_plain_prefills(model: RaggedModel, seed: int) -> None:
-    rng, kv_cache, tree = random.Random(seed), KvCache(model.layout, 160), Tree()
+def test_after_random_commits_and_truncations_the_kv_is_a_plain_prefills(
+    model: RaggedModel, seed: int, at_first: int | None
+) -> None:
+    rng, kv_cache, tree = random.Random(seed), KvCache(model.layout, 160, at_first=at_first), Tree()
     for _ in range(12):
         grow(model, kv_cache, tree, rng)
         commit(kv_cache, tree, rng)
@@ -113,6 +116,7 @@ def test_after_random_commits_and_truncations_the_kv_is_a_plain_prefills(model: 
         assert kv_cache.slots.committed == len(tree.text)
     kv_cache.truncate(len(tree.text))
     assert len(tree.text) > 3, "the text is too short to say anything"
+    assert (kv_cache.version > 1) == (at_first is not None), "it grew"
     plain = KvCache(model.layout, len(tree.text))
     model.forward([chain(plain, torch.tensor(tree.text))])
     assert kv_cache.slots.positions.tolist() == plain.slots.positions.tolist() == list(range(len(tree.text)))
@@ -121,3 +125,24 @@ def test_after_random_commits_and_truncations_the_kv_is_a_plain_prefills(model: 
             kv_cache.view(layer.index, kv_cache.slots.used), plain.view(layer.index, plain.slots.used), strict=True
         ):
             assert (got - wanted).abs().max() <= 1e-4
+
+
+def test_a_session_goes_on_from_what_was_cut_of_another_one(model: RaggedModel) -> None:
+    text = torch.arange(100, 180)
+    whole, begun = KvCache(model.layout, 96), KvCache(model.layout, 96, at_first=8)
+    hidden = model.forward([chain(whole, text)])
+    whole.commit([TreeNodeId(node) for node in range(80)], [])
+    for start, end in ((0, 16), (16, 64)):
+        kv, states = whole.cut(start, end)
+        begun.adopt(kv, states, end - start)
+    begun.check_integrity()
+    with pytest.raises(LocalProtocolError, match="committed tokens"):
+        whole.cut(64, 81)
+    nodes = [TreeNodeId(node) for node in range(64, 80)]
+    rest = SessionRows(begun, nodes, [None, *nodes[:-1]], list(range(64, 80)), text[64:])
+    assert (model.forward([rest]) - hidden[64:]).abs().max() <= 1e-4
+    for layer in model.layout.layers:
+        for got, wanted in zip(begun.view(layer.index, 64), whole.view(layer.index, 64), strict=True):
+            assert torch.equal(got, wanted)
+    with pytest.raises(LocalProtocolError, match="beside 80"):
+        begun.adopt(kv, {}, 48)

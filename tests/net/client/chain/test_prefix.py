@@ -50,7 +50,7 @@ def rows(nodes: KillableNodes) -> dict[str, int]:
 
 def opened(nodes: KillableNodes, ids: Sequence[int], secret: bytes = SECRET) -> AbstractAsyncContextManager[Session]:
     """A session whose text begins with these tokens."""
-    return nodes.client._opener.open(200, 16, Beginning(ids, secret))
+    return nodes.client._opener.open(200, 16, Beginning(ids, 20, secret))
 
 
 async def hold(nodes: KillableNodes, ids: Sequence[int] = IDS, secret: bytes = SECRET) -> None:
@@ -76,14 +76,14 @@ async def test_a_session_computes_only_what_no_machine_holds_and_says_the_same(n
 async def test_the_minimum_over_the_machines_counts(nodes: KillableNodes) -> None:
     ids = (*IDS, *IDS, *OTHER)
     plain = await nodes.undisturbed(ids, **SAMPLED)
-    async with nodes.client._opener.open(400, 16, Beginning(ids, SECRET)) as session:
+    async with nodes.client._opener.open(400, 16, Beginning(ids, 20, SECRET)) as session:
         await run(nodes, session, ids)
     await until_freed([nodes[name] for name in CHAIN])
     for held, name in [(2, "a0"), (1, "a1"), (3, "a2")]:
         pool = nodes[name].sessions.pool
         pool.shrink(pool.tokens * held // len(pool))
         assert len(pool) == held
-    async with nodes.client._opener.open(400, 16, Beginning(ids, SECRET)) as session:
+    async with nodes.client._opener.open(400, 16, Beginning(ids, 20, SECRET)) as session:
         assert session.held == tuple(ids[:BLOCK_TOKENS])
         result = await run(nodes, session, ids)
     assert result.tokens == plain
