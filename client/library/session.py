@@ -27,6 +27,7 @@ from client.decode.policy import SWEEPS_IN_FLIGHT
 from client.decode.state import ForcedText, GenerationState
 from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
+from client.library.known_prefixes import KnownPrefixes
 from swarm.base.errors import (
     Busy,
     GenerationInterrupted,
@@ -59,6 +60,8 @@ REPLAY_LAYER_MS = 1_000.0
 
 EXPECTED_TOKENS = 1_024
 """New tokens of a text for which machines reserve KV at first, however many may come."""
+MOST_SLOWER = 2.0
+"""By this factor a chain that holds a text's beginning may be slower than the fastest one, and is taken still."""
 RANDOM_HEDGE = 0.1
 """Probability that any hop of a route has the replica, and not the slowest."""
 
@@ -107,12 +110,14 @@ class _Room:
 
     Attributes:
         expected_tokens: KV that it should take, for two trees too; 0: all that it may take.
+        holders: the chain that is believed to hold the longest beginning.
     """
 
     window_tokens: int
     nodes: int
     prefix: tuple[Border, ...] = ()
     expected_tokens: int = 0
+    holders: tuple[RouteHop, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +260,7 @@ class SessionOpener:
         reproducible: use only machines whose numeric class promises the same text.
         aux_layers: what enters these comes beside the hidden rows of replies (P14).
         secret: names what its sessions have machines compute (P15), where they are not given another one.
+        known: which chain holds which beginnings.
     """
 
     target: Target
@@ -270,6 +276,7 @@ class SessionOpener:
     reproducible: bool = False
     aux_layers: tuple[int, ...] = ()
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)
+    known: KnownPrefixes = field(default_factory=KnownPrefixes)
     _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -355,15 +362,20 @@ class SessionOpener:
             names, room = None, _Room(window_tokens, nodes + 1)  # and the pending token
             if beginning is not None:
                 names = BlockNames(beginning.secret or self.secret)
-                prefix = borders(names.extend(beginning.tokens[:-1]))  # the last one's pick is wanted
+                names.extend(beginning.tokens[:-1])  # the last one's pick is wanted
+                known, holders = self.known.longest(names.names)
                 new_tokens = min(beginning.new_tokens, EXPECTED_TOKENS)
-                room = replace(room, prefix=prefix, expected_tokens=len(beginning.tokens) + new_tokens + 2 * room.nodes)
+                expected = len(beginning.tokens) + new_tokens + 2 * room.nodes
+                room = _Room(window_tokens, room.nodes, borders(names.names, known), expected, holders)
             made = await self._opened(scope, room)
             walk = self._walk(made.chain, beginning, names)
             made.chain.begin(walk.state)
             scope.spawn(self._keep_known())
             codec = _codec(made.chain.route.numeric_class, self.codec)
-            yield Session(made.chain, walk, codec, self.nearby)
+            try:
+                yield Session(made.chain, walk, codec, self.nearby)
+            finally:
+                self.known.note(walk.state.names, made.chain.route.hops)
 
     def _chain(self, route: Route, room: _Room) -> Chain:
         """A chain over a route, not opened yet."""
@@ -401,7 +413,7 @@ class SessionOpener:
             return ChainOpening(scope, chain)
 
         async def first() -> ChainOpening:
-            route = await self._route_beside(refusals)
+            route = await (self._route_beside(refusals) if refusals.last else self._holding(room))
             return begin(route, is_hasty=refusals.last is None)  # after that, whoever is slow has all its time
 
         async def beside(late: ChainOpening) -> ChainOpening | None:
@@ -420,6 +432,21 @@ class SessionOpener:
             for peer in slow:
                 self.nearby.failed(peer, is_hearsay=True)  # nothing tells which of them it was
         return made
+
+    async def _holding(self, room: _Room) -> Route:
+        """The chain that holds most of a text's beginning, unless its sweeps take much longer than the fastest one's.
+
+        Raises:
+            RouteError: nobody serves some layers.
+        """
+        best = await self.route()
+        if not room.holders or room.holders == best.hops or best.hedge is not None:
+            return best
+        with suppress(RouteError, RegistryError):
+            kept = await self._detour(best.numeric_class, (), room.holders)
+            if kept.hops == room.holders and kept.sweep_ms <= MOST_SLOWER * best.sweep_ms:
+                return kept
+        return best
 
     async def _other_route(self, late: ChainOpening, refusals: Refusals) -> Route | None:
         """A route with as few machines as possible of one that is late, by what is known; None without any other."""

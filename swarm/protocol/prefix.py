@@ -51,9 +51,15 @@ class BlockNames:
         del self.names[tokens // BLOCK_TOKENS :]
 
 
-def borders(names: Sequence[bytes]) -> tuple[Border, ...]:
-    """What a new session asks machines to begin with: the longest beginning first."""
-    places = list(_places(len(names)))[:MAX_BORDERS]
+def borders(names: Sequence[bytes], known: int = 0) -> tuple[Border, ...]:
+    """What a new session asks machines to begin with: the longest beginning first.
+
+    Args:
+        names: of its text's blocks.
+        known: so many blocks are believed to be held, so that border is one of them.
+    """
+    believed = {known - 1} if known else set()
+    places = sorted({*list(_places(len(names)))[: MAX_BORDERS - len(believed)], *believed}, reverse=True)
     return tuple(Border((place + 1) * BLOCK_TOKENS, names[place]) for place in places)
 
 

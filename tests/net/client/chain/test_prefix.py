@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -165,6 +167,24 @@ async def test_a_machine_that_came_later_holds_what_it_was_replayed(nodes: Killa
         assert nodes.route() == ["a0", "b1", "a2"]
         assert len(again.held) == HELD
         assert (await run(nodes, again, ids)).tokens == plain
+
+
+async def test_a_text_goes_where_its_beginning_is(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    opener = nodes.client._opener
+    await hold(nodes)
+    await nodes.announce("b0", "b1", "b2")
+    others = await opener.route(avoid=frozenset(nodes[name].peer_id for name in CHAIN))
+    monkeypatch.setattr(type(opener), "route", AsyncMock(return_value=others))
+    async with opened(nodes, (*IDS[:SHARED], *OTHER)) as session:
+        assert nodes.route() == list(CHAIN)
+        assert len(session.held) == HELD
+    async with opened(nodes, OTHER):
+        assert nodes.route() == ["b0", "b1", "b2"]
+    fast = replace(others, return_ms=others.return_ms - others.sweep_ms + 1e-3)
+    monkeypatch.setattr(type(opener), "route", AsyncMock(return_value=fast))
+    async with opened(nodes, (*IDS[:SHARED], *OTHER)) as session:
+        assert nodes.route() == ["b0", "b1", "b2"], "the other chain is more than twice as fast"
+        assert session.held == ()
 
 
 async def test_a_text_that_was_cut_back_leaves_what_it_became(nodes: KillableNodes) -> None:

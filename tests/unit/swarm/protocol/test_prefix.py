@@ -58,3 +58,11 @@ def test_beginnings_are_the_longest_first_and_reach_the_first_ones(blocks: int) 
 
 def test_a_border_stands_for_all_tokens_up_to_it() -> None:
     assert borders(named(TOKENS))[0] == Border(640, named(TOKENS)[-1])
+
+
+def test_the_border_that_is_believed_to_be_held_is_one_of_them() -> None:
+    names = [place.to_bytes(NAME_BYTES, "big") for place in range(2_000)]
+    assert 1_111 * BLOCK_TOKENS not in {border.tokens for border in borders(names)}
+    asked = borders(names, 1_111)
+    assert Border(1_111 * BLOCK_TOKENS, names[1_110]) in asked
+    assert len(asked) <= MAX_BORDERS
