@@ -21,7 +21,7 @@ PROGRAMS: Final = {
     "drafting": ("calibration", "codec", "drafters", "near_ties", "quantised", "vocabularies"),
     "emulation": ("homes", "network"),
     "models": ("families",),
-    "operations": ("api_overhead", "page_server"),
+    "operations": ("agents", "api_overhead", "page_server"),
     "recovery": ("faults",),
     "redteam": ("costs", "redteam"),
     "routing": ("placement",),

@@ -60,8 +60,10 @@ class ApiProgram:
 
 
 @asynccontextmanager
-async def api_program(peer: str, folder: Path, keys: Sequence[str], *options: str) -> AsyncIterator[ApiProgram]:
-    """Start it with the demo's draft; the block begins when it finds every layer.
+async def api_program(
+    peer: str, folder: Path, keys: Sequence[str], *options: str, model: Path = TARGET, draft: Path | None = DRAFT
+) -> AsyncIterator[ApiProgram]:
+    """Start it; the block begins when it finds every layer.
 
     Args:
         peer: address of the swarm's bootstrap peer.
@@ -71,7 +73,8 @@ async def api_program(peer: str, folder: Path, keys: Sequence[str], *options: st
     Raises:
         RegistryError: it did not start, or does not find the model.
     """
-    command = ["client.cli", "api", str(TARGET), "--join", peer, "--draft", str(DRAFT), "--threads", "1"]
+    command = ["client.cli", "api", str(model), "--join", peer, "--threads", "1"]
+    command += [] if draft is None else ["--draft", str(draft)]
     command += ["--port", "0", *(word for key in keys for word in ("--api-key", key)), *options]
     async with start_program("api", command, folder, ["env", f"XDG_CACHE_HOME={folder}"]) as running:
         url = (await running.wait_for(r"http://\S+/v1")).removesuffix("/v1")

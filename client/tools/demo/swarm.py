@@ -27,7 +27,9 @@ COVER_ATTEMPTS = 40
 
 
 @asynccontextmanager
-async def demo_swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
+async def demo_swarm(
+    delay_ms: float, console: Console, model: Path = TARGET, spans: tuple[str, ...] = SPANS
+) -> AsyncIterator[str]:
     """Start the swarm; yields the bootstrap peer's address once every node serves.
 
     Meanwhile torch and transformers are imported, which takes seconds.
@@ -39,23 +41,23 @@ async def demo_swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="canopy-demo-")))
         boot = ["swarm.cli", "bootstrap", "--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "boot.key")]
         bootstrap = await stack.enter_async_context(start_program("bootstrap", boot, folder))
-        ports = free_ports(2 * len(SPANS))
+        ports = free_ports(2 * len(spans))
         pairs = list(zip(ports[::2], ports[1::2], strict=True))
         shape = json.dumps(asdict(LinkShape(delay_ms=delay_ms)))
         links = ["client.tools.demo.delay_proxy", shape, *(f"{listen}:{target}" for listen, target in pairs)]
         await stack.enter_async_context(start_program("links", links, folder))
         peer = await bootstrap.wait_for(r"/ip4/\S+")
         nodes = []
-        for span, (listen, target) in zip(SPANS, pairs, strict=True):
-            serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
+        for span, (listen, target) in zip(spans, pairs, strict=True):
+            serve = ["node.cli", "serve", str(model), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
             serve += ["--port", str(target), "--announce-address", f"127.0.0.1:{listen}", "--threads", "1"]
             serve += ["--identity", str(folder / f"{span}.key"), "--dtype", "float32"]
             nodes.append(await stack.enter_async_context(start_program(f"node {span}", serve, folder)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.to_thread(_load))
-            for span, node in zip(SPANS, nodes, strict=True):
+            for span, node in zip(spans, nodes, strict=True):
                 await node.wait_for("serving at")
-                console.print(f"  node serve demo-target --layers {span}: up")
+                console.print(f"  node serve {model.name} --layers {span}: up")
         yield peer
 
 
