@@ -19,7 +19,7 @@ from swarm.base.errors import Busy, ContextFull, HopClosed, ModelMismatch, Remot
 from swarm.base.ids import ModelIdentity, SessionId
 from swarm.base.tasks import TaskScope
 from swarm.base.version import VERSION
-from swarm.compute.kv_pool import KvPool
+from swarm.compute.kv_pool import KEPT_S, KvPool
 from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Attach, Border, Credits, NodeInfo
@@ -153,6 +153,7 @@ class SessionTable:
         self.pool = KvPool(context.model.layout.bytes_per_token, weight_of)
         self._awaited: dict[SessionId, asyncio.Event] = {}
         self._ended = asyncio.Event()
+        scope.spawn(self._forget_old(), "blocks that nobody uses")
 
     def __len__(self) -> int:
         return len(self._open)
@@ -337,6 +338,11 @@ class SessionTable:
     def _evict(self, hop: HopSession) -> None:
         """End a session here, so that another has its room at once: the client may go on with another machine."""
         hop.give_way()
+
+    async def _forget_old(self) -> None:
+        while True:
+            await asyncio.sleep(KEPT_S / 30)
+            self.pool.forget_old()
 
     async def _run(self, session: SessionId, hop: HopSession) -> None:
         try:

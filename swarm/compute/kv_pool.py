@@ -10,6 +10,7 @@ since who uses a block uses those before it after it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from swarm.base.errors import LocalProtocolError
 from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Border, Rows
 
+KEPT_S = 1_800.0
+"""A block that no session begins with for so long is given up: texts do not stay on strangers' machines."""
 MAX_BLOCKS = 1 << 16
 """Blocks of a pool, however small: bookkeeping for 4 million tokens."""
 
@@ -81,7 +84,12 @@ class KvPool:
         found: tokens that sessions began with, so far.
     """
 
-    def __init__(self, bytes_per_token: int, weight: Callable[[str], int] = lambda _: 1) -> None:
+    def __init__(
+        self,
+        bytes_per_token: int,
+        weight: Callable[[str], int] = lambda _: 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Hold nothing.
 
         Args:
@@ -92,8 +100,9 @@ class KvPool:
         self.found = 0
         self._bytes_per_token = max(bytes_per_token, 1)
         self._weight = weight
+        self._clock = clock
         self._blocks: dict[bytes, _Held] = {}
-        self._used: dict[str, OrderedDict[bytes, None]] = {}  # owner → its blocks, the one used last at the end
+        self._used: dict[str, OrderedDict[bytes, float]] = {}  # owner → when its blocks were used, the last at the end
         self._costs: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -160,6 +169,13 @@ class KvPool:
                 return
             self._drop(oldest)
 
+    def forget_old(self) -> None:
+        """Give up what nobody used for `KEPT_S`."""
+        since = self._clock() - KEPT_S
+        for used in list(self._used.values()):
+            for key in [key for key, at_s in used.items() if at_s <= since]:
+                self._drop(key)
+
     def clear(self) -> None:
         """Give all up: the layers are others now."""
         self.shrink(-1)
@@ -192,7 +208,7 @@ class KvPool:
 
     def _use(self, keys: Iterable[bytes]) -> None:
         for key in [*keys][::-1]:  # the first one last: it goes last
-            self._used.setdefault(self._blocks[key].owner, OrderedDict())[key] = None
+            self._used.setdefault(self._blocks[key].owner, OrderedDict())[key] = self._clock()
             self._used[self._blocks[key].owner].move_to_end(key)
 
     def _drop(self, key: bytes) -> None:

@@ -22,7 +22,7 @@ from swarm.base.errors import GenerationInterrupted, Unfinished
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.model.recurrent_models import RECURRENT, recurrent_model
-from tests.net.three_nodes import engine_of, server_of
+from tests.net.three_nodes import engine_of, server_of, until_freed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -98,6 +98,28 @@ async def test_an_interrupted_text_goes_on_as_if_nothing_had_happened(running: R
     *_, last = [piece async for piece in running.client.resume(begun)]
     assert last.result is not None
     assert last.result.tokens == plain.tokens
+
+
+async def test_a_prompt_goes_on_from_blocks_that_are_kept(running: Running) -> None:
+    long = [*prompt(0, 90), *prompt(1, 90)]
+    nodes, options = running.here.nodes, {"max_new_tokens": NEW, "temperature": 0.0, "nodes": 8}
+    await until_freed(nodes)
+    for node in nodes:
+        node.sessions.pool.clear()
+    alone = await running.client.generate((*long, 7), **options)  # type: ignore[arg-type]
+    assert alone.stats.reused_tokens == 0
+    await until_freed(nodes)
+    for length in (181, 140):
+        wanted = (*long[: length - 1], 7)
+        again = await running.client.generate(wanted, **options)  # type: ignore[arg-type]
+        assert again.stats.reused_tokens == 128
+        await until_freed(nodes)
+        for node in nodes:
+            node.sessions.pool.check_integrity()
+            node.sessions.pool.clear()
+        fresh = await running.client.generate(wanted, **options)  # type: ignore[arg-type]
+        assert (fresh.tokens, fresh.stats.reused_tokens) == (again.tokens, 0)
+        await until_freed(nodes)
 
 
 async def test_a_death_in_mid_text_changes_no_token(running: Running) -> None:

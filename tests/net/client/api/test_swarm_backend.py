@@ -20,6 +20,7 @@ from client.api.sessions import LentSession
 from client.api.swarm_backend import BackendLimits, SwarmBackend
 from client.api.swarm_link import SwarmSource
 from client.base.options import GenerateOptions, Grammar
+from client.decode.state import GenerationState
 from client.dialogue.messages import ContentDelta, Message
 from swarm.base.errors import ConfigError, ContextFull
 from swarm.base.tasks import TaskScope
@@ -137,9 +138,9 @@ async def test_a_session_after_a_full_one_has_room_for_trees(running: Running, m
     await sessions.clear()
     opened = sessions._open
 
-    async def recorded(window_tokens: int, nodes: int, owner: str) -> LentSession:
-        asked.append((window_tokens, nodes))
-        return await opened(window_tokens, nodes, owner)
+    async def recorded(window_tokens: int, state: GenerationState, owner: str) -> LentSession:
+        asked.append((window_tokens, state.nodes))
+        return await opened(window_tokens, state, owner)
 
     monkeypatch.setattr(sessions, "_open", recorded)
     ids = prompt(3, 48)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarm.base.errors import LocalProtocolError
-from swarm.compute.kv_pool import KvBlock, KvPool, NamedText
+from swarm.compute.kv_pool import KEPT_S, KvBlock, KvPool, NamedText
 from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Border, Codec, Rows
 
@@ -96,6 +96,21 @@ def test_a_block_that_finds_no_room_is_not_kept() -> None:
     assert pool.tokens == 2 * COST
     assert not pool.add(text("z"), 0, block(), "me", COST - 1)
     assert held(pool, "ab") == 2, "what would not fit drives nothing out"
+
+
+def test_what_nobody_used_for_half_an_hour_is_given_up() -> None:
+    now = [0.0]
+    pool = KvPool(4, clock=lambda: now[0])
+    filed(pool, "abc")
+    now[0] = KEPT_S / 2
+    assert held(pool, "ab") == 2
+    now[0] = KEPT_S
+    pool.forget_old()
+    pool.check_integrity()
+    assert held_without_use(pool, "abc") == 2
+    now[0] = 2 * KEPT_S
+    pool.forget_old()
+    assert len(pool) == 0
 
 
 def test_a_name_stands_for_one_block_alone() -> None:
