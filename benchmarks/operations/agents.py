@@ -1,9 +1,10 @@
-"""What does an agent wait for, turn after turn, and what of its conversation is computed again?
+"""What does an agent wait for, turn after turn, and what is computed again?
 
 Two agents with one API key, one system prompt and tools of their own talk to a model through `client api`, side by
-side; each turn brings a tool's output. Then an agent with another key asks what the first one asked. Three nodes and
-the server are programs on loopback, a delay on every link; the model is the demo target, grown to SmolLM2's width,
-with a rope that reaches far enough.
+side; each turn brings a tool's output. Then an agent with another key asks what the first one asked. At last requests
+come with an opening in common, one after the other, and as many with a second one at once. Three nodes and the server
+are programs on loopback, a delay on every link; the model is the demo target, grown to SmolLM2's width, with a rope
+that reaches far enough.
 
     python -m benchmarks agents --record
     python -m benchmarks agents --tokens 6000       # in two minutes
@@ -53,6 +54,8 @@ class Options(Recording):
     """Tokens of the system prompt that both agents have, about."""
     new_tokens: int = 32
     """Of each answer."""
+    requests: int = 32
+    """With one opening of `common` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,23 @@ class Turn:
     reused: int
     first_s: float
     answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All turns.
+
+    Attributes:
+        agents: Each agent's.
+        stranger: Of the one with another key.
+        in_turn: With one opening, one after the other.
+        at_once: With another opening, at once.
+    """
+
+    agents: list[list[Turn]]
+    stranger: Turn
+    in_turn: list[Turn]
+    at_once: list[Turn]
 
 
 def make_model(folder: Path, options: Options) -> None:
@@ -130,7 +150,20 @@ def first_messages(agent: int, options: Options) -> list[dict[str, str]]:
     return [{"role": "system", "content": words_from(7, options.common)}, {"role": "user", "content": own}]
 
 
-async def run(folder: Path, options: Options) -> tuple[list[list[Turn]], Turn]:
+async def ask_alike(http: httpx2.AsyncClient, model: str, options: Options, *, at_once: bool) -> list[Turn]:
+    """Requests with one opening; what the first one took is the price of an opening that nobody holds."""
+    opening = words_from(200 + at_once, options.common)
+
+    async def one(number: int) -> Turn:
+        messages = [{"role": "system", "content": opening}, {"role": "user", "content": words_from(300 + number, 40)}]
+        return (await ask(http, model, messages, options.new_tokens // 4))[0]
+
+    if at_once:
+        return list(await asyncio.gather(*map(one, range(options.requests))))
+    return [await one(number) for number in range(options.requests)]
+
+
+async def run(folder: Path, options: Options) -> Seen:
     third, model = options.layers // 3, folder / "model"
     spans = (f"0-{third}", f"{third}-{2 * third}", f"{2 * third}-{options.layers}")
     console = make_console(stderr=True)
@@ -143,7 +176,8 @@ async def run(folder: Path, options: Options) -> tuple[list[list[Turn]], Turn]:
         name = (await http.get("/v1/models")).json()["data"][0]["id"]
         seen = await asyncio.gather(*(work(http, name, agent, options) for agent in range(2)))
         stranger, _ = await ask(other, name, first_messages(0, options), options.new_tokens)
-    return list(seen), stranger
+        alike = [await ask_alike(http, name, options, at_once=at_once) for at_once in (False, True)]
+    return Seen(list(seen), stranger, alike[0], alike[1])
 
 
 def kept(turns: list[Turn]) -> list[float]:
@@ -155,28 +189,32 @@ def cells(turn: Turn, share: str) -> tuple[str, ...]:
     return f"{turn.prompt:,}", f"{turn.reused:,}", share, f"{turn.first_s:.1f} s"
 
 
-def make_sheet(seen: list[list[Turn]], stranger: Turn, options: Options) -> Sheet:
+def make_sheet(seen: Seen, options: Options) -> Sheet:
     sheet = Sheet(
         "agents",
         f"Two agents of {options.turns} turns, {options.layers} layers on three nodes, {options.delay_ms:g} ms one way",
         ("turn", "prompt tokens", "reused", "of what was held", "first token"),
-        measured={
-            "options": asdict(options),
-            "agents": [[asdict(turn) for turn in turns] for turns in seen],
-            "stranger": asdict(stranger),
-        },
+        measured={"options": asdict(options), **asdict(seen)},
     )
-    for agent, turns in enumerate(seen):
+    for agent, turns in enumerate(seen.agents):
         shares = [0.0, *kept(turns)]
         for place in sorted({0, 1, 2, len(turns) // 2, len(turns) - 1} & set(range(len(turns)))):
-            turn = turns[place]
             share = f"{shares[place]:.3f}" if place else ""
-            sheet.rows.append((f"agent {agent + 1}, {place + 1}", *cells(turn, share)))
-    sheet.rows.append(("another key, 1", *cells(stranger, "")))
-    shares = [share for turns in seen for share in kept(turns)]
-    ratios = [turns[-1].first_s / turns[1].first_s for turns in seen]
+            sheet.rows.append((f"agent {agent + 1}, {place + 1}", *cells(turns[place], share)))
+    sheet.rows.append(("another key, 1", *cells(seen.stranger, "")))
+    shares = [share for turns in seen.agents for share in kept(turns)]
+    slower = ", ".join(f"{turns[-1].first_s / turns[1].first_s:.1f}" for turns in seen.agents)
     sheet.notes.append(f"Of what the turn before held: least {min(shares):.3f}, median {median(shares):.3f}.")
-    sheet.notes.append("First token, last turn over the second: " + ", ".join(f"{ratio:.1f}" for ratio in ratios) + ".")
+    sheet.notes.append(f"First token, last turn over the second: {slower}.")
+    cold, after = seen.in_turn[0], seen.in_turn[1:]
+    for what, others in (("one after the other", after), ("at once", seen.at_once)):
+        share = sum(one.reused for one in others) / sum(one.prompt for one in others)
+        first_s = median(one.first_s for one in others)
+        sheet.notes.append(
+            f"{len(others)} requests with an opening of {options.common:,} tokens, {what}: {share:.3f} of all prompt "
+            f"tokens reused; first token after {first_s:.2f} s in the median, {first_s / cold.first_s:.2f} of the "
+            f"{cold.first_s:.2f} s of a first request."
+        )
     return sheet
 
 
@@ -186,8 +224,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="canopy-agents-") as temporary:
         folder = Path(temporary)
         make_model(folder / "model", options)
-        seen, stranger = asyncio.run(run(folder, options))
-    make_sheet(seen, stranger, options).finish(make_console(), options)
+        seen = asyncio.run(run(folder, options))
+    make_sheet(seen, options).finish(make_console(), options)
 
 
 if __name__ == "__main__":

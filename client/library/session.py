@@ -105,7 +105,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _SessionNeeds:
     """What a session asks machines for: tokens of its window, tree nodes of a sweep, beginnings of its text.
 
     Attributes:
@@ -359,14 +359,14 @@ class SessionOpener:
             SwarmError: machines that share nothing say that this session cannot be.
         """
         async with TaskScope() as scope:
-            names, room = None, _Room(window_tokens, nodes + 1)  # and the pending token
+            names, room = None, _SessionNeeds(window_tokens, nodes + 1)  # and the pending token
             if beginning is not None:
                 names = BlockNames(beginning.secret or self.secret)
                 names.extend(beginning.tokens[:-1])  # the last one's pick is wanted
                 known, holders = self.known.longest(names.names)
                 new_tokens = min(beginning.new_tokens, EXPECTED_TOKENS)
                 expected = len(beginning.tokens) + new_tokens + 2 * room.nodes
-                room = _Room(window_tokens, room.nodes, borders(names.names, known), expected, holders)
+                room = _SessionNeeds(window_tokens, room.nodes, borders(names.names, known), expected, holders)
             made = await self._opened(scope, room)
             walk = self._walk(made.chain, beginning, names)
             made.chain.begin(walk.state)
@@ -377,7 +377,7 @@ class SessionOpener:
             finally:
                 self.known.note(walk.state.names, made.chain.route.hops)
 
-    def _chain(self, route: Route, room: _Room) -> Chain:
+    def _chain(self, route: Route, room: _SessionNeeds) -> Chain:
         """A chain over a route, not opened yet."""
         window_tokens, sweep_nodes = room.window_tokens, room.nodes
         want = Open(
@@ -398,7 +398,7 @@ class SessionOpener:
         chain.ask_for(room.prefix)
         return chain
 
-    async def _opened(self, scope: TaskScope, room: _Room) -> ChainOpening:
+    async def _opened(self, scope: TaskScope, room: _SessionNeeds) -> ChainOpening:
         """The first opening that stands, on whichever route; what kept others from it is remembered.
 
         Raises:
@@ -433,7 +433,7 @@ class SessionOpener:
                 self.nearby.failed(peer, is_hearsay=True)  # nothing tells which of them it was
         return made
 
-    async def _holding(self, room: _Room) -> Route:
+    async def _holding(self, room: _SessionNeeds) -> Route:
         """The chain that holds most of a text's beginning, unless its sweeps take much longer than the fastest one's.
 
         Raises:

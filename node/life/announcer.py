@@ -193,5 +193,6 @@ class Announcer:
             sessions=len(sessions),
             kv_tokens_free=sessions.kv_tokens_free,
             kv_tokens_total=sessions.kv_tokens,
+            kv_tokens_kept=sessions.pool.tokens,
             worked_ms=sessions.worked_ms,
         )

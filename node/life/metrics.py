@@ -34,6 +34,9 @@ STATE = MetricFamily("canopy_node_state", "1 for how the node is, 0 for the othe
 LAYERS = MetricFamily("canopy_node_layers", "Layers that the node holds, or is about to load.")
 SESSIONS = MetricFamily("canopy_node_sessions", "Open sessions.")
 KV = MetricFamily("canopy_node_kv_capacity_tokens", "KV tokens for all sessions together.")
+KV_KEPT = MetricFamily(
+    "canopy_node_kv_kept_tokens", "KV tokens of texts that are over, kept for those that begin alike."
+)
 KV_USED = MetricFamily("canopy_node_kv_used_tokens", "KV tokens that open sessions have reserved.")
 MEMORY = MetricFamily(
     "canopy_node_device_memory_used_bytes", "Device memory in use, by all programs; absent for a CPU."
@@ -65,6 +68,7 @@ TOTALS: Final[Mapping[str, MetricFamily]] = {
         ("tree_nodes", "tree_nodes", "Tree nodes that were computed."),
         ("pruned_nodes", "pruned_tree_nodes", "Tree nodes that were skipped: a later commit had ruled them out."),
         ("tokens", "committed_tokens", "Tree nodes that became committed."),
+        ("kept_tokens", "kept_tokens", "Tokens with which sessions began, which were not computed again."),
         ("layer_tokens", "layer_tokens", "Committed tokens times the layers that computed them."),
         ("bytes_in", "received_bytes", "Bytes from upstream neighbours."),
         ("bytes_out", "sent_bytes", "Bytes to the next hop, back upstream, and to clients."),
@@ -78,7 +82,23 @@ TOTALS: Final[Mapping[str, MetricFamily]] = {
 }
 
 FIGURES: Final = (
-    *(ABOUT, STATE, LAYERS, SESSIONS, KV, KV_USED, MEMORY, HEAT, QUEUE, COMPUTE, FORWARD, ERRORS, BUSY, REPLAYED),
+    *(
+        ABOUT,
+        STATE,
+        LAYERS,
+        SESSIONS,
+        KV,
+        KV_USED,
+        KV_KEPT,
+        MEMORY,
+        HEAT,
+        QUEUE,
+        COMPUTE,
+        FORWARD,
+        ERRORS,
+        BUSY,
+        REPLAYED,
+    ),
     *TOTALS.values(),
 )
 
@@ -103,6 +123,7 @@ class NodeFigures:
         sheet.set(SESSIONS, snapshot.sessions)
         sheet.set(KV, snapshot.kv_tokens_total)
         sheet.set(KV_USED, snapshot.kv_tokens_total - snapshot.kv_tokens_free)
+        sheet.set(KV_KEPT, snapshot.kv_tokens_kept)
         sheet.set(MEMORY, description.device.memory_bytes())
         sheet.set(HEAT, description.device.temperature_c())
         sheet.set_histogram(QUEUE, counters.queue_times)

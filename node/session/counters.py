@@ -66,6 +66,8 @@ class NodeCounters:
     differences: int = 0
     tokens: int = 0
     """Tree nodes that became committed."""
+    kept_tokens: int = 0
+    """Tokens with which sessions began, which were not computed again."""
     layer_tokens: int = 0
     """Tokens times the layers that computed them."""
     queue_ms: float = 0.0

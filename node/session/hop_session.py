@@ -172,7 +172,7 @@ def _scope_of(attach: Attach, role: HopRole) -> bytes | None:
     return hashlib.sha256(msgpack.packb(own)).digest()
 
 
-class Shelf(Protocol):
+class TextShelf(Protocol):
     """What a node holds of texts, besides a session's own.
 
     Attributes:
@@ -207,7 +207,7 @@ class HopSession:
         used_at: when the last sweep came, or the session began, on the clock of `time.monotonic`.
     """
 
-    def __init__(self, context: NodeContext, attach: Attach, credits: Credits, owner: str, shelf: Shelf) -> None:
+    def __init__(self, context: NodeContext, attach: Attach, credits: Credits, owner: str, shelf: TextShelf) -> None:
         """Begin a session.
 
         Args:
@@ -506,7 +506,7 @@ class HopSession:
         self.journal.begin(self.log.executed, [block.rows for block in blocks if block.rows is not None])
         self._account()
         self.credits = replace(self.credits, held=len(tokens))
-        pool.found += len(tokens)
+        self._context.counters.kept_tokens += len(tokens)
 
     async def file(self) -> None:
         """Leave copies of what is committed and named in the node's pool, for sessions that begin alike (P15)."""

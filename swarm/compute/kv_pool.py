@@ -68,7 +68,7 @@ class NamedText:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Entry:
     block: KvBlock
     parent: bytes
     place: int
@@ -81,7 +81,6 @@ class KvPool:
 
     Attributes:
         tokens: what all blocks cost of the node's KV budget, in KV tokens.
-        found: tokens that sessions began with, so far.
     """
 
     def __init__(
@@ -97,11 +96,10 @@ class KvPool:
             weight: how many shares an owner has.
         """
         self.tokens = 0
-        self.found = 0
         self._bytes_per_token = max(bytes_per_token, 1)
         self._weight = weight
         self._clock = clock
-        self._blocks: dict[bytes, _Held] = {}
+        self._blocks: dict[bytes, _Entry] = {}
         self._used: dict[str, OrderedDict[bytes, float]] = {}  # owner → when its blocks were used, the last at the end
         self._costs: Counter[str] = Counter()
 
@@ -154,7 +152,7 @@ class KvPool:
         self.shrink(room - cost, MAX_BLOCKS - 1, spared=frozenset(chain))
         if self.tokens + cost > room or len(self._blocks) >= MAX_BLOCKS:
             return False
-        self._blocks[key] = _Held(block, parent, place, owner, cost)
+        self._blocks[key] = _Entry(block, parent, place, owner, cost)
         self.tokens += cost
         self._costs[owner] += cost
         self._use([*chain, key])

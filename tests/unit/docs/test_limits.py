@@ -13,7 +13,7 @@ from node.life.reach import circuits, punch, standing
 from node.session import admission, context, hop_session, service, table
 from swarm.base import logs, quota
 from swarm.base.workers import WorkLease
-from swarm.compute import grammars
+from swarm.compute import grammars, kv_pool
 from swarm.directory import peer_proof
 from swarm.directory.dht import about, addresses, dialback, process, relay_offers
 from swarm.directory.dht import protocol as directory
@@ -76,7 +76,10 @@ NODE = {
     "a session without its client": f"{n(hop_session.ORPHAN_S)} s after its stream broke, "
     f"{n(hop_session.HOLD_S)} s where its client asks for that; {n(hop_session.IDLE_S / 60)} min without a word",
     "what is kept for repairs": f"{n(context.JOURNAL_BYTES / GIB)} GiB of all sessions",
-    "beginning with another session's tokens": f"it waits {n(hop_session.REST_S)} s for the end of a sweep",
+    "texts that are kept": f"at most {n(kv_pool.MAX_BLOCKS)} blocks of {n(limits.BLOCK_TOKENS)} tokens, "
+    f"{n(kv_pool.KEPT_S / 60)} min after their last use",
+    "KV that a session takes beyond what it was expected to": f"of those that rest for {n(table.REST_S)} s; running "
+    f"texts together {n(100 * table.OVERCOMMITTED)} % more than there is",
     "head of a first message": f"{n(limits.OPENING_HEAD_BYTES / KIB)} KiB",
     "later heads": f"{n((limits.OPENING_HEAD_BYTES + limits.RULES_HEAD_BYTES) / KIB)} KiB + "
     f"{n(limits.TOKEN_HEAD_BYTES)} B per token and node + {n(limits.GUESS_HEAD_BYTES)} B per node, at most "
