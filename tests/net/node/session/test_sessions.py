@@ -238,15 +238,15 @@ async def test_a_full_node_is_busy_until_a_session_ends_or_is_not_used(monkeypat
     monkeypatch.setattr(blame, "BUSY_S", 0.2)
     monkeypatch.setattr(node.session.service, "UPSTREAM_S", 600.0)  # the raw link does not ping
     async with in_process_swarm(TARGET, SPANS, kv_tokens=120) as here, here.client() as swarm:
-        opened = attach(route_of(here.nodes, SPANS), opening(here.nodes[0], window=40, nodes=40), b"full")
+        opened = attach(route_of(here.nodes, SPANS), opening(here.nodes[0], window=70, nodes=40), b"full")
         async with raw_link(here.nodes[0], opened) as link:
             await link.until(Ready)
-            assert [(await info(node)).kv_tokens_free for node in here.nodes] == [40, 40, 40]
+            assert [(await info(node)).kv_tokens_free for node in here.nodes] == [10, 10, 10]
             hoards = [node.sessions.find(opened.session) for node in here.nodes]
             for hoard in hoards:
                 assert hoard is not None
                 hoard.used_at += 600.0  # as if it had just begun, however slow this machine is
-            with pytest.raises(Busy, match=r"needs KV for \d+ tokens, 40 of 120 are free"):
+            with pytest.raises(Busy, match=r"needs KV for \d+ tokens, 10 of 120 are free"):
                 await swarm.generate(prompt(6), max_new_tokens=8, nodes=0)
             for hoard in hoards:
                 assert hoard is not None
