@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -115,7 +114,6 @@ class SessionPool:
         self.reused = 0
         self.opened = 0
         self.begun = 0
-        self._master = secrets.token_bytes(32)
         scope.spawn(self._forget_old(), "kept sessions")
 
     @property
@@ -235,7 +233,7 @@ class SessionPool:
 
     def _secret(self, owner: str) -> bytes:
         """Of all who may use what others of them had computed: a key's own, or everyone's here."""
-        return blake2b(b"" if self._limits.share else owner.encode(), key=self._master).digest()
+        return blake2b(b"" if self._limits.share else owner.encode(), key=self.opener.secret).digest()
 
     def _shared(self, state: GenerationState, owner: str) -> LentSession | None:
         """The kept session of this owner whose sequence has most in common with the prompt.

@@ -35,6 +35,7 @@ from client.draft.drafter import Drafters, aux_layers_of
 from client.draft.loading import drafting_thread, load_drafter, warm_up
 from client.library.chat import AsyncChat, Conversation
 from client.library.jobs import GenerationFactory
+from client.library.known_prefixes import fresh_secret, user_secret
 from client.library.session import Beginning, Piece, SessionOpener
 from swarm.base.errors import ConfigError, GenerationInterrupted
 from swarm.base.ids import ModelIdentity
@@ -131,6 +132,7 @@ class AsyncSwarm:
                     *(wanted.codec, wanted.wait, wanted.hedge, nearby),
                     reproducible=wanted.reproducible,
                     aux_layers=aux_layers_of(loaded.drafter),
+                    secret=await asyncio.to_thread(user_secret if wanted.calibration is not None else fresh_secret),
                 )
                 warm_up(drafting, loaded.drafter, target.hidden_size, wanted.threads)
                 drafters, defaults = Drafters(loaded.drafter, loaded.make_another), _defaults(target, wanted)

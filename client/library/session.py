@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from client.decode.policy import SWEEPS_IN_FLIGHT
 from client.decode.state import ForcedText, GenerationState
 from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
-from client.library.known_prefixes import KnownPrefixes
+from client.library.known_prefixes import KnownPrefixes, fresh_secret
 from swarm.base.errors import (
     Busy,
     GenerationInterrupted,
@@ -275,7 +274,7 @@ class SessionOpener:
     nearby: PeerLatency = field(default_factory=PeerLatency)
     reproducible: bool = False
     aux_layers: tuple[int, ...] = ()
-    secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)
+    secret: bytes = field(default_factory=fresh_secret, repr=False)
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
     _notes: list[str] = field(default_factory=list)
 
