@@ -1,4 +1,4 @@
-"""How long does a prompt take through a chain, by how it is cut into parts and how its rows travel?
+"""How long does a prompt take through a chain, by its parts and by how its rows travel?
 
 The real decode loop sends the prompt over a chain in virtual time; what is measured ends with the first token. Rows are
 those of a model of width 4,096 in bf16. What packing takes is in the machines' time for messages.
