@@ -31,7 +31,6 @@ RAW_DEFLATE: Final = -15
 WORD: Final = np.dtype("<u2")
 
 Octets = NDArray[np.uint8]
-Words = NDArray[np.uint16]
 
 
 def least_packed_bytes(rows: Rows) -> int:
@@ -77,7 +76,7 @@ def unpack(rows: Rows) -> Rows:
     return replace(rows, data=made, is_packed=False)
 
 
-def _halves(data: bytes | bytearray | memoryview, codec: Codec) -> tuple[Words, Words | None]:
+def _halves(data: bytes | bytearray | memoryview, codec: Codec) -> tuple[NDArray[np.uint16], NDArray[np.uint16] | None]:
     """The upper 16 bits of each value, and the lower ones where there are any; views of `data`."""
     words: NDArray[Any] = np.frombuffer(data, WORD)
     return (words, None) if codec.item_bytes == WORD.itemsize else (words[1::2], words[0::2])
