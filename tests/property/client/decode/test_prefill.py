@@ -17,11 +17,11 @@ TOKENS = 4_000
 
 @pytest.fixture
 def unanswered(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[SimulatedSweep]]:
-    """What was on its way whenever a sweep began to compute at a hop, by when each had begun."""
+    """The parts of the prompt that were on their way, each time that a hop was given one."""
     forward, found = VirtualChain._forward, list[Sequence[SimulatedSweep]]()
 
     def noted(self: VirtualChain, flight: SimulatedSweep, hop: int, then: object) -> None:
-        found.append(tuple(self._flights))
+        found.append([sweep for sweep in self._flights if sweep.rows > 1])
         forward(self, flight, hop, then)  # type: ignore[arg-type]
 
     monkeypatch.setattr(VirtualChain, "_forward", noted)
