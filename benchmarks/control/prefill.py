@@ -118,8 +118,9 @@ def measure(tokens: int, hops: int, options: Options) -> Cell:
     parts = PromptParts(PREFILL_CHUNK, hops)
     busiest_ms = max(options.row_ms, packed.transfer_ms(1) if hops > 1 else 0.0)
     runs = ((costs, InLargeParts), (costs, VirtualChain), (packed, VirtualChain), (int8, VirtualChain))
-    seconds = [asyncio.run(first_token_s(tokens, each, kind)) for each, kind in runs]
-    return Cell(tokens, hops, f"{parts.unanswered} × {parts.tokens}", *seconds, tokens * busiest_ms / 1e3)
+    as_alone, chosen, packed_s, int8_s = (asyncio.run(first_token_s(tokens, each, kind)) for each, kind in runs)
+    sizes = f"{parts.unanswered} × {parts.tokens}"
+    return Cell(tokens, hops, sizes, as_alone, chosen, packed_s, int8_s, tokens * busiest_ms / 1e3)
 
 
 def sheet(cells: Sequence[Cell], options: Options) -> Sheet:

@@ -172,8 +172,9 @@ class Uplink:
 
 NEAR_MS: Final = 1.0
 """Machines with a shorter round trip send rows as they are."""
-THREAD_BYTES: Final = 256 << 10
-"""Rows of more bytes are packed and unpacked on a thread (1 ms and more), so that the event loop does not wait."""
+THREAD_BYTES: Final = 1 << 20
+"""Rows of more bytes are packed and unpacked on a thread. With fewer (4 and 2 ms) the event loop would hardly wait less,
+since two threads hand the interpreter over every 5 ms."""
 
 F = TypeVar("F", bound=Frame)
 

@@ -89,8 +89,9 @@ async def test_a_machine_of_an_earlier_release_gets_rows_as_they_are(
     take = Link.take
 
     def as_it_was(link: Link, message: Upstream) -> None:
-        is_older = isinstance(message, Attached) and link.hop.peer == older
-        take(link, replace(message, reads_packed=False) if is_older else message)
+        if isinstance(message, Attached) and link.hop.peer == older:
+            message = replace(message, reads_packed=False)
+        take(link, message)
 
     monkeypatch.setattr(Link, "take", as_it_was)
     arrived.clear()
