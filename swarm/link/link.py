@@ -173,8 +173,8 @@ class Uplink:
 NEAR_MS: Final = 1.0
 """Machines with a shorter round trip send rows as they are."""
 THREAD_BYTES: Final = 1 << 20
-"""Rows of more bytes are packed and unpacked on a thread. With fewer (4 and 2 ms) the event loop would hardly wait less,
-since two threads hand the interpreter over every 5 ms."""
+"""Rows of more bytes are packed and unpacked on a thread. For fewer (4 and 2 ms) the event loop would hardly wait less:
+two threads hand the interpreter over every 5 ms."""
 
 F = TypeVar("F", bound=Frame)
 
