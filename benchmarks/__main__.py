@@ -17,7 +17,7 @@ from rich.text import Text
 from swarm.base.cli import make_console
 
 PROGRAMS: Final = {
-    "control": ("cells", "pipe", "replay"),
+    "control": ("cells", "pipe", "prefill", "replay"),
     "drafting": ("calibration", "codec", "drafters", "near_ties", "quantised", "vocabularies"),
     "emulation": ("homes", "network"),
     "models": ("families",),

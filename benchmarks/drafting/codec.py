@@ -1,6 +1,8 @@
 """What do the codecs of hidden rows cost, and what do they change in logits and texts?
 
-In one process, on the bundled demo pair. Time: median of encoding and of decoding 64 rows of 8192 of a compute dtype.
+In one process, on the bundled demo pair. Time: median of encoding and of decoding 64 rows of 8192 of a compute dtype,
+and where they travel packed, of packing and unpacking too. Their numbers are noise; the demo target's rows, whose bytes
+are counted too, leave its first and second span at 256 tokens at a time.
 Link: what those rows take on a line of 100 Mbit/s, and what that saves against the dtype's lossless codec; computed.
 Quality: the fp32 target in three spans whose rows pass through the codec, against the lossless one. Logits are
 teacher-forced over whole held-out passages; texts are greedy, from the first 96 tokens of every second passage, once
@@ -16,7 +18,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from statistics import mean, median
 
 import torch
@@ -31,24 +32,31 @@ from client.decode.walk import Walk
 from client.draft.drafter import Drafter, ModelDrafter, NoDrafter
 from client.draft.sources.model import LocalSession
 from swarm.base.cli import make_console
+from swarm.base.ids import TreeNodeId
 from swarm.base.layers import Span
 from swarm.compute.kv_cache import KvCache
 from swarm.compute.ragged_batch import RaggedModel, SessionRows, load_whole
 from swarm.compute.row_codec import decode_rows, encode_rows, lossless_codec
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.protocol.messages import Codec, Sampling, Sweep
+from swarm.protocol.messages import Codec, Rows, Sampling, Sweep
+from swarm.protocol.packed_rows import pack, unpack
 from swarm.protocol.session import Limits
 
 ROWS, WIDTH, DEMO_WIDTH = 64, 8192, 192
 LINK_BITS_PER_MS = 100e3
 SPANS = (Span(0, 4), Span(4, 8), Span(8, 12))
 TREE = 16
+FRAME_ROWS = 256
 TIMED = {
-    "fp32": (Codec.FP32, torch.float32),
-    "bf16": (Codec.BF16, torch.bfloat16),
-    "int8 of fp32": (Codec.INT8, torch.float32),
-    "int8 of bf16": (Codec.INT8, torch.bfloat16),
+    "fp32": (Codec.FP32, torch.float32, False),
+    "bf16": (Codec.BF16, torch.bfloat16, False),
+    "fp32, packed": (Codec.FP32, torch.float32, True),
+    "bf16, packed": (Codec.BF16, torch.bfloat16, True),
+    "fp16, packed": (Codec.FP16, torch.float16, True),
+    "int8 of fp32": (Codec.INT8, torch.float32, False),
+    "int8 of bf16": (Codec.INT8, torch.bfloat16, False),
 }
+"""Codec, compute dtype, and whether rows travel packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class Cost:
     """One codec's bytes and times. Times are milliseconds for 64 rows of 8192.
 
     Attributes:
-        demo_row_bytes: A row of the demo target.
+        demo_row_bytes: A row of the demo target; packed, the mean over its rows.
         row_bytes: A row of 8192 values.
         link_ms: On a link of 100 Mbit/s.
         saved_ms: What that saves against the lossless codec.
@@ -143,20 +151,49 @@ def median_ms(step: Callable[[], object], repeats: int) -> float:
 
 def costs(options: Options) -> list[Cost]:
     values = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    frames = demo_frames(options.prompts)
     found = []
-    for name, (codec, dtype) in TIMED.items():
-        rows = values.to(dtype)
-        sent = encode_rows(rows, codec)
+    for name, (codec, dtype, is_packed) in TIMED.items():
+        rows, change = values.to(dtype), pack if is_packed else _as_it_is
+        sent = change(encode_rows(rows, codec))
         received = dataclasses.replace(sent, data=bytearray(sent.data))
-        encode_ms = median_ms(partial(encode_rows, rows, codec), options.repeats)
-        decode_ms = median_ms(partial(decode_rows, received, dtype), options.repeats)
-        row_bytes, lossless_bytes = codec.row_bytes(WIDTH), lossless_codec(dtype).row_bytes(WIDTH)
+        encode_ms = median_ms(lambda: change(encode_rows(rows, codec)), options.repeats)  # noqa: B023
+        decode_ms = median_ms(lambda: decode_rows(unpack(received), dtype), options.repeats)  # noqa: B023
+        demo_bytes = mean(len(change(encode_rows(frame.to(dtype), codec)).data) / len(frame) for frame in frames)
+        row_bytes, lossless_bytes = len(sent.data) / ROWS, lossless_codec(dtype).row_bytes(WIDTH)
         times = (encode_ms, decode_ms, link_ms(row_bytes), link_ms(lossless_bytes - row_bytes))
-        found.append(Cost(name, codec.row_bytes(DEMO_WIDTH), row_bytes, *times))
+        found.append(Cost(name, round(demo_bytes), round(row_bytes), *times))
     return found
 
 
-def link_ms(row_bytes: int) -> float:
+def _as_it_is(rows: Rows) -> Rows:
+    return rows
+
+
+def demo_frames(prompts: int) -> list[torch.Tensor]:
+    """What leaves the demo target's first and second span: of each passage, two frames of `FRAME_ROWS` at most."""
+    target, frames = load_whole(TARGET, torch.float32), list[torch.Tensor]()
+    for ids in passages(prompts):
+        work = ids[:FRAME_ROWS]
+        rows = None
+        for span in SPANS[:2]:
+            nodes = [TreeNodeId(place) for place in range(len(work))]
+            kv_cache = KvCache(target.layout.within(span), len(work))
+            entering = torch.tensor(work) if rows is None else None
+            above = (None, *nodes[:-1])
+            rows = target.forward([SessionRows(kv_cache, nodes, above, nodes, entering, rows)], span)
+            frames.append(rows)
+    return frames
+
+
+def passages(prompts: int) -> list[list[int]]:
+    """Token ids of held-out passages, two per prompt."""
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[: 2 * prompts]
+    return [tokenizer.encode(json.loads(line)["text"]).ids for line in lines]
+
+
+def link_ms(row_bytes: float) -> float:
     """What the rows take on the link."""
     return ROWS * row_bytes * 8 / LINK_BITS_PER_MS
 
@@ -196,12 +233,9 @@ def outcomes(options: Options, console: Console) -> dict[Codec, CodecOutput]:
     """Logits and texts with every codec, the lossless one first."""
     target, draft = load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32)
     drafter = ModelDrafter(draft, target.vocab_size, draft.max_positions or 2048)
-    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[: 2 * options.prompts]
-    passages = [tokenizer.encode(json.loads(line)["text"]).ids for line in lines]
-    found = {}
+    texts, found = passages(options.prompts), {}
     for codec in (Codec.FP32, Codec.BF16, Codec.INT8):
-        outcome = found[codec] = CodecOutput([teacher_forced(target, text, codec) for text in passages], [], [])
+        outcome = found[codec] = CodecOutput([teacher_forced(target, text, codec) for text in texts], [], [])
         for prompt in track(demo_prompts(options.prompts), f"texts with {codec.value} rows", console=console):
             outcome.plain.append(generate(target, NoDrafter(), prompt, codec, options.new_tokens))
             outcome.trees.append(generate(target, drafter, prompt, codec, options.new_tokens))

@@ -101,7 +101,7 @@ class Costs:
         other_ms: What each hop reports as the time of messages. It is part of `handling_ms` or of the delays.
         first_ms: What a hop's first forward of each size takes in addition, as on a GPU that loads kernels at first
             use. Sizes are powers of two of rows. One row has run before.
-        paces: How many times as long as the mean hop each hop computes.
+        paces: How many times as long as the mean hop each hop computes; there are so many hops.
         steps: Where rows are padded to buckets: milliseconds of a hop's forward by the rows of a bucket. They replace
             `forward_ms` and `row_ms`.
     """
@@ -132,6 +132,10 @@ class Costs:
             return self.paces[hop] * padded_ms(self.steps, rows)
         return self.paces[hop] * (self.forward_ms + self.row_ms * rows)
 
+    @property
+    def hops(self) -> int:
+        return len(self.paces)
+
     def plain_ms(self) -> float:
         """A sweep without a tree, with nobody else there."""
         forecast = self.forecast()
@@ -139,12 +143,12 @@ class Costs:
 
     def forecast(self) -> RouteForecast:
         """What routing forecasts for a chain of such machines."""
-        links_ms, link_row_ms = (HOPS + 1) * self.delay_ms, (HOPS - 1) * self.transfer_ms(1)
-        each_ms = [self.compute_ms(1, hop) for hop in range(HOPS)]
+        links_ms, link_row_ms = (self.hops + 1) * self.delay_ms, (self.hops - 1) * self.transfer_ms(1)
+        each_ms = [self.compute_ms(1, hop) for hop in range(self.hops)]
         row_ms, bottleneck_share = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
         return RouteForecast(
             *(links_ms, sum(each_ms), row_ms, link_row_ms),
-            hops=HOPS,
+            hops=self.hops,
             bottleneck_share=bottleneck_share,
             steps=tuple((rows, ms * sum(self.paces)) for rows, ms in self.steps),
         )
@@ -252,8 +256,12 @@ class VirtualChain:
         self._costs = costs
         self._clock = clock
         self._flights: deque[SimulatedSweep] = deque()
-        self._client, self._hops = FifoServer(), [SimulatedHop() for _ in range(HOPS)]
-        self._ran = {(hop, 0) for hop in range(HOPS)}
+        self._client, self._hops = FifoServer(), [SimulatedHop() for _ in range(costs.hops)]
+        self._ran = {(hop, 0) for hop in range(costs.hops)}
+
+    @property
+    def hops(self) -> int:
+        return self._costs.hops
 
     @property
     def route_key(self) -> Hashable:
@@ -289,7 +297,7 @@ class VirtualChain:
 
     def _travel(self, flight: SimulatedSweep, to: int) -> None:
         """To a hop, or back to the client; what the machine behind computed for messages is in the delay."""
-        arrive = self._arrive if to < HOPS else self._come_back
+        arrive = self._arrive if to < self._costs.hops else self._come_back
         self._clock.after(self._costs.delay_ms - self._handling_ms, partial(arrive, flight, to))
 
     def _arrive(self, flight: SimulatedSweep, hop: int) -> None:
@@ -321,7 +329,7 @@ class VirtualChain:
         lost_ms = max(took_ms - flight.compute_ms, 0.0) if self._clock.cores else 0.0  # waiting, say nodes on CPUs
         times = HopTime(waited_ms + lost_ms, took_ms - lost_ms, self._costs.other_ms, self._costs.delay_ms)
         flight.times.append(times)
-        bytes_ms = self._costs.transfer_ms(flight.rows) if hop < HOPS - 1 else 0.0
+        bytes_ms = self._costs.transfer_ms(flight.rows) if hop < self._costs.hops - 1 else 0.0
         self._hops[hop].link.join(partial(self._clock.after, bytes_ms), partial(self._travel, flight, hop + 1))
 
     def _come_back(self, flight: SimulatedSweep, _: int) -> None:
@@ -329,11 +337,11 @@ class VirtualChain:
 
     @property
     def _handling_ms(self) -> float:
-        return self._costs.handling_ms / (HOPS + 1)
+        return self._costs.handling_ms / (self._costs.hops + 1)
 
     def _further_ms(self, flight: SimulatedSweep) -> float:
         """What a machine computes for rows after the first, beside forwards."""
-        return self._costs.handling_row_ms / (HOPS + 1) * (flight.rows - 1)
+        return self._costs.handling_row_ms / (self._costs.hops + 1) * (flight.rows - 1)
 
 
 class RecordedDrafter:

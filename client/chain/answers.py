@@ -38,7 +38,7 @@ from swarm.base.tasks import TaskScope
 from swarm.compute.grammars import GrammarPlace
 from swarm.compute.path_rules import NodeMasks
 from swarm.link.dial import Connection, plain_reason
-from swarm.link.link import ROUND_TRIPS, SILENCE_S, Stream, introduce, pause
+from swarm.link.link import ROUND_TRIPS, SILENCE_S, Stream, introduce, pause, unpacked
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import FrameAssembler, FrameLimits
@@ -258,7 +258,9 @@ class ReplyStream:
             while isinstance(part := await call.read(), bytes):
                 self._patient_until = time.monotonic() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s
                 self.opened.set()
-                message = assembler.feed(part)
+                assembler.take(part)
+                message = assembler.finish()
+                message = None if message is None else await unpacked(message)
                 if not isinstance(message, Ping):
                     self.heard_s = time.monotonic()
                 match message:
@@ -461,7 +463,8 @@ class Answers:
         for index, (hop, dial) in enumerate(tails):
             if hop not in known:
                 stream = ReplyStream(hop, self._key, self._hear, self.rows_bytes)
-                request = RepliesRequest(self._key.session, generation, acked, may_wait=generation > 0 or index > 0)
+                may_wait = generation > 0 or index > 0
+                request = RepliesRequest(self._key.session, generation, acked, may_wait, reads_packed=True)
                 known[hop] = stream, scope.spawn(stream.run(dial, request))
             self._streams.append(known[hop])
         return self._streams[0][0]

@@ -177,6 +177,11 @@ class Chain:
         return self._plan.generation
 
     @property
+    def hops(self) -> int:
+        """Machines that a sweep passes."""
+        return len(self.route.hops)
+
+    @property
     def first_link_ms(self) -> float:
         """One-way time to hop 0: half the measured round trip."""
         return self._next.rtt_ms / 2 if self._next is not None else 0.0

@@ -215,8 +215,6 @@ class DraftWorker:
 
 MAX_EXTENSION_DRAFTS = 64
 """Times that the drafter is asked for one further sweep."""
-PREFILLS_IN_FLIGHT = 3
-"""Parts of a prompt that may be unanswered at a time."""
 
 
 class SweepTransport(Protocol):
@@ -225,6 +223,10 @@ class SweepTransport(Protocol):
     @property
     def credits(self) -> Credits:
         """How many sweeps and nodes may be unanswered."""
+
+    @property
+    def hops(self) -> int:
+        """Machines that a sweep passes."""
 
     @property
     def first_link_ms(self) -> float:
@@ -277,7 +279,7 @@ class Generation:
         self._chain = chain
         self._walk = walk
         self._window = SendWindow()
-        self._parts = PromptParts(state.chunk)
+        self._parts = PromptParts(state.chunk, chain.hops)
         self._worker = DraftWorker(state)
 
     async def run(self) -> AsyncIterator[str]:
@@ -335,7 +337,7 @@ class Generation:
         Returns before the last replies, so that the draft reads the prompt while the chain does.
         """
         state, chain, walk, window = self.state, self._chain, self._walk, self._window
-        max_unanswered = max(0, min(chain.credits.sweeps - 1, PREFILLS_IN_FLIGHT) - 1)
+        max_unanswered = max(0, min(chain.credits.sweeps - 1, self._parts.unanswered) - 1)
         await self._await_replies(max_unanswered)
         prompt = state.sequence
         commit, state.kept_tokens = walk.restart(prompt, state.sampling)

@@ -21,8 +21,9 @@ from client.base.target import Target
 from client.chain.blame import BUSY_S, RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
 from client.chain.opening import ChainOpening, PeerLatency, first_open
-from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
+from client.decode.loop import Generation
 from client.decode.policy import SWEEPS_IN_FLIGHT
+from client.decode.prompt_parts import LARGEST_UNANSWERED
 from client.decode.state import ForcedText, GenerationState
 from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
@@ -383,7 +384,7 @@ class SessionOpener:
             fingerprint=self.identity.fingerprint,
             window_tokens=window_tokens,
             sweeps=SWEEPS_IN_FLIGHT,
-            nodes=sweep_nodes + max(PREFILLS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens), sweep_nodes),
+            nodes=sweep_nodes + max(LARGEST_UNANSWERED * min(PREFILL_CHUNK, window_tokens), sweep_nodes),
             codec=_codec(route.numeric_class, self.codec),
             aux_layers=self.aux_layers,
             expected_tokens=room.expected_tokens,

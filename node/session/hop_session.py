@@ -620,7 +620,7 @@ class HopSession:
                 Busy(self._context.peer, str(self.span), "has no memory to replay this session to the next hop")
             )
         else:
-            self._upstreams.send(Attached(generation, None))
+            self._upstreams.send(Attached(generation, None, reads_packed=True))
 
     def on_ready(self, ready: Ready) -> None:
         """The hops behind are attached; one that grants less than a session needs is refused."""

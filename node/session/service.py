@@ -25,7 +25,7 @@ from swarm.base.errors import RemoteProtocolError, SwarmError
 from swarm.base.ids import SessionId
 from swarm.base.quota import OverQuota, address_key
 from swarm.base.tasks import TaskScope
-from swarm.link.link import Uplink
+from swarm.link.link import Uplink, packed, unpacked
 from swarm.protocol import wire
 from swarm.protocol.faults import fault_of, sign_fault
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
@@ -192,6 +192,8 @@ class NodeService:
                 scope.spawn(_send_pings(hop.replies))
                 out = TimedWriter(context, self._context.uplink)
                 async for message in hop.replies.stream(request.acked):
+                    if request.reads_packed:
+                        message = await packed(message, 2 * hop.replies.link_ms, self._context.uplink)
                     for part in split(message, self._context.uplink.part_bytes):
                         await out.write(part)
         except TimeoutError:
@@ -290,7 +292,7 @@ class NodeService:
                     try:
                         message = await self._decode(assembler, part, hop.owner)
                         if message is not None:
-                            self._dispatch(message, hop, upstream)
+                            self._dispatch(await unpacked(message), hop, upstream)
                     except FrameRefused as error:
                         refused += 1
                         if refused >= MAX_REFUSED:
@@ -307,7 +309,7 @@ class NodeService:
             logger.info("a neighbour is silent; its stream was ended")
 
     async def _decode(self, assembler: FrameAssembler, part: bytes, owner: str) -> Frame | None:
-        """The message that a part completes; the next part is read after it, so their order stays."""
+        """The message that a part completes, its rows as they came; the next part is read after it, so order stays."""
         if assembler.take(part) <= LARGE_HEAD_BYTES:
             return assembler.finish()
         async with self._decoding:

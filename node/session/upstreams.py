@@ -248,7 +248,7 @@ class UpstreamSet:
         self.drop(self._by_sender.get(sender))
         self._by_sender[sender] = upstream
         upstream.receipt = self._receipt
-        upstream.send(Attached(attach.generation, received or None))
+        upstream.send(Attached(attach.generation, received or None, reads_packed=True))
         if not is_new:
             self._repeat_ready(upstream, credits)
         return is_new

@@ -169,7 +169,7 @@ class SuccessorLink:
         """Round trip to the machine: the shortest that was measured lately."""
         if self._stream is None or self._stream.link is None:
             return 0.0
-        return min(self._stream.link.round_trips, default=self._stream.link.rtt_ms)
+        return self._stream.link.shortest_ms
 
     @property
     def delivered(self) -> int | None:

@@ -1,21 +1,25 @@
 """Frames in parts (PROTOCOL F2): one message with its row values, cut into parts of at most 1 MiB. Pure, no I/O.
 
-frame = head (protobuf) ‖ row values (raw)
+frame = head (protobuf) ‖ row values (as the codec has them, or packed: F6)
 parts of one frame arrive in order and never interleave with another frame's
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from swarm.base.errors import LocalProtocolError, RemoteProtocolError
 from swarm.protocol.limits import MAX_HEAD_BYTES, HeadLimits
 from swarm.protocol.messages import Frame, Reply, Rows, Snapshot, SweepFrame
+from swarm.protocol.packed_rows import least_packed_bytes, unpack
 from swarm.protocol.wire import PART_BYTES, FramePart, decode_frame, decode_part, encode_frame, encode_part
 
 PART_OVERHEAD_BYTES = 32
 """More than protobuf adds to a part's data."""
+
+M = TypeVar("M", bound=Frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,9 @@ def split(message: Frame, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
         LocalProtocolError: the message does not fit the wire.
     """
     head = encode_frame(message)
-    rows = _rows(message)
+    rows = rows_of(message)
     values = memoryview(b"" if rows is None else rows.data)
-    if rows is not None and values.nbytes != rows.size_bytes:
+    if rows is not None and values.nbytes != rows.size_bytes and not rows.is_packed:
         raise LocalProtocolError("rows", f"{values.nbytes} bytes of values instead of {rows.size_bytes}")
     for start in range(0, len(head) + len(values), part_bytes):
         end = start + part_bytes
@@ -73,16 +77,17 @@ class FrameAssembler:
         self._unread = memoryview(b"")
 
     def feed(self, part: bytes) -> Frame | None:
-        """Take the next part; return the message that it completes.
+        """Take the next part; return the message that it completes, its rows unpacked.
 
         Raises:
             RemoteProtocolError: the part is malformed, out of place, or more than was announced or is allowed.
         """
         self.take(part)
-        return self.finish()
+        message = self.finish()
+        return None if message is None else with_rows(message, unpack)
 
     def take(self, part: bytes) -> int:
-        """The first half of `feed`, which takes no time worth mentioning.
+        """The first part of `feed`, which takes no time worth mentioning.
 
         Returns:
             bytes of the head that `finish` will decode now; 0 for none.
@@ -104,7 +109,9 @@ class FrameAssembler:
         return self._head_bytes if self._message is None and len(self._head) == self._head_bytes else 0
 
     def finish(self) -> Frame | None:
-        """The second half of `feed`: decode a head that is complete, which takes milliseconds for a large one.
+        """The second part of `feed`: decode a head that is complete, which takes milliseconds for a large one.
+
+        Rows may still be packed, and `swarm.protocol.packed_rows.unpack` takes milliseconds for many.
 
         Raises:
             RemoteProtocolError: as `feed`.
@@ -129,15 +136,19 @@ class FrameAssembler:
 
     def _allocate(self, message: Frame) -> Frame:
         """Give the message its buffer, after the header and the announcement have been found to agree."""
-        rows = _rows(message)
+        rows = rows_of(message)
         expected = 0 if rows is None else rows.size_bytes
-        if expected != self._rows_bytes:
+        if rows is not None and rows.is_packed:
+            if not least_packed_bytes(rows) < self._rows_bytes < expected <= self._limits.rows_bytes:
+                announced = f"{self._rows_bytes} bytes announced, packed of {expected}"
+                raise RemoteProtocolError("rows", f"{announced}; the limit is {self._limits.rows_bytes}")
+        elif expected != self._rows_bytes:
             raise RemoteProtocolError("rows", f"{self._rows_bytes} bytes announced, the header says {expected}")
-        if rows is None or not isinstance(message, SweepFrame | Reply | Snapshot):
+        if rows is None:
             return message
-        buffer = bytearray(expected)
+        buffer = bytearray(self._rows_bytes)
         self._values = memoryview(buffer)
-        return replace(message, rows=replace(rows, data=buffer))
+        return with_rows(message, lambda _: replace(rows, data=buffer))
 
     def _fill(self, values: memoryview) -> None:
         self._values[self._filled : self._filled + len(values)] = values
@@ -153,5 +164,14 @@ class FrameAssembler:
         return message
 
 
-def _rows(message: Frame) -> Rows | None:
+def rows_of(message: Frame) -> Rows | None:
+    """The hidden rows of a frame, if it has any."""
     return message.rows if isinstance(message, SweepFrame | Reply | Snapshot) else None
+
+
+def with_rows(message: M, change: Callable[[Rows], Rows]) -> M:
+    """The same frame with its rows changed, if it has any."""
+    if not isinstance(message, SweepFrame | Reply | Snapshot) or message.rows is None:
+        return message
+    rows = change(message.rows)
+    return message if rows is message.rows else replace(message, rows=rows)

@@ -87,16 +87,18 @@ class Rows:
         count: rows.
         width: values per row: the model's hidden size, times `Open.row_parts`.
         data: the encoded rows; may share memory with the tensor or frame it came from, so never write to it.
+        is_packed: on a link alone, `data` is what `swarm.protocol.packed_rows` made of the rows.
     """
 
     codec: Codec
     count: int
     width: int
     data: bytes | bytearray | memoryview
+    is_packed: bool = False
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that `count` rows take, whatever `data` holds."""
+        """Bytes that `count` rows take unpacked, whatever `data` holds."""
         return self.count * self.codec.row_bytes(self.width)
 
     def row(self, place: int) -> Rows:
@@ -464,10 +466,12 @@ class Attached:
     Attributes:
         generation: of the route.
         received: the last sequence that it received, queued sweeps included; None if it lacks the session (R4).
+        reads_packed: rows may travel packed on this link (F6).
     """
 
     generation: Natural
     received: Natural | None
+    reads_packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,12 +563,14 @@ class RepliesRequest:
         generation: of the route.
         acked: cached replies beyond it are sent again.
         may_wait: the session may reach this hop a little later than the request.
+        reads_packed: rows of replies may travel packed (F6).
     """
 
     session: SessionName
     generation: Natural = 0
     acked: Natural = 0
     may_wait: bool = False
+    reads_packed: bool = False
 
 
 RepliesUp = RepliesRequest | Pong

@@ -340,7 +340,9 @@ def _put_sweep(sweep: Sweep) -> pb.Sweep:
 
 
 def _put_rows(rows: Rows | None) -> pb.Rows | None:
-    return None if rows is None else pb.Rows(codec=cast("Any", CODECS[rows.codec]), count=rows.count, width=rows.width)
+    if rows is None:
+        return None
+    return pb.Rows(codec=cast("Any", CODECS[rows.codec]), count=rows.count, width=rows.width, packed=rows.is_packed)
 
 
 def _put_times(times: Iterable[HopTime]) -> list[pb.HopTime]:
@@ -489,7 +491,9 @@ def _rows(rows: pb.Rows, expected: int, of: str) -> Rows:
     if (codec := _CODECS.get(rows.codec)) is None:
         known = ", ".join(codec.value for codec in Codec)
         raise RemoteProtocolError("codec", f"{unknown_here(f'codec {rows.codec}')}; it has {known}")
-    return Rows(codec, rows.count, rows.width, b"")
+    if rows.packed and codec is Codec.INT8:
+        raise RemoteProtocolError("codec", f"{codec.value} rows are never packed")
+    return Rows(codec, rows.count, rows.width, b"", rows.packed)
 
 
 def _times(times: Collection[pb.HopTime]) -> tuple[HopTime, ...]:

@@ -30,6 +30,7 @@ FIXED = FixedPolicy(16)
 class InProcessChain:
     """A chain of one hop without a network; its sweeps report the latency of a wide-area network."""
 
+    hops = 1
     first_link_ms = 0.0
     route_key = "in process"
     has_answer = False

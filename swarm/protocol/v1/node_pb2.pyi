@@ -164,7 +164,9 @@ class Part(_message.Message):
     head_bytes: _builtins.int
     """First part of a frame only, at least 1: bytes of the serialised `Frame`. 0 marks a continuation."""
     rows_bytes: _builtins.int
-    """First part only: bytes of row values that follow the head; the encoded size of the head's Rows, 0 without."""
+    """First part only: bytes of row values that follow the head: the encoded size of the head's Rows, less where they are
+    packed; 0 without.
+    """
     data: _builtins.bytes
     """The next bytes of head, then rows. 1 … 1,048,576 bytes; together exactly head_bytes + rows_bytes."""
     def __init__(
@@ -283,22 +285,29 @@ class Rows(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
     codec: Global___Codec.ValueType
     """Of all the rows."""
     count: _builtins.int
     """Rows, 0 … 65,536."""
     width: _builtins.int
     """Values per row, 1 … 1,048,576: the model's hidden size, times one more than the auxiliary rows beside it (P14)."""
+    packed: _builtins.bool
+    """The values travel packed (F6), where the receiver has said that it reads that. With n = count × width, and each value's
+    upper 16 bits turned left by one bit as its word: with CODEC_FP32 the lower 16 bits of the n values, 2 bytes each;
+    the low bytes of the n words; their high bytes as one raw DEFLATE stream (RFC 1951). Never with CODEC_INT8.
+    """
     def __init__(
         self,
         *,
         codec: Global___Codec.ValueType = ...,
         count: _builtins.int = ...,
         width: _builtins.int = ...,
+        packed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "count", b"count", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "count", b"count", "packed", b"packed", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1273,19 +1282,23 @@ class Attached(_message.Message):
 
     GENERATION_FIELD_NUMBER: _builtins.int
     RECEIVED_FIELD_NUMBER: _builtins.int
+    READS_PACKED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Of the route in the Attach."""
     received: _builtins.int
     """Last sequence received, queued ones included; absent: none (R4)."""
+    reads_packed: _builtins.bool
+    """Rows may travel packed on this link (F6)."""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         received: _builtins.int | None = ...,
+        reads_packed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_received", b"_received", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_received", b"_received", "generation", b"generation", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_received", b"_received", "generation", b"generation", "reads_packed", b"reads_packed", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__received: _TypeAlias = _typing.Literal["received"]  # noqa: Y015
     _WhichOneofArgType__received: _TypeAlias = _typing.Literal["_received", b"_received"]  # noqa: Y015
@@ -1501,6 +1514,7 @@ class RepliesRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     ACKED_FIELD_NUMBER: _builtins.int
     MAY_WAIT_FIELD_NUMBER: _builtins.int
+    READS_PACKED_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 bytes."""
     generation: _builtins.int
@@ -1509,6 +1523,8 @@ class RepliesRequest(_message.Message):
     """The client holds every reply up to this sequence."""
     may_wait: _builtins.bool
     """The session may reach this hop a little later than the request."""
+    reads_packed: _builtins.bool
+    """Rows of replies may travel packed (F6)."""
     def __init__(
         self,
         *,
@@ -1516,10 +1532,11 @@ class RepliesRequest(_message.Message):
         generation: _builtins.int = ...,
         acked: _builtins.int = ...,
         may_wait: _builtins.bool = ...,
+        reads_packed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "generation", b"generation", "may_wait", b"may_wait", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "generation", b"generation", "may_wait", b"may_wait", "reads_packed", b"reads_packed", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

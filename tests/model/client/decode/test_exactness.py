@@ -27,6 +27,7 @@ from client.base.stats import SweepMeasurement
 from client.chain.chain import Chain
 from client.decode.goodput import Goodput
 from client.decode.policy import Occupancy, SpeculationPlan
+from client.decode.prompt_parts import CHAIN_PART
 from client.draft.search.tree import NO_LIMIT
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Sampling
@@ -282,11 +283,10 @@ async def test_a_prompt_in_chunks_gives_the_same_text(three: Running, monkeypatc
         assert (whole.stats.prefill_sweeps, cut.stats.prefill_sweeps) == (1, 9)
 
 
-async def test_a_prompt_longer_than_a_chunk(three: Running, hugging_face: PreTrainedModel) -> None:
+async def test_a_long_prompt_goes_in_a_chains_parts(three: Running, hugging_face: PreTrainedModel) -> None:
     ids = tuple(token for line in range(8, 14) for token in prompt(line, 200))[:550]
-    assert len(ids) > client.library.jobs.PREFILL_CHUNK
     result = await three.client.generate(ids, max_new_tokens=8, nodes=16)
-    assert result.stats.prefill_sweeps == 2
+    assert result.stats.prefill_sweeps == -(-(len(ids) - 1) // CHAIN_PART) == 5
     assert result.tokens == greedy(hugging_face, ids, 8)
 
 

@@ -27,8 +27,9 @@ from node.session.sweep_run import SweepRun
 from node.session.tail import Tail
 from swarm.compute.ragged_batch import RaggedModel, load_whole
 from swarm.demo import TARGET
+from swarm.protocol.frames import FrameAssembler
 from swarm.protocol.limits import MAX_PROMPT_ROWS
-from swarm.protocol.messages import Reply
+from swarm.protocol.messages import Frame, Reply, Rows
 from swarm.protocol.session import Limits
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.model.published_mtp import publish
@@ -115,6 +116,24 @@ async def test_a_prompt_in_parts_brings_the_rows_of_its_last_tokens(
     tokens = await tokens_of(running.client._once(job_of(running.client, listener, IDS, rows, **options)))
     assert tokens == (await running.client.generate(IDS, max_new_tokens=NEW, **options)).tokens
     listener.check(whole, (*IDS, *tokens), max(0, len(IDS) - 1 - rows))
+
+
+async def test_rows_in_replies_travel_packed(
+    running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm.link.link, "NEAR_MS", 0.0)
+    monkeypatch.setattr(swarm.link.link, "THREAD_BYTES", 0)
+    finish, listener, found = FrameAssembler.finish, Listener(), list[Rows]()
+
+    def noted(self: FrameAssembler) -> Frame | None:
+        frame = finish(self)
+        found.extend([frame.rows] if isinstance(frame, Reply) and frame.rows is not None else ())
+        return frame
+
+    monkeypatch.setattr(FrameAssembler, "finish", noted)
+    tokens = await tokens_of(running.client._once(job_of(running.client, listener, IDS, MAX_PROMPT_ROWS)))
+    assert [rows.count for rows in found if rows.is_packed] == [16, 16, 16]
+    listener.check(whole, (*IDS, *tokens), 0)
 
 
 async def test_of_a_prefix_that_the_session_holds_no_row_comes_again(running: TwoTails, whole: RaggedModel) -> None:

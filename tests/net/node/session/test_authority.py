@@ -239,7 +239,7 @@ async def test_only_a_newer_generation_takes_a_running_session(nodes: tuple[Node
             async with raw_link(nodes[0], other) as thief:
                 assert (await refusal(thief)).kind is kind
         async with raw_link(nodes[0], replace(mine, generation=1)) as owner:
-            assert await owner.until(Attached) == Attached(1, None)
+            assert await owner.until(Attached) == Attached(1, None, reads_packed=True)
             await owner.until(Ready)
             await owner.send(Close("done"))
             while await owner.read() is not None:

@@ -275,7 +275,7 @@ async def test_a_session_that_is_closing_is_absent(nodes: tuple[Node, ...]) -> N
         hop.dismiss("closing")
         assert nodes[0].sessions.find(mine.session) is None
         async with raw_link(nodes[0], replace(mine, generation=3)) as new:
-            assert await new.until(Attached) == Attached(3, None)
+            assert await new.until(Attached) == Attached(3, None, reads_packed=True)
             await new.until(Ready)
             assert nodes[0].sessions.find(mine.session) not in {None, hop}
             await new.send(Close("done"))

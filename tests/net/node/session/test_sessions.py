@@ -105,7 +105,7 @@ async def test_only_the_newest_upstream_is_heard(running: ThreeNodes) -> None:
         assert (await replies.read()).sequence == 1
         before = await counters([first])
         async with raw_link(first, replace(opened, generation=2)) as new:
-            assert await new.until(Attached) == Attached(2, 1)
+            assert await new.until(Attached) == Attached(2, 1, reads_packed=True)
             with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
                 await old.send(two, Close("says who?"))
                 while await old.read() is not None:
@@ -156,7 +156,7 @@ async def test_an_orphan_waits_for_its_upstream(running: ThreeNodes, monkeypatch
     await detached.wait()
     due = loop.time() + 1.1
     async with raw_link(first, replace(opened, generation=1)) as link:
-        assert await link.until(Attached) == Attached(1, 1), "its state is still there"
+        assert await link.until(Attached) == Attached(1, 1, reads_packed=True), "its state is still there"
 
         async def past_its_time() -> bool:
             return (await info(first)).sessions == 1 and loop.time() > due

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from client.decode.prompt_parts import MIN_PART, PART_MS, PromptParts
+import pytest
+
+from client.decode.prompt_parts import LARGEST_UNANSWERED, MIN_PART, PART_MS, PARTS_PER_HOP, PromptParts
 
 
 def test_parts_grow_smaller_while_a_chain_takes_long_and_larger_again() -> None:
@@ -38,3 +40,22 @@ def test_a_part_that_takes_a_minute_leads_to_parts_within_the_limit() -> None:
         parts.answered(tokens, 3 * ms)
         start += tokens
     assert away_ms < 60_000
+
+
+@pytest.mark.parametrize(
+    ("hops", "tokens", "unanswered"),
+    [(1, 512, 3), (2, 128, 12), (6, 128, 12), (12, 64, 24), (24, 32, 48), (200, 32, 48)],
+)
+def test_a_chain_is_full_of_parts_within_what_a_session_reserves(hops: int, tokens: int, unanswered: int) -> None:
+    parts = PromptParts(512, hops)
+    assert (parts.tokens, parts.unanswered) == (tokens, unanswered)
+    assert parts.tokens * parts.unanswered <= LARGEST_UNANSWERED * 512
+    assert hops == 1 or parts.unanswered >= min(PARTS_PER_HOP * hops, LARGEST_UNANSWERED * 512 // MIN_PART)
+    parts.answered(tokens, PART_MS / 8)
+    assert parts.tokens == tokens, "a chain's parts do not grow beyond its own"
+
+
+@pytest.mark.parametrize("hops", [1, 3, 40])
+def test_small_parts_that_were_asked_for_stay(hops: int) -> None:
+    parts = PromptParts(4, hops)
+    assert (parts.tokens, parts.unanswered) == (4, LARGEST_UNANSWERED)

@@ -8,8 +8,9 @@ import pytest
 
 from swarm.base.errors import LocalProtocolError, RemoteProtocolError
 from swarm.base.ids import TreeNodeId
-from swarm.protocol.frames import PART_OVERHEAD_BYTES, FrameAssembler, FrameLimits, split
+from swarm.protocol.frames import PART_OVERHEAD_BYTES, FrameAssembler, FrameLimits, split, with_rows
 from swarm.protocol.messages import Close, Codec, Frame, Ping, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
+from swarm.protocol.packed_rows import pack, unpack
 from swarm.protocol.wire import PART_BYTES, encode_frame, encode_part
 
 MIB = 1 << 20
@@ -146,3 +147,41 @@ def test_a_part_that_is_too_large() -> None:
 def test_values_that_are_not_what_the_rows_say_are_our_mistake() -> None:
     with pytest.raises(LocalProtocolError, match="rows"):
         list(split(SweepFrame(sweep_of(1), rows=Rows(Codec.FP32, 1, 4, bytes(15)))))
+
+
+# Packed rows (F6)
+
+
+def packed_frame(count: int = 64, width: int = 32) -> SweepFrame:
+    rows = Rows(Codec.BF16, count, width, bytes(2 * count * width))
+    frame = SweepFrame(sweep_of(count), rows=pack(rows))
+    assert frame.rows is not None
+    assert frame.rows.is_packed
+    return frame
+
+
+@pytest.mark.parametrize("part_bytes", [1_000, PART_BYTES])
+def test_packed_rows_arrive_unpacked(part_bytes: int) -> None:
+    frame, joiner = packed_frame(), FrameAssembler(FrameLimits(rows_bytes=2 * 64 * 32))
+    *first, last = split(frame, part_bytes)
+    assert all(joiner.feed(part) is None for part in first)
+    assert joiner.feed(last) == with_rows(frame, unpack)
+
+
+@pytest.mark.parametrize("size", [0, 64 * 32, 2 * 64 * 32])
+def test_packed_rows_have_a_least_and_a_most_size(size: int) -> None:
+    head = encode_frame(packed_frame())
+    with pytest.raises(RemoteProtocolError, match=f"{size} bytes announced, packed of 4096"):
+        FrameAssembler().feed(encode_part(len(head), size, (head,)))
+
+
+def test_packed_rows_are_bounded_by_what_they_become() -> None:
+    frame = packed_frame()
+    with pytest.raises(RemoteProtocolError, match="the limit is 4095"):
+        join(FrameAssembler(FrameLimits(rows_bytes=2 * 64 * 32 - 1)), frame)
+
+
+def test_int8_rows_are_never_packed() -> None:
+    rows = Rows(Codec.INT8, 16, 32, bytes(16 * 34), is_packed=True)
+    with pytest.raises(RemoteProtocolError, match="int8 rows are never packed"):
+        join(FrameAssembler(), SweepFrame(sweep_of(16), rows=rows))
