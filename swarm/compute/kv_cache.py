@@ -18,6 +18,7 @@ import torch
 from swarm.base.errors import LocalProtocolError
 from swarm.compute.kernels.support import kernel_support
 from swarm.compute.kv_slots import KvSlots
+from swarm.compute.position_attention import POSITIONS
 from swarm.compute.state_slots import MixerState, SessionStates, state_entries
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class KvLayout:
     Attributes:
         layers: those that keep keys and values, in the order in which they run.
         states: what mixers keep of a text, whatever its length.
+        by_positions: whether attention adds up along positions (`swarm.compute.position_attention`).
     """
 
     layers: tuple[LayerKv, ...]
@@ -70,6 +72,7 @@ class KvLayout:
     device: torch.device
     rows: tuple[LayerRows, ...] = ()
     states: tuple[MixerState, ...] = ()
+    by_positions: bool = False
 
     @property
     def bytes_per_token(self) -> int:
@@ -225,7 +228,11 @@ class KvCache:
         self._values[layer][:, start:end] = values
 
     def view(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first `length` slots, not copied: keys [kv_heads, length, key_width], values likewise."""
+        """The first `length` slots, not copied: keys [kv_heads, length, key_width], values likewise.
+
+        Where attention adds up along positions, the rest of the last block too, whatever it holds.
+        """
+        length = self._room(length)
         return self._keys[layer][:, :length], self._values[layer][:, :length]
 
     def store_rows(self, layer: int, name: str, start: int, rows: torch.Tensor) -> None:
@@ -258,5 +265,10 @@ class KvCache:
         """All that has a row per slot, each [heads, capacity, width]."""
         return [*self._keys.values(), *self._values.values(), *self._rows.values()]
 
+    def _room(self, tokens: int) -> int:
+        """Slots for so many tokens: whole blocks where attention takes such."""
+        return tokens + -tokens % POSITIONS if self.layout.by_positions else tokens
+
     def _empty(self, heads: int, tokens: int, width: int) -> torch.Tensor:
-        return torch.empty(heads, tokens, width, dtype=self.layout.dtype, device=self.layout.device)
+        made = torch.zeros if self.layout.by_positions else torch.empty  # what nobody sees must be a number there
+        return made(heads, self._room(tokens), width, dtype=self.layout.dtype, device=self.layout.device)

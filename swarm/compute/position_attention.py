@@ -1,0 +1,192 @@
+"""Attention on a CPU whose sums go along positions: a row's bits are the same in every tree, sweep and batch.
+
+    positions   [0, B)  [B, 2B)  …         in which slots are positions: shared by all rows
+                [base, base + B)  …        from the block on in which a tree begins: each row's own path, gathered
+
+Torch's own attention makes each block's mean of values and the logarithm of its weights; blocks are joined in order.
+Slots of a chain are positions. What a row does not see weighs exactly nothing. Computes in bfloat16; no soft caps, sinks.
+Source: Flash-Decoding (Dao et al., 2023), the join.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.nn.functional import pad
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swarm.compute.tree_attention import AttentionReach, SessionRange
+
+POSITIONS: Final = 128
+"""Of a block. Bits depend on it: it belongs to `swarm.compute.kernels.support.PROMISED_VERSION`."""
+TOGETHER: Final = 4
+"""Products have a multiple of so many rows: with others libraries add up in another order."""
+MOST_ROWS: Final = 512
+"""Query rows of a KV head that are computed at a time."""
+MOST_GATHERED: Final = 1 << 14
+"""Keys that are gathered at a time."""
+UNSEEN: Final = -1e30
+"""Added to a score. Finite, so that a block of which a row sees nothing has a mean, which then weighs nothing."""
+_ATTEND: Final = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+Block = tuple[torch.Tensor, torch.Tensor]
+"""Means of values, [blocks, kv_heads, groups, r, width], and logarithms of weights, without the last dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks of positions `[start, end)`, as some rows see them.
+
+    Attributes:
+        bias: what is added to scores, [blocks, 1, rows, POSITIONS]; of paths [rows · blocks, 1, 1, POSITIONS]; None where
+            all is seen.
+        slots: int64 [rows · blocks · POSITIONS], where each row's own keys lie; None where slots are positions.
+    """
+
+    start: int
+    end: int
+    bias: torch.Tensor | None
+    slots: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `[first, end)` of a session, and what they see."""
+
+    first: int
+    end: int
+    blocks: tuple[Blocks, ...]
+
+
+def attend_by_positions(
+    part: SessionRange,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    reach: AttentionReach,
+    scale: float,
+) -> torch.Tensor:
+    """New rows of a session against its keys.
+
+    Args:
+        query: [heads, r, width]
+        keys: [kv_heads, tokens, width], slots in use and as many more as whole blocks have, which hold numbers.
+        values: likewise.
+
+    Returns:
+        [heads, r, width]
+    """
+    grouped = query.view(keys.shape[0], -1, part.rows, query.shape[2])
+    made = []
+    for piece in part.pieces(reach, grouped.shape[1]):
+        rows = grouped[:, :, piece.first : piece.end]
+        made.append(_joined([_attended(one, rows, keys, values, scale) for one in piece.blocks]))
+    return (made[0] if len(made) == 1 else torch.cat(made, 2)).flatten(0, 1)
+
+
+def cut(part: SessionRange, reach: AttentionReach, groups: int) -> Iterator[Piece]:
+    """A session's rows, as many at a time as are computed together.
+
+    Args:
+        groups: query heads of a KV head.
+    """
+    own, committed = part.positions[-part.rows :].tolist(), part.kv_cache.slots.committed
+    is_chain = part.positions[-1] == part.used - 1  # then all others are before the last one
+    at_once = max(1, MOST_ROWS // groups)
+    if not is_chain:
+        longest = max(own) + POSITIONS - committed // POSITIONS * POSITIONS
+        at_once = min(at_once, max(1, MOST_GATHERED // longest))
+    seen = part.mask(reach, part.visible)
+    for first in range(0, part.rows, at_once):
+        end = min(first + at_once, part.rows)
+        last = max(own[first:end]) // POSITIONS + 1
+        start = 0 if reach.window is None else max(0, min(own[first:end]) + 1 - reach.window) // POSITIONS
+        edge = last if is_chain else max(start, committed // POSITIONS)
+        blocks = [_of_slots(seen[first:end], start, edge, groups)] if start < edge else []
+        if edge < last:
+            blocks.append(_of_paths(part, seen[first:end], first, edge, last))
+        yield Piece(first, end, tuple(blocks))
+
+
+def _of_slots(seen: torch.Tensor, start: int, end: int, groups: int) -> Blocks:
+    """Blocks in which slots are positions; rows are those of a group's heads one after the other."""
+    within = seen[:, start * POSITIONS : end * POSITIONS]
+    within = pad(within, (0, (end - start) * POSITIONS - within.shape[1]))
+    if bool(within.all()):
+        return Blocks(start, end, None)
+    bias = _bias(within).unflatten(1, (end - start, POSITIONS)).transpose(0, 1)[:, None]
+    return Blocks(start, end, _whole(bias.repeat(1, 1, groups, 1)))
+
+
+def _of_paths(part: SessionRange, seen: torch.Tensor, first: int, start: int, end: int) -> Blocks:
+    """Blocks in which each row has the end of the prefix and its own path; itself stands where it sees nothing."""
+    committed, origin = part.kv_cache.slots.committed, start * POSITIONS
+    slots = torch.arange(part.used - part.rows + first, part.used - part.rows + first + len(seen))
+    slots = slots[:, None].repeat(1, (end - start) * POSITIONS)
+    within = torch.zeros_like(slots, dtype=torch.bool)
+    if origin < committed:
+        slots[:, : committed - origin] = torch.arange(origin, committed)
+        within[:, : committed - origin] = seen[:, origin:committed]
+    rows, live = seen[:, committed:].nonzero(as_tuple=True)
+    places = part.positions[committed + live] - origin
+    slots[rows, places] = committed + live
+    within[rows, places] = True
+    bias = _bias(within).view(-1, 1, 1, POSITIONS)
+    return Blocks(start, end, bias, slots.flatten())
+
+
+def _attended(blocks: Blocks, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> Block:
+    """Blocks as rows [kv_heads, groups, r, width] see them."""
+    heads, groups, count, _ = rows.shape
+    number = blocks.end - blocks.start
+    if blocks.slots is None:
+        places = slice(blocks.start * POSITIONS, blocks.end * POSITIONS)
+        query = _whole(rows.flatten(1, 2)).expand(number, -1, -1, -1)
+        means, weights = _attend(query, keys[:, places], values[:, places], blocks.bias, scale)
+        means, weights = means[:, :, : groups * count], weights[:, :, : groups * count]
+        return means.unflatten(2, (groups, count)), weights.unflatten(2, (groups, count))
+    query = _whole(rows.permute(2, 0, 1, 3))[:, None].expand(-1, number, -1, -1, -1).flatten(0, 1)
+    assert blocks.bias is not None
+    bias = blocks.bias.expand(-1, -1, query.shape[2], -1)
+    means, weights = _attend(
+        query, keys.index_select(1, blocks.slots), values.index_select(1, blocks.slots), bias, scale
+    )
+    means, weights = (one[:, :, :groups].unflatten(0, (count, number)) for one in (means, weights))
+    return means.permute(1, 2, 3, 0, 4), weights.permute(1, 2, 3, 0)
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Torch's attention of query [n, kv_heads, rows, width] to n blocks, each by itself."""
+    each = (one.unflatten(1, (-1, POSITIONS)).transpose(0, 1) for one in (keys, values))
+    means, weights = _ATTEND(query, *each, 0.0, False, attn_mask=bias, scale=scale)
+    return means, weights
+
+
+def _joined(found: list[Block]) -> torch.Tensor:
+    """The mean over all blocks, [kv_heads, groups, r, width]: added up one by one, by operators that add nothing up."""
+    means, weights = (found[0][at] if len(found) == 1 else torch.cat([one[at] for one in found]) for at in (0, 1))
+    if len(means) == 1:
+        return means[0]
+    shares = (weights - weights.amax(0)).exp_()
+    parts = means * shares[..., None]
+    total, whole = parts[0], shares[0]
+    for part, share in zip(parts[1:], shares[1:], strict=True):
+        total = total + part
+        whole = whole + share
+    return (total / whole[..., None]).to(means.dtype)
+
+
+def _whole(rows: torch.Tensor) -> torch.Tensor:
+    """Rows [..., n, width] filled up to a multiple of those that products take."""
+    lacks = -rows.shape[-2] % TOGETHER
+    return pad(rows, (0, 0, 0, lacks)) if lacks else rows
+
+
+def _bias(seen: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(seen, dtype=torch.bfloat16).masked_fill_(~seen, UNSEEN)
