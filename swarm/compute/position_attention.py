@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swarm.compute.tree_attention import AttentionReach, SessionRange
 
 POSITIONS: Final = 128
-"""Of a block. Bits depend on it: it belongs to `swarm.compute.kernels.support.PROMISED_VERSION`."""
+"""Of a block. Bits depend on it: it belongs to `swarm.protocol.numeric_class.ORDERED`."""
 TOGETHER: Final = 4
 """Products have a multiple of so many rows: with others libraries add up in another order."""
 MOST_ROWS: Final = 512
@@ -119,7 +119,7 @@ def _of_slots(seen: torch.Tensor, start: int, end: int, groups: int) -> Blocks:
     if bool(within.all()):
         return Blocks(start, end, None)
     bias = _bias(within).unflatten(1, (end - start, POSITIONS)).transpose(0, 1)[:, None]
-    return Blocks(start, end, _whole(bias.repeat(1, 1, groups, 1)))
+    return Blocks(start, end, in_fours(bias.repeat(1, 1, groups, 1)))
 
 
 def _of_paths(part: SessionRange, seen: torch.Tensor, first: int, start: int, end: int) -> Blocks:
@@ -145,11 +145,11 @@ def _attended(blocks: Blocks, rows: torch.Tensor, keys: torch.Tensor, values: to
     number = blocks.end - blocks.start
     if blocks.slots is None:
         places = slice(blocks.start * POSITIONS, blocks.end * POSITIONS)
-        query = _whole(rows.flatten(1, 2)).expand(number, -1, -1, -1)
+        query = in_fours(rows.flatten(1, 2)).expand(number, -1, -1, -1)
         means, weights = _attend(query, keys[:, places], values[:, places], blocks.bias, scale)
         means, weights = means[:, :, : groups * count], weights[:, :, : groups * count]
         return means.unflatten(2, (groups, count)), weights.unflatten(2, (groups, count))
-    query = _whole(rows.permute(2, 0, 1, 3))[:, None].expand(-1, number, -1, -1, -1).flatten(0, 1)
+    query = in_fours(rows.permute(2, 0, 1, 3))[:, None].expand(-1, number, -1, -1, -1).flatten(0, 1)
     assert blocks.bias is not None
     bias = blocks.bias.expand(-1, -1, query.shape[2], -1)
     means, weights = _attend(
@@ -182,8 +182,8 @@ def _joined(found: list[Block]) -> torch.Tensor:
     return (total / whole[..., None]).to(means.dtype)
 
 
-def _whole(rows: torch.Tensor) -> torch.Tensor:
-    """Rows [..., n, width] filled up to a multiple of those that products take."""
+def in_fours(rows: torch.Tensor) -> torch.Tensor:
+    """Rows [..., n, width] filled up to a multiple of `TOGETHER`."""
     lacks = -rows.shape[-2] % TOGETHER
     return pad(rows, (0, 0, 0, lacks)) if lacks else rows
 
