@@ -27,14 +27,16 @@ TOGETHER: Final = 4
 """Products have a multiple of so many rows: with others libraries add up in another order."""
 MOST_ROWS: Final = 512
 """Query rows of a KV head that are computed at a time."""
-MOST_GATHERED: Final = 1 << 14
-"""Keys that are gathered at a time."""
+MOST_GATHERED: Final = 1 << 18
+"""Numbers that are gathered at a time: 512 KiB of keys, which stay in a core's cache and need no new memory."""
 UNSEEN: Final = -1e30
 """Added to a score. Finite, so that a block of which a row sees nothing has a mean, which then weighs nothing."""
 _ATTEND: Final = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 Block = tuple[torch.Tensor, torch.Tensor]
-"""Means of values, [blocks, kv_heads, groups, r, width], and logarithms of weights, without the last dimension."""
+"""Means of values, [blocks, kv_heads, rows, width], and logarithms of weights, without the last dimension.
+
+Rows are those of a group's heads one after the other, filled up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +82,31 @@ def attend_by_positions(
     Returns:
         [heads, r, width]
     """
-    grouped = query.view(keys.shape[0], -1, part.rows, query.shape[2])
+    heads, rows, width = query.shape
+    kv_heads = keys.shape[0]
+    grouped = query.view(kv_heads, heads // kv_heads, rows, width)
     made = []
-    for piece in part.pieces(reach, grouped.shape[1]):
-        rows = grouped[:, :, piece.first : piece.end]
-        made.append(_joined([_attended(one, rows, keys, values, scale) for one in piece.blocks]))
-    return (made[0] if len(made) == 1 else torch.cat(made, 2)).flatten(0, 1)
+    for piece in part.pieces(reach, heads // kv_heads, kv_heads * width):
+        count = piece.end - piece.first
+        some = grouped if count == rows else grouped[:, :, piece.first : piece.end]
+        joined = _joined([_attended(one, some, keys, values, scale) for one in piece.blocks])
+        made.append(joined[:, : heads // kv_heads * count].reshape(heads, count, width))
+    return made[0] if len(made) == 1 else torch.cat(made, 1)
 
 
-def cut(part: SessionRange, reach: AttentionReach, groups: int) -> Iterator[Piece]:
+def cut(part: SessionRange, reach: AttentionReach, groups: int, width: int) -> Iterator[Piece]:
     """A session's rows, as many at a time as are computed together.
 
     Args:
         groups: query heads of a KV head.
+        width: numbers of the keys of a position.
     """
     own, committed = part.positions[-part.rows :].tolist(), part.kv_cache.slots.committed
     is_chain = part.positions[-1] == part.used - 1  # then all others are before the last one
     at_once = max(1, MOST_ROWS // groups)
     if not is_chain:
-        longest = max(own) + POSITIONS - committed // POSITIONS * POSITIONS
-        at_once = min(at_once, max(1, MOST_GATHERED // longest))
+        gathered = (max(own) // POSITIONS + 1 - committed // POSITIONS) * POSITIONS
+        at_once = min(at_once, max(1, MOST_GATHERED // (gathered * width)))
     seen = part.mask(reach, part.visible)
     for first in range(0, part.rows, at_once):
         end = min(first + at_once, part.rows)
@@ -141,14 +148,11 @@ def _of_paths(part: SessionRange, seen: torch.Tensor, first: int, start: int, en
 
 def _attended(blocks: Blocks, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> Block:
     """Blocks as rows [kv_heads, groups, r, width] see them."""
-    heads, groups, count, _ = rows.shape
+    _, groups, count, _ = rows.shape
     number = blocks.end - blocks.start
     if blocks.slots is None:
-        places = slice(blocks.start * POSITIONS, blocks.end * POSITIONS)
         query = in_fours(rows.flatten(1, 2)).expand(number, -1, -1, -1)
-        means, weights = _attend(query, keys[:, places], values[:, places], blocks.bias, scale)
-        means, weights = means[:, :, : groups * count], weights[:, :, : groups * count]
-        return means.unflatten(2, (groups, count)), weights.unflatten(2, (groups, count))
+        return _attend(query, keys, values, blocks.bias, scale, blocks.start)
     query = in_fours(rows.permute(2, 0, 1, 3))[:, None].expand(-1, number, -1, -1, -1).flatten(0, 1)
     assert blocks.bias is not None
     bias = blocks.bias.expand(-1, -1, query.shape[2], -1)
@@ -156,30 +160,40 @@ def _attended(blocks: Blocks, rows: torch.Tensor, keys: torch.Tensor, values: to
         query, keys.index_select(1, blocks.slots), values.index_select(1, blocks.slots), bias, scale
     )
     means, weights = (one[:, :, :groups].unflatten(0, (count, number)) for one in (means, weights))
-    return means.permute(1, 2, 3, 0, 4), weights.permute(1, 2, 3, 0)
+    means, weights = means.permute(1, 2, 3, 0, 4).flatten(2, 3), weights.permute(1, 2, 3, 0).flatten(2, 3)
+    return in_fours(means), in_fours(weights[..., None])[..., 0]
 
 
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Torch's attention of query [n, kv_heads, rows, width] to n blocks, each by itself."""
-    each = (one.unflatten(1, (-1, POSITIONS)).transpose(0, 1) for one in (keys, values))
-    means, weights = _ATTEND(query, *each, 0.0, False, attn_mask=bias, scale=scale)
+def _attend(  # noqa: PLR0913 - what torch's takes, and where
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: float,
+    start: int = 0,
+) -> Block:
+    """Torch's attention of query [n, kv_heads, rows, width] to n blocks, each by itself; no key is copied."""
+    heads, _, width = keys.shape
+    shape = (len(query), heads, POSITIONS, width)
+    blocks = []
+    for one in (keys, values):
+        by_head, by_key, _ = one.stride()
+        first = one.storage_offset() + start * POSITIONS * by_key
+        blocks.append(one.as_strided(shape, (POSITIONS * by_key, by_head, by_key, 1), first))
+    means, weights = _ATTEND(query, *blocks, 0.0, False, attn_mask=bias, scale=scale)
     return means, weights
 
 
 def _joined(found: list[Block]) -> torch.Tensor:
-    """The mean over all blocks, [kv_heads, groups, r, width]: added up one by one, by operators that add nothing up."""
-    means, weights = (found[0][at] if len(found) == 1 else torch.cat([one[at] for one in found]) for at in (0, 1))
+    """The mean over all blocks, [kv_heads, rows, width]: blocks one after the other, each number by itself."""
+    means, weights = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
     if len(means) == 1:
         return means[0]
     shares = (weights - weights.amax(0)).exp_()
-    parts = means * shares[..., None]
-    total, whole = parts[0], shares[0]
-    for part, share in zip(parts[1:], shares[1:], strict=True):
-        total = total + part
-        whole = whole + share
-    return (total / whole[..., None]).to(means.dtype)
+    total, *parts = (means * shares[..., None]).unbind()
+    for part in parts:
+        total += part
+    return (total / shares.cumsum(0)[-1, ..., None]).to(means.dtype)
 
 
 def in_fours(rows: torch.Tensor) -> torch.Tensor:

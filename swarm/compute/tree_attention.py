@@ -73,7 +73,7 @@ class SessionRange:
     positions: torch.Tensor
     is_prefill: bool
     _masks: dict[tuple[AttentionReach, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
-    _pieces: dict[tuple[AttentionReach, int], tuple[Piece, ...]] = field(default_factory=dict, init=False, repr=False)
+    _pieces: dict[tuple[AttentionReach, int, int], tuple[Piece, ...]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def rows(self) -> int:
@@ -107,13 +107,13 @@ class SessionRange:
             self._masks[reach, 0] = seen.to(like.device)
         return self._masks[reach, 0]
 
-    def pieces(self, reach: AttentionReach, groups: int) -> Iterable[Piece]:
+    def pieces(self, reach: AttentionReach, groups: int, width: int) -> Iterable[Piece]:
         """The rows as `attend_by_positions` takes them; kept for the step's other layers where they are few."""
         if self.rows * groups > MOST_ROWS:
-            return cut(self, reach, groups)
-        if (reach, groups) not in self._pieces:
-            self._pieces[reach, groups] = tuple(cut(self, reach, groups))
-        return self._pieces[reach, groups]
+            return cut(self, reach, groups, width)
+        if (reach, groups, width) not in self._pieces:
+            self._pieces[reach, groups, width] = tuple(cut(self, reach, groups, width))
+        return self._pieces[reach, groups, width]
 
     def bias(self, reach: AttentionReach, like: torch.Tensor, times: int = 1) -> torch.Tensor:
         """The mask as 0 and -inf, which CPUs add faster than they apply a bool mask; made once per step.
