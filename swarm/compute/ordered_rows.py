@@ -1,9 +1,11 @@
-"""A CPU that multiplies with integers promises texts where each row's bits depend on its own path alone: made so, and tried.
+"""A CPU that multiplies with integers promises texts where a row's bits depend on its own path alone: made so, tried.
 
     products with integers   the packed product for any number of rows, not whole weights for many
     other products           fours of rows
     attention                along positions (`swarm.compute.position_attention`)
-    all other operators      they add nothing up across rows: true of the families named here, and compared when one loads
+    all other operators      as they are: tests compare the families named here
+
+A layer, the head and each kind of product are compared when a model is loaded; what differs costs the promise alone.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                 [base, base + B)  …        from the block on in which a tree begins: each row's own path, gathered
 
 Torch's own attention makes each block's mean of values and the logarithm of its weights; blocks are joined in order.
-Slots of a chain are positions. What a row does not see weighs exactly nothing. Computes in bfloat16; no soft caps, sinks.
+Slots of a chain are positions. What a row does not see weighs exactly nothing. In bfloat16, no soft caps, no sinks.
 Source: Flash-Decoding (Dao et al., 2023), the join.
 """
 
@@ -44,8 +44,8 @@ class Blocks:
     """Blocks of positions `[start, end)`, as some rows see them.
 
     Attributes:
-        bias: what is added to scores, [blocks, 1, rows, POSITIONS]; of paths [rows · blocks, 1, 1, POSITIONS]; None where
-            all is seen.
+        bias: what is added to scores, [blocks, 1, rows, POSITIONS]; of paths [rows · blocks, 1, 1, POSITIONS]; None
+            where all is seen.
         slots: int64 [rows · blocks · POSITIONS], where each row's own keys lie; None where slots are positions.
     """
 
@@ -64,7 +64,7 @@ class Piece:
     blocks: tuple[Blocks, ...]
 
 
-def attend_by_positions(
+def attend_by_positions(  # noqa: PLR0913 - what attention takes
     part: SessionRange,
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -125,7 +125,7 @@ def _of_slots(seen: torch.Tensor, start: int, end: int, groups: int) -> Blocks:
     within = pad(within, (0, (end - start) * POSITIONS - within.shape[1]))
     if bool(within.all()):
         return Blocks(start, end, None)
-    bias = _bias(within).unflatten(1, (end - start, POSITIONS)).transpose(0, 1)[:, None]
+    bias = _bias(within).view(len(seen), end - start, 1, POSITIONS).permute(1, 2, 0, 3)
     return Blocks(start, end, in_fours(bias.repeat(1, 1, groups, 1)))
 
 
@@ -159,7 +159,8 @@ def _attended(blocks: Blocks, rows: torch.Tensor, keys: torch.Tensor, values: to
     means, weights = _attend(
         query, keys.index_select(1, blocks.slots), values.index_select(1, blocks.slots), bias, scale
     )
-    means, weights = (one[:, :, :groups].unflatten(0, (count, number)) for one in (means, weights))
+    means = means[:, :, :groups].reshape(count, number, -1, groups, means.shape[-1])
+    weights = weights[:, :, :groups].reshape(count, number, -1, groups)
     means, weights = means.permute(1, 2, 3, 0, 4).flatten(2, 3), weights.permute(1, 2, 3, 0).flatten(2, 3)
     return in_fours(means), in_fours(weights[..., None])[..., 0]
 

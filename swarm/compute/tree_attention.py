@@ -73,7 +73,9 @@ class SessionRange:
     positions: torch.Tensor
     is_prefill: bool
     _masks: dict[tuple[AttentionReach, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
-    _pieces: dict[tuple[AttentionReach, int, int], tuple[Piece, ...]] = field(default_factory=dict, init=False, repr=False)
+    _pieces: dict[tuple[AttentionReach, int, int], tuple[Piece, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def rows(self) -> int:

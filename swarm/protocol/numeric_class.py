@@ -18,8 +18,7 @@ from typing import Final, Self
 
 EXACT: Final = "float32"
 ORDERED: Final = 2
-"""From this version of a CPU's products with stored integers on, attention adds up along positions. It goes up with every
-change that may change a bit."""
+"""From this version of a CPU's products with stored integers on, a row's bits depend on its own path alone."""
 LOSSY_ROWS: Final = "int8"
 """What a client that chose the lossy codec adds to its route's class."""
 ROUNDED: Final = {16: "w16", 8: "w8", 4: "w4z"}

@@ -31,7 +31,14 @@ pytestmark = pytest.mark.skipif(not computes_bfloat16(CPU), reason="this CPU mul
 TOKENS = 300
 IDS = torch.randint(0, VOCAB, (TOKENS + 64,), generator=torch.Generator().manual_seed(0))
 ROOM: dict[str, Any] = {"max_position_embeddings": 1_024}
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "granite": "granite", "olmo2": "olmo2"}
+FAMILIES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "phi3": "phi3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+}
 KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K, Kind.Q8_0)
 Tree = tuple[Sequence[int | None], Sequence[int]]
 
@@ -143,7 +150,9 @@ def test_splits_and_other_sessions_change_nothing(tmp_path: Path) -> None:
     sessions = [Session(whole) for _ in range(3)]
     for session, count in zip(sessions, (40, 129, 7), strict=True):
         session.prompt(count, count)
-    works = [session.work(tree(nodes, nodes)[0], IDS[:nodes]) for session, nodes in zip(sessions, (16, 1, 9), strict=True)]
+    works = [
+        session.work(tree(nodes, nodes)[0], IDS[:nodes]) for session, nodes in zip(sessions, (16, 1, 9), strict=True)
+    ]
     together = whole[0].forward(works)
     for session, work, rows in zip(sessions, works, torch.split(together, [16, 1, 9]), strict=True):
         session.caches[0].withdraw(len(rows))

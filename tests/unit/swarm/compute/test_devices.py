@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, LlamaConfig
 
 import swarm.compute.kernels.support
 from swarm.base.errors import ConfigError
@@ -28,6 +29,7 @@ from swarm.compute.devices import (
 )
 from swarm.compute.int8 import pack
 from swarm.compute.kernels.support import KERNEL_VERSION, KernelSupport, kernel_support
+from swarm.compute.ordered_rows import codes_version
 from swarm.compute.weights.format import WeightFormat
 from tests.devices import on_mps
 
