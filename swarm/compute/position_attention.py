@@ -17,9 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swarm.compute.tree_attention import AttentionReach, SessionRange
+    from collections.abc import Iterable, Iterator
 
 POSITIONS: Final = 128
 """Of a block. Bits depend on it: it belongs to `swarm.protocol.numeric_class.ORDERED`."""
@@ -64,17 +62,30 @@ class Piece:
     blocks: tuple[Blocks, ...]
 
 
-def attend_by_positions(  # noqa: PLR0913 - what attention takes
-    part: SessionRange,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    reach: AttentionReach,
-    scale: float,
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What new rows of a session see.
+
+    Attributes:
+        visible: bool [r, used], which slots; windows are taken off.
+        positions: int64 [used], of every slot; the rows have the last ones.
+        committed: slots that are positions.
+        window: positions that a row sees, None for all.
+    """
+
+    visible: torch.Tensor
+    positions: torch.Tensor
+    committed: int
+    window: int | None
+
+
+def attend_by_positions(
+    pieces: Iterable[Piece], query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """New rows of a session against its keys.
 
     Args:
+        pieces: the rows, as `cut` cuts them.
         query: [heads, r, width]
         keys: [kv_heads, tokens, width], slots in use and as many more as whole blocks have, which hold numbers.
         values: likewise.
@@ -86,7 +97,7 @@ def attend_by_positions(  # noqa: PLR0913 - what attention takes
     kv_heads = keys.shape[0]
     grouped = query.view(kv_heads, heads // kv_heads, rows, width)
     made = []
-    for piece in part.pieces(reach, heads // kv_heads, kv_heads * width):
+    for piece in pieces:
         count = piece.end - piece.first
         some = grouped if count == rows else grouped[:, :, piece.first : piece.end]
         joined = _joined([_attended(one, some, keys, values, scale) for one in piece.blocks])
@@ -94,28 +105,28 @@ def attend_by_positions(  # noqa: PLR0913 - what attention takes
     return made[0] if len(made) == 1 else torch.cat(made, 1)
 
 
-def cut(part: SessionRange, reach: AttentionReach, groups: int, width: int) -> Iterator[Piece]:
+def cut(rows: Seen, groups: int, width: int) -> Iterator[Piece]:
     """A session's rows, as many at a time as are computed together.
 
     Args:
         groups: query heads of a KV head.
         width: numbers of the keys of a position.
     """
-    own, committed = part.positions[-part.rows :].tolist(), part.kv_cache.slots.committed
-    is_chain = part.positions[-1] == part.used - 1  # then all others are before the last one
+    seen, committed = rows.visible, rows.committed
+    own = rows.positions[-len(seen) :].tolist()
+    is_chain = own[-1] == seen.shape[1] - 1  # then all others are before the last one
     at_once = max(1, MOST_ROWS // groups)
     if not is_chain:
         gathered = (max(own) // POSITIONS + 1 - committed // POSITIONS) * POSITIONS
         at_once = min(at_once, max(1, MOST_GATHERED // (gathered * width)))
-    seen = part.mask(reach, part.visible)
-    for first in range(0, part.rows, at_once):
-        end = min(first + at_once, part.rows)
+    for first in range(0, len(seen), at_once):
+        end = min(first + at_once, len(seen))
         last = max(own[first:end]) // POSITIONS + 1
-        start = 0 if reach.window is None else max(0, min(own[first:end]) + 1 - reach.window) // POSITIONS
+        start = 0 if rows.window is None else max(0, min(own[first:end]) + 1 - rows.window) // POSITIONS
         edge = last if is_chain else max(start, committed // POSITIONS)
         blocks = [_of_slots(seen[first:end], start, edge, groups)] if start < edge else []
         if edge < last:
-            blocks.append(_of_paths(part, seen[first:end], first, edge, last))
+            blocks.append(_of_paths(rows, (first, end), edge, last))
         yield Piece(first, end, tuple(blocks))
 
 
@@ -129,19 +140,21 @@ def _of_slots(seen: torch.Tensor, start: int, end: int, groups: int) -> Blocks:
     return Blocks(start, end, in_fours(bias.repeat(1, 1, groups, 1)))
 
 
-def _of_paths(part: SessionRange, seen: torch.Tensor, first: int, start: int, end: int) -> Blocks:
+def _of_paths(rows: Seen, some: tuple[int, int], start: int, end: int) -> Blocks:
     """Blocks in which each row has the end of the prefix and its own path; itself stands where it sees nothing."""
-    committed, origin = part.kv_cache.slots.committed, start * POSITIONS
-    slots = torch.arange(part.used - part.rows + first, part.used - part.rows + first + len(seen))
+    committed, origin = rows.committed, start * POSITIONS
+    count, used = rows.visible.shape
+    seen = rows.visible[slice(*some)]
+    slots = torch.arange(used - count + some[0], used - count + some[1])
     slots = slots[:, None].repeat(1, (end - start) * POSITIONS)
     within = torch.zeros_like(slots, dtype=torch.bool)
     if origin < committed:
         slots[:, : committed - origin] = torch.arange(origin, committed)
         within[:, : committed - origin] = seen[:, origin:committed]
-    rows, live = seen[:, committed:].nonzero(as_tuple=True)
-    places = part.positions[committed + live] - origin
-    slots[rows, places] = committed + live
-    within[rows, places] = True
+    places, live = seen[:, committed:].nonzero(as_tuple=True)
+    columns = rows.positions[committed + live] - origin
+    slots[places, columns] = committed + live
+    within[places, columns] = True
     bias = _bias(within).view(-1, 1, 1, POSITIONS)
     return Blocks(start, end, bias, slots.flatten())
 

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from swarm.base.errors import UnsupportedModel
 from swarm.compute.kv_cache import LayerKv
-from swarm.compute.position_attention import MOST_ROWS, Piece, attend_by_positions, cut
+from swarm.compute.position_attention import MOST_ROWS, Piece, Seen, attend_by_positions, cut
 from swarm.files.families import CHUNKED, AttentionBy, attention_by
 
 if TYPE_CHECKING:
@@ -111,10 +111,12 @@ class SessionRange:
 
     def pieces(self, reach: AttentionReach, groups: int, width: int) -> Iterable[Piece]:
         """The rows as `attend_by_positions` takes them; kept for the step's other layers where they are few."""
-        if self.rows * groups > MOST_ROWS:
-            return cut(self, reach, groups, width)
         if (reach, groups, width) not in self._pieces:
-            self._pieces[reach, groups, width] = tuple(cut(self, reach, groups, width))
+            committed = self.kv_cache.slots.committed
+            pieces = cut(Seen(self.mask(reach, self.visible), self.positions, committed, reach.window), groups, width)
+            if self.rows * groups > MOST_ROWS:
+                return pieces
+            self._pieces[reach, groups, width] = tuple(pieces)
         return self._pieces[reach, groups, width]
 
     def bias(self, reach: AttentionReach, like: torch.Tensor, times: int = 1) -> torch.Tensor:
@@ -326,7 +328,8 @@ def _in_order(
     part: SessionRange, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules
 ) -> torch.Tensor:
     """The same where sums go along positions."""
-    return attend_by_positions(part, query, keys, values, rules.reach, rules.scale)
+    pieces = part.pieces(rules.reach, len(query) // len(keys), keys.shape[0] * keys.shape[2])
+    return attend_by_positions(pieces, query, keys, values, rules.scale)
 
 
 def _explicit(

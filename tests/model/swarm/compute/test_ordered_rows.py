@@ -121,7 +121,7 @@ def check(models: Sequence[SpanModel], prompts: Sequence[int] = (100, POSITIONS 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_tree_leaves_every_familys_bits_as_they_are(family: str, tmp_path: Path) -> None:
+def test_a_tree_leaves_the_bits_of_every_family_as_they_are(family: str, tmp_path: Path) -> None:
     models = spans(tiny(family, tmp_path))
     assert (models[0].numeric_class, models[0].varies) == ("cpu-bfloat16-k2+gguf", "")
     check(models)
