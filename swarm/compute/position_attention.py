@@ -54,7 +54,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CutRows:
     """Rows `[first, end)` of a session, and what they see."""
 
     first: int
@@ -63,7 +63,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRows:
     """What new rows of a session see.
 
     Attributes:
@@ -80,7 +80,7 @@ class Seen:
 
 
 def attend_by_positions(
-    pieces: Iterable[Piece], query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    pieces: Iterable[CutRows], query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """New rows of a session against its keys.
 
@@ -105,7 +105,7 @@ def attend_by_positions(
     return made[0] if len(made) == 1 else torch.cat(made, 1)
 
 
-def cut(rows: Seen, groups: int, width: int) -> Iterator[Piece]:
+def cut(rows: SeenRows, groups: int, width: int) -> Iterator[CutRows]:
     """A session's rows, as many at a time as are computed together.
 
     Args:
@@ -127,7 +127,7 @@ def cut(rows: Seen, groups: int, width: int) -> Iterator[Piece]:
         blocks = [_of_slots(seen[first:end], start, edge, groups)] if start < edge else []
         if edge < last:
             blocks.append(_of_paths(rows, (first, end), edge, last))
-        yield Piece(first, end, tuple(blocks))
+        yield CutRows(first, end, tuple(blocks))
 
 
 def _of_slots(seen: torch.Tensor, start: int, end: int, groups: int) -> Blocks:
@@ -140,7 +140,7 @@ def _of_slots(seen: torch.Tensor, start: int, end: int, groups: int) -> Blocks:
     return Blocks(start, end, in_fours(bias.repeat(1, 1, groups, 1)))
 
 
-def _of_paths(rows: Seen, some: tuple[int, int], start: int, end: int) -> Blocks:
+def _of_paths(rows: SeenRows, some: tuple[int, int], start: int, end: int) -> Blocks:
     """Blocks in which each row has the end of the prefix and its own path; itself stands where it sees nothing."""
     committed, origin = rows.committed, start * POSITIONS
     count, used = rows.visible.shape

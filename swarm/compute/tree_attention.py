@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from swarm.base.errors import UnsupportedModel
 from swarm.compute.kv_cache import LayerKv
-from swarm.compute.position_attention import MOST_ROWS, Piece, Seen, attend_by_positions, cut
+from swarm.compute.position_attention import MOST_ROWS, CutRows, SeenRows, attend_by_positions, cut
 from swarm.files.families import CHUNKED, AttentionBy, attention_by
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SessionRange:
     positions: torch.Tensor
     is_prefill: bool
     _masks: dict[tuple[AttentionReach, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
-    _pieces: dict[tuple[AttentionReach, int, int], tuple[Piece, ...]] = field(
+    _pieces: dict[tuple[AttentionReach, int, int], tuple[CutRows, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
 
@@ -109,11 +109,13 @@ class SessionRange:
             self._masks[reach, 0] = seen.to(like.device)
         return self._masks[reach, 0]
 
-    def pieces(self, reach: AttentionReach, groups: int, width: int) -> Iterable[Piece]:
+    def pieces(self, reach: AttentionReach, groups: int, width: int) -> Iterable[CutRows]:
         """The rows as `attend_by_positions` takes them; kept for the step's other layers where they are few."""
         if (reach, groups, width) not in self._pieces:
             committed = self.kv_cache.slots.committed
-            pieces = cut(Seen(self.mask(reach, self.visible), self.positions, committed, reach.window), groups, width)
+            pieces = cut(
+                SeenRows(self.mask(reach, self.visible), self.positions, committed, reach.window), groups, width
+            )
             if self.rows * groups > MOST_ROWS:
                 return pieces
             self._pieces[reach, groups, width] = tuple(pieces)
