@@ -41,6 +41,8 @@ from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.tasks import TaskScope
 from swarm.compute.compute_thread import ComputeThread
 from swarm.compute.devices import expected_class, free_bytes
+from swarm.compute.kernels.support import CODES_VERSION
+from swarm.compute.ordered_rows import codes_version
 from swarm.compute.weights.format import BITS, WeightFormat, WeightsName
 from swarm.directory.dialable import DialPolicy
 from swarm.directory.node_record import NodeRecord
@@ -153,7 +155,8 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     own = await compute.run(compute_of, checkpoint, config)
     able = await compute.run(_able, checkpoint, config, own)
     reads_codes = await compute.run(kernels_read, checkpoint)
-    classes = _classes(config, able, checkpoint.source, reads_codes=reads_codes)
+    codes = codes_version(checkpoint.config.get_text_config())
+    classes = _classes(config, able, checkpoint.source, reads_codes=reads_codes, codes=codes)
     kind = choose_class(records, list(classes))
     chosen, has_kernels = classes[kind.numeric_class]
     device, dtype, weights = chosen
@@ -243,11 +246,17 @@ def _able(checkpoint: Checkpoint, config: ServeConfig, own: tuple[torch.device, 
 
 
 def _classes(
-    config: ServeConfig, able: Sequence[Compute], source: WeightSource, *, reads_codes: bool = True
+    config: ServeConfig,
+    able: Sequence[Compute],
+    source: WeightSource,
+    *,
+    reads_codes: bool = True,
+    codes: int = CODES_VERSION,
 ) -> dict[str, tuple[Compute, bool]]:
     """The classes in which this machine can compute: by what, and whether with kernels; its own choice first.
 
-    `reads_codes` is whether a card's kernels read the source's own format of weights. A machine can also do without
+    `reads_codes` is whether a card's kernels read the source's own format of weights, `codes` the version of a CPU's
+    products with its integers. A machine can also do without
     kernels, for a swarm that does. A class is what the loaded layers will have, unless they turn out to run another
     path.
     """
@@ -257,7 +266,7 @@ def _classes(
             form = WeightFormat.of(weights, dtype, device, source.encoding, has_codes=source.has_codes)
             is_unread = form.stored and not form.codes and not reads_codes
             is_plain = config.offload or config.experts == "cpu" or is_unread
-            kind = expected_class(device, form, has_kernels=wants_kernels and not is_plain)
+            kind = expected_class(device, form, has_kernels=wants_kernels and not is_plain, codes=codes)
             classes.setdefault(str(kind), ((device, dtype, weights), wants_kernels))
     return classes
 

@@ -188,13 +188,13 @@ def load(
 
 def held_as_stored(model: SpanModel) -> str:
     """What a user is told of a span whose weights are held as a quantised checkpoint has them."""
-    packed = sum(one.numel() * one.itemsize for one in model.model.parameters() if not one.is_floating_point())
-    others = model.weight_bytes - packed
+    packed, others = model.packed_bytes, model.weight_bytes - model.packed_bytes
     how = "read by kernels" if model.reads_codes else "expanded block by block"
-    how = "multiplied as they are" if model.has_codes else how
+    how = "multiplied as they are" if model.codes_version else how
+    varies = f"; texts may depend on trees: {model.varies}" if model.varies else ""
     return (
         f"{model.stored_as} as published: {packed / 2**20:,.1f} MiB of weights, {how}; "
-        f"{others / 2**20:,.1f} MiB are held in {str(model.dtype).removeprefix('torch.')}"
+        f"{others / 2**20:,.1f} MiB are held in {str(model.dtype).removeprefix('torch.')}{varies}"
     )
 
 

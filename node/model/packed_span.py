@@ -19,8 +19,8 @@ from torch import nn
 from node.model.span import ModelLayout, SpanModel, check_family, dissect, fill_span, read_tensors
 from swarm.base.ids import TreeNodeId
 from swarm.base.layers import Span
-from swarm.compute.kernels.support import CODES_VERSION
 from swarm.compute.kv_cache import KvCache
+from swarm.compute.ordered_rows import use_codes
 from swarm.compute.packed_layers import (
     PackedEmbedding,
     hold_embedding,
@@ -109,8 +109,9 @@ def load_packed(
     for name in held.keys() - set(names.values()):
         model.set_submodule(name, held[name])
     loaded = SpanModel(model, span)
-    loaded.weight_bits, loaded.stored_as, loaded.has_codes = form.bits, form.stored, form.codes
-    loaded.kernel_version = CODES_VERSION if form.codes else 0
+    loaded.weight_bits, loaded.stored_as = form.bits, form.stored
+    if form.codes:
+        loaded.varies = use_codes(loaded)
     return loaded
 
 

@@ -45,16 +45,20 @@ def numeric_class_of(
     )
 
 
-def expected_class(device: torch.device, form: WeightFormat, *, has_kernels: bool = True) -> NumericClass:
+def expected_class(
+    device: torch.device, form: WeightFormat, *, has_kernels: bool = True, codes: int = CODES_VERSION
+) -> NumericClass:
     """The class that a model will have there once it is loaded, unless it turns out to run another path.
 
     Args:
         form: what its weights are held in.
         has_kernels: whether kernels are wanted, and read the weights; they are used where the device can run them.
+        codes: version of a CPU's products with integers, as the model's kind has it
+            (`swarm.compute.ordered_rows.codes_version`).
     """
     kernels = 0
     if has_kernels and form.codes:
-        kernels = CODES_VERSION
+        kernels = codes
     elif has_kernels and device.type == "cuda" and kernel_support(device).kernels:
         kernels = KERNEL_VERSION
     return numeric_class_of(device, form.dtype, form.bits, kernels, form.stored)

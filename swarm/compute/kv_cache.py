@@ -18,6 +18,7 @@ import torch
 from swarm.base.errors import LocalProtocolError
 from swarm.compute.kernels.support import kernel_support
 from swarm.compute.kv_slots import KvSlots
+from swarm.compute.position_attention import POSITIONS
 from swarm.compute.state_slots import MixerState, SessionStates, state_entries
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class KvLayout:
     Attributes:
         layers: those that keep keys and values, in the order in which they run.
         states: what mixers keep of a text, whatever its length.
+        by_positions: whether attention adds up along positions (`swarm.compute.position_attention`).
     """
 
     layers: tuple[LayerKv, ...]
@@ -70,6 +72,7 @@ class KvLayout:
     device: torch.device
     rows: tuple[LayerRows, ...] = ()
     states: tuple[MixerState, ...] = ()
+    by_positions: bool = False
 
     @property
     def bytes_per_token(self) -> int:
@@ -121,7 +124,7 @@ class KvCache:
         self._keys: dict[int, torch.Tensor] = {}  # layer → [kv_heads, taken, key_width]
         self._values: dict[int, torch.Tensor] = {}  # layer → [kv_heads, taken, value_width]
         self.version = 0
-        self._taken = capacity if at_first is None else min(capacity, max(at_first, 1))
+        self._taken = self._room(capacity if at_first is None else min(capacity, max(at_first, 1)))
         for layer in layout.layers:
             self._keys[layer.index] = self._empty(layer.kv_heads, layer.key_width)
             self._values[layer.index] = self._empty(layer.kv_heads, layer.value_width)
@@ -240,7 +243,11 @@ class KvCache:
         self._values[layer][:, start:end] = values
 
     def view(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first `length` slots, not copied: keys [kv_heads, length, key_width], values likewise."""
+        """The first `length` slots, not copied: keys [kv_heads, length, key_width], values likewise.
+
+        Where attention adds up along positions, the rest of the last block too, whatever it holds.
+        """
+        length = self._room(length)
         return self._keys[layer][:, :length], self._values[layer][:, :length]
 
     def store_rows(self, layer: int, name: str, start: int, rows: torch.Tensor) -> None:
@@ -266,10 +273,11 @@ class KvCache:
         """Have memory for so many tokens: a copy of what is there, twice as large."""
         if tokens <= self._taken:
             return
-        old, self._taken = self._taken, min(self.slots.capacity, max(tokens, 2 * self._taken))
+        old, self._taken = self._taken, self._room(min(self.slots.capacity, max(tokens, 2 * self._taken)))
+        made = torch.Tensor.new_zeros if self.layout.by_positions else torch.Tensor.new_empty
 
         def grown(tensor: torch.Tensor) -> torch.Tensor:
-            larger = tensor.new_empty(tensor.shape[0], self._taken, tensor.shape[2])
+            larger = made(tensor, (tensor.shape[0], self._taken, tensor.shape[2]))
             larger[:, :old] = tensor
             return larger
 
@@ -291,5 +299,10 @@ class KvCache:
         """All that has a row per slot, each [heads, capacity, width]."""
         return [*self._keys.values(), *self._values.values(), *self._rows.values()]
 
+    def _room(self, tokens: int) -> int:
+        """Slots for so many tokens: whole blocks where attention takes such."""
+        return tokens + -tokens % POSITIONS if self.layout.by_positions else tokens
+
     def _empty(self, heads: int, width: int) -> torch.Tensor:
-        return torch.empty(heads, self._taken, width, dtype=self.layout.dtype, device=self.layout.device)
+        made = torch.zeros if self.layout.by_positions else torch.empty  # what nobody sees must be a number there
+        return made(heads, self._taken, width, dtype=self.layout.dtype, device=self.layout.device)

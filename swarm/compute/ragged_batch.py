@@ -16,7 +16,7 @@ from torch import nn
 
 from swarm.base.layers import Span
 from swarm.compute.devices import numeric_class_of
-from swarm.compute.kernels.support import CODES_VERSION, kernel_support
+from swarm.compute.kernels.support import kernel_support
 from swarm.compute.layers.layered_model import LayeredModel
 from swarm.compute.tree_attention import AttentionStep, SessionRange, use_canopy
 from swarm.compute.weights.experts import PackedExperts
@@ -110,10 +110,12 @@ class RaggedModel(LayeredModel):
     Attributes:
         max_positions: tokens of a session, None for no limit.
         rows_in: how many rows they had in all.
+        packed_bytes: of the weights that are held as integers, when it was loaded.
         static: the fast path, where there is one (`swarm.compute.fast_path.use_static`).
         weight_bits: of a weight where weights are not of `dtype`: 16, 8 or 4; 0 where they are.
         stored_as: format of weights that are held as a quantised checkpoint has them; empty where none are.
-        has_codes: whether a CPU multiplies with the integers of that format.
+        codes_version: of a CPU's products with the integers of that format; 0 where it has none.
+        varies: why texts of a CPU that multiplies with integers are not promised; empty where they are.
         kernel_version: of the kernels that all its forwards run (`swarm.compute.kernels.support`); 0 on the plain path.
         path: how its forwards run, in words for people: `plain`, `kernels` or `graphs + kernels`.
         path_reason: why they do not run a faster way; empty where there is none.
@@ -128,13 +130,15 @@ class RaggedModel(LayeredModel):
         super().__init__(model, span, examine=examine)
         self.max_positions = max_positions(model.config)
         self.weight_bytes = sum(weight.numel() * weight.itemsize for weight in model.parameters())
+        self.packed_bytes = sum(one.numel() * one.itemsize for one in model.parameters() if not one.is_floating_point())
         self.forwards = 0
         self.rows_in = 0
         head = cast("Any", model).get_output_embeddings()
         self._head_matrix = head if isinstance(head, nn.Linear) and head.weight.is_floating_point() else None
         self.weight_bits = 0
         self.stored_as = ""
-        self.has_codes = False
+        self.codes_version = 0
+        self.varies = ""
         self.kernel_version = 0
         self.static: StaticPath | None = None
         self.path = PLAIN_PATH
@@ -148,7 +152,8 @@ class RaggedModel(LayeredModel):
     @property
     def reads_codes(self) -> bool:
         """Whether products read published weights as they are packed, and expand none of them."""
-        return not any(isinstance(part, StoredWeight) for part in self.model.modules())
+        roots: tuple[nn.Module, ...] = (self.model, *self.layers)
+        return not any(isinstance(part, StoredWeight) for root in roots for part in root.modules())
 
     @property
     def has_host_experts(self) -> bool:
@@ -159,7 +164,7 @@ class RaggedModel(LayeredModel):
         """Run by the plain path from now on, and say why."""
         if self.static is not None:
             self.static.close()
-        self.static, self.kernel_version = None, CODES_VERSION if self.has_codes else 0
+        self.static, self.kernel_version = None, self.codes_version
         self.path, self.path_reason = PLAIN_PATH, reason
 
     @property

@@ -16,10 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from swarm.base.errors import UnsupportedModel
 from swarm.compute.kv_cache import LayerKv
+from swarm.compute.position_attention import MOST_ROWS, CutRows, SeenRows, attend_by_positions, cut
 from swarm.files.families import CHUNKED, AttentionBy, attention_by
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from transformers import PreTrainedConfig
 
@@ -72,6 +73,9 @@ class SessionRange:
     positions: torch.Tensor
     is_prefill: bool
     _masks: dict[tuple[AttentionReach, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _pieces: dict[tuple[AttentionReach, int, int], tuple[CutRows, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def rows(self) -> int:
@@ -104,6 +108,18 @@ class SessionRange:
                 seen = seen & (own // reach.chunk == self.positions[None] // reach.chunk)
             self._masks[reach, 0] = seen.to(like.device)
         return self._masks[reach, 0]
+
+    def pieces(self, reach: AttentionReach, groups: int, width: int) -> Iterable[CutRows]:
+        """The rows as `attend_by_positions` takes them; kept for the step's other layers where they are few."""
+        if (reach, groups, width) not in self._pieces:
+            committed = self.kv_cache.slots.committed
+            pieces = cut(
+                SeenRows(self.mask(reach, self.visible), self.positions, committed, reach.window), groups, width
+            )
+            if self.rows * groups > MOST_ROWS:
+                return pieces
+            self._pieces[reach, groups, width] = tuple(pieces)
+        return self._pieces[reach, groups, width]
 
     def bias(self, reach: AttentionReach, like: torch.Tensor, times: int = 1) -> torch.Tensor:
         """The mask as 0 and -inf, which CPUs add faster than they apply a bool mask; made once per step.
@@ -245,7 +261,7 @@ def attend(
         part.kv_cache.store(layer, part.used - part.rows, key[0, :, rows], value[0, :, rows])
         keys, values = part.kv_cache.view(layer, part.used)
         is_plain = rules.softcap is None and rules.sinks is None
-        weigh = _fused if is_plain else _explicit
+        weigh = _explicit if not is_plain else _in_order if part.kv_cache.layout.by_positions else _fused
         outputs.append(weigh(part, query[0, :, rows], keys, values, rules).transpose(0, 1))
     output = outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs)
     return output[None], None
@@ -308,6 +324,14 @@ def _fused(
         scale=rules.scale,
     )
     return out.reshape(heads, rows, -1)
+
+
+def _in_order(
+    part: SessionRange, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules
+) -> torch.Tensor:
+    """The same where sums go along positions."""
+    pieces = part.pieces(rules.reach, len(query) // len(keys), keys.shape[0] * keys.shape[2])
+    return attend_by_positions(pieces, query, keys, values, rules.scale)
 
 
 def _explicit(

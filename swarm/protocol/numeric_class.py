@@ -5,6 +5,7 @@
 
     cpu-float32+mxfp4              weights as the checkpoint holds them; with kernels as codes, else expanded
     cpu-bfloat16-k1+gguf           multiplied as they are on a CPU, with steps rounded to bfloat16
+    cpu-bfloat16-k2+gguf           the same, and each row's bits depend on its own path alone
 
 Machines of one class can replace each other in the middle of a text; a chain never mixes classes.
 """
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 EXACT: Final = "float32"
+ORDERED: Final = 2
+"""From this version of a CPU's products with stored integers on, a row's bits depend on its own path alone."""
 LOSSY_ROWS: Final = "int8"
 """What a client that chose the lossy codec adds to its route's class."""
 ROUNDED: Final = {16: "w16", 8: "w8", 4: "w4z"}
@@ -37,7 +40,7 @@ class NumericClass:
         dtype: compute type, such as `bfloat16`.
         arch: the GPU's architecture where kernels run, such as `sm90`; empty on the plain path.
         kernels: version of the kernels that make a row's bits independent of the rows beside it; 0 on the plain path.
-            On a CPU, of the products with stored integers: they do the same, and what else a CPU computes does not.
+            On a CPU, of the products with stored integers; below `ORDERED`, what else it computes depends on them.
         weights: bits of a weight where they are not of the compute type: 16, 8 or 4; 0 where they are.
         lossy_rows: whether rows travel in the int8 codec.
         stored: format of weights that are held as a quantised checkpoint has them, such as `mxfp4`; empty where none
@@ -77,8 +80,8 @@ class NumericClass:
     @property
     def is_reproducible(self) -> bool:
         """Whether a text depends on model, prompt and seed alone, whatever the tree and the layout of the chain."""
-        has_promise = self.kernels > 0 and not (self.stored and self.device == "cpu")
-        return not self.lossy_rows and (self.dtype == EXACT or has_promise)
+        least = ORDERED if self.stored and self.device == "cpu" else 1
+        return not self.lossy_rows and (self.dtype == EXACT or self.kernels >= least)
 
 
 def promises_texts(text: str) -> bool:

@@ -15,7 +15,9 @@ from swarm.compute.kernels.toolchain import MIN_CAPABILITY, toolchain
 KERNEL_VERSION = 2
 """Goes up with every change that may change a bit: it is part of the numeric class (`swarm.protocol.numeric_class`)."""
 CODES_VERSION = 1
-"""The same of a CPU that multiplies with integers as they are (`swarm.compute.weights.codes_weight`)."""
+"""The same of a CPU that multiplies with integers as they are, where rows may depend on others beside them.
+
+Where they do not, it is `swarm.protocol.numeric_class.ORDERED`."""
 INTERPRETER = "TRITON_INTERPRET"
 """Triton's own variable: at 1 kernels run on the CPU, slowly. For tests; it must be set before Triton is imported."""
 

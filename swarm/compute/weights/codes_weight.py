@@ -116,6 +116,7 @@ class CodesWeight(PackedWeight):
         words: uint8 [rows, places / 2], rows filled up to whole tiles, in an order that depends on the processor.
         pairs: int32 [places / group, rows]: the bits of a bfloat16 step and zero.
         order: int32 [columns], which column each place of x takes; None where they lie in order.
+        is_ordered: whether a row's bits may not depend on how many others there are.
     """
 
     def __init__(self, kind: CodesKind, matrices: Sequence[StoredMatrix], dtype: torch.dtype) -> None:
@@ -133,11 +134,12 @@ class CodesWeight(PackedWeight):
         self.words = _frozen(words[0] if len(words) == 1 else torch.cat(words))
         self.pairs = _frozen(pairs.transpose(0, 1).bfloat16().contiguous().view(torch.int32)[..., 0])
         self._pairs: torch.Tensor | None = None
+        self.is_ordered = False
         self.order = _frozen(torch.tensor(kind.order, dtype=torch.int32)) if kind.order else None
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         flat = x.view(-1, self.columns) if x.is_contiguous() else x.reshape(-1, self.columns)
-        if len(flat) > MOST_ROWS:
+        if len(flat) > MOST_ROWS and not self.is_ordered:
             return self._expanded(flat, bias).view(*x.shape[:-1], self.rows)
         if self.form.kind != "one" or self.order is not None:
             flat = self._placed(flat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
@@ -16,11 +17,13 @@ from swarm.compute.ragged_batch import RaggedModel
 from swarm.compute.weights.codes_weight import CodesWeight
 from swarm.compute.weights.format import computes_bfloat16
 from swarm.compute.weights.stored_weight import StoredWeight
-from swarm.demo import TARGET
+from swarm.demo import DRAFT, TARGET
 from tests.in_process_swarm import in_process_swarm
 from tests.model.quantised_models import awq, bitsandbytes, compressed, fp8, save_quantised
 
 PROMPT = "In the village below the hill,"
+LONG_PROMPT = "The lighthouse keeper opened the door, and looked at the sea. " * 8
+"""So long that a text passes the end of a block of positions."""
 TOKENS = 12
 NEAR = 0.1
 """How far below the best one a pick may be, in standard deviations of logits: rounding, and no more."""
@@ -45,6 +48,23 @@ async def test_a_swarm_gives_the_text_of_the_model_that_the_library_reads(name: 
         assert list(made.tokens) == wanted
         assert made.stats.numeric_class == f"cpu-float32+{name}"
         assert made.stats.reproducible
+
+
+async def test_trees_splits_and_threads_leave_a_cpus_texts_as_they_are(tmp_path: Path) -> None:
+    model = save_quantised(TARGET, compressed(GROUPS), tmp_path / "model")
+    texts: set[tuple[float, tuple[int, ...]]] = set()
+    for layers, threads in ((["0-12"], 2), (["0-4", "4-8", "8-12"], 1)):
+        async with (
+            in_process_swarm(model.folder, layers, dtype="auto", threads=threads) as here,
+            here.client(draft=DRAFT) as client,
+        ):
+            for nodes, temperature in itertools.product((0, 16, 64), (0.0, 1.0)):
+                made = await client.generate(
+                    LONG_PROMPT, max_new_tokens=24, nodes=nodes, temperature=temperature, seed=3
+                )
+                assert made.stats.reproducible
+                texts.add((temperature, tuple(made.tokens)))
+    assert len(texts) == 2, "one text for each temperature"
 
 
 async def test_by_default_a_cpu_multiplies_with_the_integers_on_one_thread(
@@ -73,14 +93,15 @@ async def test_by_default_a_cpu_multiplies_with_the_integers_on_one_thread(
     monkeypatch.setattr(StoredWeight, "product_of", counted("expanded", expanded))
     monkeypatch.setattr(CoreShare, "end", lambda self: self.most)  # whatever else this machine does
     texts = {}
+    has_bfloat16 = computes_bfloat16(torch.device("cpu"))
     async with in_process_swarm(model.folder, ["0-12"], dtype="auto", threads=2) as here, here.client() as client:
         assert torch.get_num_threads() == 1, "the event loop's"
         for nodes in (1, 16):
             made = await client.generate(PROMPT, max_new_tokens=TOKENS, nodes=nodes)
             texts[nodes] = list(made.tokens)
-        has_bfloat16 = computes_bfloat16(torch.device("cpu"))
-        assert made.stats.numeric_class == ("cpu-bfloat16-k1+ct4" if has_bfloat16 else "cpu-float32+ct4")
-        assert made.stats.reproducible is not has_bfloat16
+        assert made.stats.numeric_class == ("cpu-bfloat16-k2+ct4" if has_bfloat16 else "cpu-float32+ct4")
+        assert made.stats.reproducible
+    assert texts[1] == texts[16]
     assert set(used) == {"codes" if has_bfloat16 else "expanded"}
     assert len(threads) == 1
     meant: Any = model.meant

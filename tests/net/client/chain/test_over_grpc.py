@@ -6,8 +6,8 @@ import pytest
 
 from tests.net.client.chain.test_hedge import hedge
 from tests.net.client.chain.test_hedge import test_when_one_dies_the_other_goes_on_without_a_replay as one_of_two_dies
-from tests.net.client.chain.test_prefix import test_it_outlives_a_machine as a_beginning_outlives
 from tests.net.client.chain.test_packed_rows import arrived, far, test_a_snapshot_travels_packed
+from tests.net.client.chain.test_prefix import test_it_outlives_a_machine as a_beginning_outlives
 from tests.net.client.chain.test_repair import (
     test_a_broken_reply_stream_is_opened_again,
     test_a_death_with_a_sweep_in_flight,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, LlamaConfig
 
 import swarm.compute.kernels.support
 from swarm.base.errors import ConfigError
@@ -28,6 +29,7 @@ from swarm.compute.devices import (
 )
 from swarm.compute.int8 import pack
 from swarm.compute.kernels.support import KERNEL_VERSION, KernelSupport, kernel_support
+from swarm.compute.ordered_rows import codes_version
 from swarm.compute.weights.format import WeightFormat
 from tests.devices import on_mps
 
@@ -149,6 +151,9 @@ def test_the_class_says_what_decides_the_last_bits(monkeypatch: Patch) -> None:
     assert str(expected_class(CPU, codes)) == "cpu-bfloat16-k1+gguf"
     assert str(expected_class(CPU, codes, has_kernels=False)) == "cpu-bfloat16+gguf"
     assert not expected_class(CPU, codes).is_reproducible, "attention adds up in another order beside other rows"
+    ordered = expected_class(CPU, codes, codes=codes_version(LlamaConfig()))
+    assert (str(ordered), ordered.is_reproducible) == ("cpu-bfloat16-k2+gguf", True)
+    assert codes_version(LlamaConfig(hidden_act="gelu")) == codes_version(GPT2Config()) == 1
     plain = expected_class(CPU, WeightFormat(torch.float32))
     assert str(plain) == "cpu-float32", "kernels that are interpreted are for tests"
 

@@ -39,6 +39,11 @@ def test_what_is_written_is_read(one: NumericClass) -> None:
         ("cpu-float32+mxfp4", True),
         ("cpu-float32+mxfp4+int8", False),
         ("cuda-bfloat16+mxfp4", False),
+        ("cpu-bfloat16+gguf", False),
+        ("cpu-bfloat16-k1+gguf", False),
+        ("cpu-bfloat16-k2+gguf", True),
+        ("cpu-bfloat16-k2+gguf+int8", False),
+        ("cuda-sm90-bfloat16-k1+gguf", True),
     ],
 )
 def test_which_classes_promise_the_same_text(text: str, *, reproducible: bool) -> None:
