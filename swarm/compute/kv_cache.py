@@ -277,7 +277,8 @@ class KvCache:
         made = torch.Tensor.new_zeros if self.layout.by_positions else torch.Tensor.new_empty
 
         def grown(tensor: torch.Tensor) -> torch.Tensor:
-            larger = made(tensor, (tensor.shape[0], self._taken, tensor.shape[2]))
+            with torch.inference_mode(mode=False):  # a commit outside a forward writes into it
+                larger = made(tensor, (tensor.shape[0], self._taken, tensor.shape[2]))
             larger[:, :old] = tensor
             return larger
 
