@@ -34,12 +34,12 @@ class NodeSnapshot:
     sessions: int = 0
     kv_tokens_free: int = 0
     kv_tokens_total: int = 0
-    kv_tokens_kept: int = 0
-    """What blocks of texts that are over take of what is free."""
     worked_ms: float = 0.0
     """How long its engine computed so far; a new engine begins at 0."""
     path: str = ""
     """How its layers run; empty until they are loaded, and on a CPU, where they run one way."""
+    kv_tokens_kept: int = 0
+    """What blocks of texts that are over take of what is free."""
 
 
 @dataclass(frozen=True, slots=True)
