@@ -17,8 +17,10 @@ from node.session.hop_session import HopSession
 from node.session.upstreams import UpstreamStream, sender_of
 from swarm.base.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.base.ids import ModelIdentity, SessionId
+from swarm.base.process_limits import main_memory
 from swarm.base.tasks import TaskScope
 from swarm.base.version import VERSION
+from swarm.compute.kv_cache import KvLayout
 from swarm.compute.kv_pool import KEPT_S, KvPool
 from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.limits import BLOCK_TOKENS
@@ -131,6 +133,17 @@ LEAVING, PAUSED, MOVING = "is leaving the swarm", "is paused by its owner", "mov
 RETRY = f"try again in {UNUSED_S:.0f} s, or in {IDLE_S:.0f} s"
 
 
+KEPT_SHARE = 0.25
+"""Of the host memory that is free when a node starts: what blocks may take beside a device with memory of its own."""
+
+
+def _host_tokens(layout: KvLayout) -> int | None:
+    """KV tokens that blocks may take in host memory; None where sessions lie there too."""
+    if layout.device.type == "cpu":
+        return None
+    return int(KEPT_SHARE * main_memory().available) // max(layout.bytes_per_token, 1)
+
+
 class SessionTable:
     """All sessions of this node; each holds its reservation until it ends.
 
@@ -151,6 +164,7 @@ class SessionTable:
         self._open: dict[SessionId, HopSession] = {}
         self._reserved: dict[HopSession, Reservation] = {}
         self.pool = KvPool(context.model.layout.bytes_per_token, weight_of)
+        self._host_tokens = _host_tokens(context.model.layout)
         self._awaited: dict[SessionId, asyncio.Event] = {}
         self._ended = asyncio.Event()
         scope.spawn(self._forget_old(), "blocks that nobody uses")
@@ -224,7 +238,7 @@ class SessionTable:
             if not resting:
                 break
             self._evict(max(resting, key=self._idle_s))
-        self.pool.shrink(self.kv_tokens_free)
+        self.pool.shrink(self.room())
         if taken > (1 + OVERCOMMITTED) * self.kv_tokens:
             self._evict(session)
 
@@ -232,8 +246,8 @@ class SessionTable:
         return as_idle_s(time.monotonic() - hop.used_at, is_unused=hop.log.received.sequence == 0)
 
     def room(self) -> int:
-        """KV tokens that blocks may take beside the reservations of all sessions."""
-        return self.kv_tokens_free
+        """KV tokens that blocks may take: what no session has reserved; beside a device, a share of host memory."""
+        return self.kv_tokens_free if self._host_tokens is None else self._host_tokens
 
     def over(self, session: HopSession) -> None:
         """A session is over: its room is others', and its blocks', from now on."""
@@ -333,7 +347,7 @@ class SessionTable:
             self._evict(hop)
         taken = quota.take(SESSIONS, asked.key)
         assert taken, "as many sessions are allowed as there is room for"
-        self.pool.shrink(self.kv_tokens_free - asked.tokens)
+        self.pool.shrink(self.room() - (asked.tokens if self._host_tokens is None else 0))
 
     def _evict(self, hop: HopSession) -> None:
         """End a session here, so that another has its room at once: the client may go on with another machine."""

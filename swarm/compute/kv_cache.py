@@ -161,8 +161,10 @@ class KvCache:
         return [*self._rows.values(), *([] if self.states is None else self.states.tensors())]
 
     def cut(self, start: int, end: int) -> tuple[tuple[torch.Tensor, ...], dict[int, tuple[torch.Tensor, ...]]]:
-        """A copy of committed tokens [start, end): all that has a row per token, each [heads, end - start, width], and
-        states of mixers by committed length.
+        """A copy of committed tokens [start, end) in host memory: rows, and states of mixers by committed length.
+
+        Returns:
+            all that has a row per token, each [heads, end - start, width]; parts of states, as `SessionStates.within`.
 
         Raises:
             LocalProtocolError: there are not so many.
@@ -170,7 +172,8 @@ class KvCache:
         if end > self.slots.committed:
             raise LocalProtocolError("prefix", f"{end} of {self.slots.committed} committed tokens")
         states = {} if self.states is None else self.states.within(start, end)
-        return tuple(tensor[:, start:end].clone() for tensor in self._tensors()), states
+        rows = (tensor[:, start:end] for tensor in self._tensors())
+        return tuple(row.to("cpu", copy=True, memory_format=torch.contiguous_format) for row in rows), states
 
     def adopt(self, kv: Sequence[torch.Tensor], states: Mapping[int, Sequence[torch.Tensor]], tokens: int) -> None:
         """Have so many committed tokens more, of the same bits: what `cut` gives of a session in the same layers."""

@@ -93,7 +93,10 @@ class SessionStates:
     def within(self, start: int, end: int) -> dict[int, tuple[torch.Tensor, ...]]:
         """States after committed lengths in (start, end], copied: each part [1, *shape], as `tensors` has them."""
         places = [(length, entry) for length, entry in self.slots.snapshots.items() if start < length <= end]
-        return {length: tuple(part[entry : entry + 1].clone() for part in self.tensors()) for length, entry in places}
+        return {
+            length: tuple(part[entry : entry + 1].to("cpu", copy=True) for part in self.tensors())
+            for length, entry in places
+        }
 
     def keep(self, length: int, parts: Sequence[torch.Tensor]) -> None:
         """Keep the state after a committed length, as `within` gives it."""

@@ -75,3 +75,18 @@ async def test_what_grows_takes_the_room_of_those_that_rest_and_all_texts_are_ri
         for node in here.nodes:
             node.sessions.pool.check_integrity()
             assert 0 < node.sessions.pool.tokens <= kv_tokens
+
+
+async def test_beside_a_device_blocks_take_host_memory_and_no_kv() -> None:
+    async with in_process_swarm(TARGET, SPANS, kv_tokens=800) as here, here.client() as swarm:
+        for node in here.nodes:
+            node.sessions._host_tokens = 10_000
+        for line in (1, 2, 3):
+            text = (prompt(line, 150) * 5)[:600]
+            for reused in (0, 576):
+                result = await swarm.generate(text, **OPTIONS)
+                assert result.stats.reused_tokens == reused
+                await until_freed(here.nodes)
+        for node in here.nodes:
+            assert node.sessions.pool.tokens >= 3 * 576
+            node.sessions.pool.check_integrity()
