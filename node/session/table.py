@@ -109,6 +109,55 @@ def victims(
         gone.append(victim)
 
 
+def making_room(
+    held: Mapping[HolderT, Reservation],
+    grown: HolderT,
+    tokens: int,
+    rested_s: Callable[[HolderT], float],
+    weight: Callable[[str], int],
+) -> list[HolderT]:
+    """The sessions that must go because one of them grew: none while all fit.
+
+    First go those that rest, the longest first: of anybody after `IDLE_S`, after `REST_S` of owners who hold as much or
+    more by their weight than the owner of the one that grew. A text that runs goes only where all take more than there
+    is by `OVERCOMMITTED`: the newest one of the owner who holds most.
+
+    Args:
+        held: all sessions, the oldest first, that one with what it takes now.
+        grown: which of them grew.
+        tokens: KV tokens in all.
+        rested_s: for how long a session has had nothing to do.
+        weight: how many shares a key has.
+    """
+    left = dict(held)
+    gone: list[HolderT] = []
+    while (taken := sum(one.tokens for one in left.values())) > tokens:
+        amounts: Counter[str] = Counter()
+        for one in left.values():
+            amounts[one.key] += one.tokens
+        load = {key: amount / weight(key) for key, amount in amounts.items()}
+        resting = [
+            session
+            for session, one in left.items()
+            if session != grown
+            and (
+                rested_s(session) >= IDLE_S or (rested_s(session) >= REST_S and load[one.key] >= load[held[grown].key])
+            )
+        ]
+        if resting:
+            victim = max(resting, key=rested_s)
+        elif taken > (1 + OVERCOMMITTED) * tokens:
+            heaviest = max(load, key=lambda key: load[key])
+            victim = [session for session, one in left.items() if one.key == heaviest][-1]
+        else:
+            break
+        del left[victim]
+        gone.append(victim)
+        if victim == grown:
+            break
+    return gone
+
+
 def as_idle_s(idle_s: float, *, is_unused: bool) -> float:
     """For how long a session counts as idle: one that never had a sweep, ten times as long as it was.
 
@@ -223,24 +272,15 @@ class SessionTable:
         return None
 
     def need(self, session: HopSession, tokens: int) -> None:
-        """A session takes more KV than it was expected to: those make room that rest, the longest first.
-
-        A text that runs goes only where all texts that run take more than there is by `OVERCOMMITTED`.
-        """
+        """A session takes more KV than it was expected to; see `making_room`."""
         held = self._reserved.get(session)
         if held is None or self._context.kv_tokens(session.credits, tokens) <= held.tokens:
             return
         grown = -(-tokens // GROWN_TOKENS) * GROWN_TOKENS
-        asked = Reservation(held.key, self._context.kv_tokens(session.credits, grown))
-        self._reserved[session] = asked
-        while (taken := sum(one.tokens for one in self._reserved.values())) > self.kv_tokens:
-            resting = [hop for hop in self._reserved if hop is not session and hop.rested_s >= REST_S]
-            if not resting:
-                break
-            self._evict(max(resting, key=self._idle_s))
+        self._reserved[session] = Reservation(held.key, self._context.kv_tokens(session.credits, grown))
+        for hop in making_room(self._reserved, session, self.kv_tokens, lambda hop: hop.rested_s, weight_of):
+            self._evict(hop)
         self.pool.shrink(self.room())
-        if taken > (1 + OVERCOMMITTED) * self.kv_tokens:
-            self._evict(session)
 
     def _idle_s(self, hop: HopSession) -> float:
         return as_idle_s(time.monotonic() - hop.used_at, is_unused=hop.log.received.sequence == 0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.session.admission import CARRIED, weight_of
-from node.session.table import IDLE_S, UNUSED_S, Reservation, Room, as_idle_s, victims
+from node.session.table import IDLE_S, REST_S, UNUSED_S, Reservation, Room, as_idle_s, making_room, victims
 
 ROOM = Room(tokens=1_000, sessions=8)
 ACTIVE, IDLE = 0.0, IDLE_S + 1
@@ -110,3 +110,28 @@ def test_what_goes_makes_room_and_never_hurts_who_has_no_more_than_is_asked(
         key, _, idle_s = held[place]
         assert idle_s >= IDLE_S or key != asked[0], "nobody drives out its own"
         assert idle_s >= IDLE_S or sum(1 for one in held if one[0] == key) > 1 or amounts[key] > ROOM.tokens / 4
+
+
+def rooms_of(held: list[tuple[str, int, float]], grown: int) -> list[int]:
+    """The places of those that make room for one that grew; `held` has (key, tokens, seconds at rest)."""
+    reservations = {place: Reservation(key, tokens) for place, (key, tokens, _) in enumerate(held)}
+    return making_room(reservations, grown, 1_000, lambda place: held[place][2], lambda key: 1)
+
+
+def test_what_grows_takes_room_of_those_that_rest_and_hold_as_much() -> None:
+    assert rooms_of([("a", 500, 0.0), ("b", 500, REST_S)], 0) == []
+    assert rooms_of([("a", 501, 0.0), ("a", 300, REST_S), ("a", 200, 2 * REST_S)], 0) == [2]
+    assert rooms_of([("a", 400, 0.0), ("b", 650, REST_S)], 0) == [1], "who holds more makes room"
+    assert rooms_of([("a", 650, 0.0), ("b", 400, REST_S)], 0) == [], (
+        "who holds less does not; there may be an eighth more"
+    )
+    assert rooms_of([("a", 650, 0.0), ("b", 400, IDLE_S)], 0) == [1], "but for who rests for long"
+    assert rooms_of([("a", 500, 0.0), ("b", 520, REST_S / 2)], 0) == []
+
+
+def test_a_text_that_runs_goes_only_where_all_take_far_too_much() -> None:
+    greedy = [("greedy", 400, 0.0), ("greedy", 400, 0.0), ("b", 300, 0.0)]
+    assert rooms_of(greedy, 0) == []
+    assert rooms_of([*greedy, ("c", 100, 0.0)], 3) == [1], "the newest of who holds most, not who grew"
+    assert rooms_of([*greedy, ("c", 100, 0.0)], 1) == [1]
+    assert rooms_of([("a", 1_200, 0.0)], 0) == [0]
