@@ -373,9 +373,29 @@ class Turns(Generic[OwnedT]):
 
 
 SHARERS_RATE = 0.05
-
+SHORT_FORWARDS = 3.0
+SHORT_SLICE = 0.2
+COMING_S = 1.0
 
 T = TypeVar("T")
+
+
+class Latecomers:
+    """Which owners came lately with sweeps that one slice holds whole: the newest two, so that each has others."""
+
+    def __init__(self) -> None:
+        self._came_s: dict[str, float] = {}
+
+    def note(self, owner: str, now_s: float) -> None:
+        """Such a sweep of this owner was run."""
+        self._came_s.pop(owner, None)
+        self._came_s[owner] = now_s
+        if len(self._came_s) > 2:
+            del self._came_s[next(iter(self._came_s))]
+
+    def are_expected(self, owner: str, now_s: float) -> bool:
+        """Whether another owner may come while a slice of this one runs."""
+        return any(now_s - came_s < COMING_S for other, came_s in self._came_s.items() if other != owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +484,7 @@ class Engine:
         self.loop_cost = LoopCost()
         self._sharers = 1.0
         self._compute = compute
+        self._latecomers = Latecomers()
 
     async def on_thread(self, call: Callable[[], T]) -> T:
         """Run a call on the compute thread, between slices."""
@@ -512,12 +533,24 @@ class Engine:
         run = self._next_run(leader)
         if run is None:
             return None
-        budget_ms = min(self._turns.left_ms(leader), self._quantum_ms)
+        budget_ms = min(self._turns.left_ms(leader), self._slice_ms(leader, run))
         rows = self._cost.slice_rows(run.remaining, budget_ms, run.context)
         members = [BatchMember(leader, run, rows), *self._joining(leader, rows)]
         attending_ms = sum(self._cost.attention_ms(member.rows, member.run.context) for member in members)
         own_ms = self._cost.predict_ms(sum(member.rows for member in members), len(members))
         return Batch(members, own_ms + attending_ms)
+
+    def _slice_ms(self, leader: Schedulable, run: SweepRun) -> float:
+        """How long the next slice of a sweep may take.
+
+        Whoever arrives meanwhile waits for its end. So while others come for sweeps of one slice, a long one goes in
+        short slices: as short as is worth a forward of their own.
+        """
+        short_ms = max(SHORT_FORWARDS * self._cost.base_ms, SHORT_SLICE * self._quantum_ms)
+        whole_ms = self._cost.predict_ms(run.remaining) + self._cost.attention_ms(run.remaining, run.context)
+        is_long = whole_ms > 2 * short_ms
+        is_awaited = is_long and self._latecomers.are_expected(leader.owner, time.perf_counter())
+        return min(short_ms, self._quantum_ms) if is_awaited else self._quantum_ms
 
     async def _run_batch(self, batch: Batch[Schedulable]) -> BatchResult:
         """Compute a batch on the compute thread."""
@@ -538,6 +571,8 @@ class Engine:
         seen = sum(member.rows * member.run.context for member in batch.members)
         self._sharers += SHARERS_RATE * (len(rows) - self._sharers)
         for member, share in zip(batch.members, self._cost.shares(rows, self._sharers), strict=True):
+            if member.rows == len(member.run.work.run):
+                self._latecomers.note(member.session.owner, result.started_s)
             member.run.compute_ms += result.computed_ms * share
             self._end(member, result.failed.get(member.run))
         passed_ms = (time.perf_counter() - result.started_s) * 1e3  # what sessions did with results is charged too

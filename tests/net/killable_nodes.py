@@ -36,7 +36,7 @@ from swarm.link.certificate import ServerCertificate
 from swarm.protocol.session import SessionState
 from tests.in_process_swarm import in_process_swarm
 from tests.net.three_nodes import engine_of, server_of, service_of, until, until_freed
-from tests.virtual_time import VirtualLoop
+from benchmarks.simulation.virtual_loop import VirtualLoop
 
 POOL = {
     "a0": "0-4", "a1": "4-8", "a2": "8-12",

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from tests.memory_links import MemoryLinks, MemoryServer
-from tests.virtual_time import VirtualLoop
+from benchmarks.simulation.virtual_loop import VirtualLoop
 
 METHOD = "/tests.Echo/Talk"
 LARGE = bytes(1 << 20)

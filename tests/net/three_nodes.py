@@ -23,7 +23,7 @@ from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.raw_client import RawLink, info, route_of
-from tests.virtual_time import VirtualLoop
+from benchmarks.simulation.virtual_loop import VirtualLoop
 
 SPANS = ["0-4", "4-8", "8-12"]
 

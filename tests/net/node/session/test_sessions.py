@@ -60,7 +60,7 @@ from tests.net.three_nodes import (
     until,
     until_freed,
 )
-from tests.virtual_time import TICK_S
+from benchmarks.simulation.virtual_loop import TICK_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

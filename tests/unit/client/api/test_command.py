@@ -24,7 +24,7 @@ from client.api.swarm_link import FIRST_TRY_S, SwarmSource
 from swarm.base.errors import ConfigError, RouteError
 from swarm.base.tasks import TaskScope
 from swarm.demo import TARGET
-from tests.virtual_time import VirtualLoop
+from benchmarks.simulation.virtual_loop import VirtualLoop
 
 KEY = "sk-long-enough"
 
