@@ -24,7 +24,8 @@ from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.draft.drafter import NoDrafter
 from client.library.jobs import MAX_NODES, PREFILL_CHUNK
-from node.session.scheduler import Batch, Engine, PendingWork, Schedulable
+from node.session.admission import CARRIED, standing_of
+from node.session.scheduler import Batch, Engine, PendingWork, Schedulable, Standing
 from node.session.step_cost import StepCost
 from node.session.sweep_run import SweepRun
 from swarm.base.ids import TreeNodeId
@@ -153,10 +154,10 @@ class VirtualSession:
 class SharedHop:
     """A machine: the engine of a node, and one link to the next."""
 
-    def __init__(self, costs: SharedCosts, place: int, weight: Callable[[str], int] = lambda owner: 1) -> None:
+    def __init__(self, costs: SharedCosts, place: int, standing: Callable[[str], Standing] = standing_of) -> None:
         chain = costs.chain
         cost = StepCost(chain.forward_ms, chain.row_ms)
-        self.engine = Engine(cost, cast("ComputeThread", VirtualCompute(costs)), weight=weight)
+        self.engine = Engine(cost, cast("ComputeThread", VirtualCompute(costs)), standing=standing)
         self.span = Span(place, place + 1)
         self.delay_ms = chain.delay_ms
         self._chain = chain
@@ -181,7 +182,11 @@ class SharedChain:
         limits = Limits(1 << 20, window, self.credits.sweeps, self.credits.nodes)
         self._tail = RecordedTail(recorded, self.credits)
         self._hops = hops
-        self._sessions = [VirtualSession(hop, owner, limits, self._leaving(place)) for place, hop in enumerate(hops)]
+        owners = [owner] * 3
+        self._sessions = [
+            VirtualSession(hop, whose, limits, self._leaving(place))
+            for place, (hop, whose) in enumerate(zip(hops, owners, strict=True))
+        ]
         self._back: deque[tuple[Flight, float]] = deque()
         self._came = asyncio.Event()
         self._sent_s = 0.0
@@ -330,9 +335,9 @@ class VirtualClient:
 
 
 @asynccontextmanager
-async def shared_hops(costs: SharedCosts, weight: Callable[[str], int] = lambda owner: 1) -> AsyncIterator[list[SharedHop]]:
+async def shared_hops(costs: SharedCosts, standing: Callable[[str], Standing] = standing_of) -> AsyncIterator[list[SharedHop]]:
     """The machines of a chain, whose engines run."""
-    hops = [SharedHop(costs, place, weight) for place in range(HOPS)]
+    hops = [SharedHop(costs, place, standing) for place in range(HOPS)]
     async with TaskScope() as scope:
         running = [scope.spawn(hop.engine.run()) for hop in hops]
         yield hops

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
+from node.session.scheduler import Standing
 from swarm.base.errors import RemoteProtocolError, SwarmError
 from swarm.base.ids import PeerId, SessionId
 from swarm.base.logs import CountedLog, describe
@@ -25,6 +26,7 @@ from swarm.base.quota import (
     RateLimit,
     StrikeRule,
     is_private,
+    site_key,
 )
 from swarm.link.link import introduction_in
 from swarm.protocol.authority import is_signed, session_of
@@ -153,6 +155,12 @@ def owner_of(address: str, attach: Attach) -> str:
 def weight_of(key: str) -> int:
     """How many clients an address may stand for: many, where they reach the node through one machine."""
     return NEAR_WEIGHT if key.startswith(CARRIED) or is_near(key) else 1
+
+
+def standing_of(key: str) -> Standing:
+    """What an address counts for where machines compute."""
+    weight = weight_of(key)
+    return Standing(weight) if weight > 1 else Standing(network=site_key(key))
 
 
 def is_near(key: str) -> bool:
