@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.simulation.virtual_loop import CLOCKS, VirtualClock, VirtualLoop
 
+
 def _at_once(_: ThreadPoolExecutor, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:  # noqa: ANN401
     """What `ThreadPoolExecutor.submit` gives, of work that is done already."""
     done: Future[Any] = Future()

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 from benchmarks.simulation.chain import HOPS, Costs, RecordedDrafter, RecordedTail
@@ -24,8 +25,8 @@ from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.draft.drafter import NoDrafter
 from client.library.jobs import MAX_NODES, PREFILL_CHUNK
-from node.session.admission import CARRIED, standing_of
-from node.session.scheduler import Batch, Engine, PendingWork, Schedulable, Standing
+from node.session.admission import CARRIED, Standing, standing_of
+from node.session.scheduler import Batch, Engine, PendingWork, Schedulable
 from node.session.step_cost import StepCost
 from node.session.sweep_run import SweepRun
 from swarm.base.ids import TreeNodeId
@@ -63,7 +64,11 @@ class SharedCosts:
         if not runs:
             return 0.0
         keys = sum(rows * context for rows, context in runs)
-        return self.chain.compute_ms(sum(rows for rows, _ in runs)) + self.session_ms * (len(runs) - 1) + keys * self.key_ms
+        return (
+            self.chain.compute_ms(sum(rows for rows, _ in runs))
+            + self.session_ms * (len(runs) - 1)
+            + keys * self.key_ms
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -182,7 +187,7 @@ class SharedChain:
         limits = Limits(1 << 20, window, self.credits.sweeps, self.credits.nodes)
         self._tail = RecordedTail(recorded, self.credits)
         self._hops = hops
-        owners = [owner] * 3
+        owners = [owner, *[f"{CARRIED}10.0.0.{place}" for place in range(1, len(hops))]]  # as `owner_of` has it
         self._sessions = [
             VirtualSession(hop, whose, limits, self._leaving(place))
             for place, (hop, whose) in enumerate(zip(hops, owners, strict=True))
@@ -331,11 +336,13 @@ class VirtualClient:
     def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
         """From one arrival of tokens to the next, in that time."""
         times = [at_s for at_s, _ in self.came if begin_s <= at_s < end_s]
-        return [(later - earlier) * 1e3 for earlier, later in zip(times, times[1:], strict=False)]
+        return [(later - earlier) * 1e3 for earlier, later in pairwise(times)]
 
 
 @asynccontextmanager
-async def shared_hops(costs: SharedCosts, standing: Callable[[str], Standing] = standing_of) -> AsyncIterator[list[SharedHop]]:
+async def shared_hops(
+    costs: SharedCosts, standing: Callable[[str], Standing] = standing_of
+) -> AsyncIterator[list[SharedHop]]:
     """The machines of a chain, whose engines run."""
     hops = [SharedHop(costs, place, standing) for place in range(HOPS)]
     async with TaskScope() as scope:

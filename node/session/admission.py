@@ -10,9 +10,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Final
 
-from node.session.scheduler import Standing
 from swarm.base.errors import RemoteProtocolError, SwarmError
 from swarm.base.ids import PeerId, SessionId
 from swarm.base.logs import CountedLog, describe
@@ -157,10 +157,35 @@ def weight_of(key: str) -> int:
     return NEAR_WEIGHT if key.startswith(CARRIED) or is_near(key) else 1
 
 
+NETWORK_OWNERS: Final = 4
+"""Strangers of one network count as so many of them at most, however many they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an owner counts for among others.
+
+    Attributes:
+        sessions: how many sessions' turns it may have in one of its own, if that many of its sessions wait: more than
+            one for a machine that carries the sessions of many.
+        shares: by how much its time is worth less than others': more than one for whom the operator prefers.
+        network: where it comes from; None: from nowhere that others come from.
+    """
+
+    sessions: int = 1
+    shares: int = 1
+    network: str | None = None
+
+
 def standing_of(key: str) -> Standing:
     """What an address counts for where machines compute."""
     weight = weight_of(key)
-    return Standing(weight) if weight > 1 else Standing(network=site_key(key))
+    return Standing(weight) if weight > 1 else Standing(network=network_of(key))
+
+
+def network_of(key: str) -> str | None:
+    """Where a stranger comes from, as far as others may be the same person; None for whoever stands for many."""
+    return None if weight_of(key) > 1 else f"network {site_key(key)}"
 
 
 def is_near(key: str) -> bool:

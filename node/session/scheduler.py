@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from node.session.admission import NETWORK_OWNERS, Standing
 from node.session.step_cost import LoopCost, StepCost
 from node.session.sweep_run import AskedPicks, SweepRun, SweepSlice
 from swarm.base.errors import ConfigError
@@ -211,8 +212,6 @@ MAX_OWNERS = 4_096
 """Owners and networks whose virtual times are remembered, those that were seen last: more than there are sessions."""
 MAX_NEIGHBOURS = 256
 """The same of owners within one network."""
-NETWORK_OWNERS = 4
-"""A network has at most so many owners' turns, however many of its owners wait."""
 
 
 class Owned(Hashable, Protocol):
@@ -224,22 +223,6 @@ class Owned(Hashable, Protocol):
 
 
 OwnedT = TypeVar("OwnedT", bound=Owned)
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What an owner counts for among others.
-
-    Attributes:
-        sessions: how many sessions' turns it may have in one of its own, if that many of its sessions wait: more than
-            one for a machine that carries the sessions of many.
-        shares: by how much its time is worth less than others': more than one for whom the operator prefers.
-        network: where it comes from; None: from nowhere that others come from.
-    """
-
-    sessions: int = 1
-    shares: int = 1
-    network: str | None = None
 
 
 @dataclass(slots=True)
@@ -384,9 +367,7 @@ class Turns(Generic[OwnedT]):
         """Who else waits, in the order of their turns; of another owner no more than in a turn of it."""
         owners = [leader.owner] if leader.owner in self._queues else []
         owners += [owner for owner in self._order if owner != leader.owner]
-        many = {
-            owner: len(self._queues[owner]) if owner == leader.owner else self._sessions(owner) for owner in owners
-        }
+        many = {owner: len(self._queues[owner]) if owner == leader.owner else self._sessions(owner) for owner in owners}
         for place in count():
             owners = [owner for owner in owners if place < many[owner]]
             if not owners:
@@ -470,6 +451,7 @@ class Turns(Generic[OwnedT]):
 SHARERS_RATE = 0.05
 SHORT_FORWARDS = 2.0
 SHORT_SLICE = 0.2
+LONG_SLICE = 1.3
 COMING_S = 1.0
 
 T = TypeVar("T")
@@ -642,7 +624,7 @@ class Engine:
         short slices: as short as is worth a forward of their own.
         """
         whole_ms = self._cost.predict_ms(run.remaining) + self._cost.attention_ms(run.remaining, run.context)
-        is_awaited = whole_ms > 2 * self._short_ms and self._may_others_come(leader)
+        is_awaited = whole_ms > LONG_SLICE * self._short_ms and self._may_others_come(leader)
         return self._short_ms if is_awaited else self._quantum_ms
 
     @property
@@ -675,7 +657,7 @@ class Engine:
         seen = sum(member.rows * member.run.context for member in batch.members)
         self._sharers += SHARERS_RATE * (len(rows) - self._sharers)
         for member, share in zip(batch.members, self._cost.shares(rows, self._sharers), strict=True):
-            if member.rows == len(member.run.work.run):
+            if member.run.is_done and not member.run.compute_ms:
                 self._latecomers.note(self._whose(member.session), result.started_s)
             member.run.compute_ms += result.computed_ms * share
             self._end(member, result.failed.get(member.run))

@@ -6,15 +6,16 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from node.session.admission import SESSIONS, Admission, Caller, owner_of, weight_of
+from node.session.admission import NETWORK_OWNERS, SESSIONS, Admission, Caller, Standing, owner_of, standing_of
 from node.session.context import NodeContext
 from node.session.counters import NodeCounters
 from node.session.hop_session import HopSession
 from node.session.upstreams import UpstreamStream, sender_of
+from node.session.waiting import MOST_RETRY_S, Place, WaitingList
 from swarm.base.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.base.ids import ModelIdentity, SessionId
 from swarm.base.tasks import TaskScope
@@ -67,42 +68,56 @@ def victims(
     asked: Reservation,
     room: Room,
     idle_s: Callable[[HolderT], float],
-    weight: Callable[[str], int],
+    standing: Callable[[str], Standing],
 ) -> list[HolderT] | None:
     """The sessions that must go so that another fits: none where there is room, None where nobody has to go.
 
     First go those that nobody uses, idle for `IDLE_S`: of the owner who holds most by its weight, the longest first.
     Then who holds most gives way, and of its sessions the one that was idle for the longest, if its owner holds more
     than its share, and more than a quarter of the KV. Whoever asks holds what it asks for, so nobody takes from who
-    has less.
+    has less. Owners of one network are one here, of `NETWORK_OWNERS` shares at most: many names hold no more.
 
     Args:
         idle_s: how long a session did no sweep (`as_idle_s`).
-        weight: how many shares a key has.
+        standing: what a key counts for.
     """
     left = dict(held)
     gone: list[HolderT] = []
+    known = {key: standing(key) for key in {asked.key, *(one.key for one in held.values())}}
+    crowd_of = {key: one.network or key for key, one in known.items()}
     while True:
         lacks_tokens = sum(one.tokens for one in left.values()) + asked.tokens > room.tokens
         if not lacks_tokens and len(left) < room.sessions:
             return gone
         amounts: Counter[str] = Counter()
+        keys: dict[str, set[str]] = {}
         for one in (*left.values(), asked):
-            amounts[one.key] += one.tokens if lacks_tokens else 1
+            crowd = crowd_of[one.key]
+            amounts[crowd] += one.tokens if lacks_tokens else 1
+            keys.setdefault(crowd, set()).add(one.key)
+        shares = {crowd: _shares([known[key] for key in own]) for crowd, own in keys.items()}
         unused = [session for session in left if idle_s(session) >= IDLE_S]
         if unused:
-            victim = max(unused, key=lambda one: (amounts[left[one].key] / weight(left[one].key), idle_s(one)))
+            of = {session: crowd_of[left[session].key] for session in unused}
+            victim = max(unused, key=lambda one: (amounts[of[one]] / shares[of[one]], idle_s(one)))
         else:
-            heaviest = max(amounts, key=lambda key: (amounts[key] / weight(key), key == asked.key, key))
-            own = [session for session, one in left.items() if one.key == heaviest]
+            asking = crowd_of[asked.key]
+            heaviest = max(amounts, key=lambda crowd: (amounts[crowd] / shares[crowd], crowd == asking, crowd))
+            own = [session for session, one in left.items() if crowd_of[one.key] == heaviest]
             capacity = room.tokens if lacks_tokens else room.sessions
-            share = capacity * weight(heaviest) / sum(map(weight, amounts))
+            share = capacity * shares[heaviest] / sum(shares.values())
             kept = max(share, ALWAYS_OWN * capacity) if lacks_tokens else share
-            if not own or heaviest == asked.key or amounts[heaviest] <= kept:
+            if not own or heaviest == asking or amounts[heaviest] <= kept:
                 return None
             victim = max(own, key=idle_s)
         del left[victim]
         gone.append(victim)
+
+
+def _shares(owners: Sequence[Standing]) -> int:
+    """How many shares owners have that are one crowd."""
+    each = [one.sessions * one.shares for one in owners]
+    return min(sum(each), max(NETWORK_OWNERS, *each))
 
 
 def as_idle_s(idle_s: float, *, is_unused: bool) -> float:
@@ -143,6 +158,7 @@ class SessionTable:
         self._reserved: dict[HopSession, Reservation] = {}
         self._awaited: dict[SessionId, asyncio.Event] = {}
         self._ended = asyncio.Event()
+        self._waiting = WaitingList(standing_of, time.monotonic)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -278,17 +294,48 @@ class SessionTable:
         if not quota.has_room(SESSIONS, asked.key):
             idlest = max(own, key=idle_s)
             if idle_s(idlest) < IDLE_S:
-                raise Busy(peer, span, f"has {len(own)} sessions of this address already; {RETRY}")
+                full = Busy(peer, span, f"has {len(own)} sessions of this address already; {RETRY}")
+                raise full.asking_again(MOST_RETRY_S)
             self._evict(idlest)
-        gone = victims(self._reserved, asked, Room(self.kv_tokens, MAX_SESSIONS), idle_s, weight_of)
+        place = Place(asked.key, attach.ticket or attach.session)
+        gone = self._giving_way(place, asked, idle_s)
         if gone is None:
-            free, full = self.kv_tokens_free, len(self._reserved) >= MAX_SESSIONS
-            needs = f"needs KV for {asked.tokens} tokens, {free} of {self.kv_tokens} are free"
-            raise Busy(peer, span, f"{f'has {MAX_SESSIONS} sessions already' if full else needs}; {RETRY}")
+            raise self._full(Busy(peer, span, self._why_full(asked)), place, asked)
+        self._waiting.leave(place)
         for hop in gone:
             self._evict(hop)
         taken = quota.take(SESSIONS, asked.key)
         assert taken, "as many sessions are allowed as there is room for"
+
+    def _giving_way(
+        self, place: Place, asked: Reservation, idle_s: Callable[[HopSession], float]
+    ) -> list[HopSession] | None:
+        """The sessions that must go so that another fits; None where it has to wait: nobody has to go, or others wait.
+
+        Who waits before it has the first claim to room that is free, and to sessions that must give way.
+        """
+        ahead = self._waiting.ahead_of(place, self._sessions_held())
+        if not ahead:
+            room = Room(self.kv_tokens, MAX_SESSIONS)
+            return victims(self._reserved, asked, room, idle_s, standing_of)
+        has_tokens = sum(ahead) + asked.tokens <= self.kv_tokens_free
+        return [] if has_tokens and len(self._reserved) + len(ahead) < MAX_SESSIONS else None
+
+    def _full(self, busy: Busy, place: Place, asked: Reservation) -> Busy:
+        """The refusal, with a place among those that wait if there is one: who can never fit waits for nothing."""
+        can_fit = asked.tokens <= self.kv_tokens
+        turn = self._waiting.join(place, asked.tokens, self._sessions_held()) if can_fit else None
+        if turn is None:
+            return busy.asking_again(MOST_RETRY_S if can_fit else None)
+        return busy.asking_again(turn.retry_after_s, turn.position, turn.expected_s)
+
+    def _why_full(self, asked: Reservation) -> str:
+        free, full = self.kv_tokens_free, len(self._reserved) >= MAX_SESSIONS
+        needs = f"needs KV for {asked.tokens} tokens, {free} of {self.kv_tokens} are free"
+        return f"{f'has {MAX_SESSIONS} sessions already' if full else needs}; {RETRY}"
+
+    def _sessions_held(self) -> Counter[str]:
+        return Counter(one.key for one in self._reserved.values())
 
     def _evict(self, hop: HopSession) -> None:
         """End a session here, so that another has its room at once: the client may go on with another machine."""
@@ -299,6 +346,7 @@ class SessionTable:
         reservation = self._reserved.pop(hop, None)
         if reservation is not None:
             self.admission.quota.give(SESSIONS, reservation.key)
+            self._waiting.ended()
 
     async def _run(self, session: SessionId, hop: HopSession) -> None:
         try:

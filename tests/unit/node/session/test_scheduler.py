@@ -12,7 +12,8 @@ from typing import Any, ClassVar, cast
 import pytest
 
 import node.session.scheduler
-from node.session.scheduler import MAX_IDLE_OWNERS, Batch, Engine, PendingWork, Schedulable, Turns
+from node.session.admission import Standing
+from node.session.scheduler import MAX_OWNERS, Batch, Engine, PendingWork, Schedulable, Turns
 from node.session.step_cost import MIN_ROWS, StaircaseCost, StepCost
 from node.session.sweep_run import SweepRun
 from swarm.base.layers import Span
@@ -321,7 +322,7 @@ async def test_a_machine_that_carries_many_has_as_many_turns_as_sessions_up_to_i
     single = FakeSession(clock, 100, rows=10)
     single.owner = "another"
     crowd = [FakeSession(clock, 10_000, rows=10) for _ in range(20)]
-    engine = engine_of(StepCost(0.0, 1.0), weight=lambda owner: 3 if owner == "one" else 1)
+    engine = engine_of(StepCost(0.0, 1.0), standing=lambda owner: Standing(3 if owner == "one" else 1))
     running = asyncio.get_running_loop().create_task(engine.run())
     for session in (*crowd, single):
         engine.submit(session)
@@ -443,7 +444,7 @@ def test_owners_alternate_and_sessions_of_one_too() -> None:
 
 
 def test_who_joins_is_taken_from_all_owners_in_turn_and_no_crowd_of_another() -> None:
-    turns: Turns[Owed] = Turns(10.0, lambda owner: 2 if owner == "b" else 1)
+    turns: Turns[Owed] = Turns(10.0, lambda owner: Standing(2 if owner == "b" else 1))
     sessions = [Owed(owner) for owner in "aaabbbccc"]
     for session in sessions:
         turns.submit(session)
@@ -454,7 +455,7 @@ def test_who_joins_is_taken_from_all_owners_in_turn_and_no_crowd_of_another() ->
 
 def test_what_an_owner_used_outlives_its_sessions_and_is_forgotten_in_the_end() -> None:
     turns: Turns[Owed] = Turns(10.0)
-    for number in range(MAX_IDLE_OWNERS + 100):
+    for number in range(MAX_OWNERS + 100):
         joined, lead = Owed(f"joined {number}"), Owed("lead")
         turns.submit(lead)
         turns.submit(joined)
@@ -464,7 +465,7 @@ def test_what_an_owner_used_outlives_its_sessions_and_is_forgotten_in_the_end() 
         turns.end(session, has_work=False)
         while turns:
             turns.end(turns.begin(), has_work=False)
-    assert len(turns._owners) <= MAX_IDLE_OWNERS + 1
+    assert len(turns._owners) <= MAX_OWNERS + 1
     assert not turns._queues
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.session.admission import CARRIED, weight_of
+from node.session.admission import CARRIED, Standing, standing_of, weight_of
 from node.session.table import IDLE_S, UNUSED_S, Reservation, Room, as_idle_s, victims
 
 ROOM = Room(tokens=1_000, sessions=8)
@@ -18,7 +18,7 @@ ACTIVE, IDLE = 0.0, IDLE_S + 1
 def give_way(held: list[tuple[str, int, float]], asked: tuple[str, int]) -> list[int] | None:
     """The places of those that go; `held` has (key, tokens, seconds idle)."""
     reservations = {place: Reservation(key, tokens) for place, (key, tokens, _) in enumerate(held)}
-    return victims(reservations, Reservation(*asked), ROOM, lambda place: held[place][2], lambda key: 1)
+    return victims(reservations, Reservation(*asked), ROOM, lambda place: held[place][2], lambda key: Standing())
 
 
 def test_nobody_goes_while_there_is_room() -> None:
@@ -71,7 +71,7 @@ def test_of_sessions_in_use_the_one_that_did_least_lately_goes() -> None:
 
 def test_a_machine_that_carries_others_sessions_may_have_more() -> None:
     held = {place: Reservation(CARRIED + "8.8.8.8", 90) for place in range(10)} | {10: Reservation("9.9.9.9", 100)}
-    assert victims(held, Reservation("9.9.9.9", 50), Room(1_000, 99), lambda _: ACTIVE, weight_of) is None
+    assert victims(held, Reservation("9.9.9.9", 50), Room(1_000, 99), lambda _: ACTIVE, standing_of) is None
 
 
 @pytest.mark.parametrize("key", ["127.0.0.1", "10.1.2.3", "fd00::/64", "::/64", "unknown", CARRIED + "9.9.9.9"])
