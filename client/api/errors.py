@@ -144,8 +144,8 @@ def as_api_error(error: Exception) -> ApiError:
         case Busy():
             place = "" if error.position is None else f" {error.position - 1} others wait before this one."
             message = f"The swarm has no memory left for another session; ask again later.{place}"
-            wait_s = error.expected_s or error.retry_after_s or RETRY_S
-            return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=max(math.ceil(wait_s), 1))
+            again_s = max(math.ceil(error.expected_s or error.retry_after_s or RETRY_S), 1)
+            return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=again_s)
         case ConfigError():
             return ApiError(400, str(error), param=getattr(error, "param", None))
         case GenerationInterrupted() | SwarmError():

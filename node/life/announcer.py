@@ -194,4 +194,6 @@ class Announcer:
             kv_tokens_free=sessions.kv_tokens_free,
             kv_tokens_total=sessions.kv_tokens,
             worked_ms=sessions.worked_ms,
+            held=sessions.held(),
+            waiting=sessions.waiting,
         )

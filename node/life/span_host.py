@@ -213,7 +213,7 @@ class SpanHost:
         measured = self.sweep_ms
         cost = StaircaseCost(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
         engine = Engine(cost, resources.compute, counts_cpu=alone, standing=standing_of)
-        admission = Admission()
+        admission = Admission(preferred=config.preferred)
         policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
         successors = Successors(registry, resources.dialer, policy, resources.identity, admission.quota)

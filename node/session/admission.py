@@ -5,6 +5,7 @@ Knows addresses and no sessions. `node.session.table` asks it for sessions, `nod
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from collections import OrderedDict
@@ -18,9 +19,11 @@ from swarm.base.ids import PeerId, SessionId
 from swarm.base.logs import CountedLog, describe
 from swarm.base.quota import (
     NEAR_WEIGHT,
+    NOBODY_PREFERRED,
     UNKNOWN,
     HoldingLimit,
     OverQuota,
+    Preferred,
     Quota,
     QuotaLimits,
     RateLimit,
@@ -138,6 +141,10 @@ GRAMMARS: Final = QuotaLimits(
 """Of grammars alone: whose third one takes too much is refused any; what others take is paid for by waiting."""
 CARRIED: Final = "hop "
 """What the key of a machine that carries others' sessions begins with."""
+PREFERRED: Final = "own "
+"""What the key of whom the operator prefers begins with."""
+PREFERRED_SHARES: Final = 8
+"""A millisecond of theirs counts for an eighth, and so does what they hold."""
 
 
 class AddressRefused(SwarmError):
@@ -147,14 +154,40 @@ class AddressRefused(SwarmError):
         super().__init__(f"this address sent what is refused; try again in {seconds:.0f} s")
 
 
-def owner_of(address: str, attach: Attach) -> str:
-    """Who pays for a session: the client's address or, behind hop 0, the machine that carries it for others."""
-    return address if attach.index == 0 else CARRIED + address
+class OwnerClass(enum.StrEnum):
+    """What kind of owner a key names, as far as anybody is told."""
+
+    PREFERRED = "preferred"
+    NEAR = "near"
+    CARRIER = "carrier"
+    STRANGER = "stranger"
+
+    @classmethod
+    def of(cls, key: str) -> OwnerClass:
+        """The class of a key."""
+        if key.startswith(PREFERRED):
+            return cls.PREFERRED
+        if key.startswith(CARRIED):
+            return cls.CARRIER
+        return cls.NEAR if is_near(key) else cls.STRANGER
+
+
+def owner_of(address: str, attach: Attach, caller: Caller, preferred: Preferred = NOBODY_PREFERRED) -> str:
+    """Who pays for a session: the client's address or, behind hop 0, the machine that carries it for others.
+
+    Args:
+        address: by `address_key`.
+        caller: who opened the stream; a client is known by its session alone.
+        preferred: whom the operator prefers.
+    """
+    key = address if attach.index == 0 else CARRIED + address
+    peer = caller if isinstance(caller, str) else None
+    return PREFERRED + key if preferred.names(address, peer) else key
 
 
 def weight_of(key: str) -> int:
     """How many clients an address may stand for: many, where they reach the node through one machine."""
-    return NEAR_WEIGHT if key.startswith(CARRIED) or is_near(key) else 1
+    return 1 if OwnerClass.of(key) is OwnerClass.STRANGER else NEAR_WEIGHT
 
 
 NETWORK_OWNERS: Final = 4
@@ -179,13 +212,13 @@ class Standing:
 
 def standing_of(key: str) -> Standing:
     """What an address counts for where machines compute."""
-    weight = weight_of(key)
-    return Standing(weight) if weight > 1 else Standing(network=network_of(key))
-
-
-def network_of(key: str) -> str | None:
-    """Where a stranger comes from, as far as others may be the same person; None for whoever stands for many."""
-    return None if weight_of(key) > 1 else f"network {site_key(key)}"
+    match OwnerClass.of(key):
+        case OwnerClass.PREFERRED:
+            return Standing(NEAR_WEIGHT, PREFERRED_SHARES)
+        case OwnerClass.STRANGER:
+            return Standing(network=f"network {site_key(key)}")
+        case _:
+            return Standing(NEAR_WEIGHT)
 
 
 def is_near(key: str) -> bool:
@@ -208,9 +241,16 @@ class Admission:
 
     Attributes:
         quota: what each address holds and spent.
+        preferred: whom the operator prefers.
     """
 
-    def __init__(self, limits: QuotaLimits = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: QuotaLimits = LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+        preferred: Preferred = NOBODY_PREFERRED,
+    ) -> None:
+        self.preferred = preferred
         self.quota = Quota(limits, clock, weight_of)
         self._grammars = Quota(GRAMMARS, clock, weight_of)
         self._log = CountedLog(logger, clock)
@@ -252,7 +292,8 @@ class Admission:
             raise OverQuota(OPENED)
         if self.quota.wait_s(DECODED, address, 0.0) > 0:
             raise OverQuota(DECODED)
-        sessions = self.quota.held(SESSIONS, address) + self.quota.held(SESSIONS, CARRIED + address)
+        keys = (address, CARRIED + address, PREFERRED + address, PREFERRED + CARRIED + address)
+        sessions = sum(self.quota.held(SESSIONS, key) for key in keys)
         if not self.quota.take(WAITING, address, allowance=sessions):
             raise OverQuota(WAITING)
         with ExitStack() as waiting:
@@ -270,7 +311,7 @@ class Admission:
 
     def decoded(self, owner: str, seconds: float) -> None:
         """A large head of a session took so long to decode; what a machine carries for others is not its own."""
-        if not owner.startswith(CARRIED):
+        if OwnerClass.of(owner) not in (OwnerClass.CARRIER, OwnerClass.PREFERRED):
             self.quota.charge(DECODED, owner, seconds * 1e3)
 
     def may_sign(self, address: str) -> bool:
@@ -288,7 +329,7 @@ class Admission:
 
     def strike(self, address: str) -> None:
         """This address sent garbage. One of a private network is not refused for it: it may stand for everybody."""
-        if not is_near(address):
+        if not is_near(address.removeprefix(PREFERRED)):
             self.quota.strike(address)
 
     def check_grammar(self, owner: str) -> None:
@@ -303,7 +344,7 @@ class Admission:
 
     def grammar_exceeded(self, owner: str) -> None:
         """A grammar of this owner took too much here or at a tail behind; of a private network as for `strike`."""
-        if not is_near(owner.removeprefix(CARRIED)):
+        if not is_near(owner.removeprefix(PREFERRED).removeprefix(CARRIED)):
             self._grammars.strike(owner)
 
     def grammar_took(self, owner: str, seconds: float) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 import grpc.aio
 
 from node.model.span import SpanModel
-from node.session.admission import GrammarsRefused
+from node.session.admission import GrammarsRefused, OwnerClass
 from node.session.context import NodeContext
 from node.session.scheduler import PendingWork
 from node.session.sweep_run import HopRole, SweepRun
@@ -515,6 +515,7 @@ class HopSession:
         other_ms = run.encode_ms + self._context.engine.loop_cost.mean_ms
         times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms))
         self._context.counters.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
+        self._context.counters.rows_by_class[OwnerClass.of(self.owner)] += len(run.work.run)
         if self._is_tail:
             self.replies.put(self._tail.reply(run, times), self.log.received.acked)
             return

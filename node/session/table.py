@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from node.session.admission import NETWORK_OWNERS, SESSIONS, Admission, Caller, Standing, owner_of, standing_of
+from node.session.admission import (
+    NETWORK_OWNERS,
+    SESSIONS,
+    Admission,
+    Caller,
+    OwnerClass,
+    Standing,
+    owner_of,
+    standing_of,
+)
 from node.session.context import NodeContext
 from node.session.counters import NodeCounters
 from node.session.hop_session import HopSession
@@ -48,6 +57,21 @@ class Reservation:
 
     key: str
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassHoldings:
+    """What owners of one class hold.
+
+    Attributes:
+        owners: how many there are.
+        sessions: of all of them.
+        kv_tokens: that these reserved.
+    """
+
+    owners: int = 0
+    sessions: int = 0
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +207,21 @@ class SessionTable:
         """KV tokens that a new session could reserve."""
         return self.kv_tokens - sum(one.tokens for one in self._reserved.values())
 
+    def held(self) -> dict[OwnerClass, ClassHoldings]:
+        """What owners of each class hold now."""
+        found = {
+            kind: [one for one in self._reserved.values() if OwnerClass.of(one.key) is kind] for kind in OwnerClass
+        }
+        return {
+            kind: ClassHoldings(len({one.key for one in held}), len(held), sum(one.tokens for one in held))
+            for kind, held in found.items()
+        }
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+        return len(self._waiting)
+
     def find(self, session: SessionId) -> HopSession | None:
         """The session of this name, unless it is over."""
         hop = self._open.get(session)
@@ -217,7 +256,7 @@ class SessionTable:
             hop.dismiss("another part of the layers is wanted now")
             hop = None
         if hop is None:
-            hop = self._reserve(attach, owner_of(address, attach))
+            hop = self._reserve(attach, owner_of(address, attach, caller, self.admission.preferred))
             hop.attach(upstream, attach, sender)
             self._scope.spawn(self._run(attach.session, hop))
             arrived = self._awaited.pop(attach.session, None)

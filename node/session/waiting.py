@@ -124,7 +124,8 @@ class WaitingList:
     def _order(self, more: Mapping[Place, float], sessions: Mapping[str, int]) -> list[Place]:
         """All places, and `more` that came at these moments; those of owners that have least first."""
         self._forget()
-        since_s = dict(more) | {place: waiting.since_s for place, waiting in self._places.items()}
+        since_s = {place: waiting.since_s for place, waiting in self._places.items()}
+        since_s = since_s | {place: came_s for place, came_s in more.items() if place not in since_s}
         owners, networks = Counter(sessions), Counter[str]()
         for owner, count in sessions.items():
             network = self._standing(owner).network

@@ -67,8 +67,8 @@ def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
     about = PeerId(error.peer) if isinstance(error, HopError) and is_named else peer
     fault = Fault(generation, about, kind, one_line(field, TEXT_CHARACTERS), one_line(reason, MAX_REASON_CHARS))
     if isinstance(error, Busy):
-        asking = {"retry_after_s": error.retry_after_s, "expected_s": error.expected_s, "position": error.position}
-        return replace(fault, **asking)
+        again_s, place = error.retry_after_s, error.position
+        return replace(fault, retry_after_s=again_s, expected_s=error.expected_s, position=place)
     return fault
 
 
