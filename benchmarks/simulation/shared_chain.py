@@ -25,7 +25,7 @@ from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.draft.drafter import NoDrafter
 from client.library.jobs import MAX_NODES, PREFILL_CHUNK
-from node.session.admission import CARRIED, Standing, standing_of
+from node.session.admission import CARRIED, PAID_BY, Standing, standing_of
 from node.session.scheduler import Batch, Engine, PendingWork, Schedulable
 from node.session.step_cost import StepCost
 from node.session.sweep_run import SweepRun
@@ -187,10 +187,11 @@ class SharedChain:
         limits = Limits(1 << 20, window, self.credits.sweeps, self.credits.nodes)
         self._tail = RecordedTail(recorded, self.credits)
         self._hops = hops
-        owners = [owner, *[f"{CARRIED}10.0.0.{place}" for place in range(1, len(hops))]]  # as `owner_of` has it
+        whose = standing_of(owner).network or owner
+        owners = [owner, *[f"{CARRIED}10.0.0.{place} {PAID_BY}{whose}" for place in range(1, len(hops))]]
         self._sessions = [
-            VirtualSession(hop, whose, limits, self._leaving(place))
-            for place, (hop, whose) in enumerate(zip(hops, owners, strict=True))
+            VirtualSession(hop, owned_by, limits, self._leaving(place))
+            for place, (hop, owned_by) in enumerate(zip(hops, owners, strict=True))
         ]
         self._back: deque[tuple[Flight, float]] = deque()
         self._came = asyncio.Event()

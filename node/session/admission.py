@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import enum
 import logging
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Final
 
 from swarm.base.errors import RemoteProtocolError, SwarmError
 from swarm.base.ids import PeerId, SessionId
 from swarm.base.logs import CountedLog, describe
 from swarm.base.quota import (
+    MAX_KEYS,
     NEAR_WEIGHT,
     NOBODY_PREFERRED,
     UNKNOWN,
@@ -141,8 +145,11 @@ GRAMMARS: Final = QuotaLimits(
 """Of grammars alone: whose third one takes too much is refused any; what others take is paid for by waiting."""
 CARRIED: Final = "hop "
 """What the key of a machine that carries others' sessions begins with."""
+PAID_BY: Final = "for "
+"""What stands in a key between such a machine and whose session it carries."""
 PREFERRED: Final = "own "
 """What the key of whom the operator prefers begins with."""
+PAYER_BYTES: Final = 8
 PREFERRED_SHARES: Final = 8
 """A millisecond of theirs counts for an eighth, and so does what they hold."""
 
@@ -185,6 +192,11 @@ def owner_of(address: str, attach: Attach, caller: Caller, preferred: Preferred 
     return PREFERRED + key if preferred.names(address, peer) else key
 
 
+def payer_of(account: str, attach: Attach) -> str:
+    """Whose turns a session has: who pays for it or, where a machine carries it for others, whoever pays there."""
+    return f"{account} {PAID_BY}{attach.payer.hex()}" if attach.index and attach.payer else account
+
+
 def weight_of(key: str) -> int:
     """How many clients an address may stand for: many, where they reach the node through one machine."""
     return 1 if OwnerClass.of(key) is OwnerClass.STRANGER else NEAR_WEIGHT
@@ -203,16 +215,26 @@ class Standing:
             one for a machine that carries the sessions of many.
         shares: by how much its time is worth less than others': more than one for whom the operator prefers.
         network: where it comes from; None: from nowhere that others come from.
+        neighbours: as how many owners its network counts at most.
     """
 
     sessions: int = 1
     shares: int = 1
     network: str | None = None
+    neighbours: int = NETWORK_OWNERS
+
+    @property
+    def crowd(self) -> str | None:
+        """Owners with whom it may be one person; None: it is taken for one."""
+        return self.network if self.neighbours == NETWORK_OWNERS else None
 
 
+@lru_cache(maxsize=MAX_KEYS)
 def standing_of(key: str) -> Standing:
     """What an address counts for where machines compute."""
     match OwnerClass.of(key):
+        case OwnerClass.CARRIER if PAID_BY in key:
+            return Standing(network=key.partition(f" {PAID_BY}")[0], neighbours=NEAR_WEIGHT)
         case OwnerClass.PREFERRED:
             return Standing(NEAR_WEIGHT, PREFERRED_SHARES)
         case OwnerClass.STRANGER:
@@ -251,9 +273,15 @@ class Admission:
         preferred: Preferred = NOBODY_PREFERRED,
     ) -> None:
         self.preferred = preferred
+        self._secret = secrets.token_bytes(PAYER_BYTES)
         self.quota = Quota(limits, clock, weight_of)
         self._grammars = Quota(GRAMMARS, clock, weight_of)
         self._log = CountedLog(logger, clock)
+
+    def payer_tag(self, address: str) -> bytes:
+        """What names a client's network to the hops behind, and its address to nobody."""
+        named = (standing_of(address).network or address).encode()
+        return blake2b(named, key=self._secret, digest_size=PAYER_BYTES).digest()
 
     def check_call(self, address: str) -> None:
         """Let a unary call in.

@@ -18,7 +18,7 @@ from functools import partial
 import grpc.aio
 
 from node.model.span import SpanModel
-from node.session.admission import GrammarsRefused, OwnerClass
+from node.session.admission import GrammarsRefused, OwnerClass, payer_of
 from node.session.context import NodeContext
 from node.session.scheduler import PendingWork
 from node.session.sweep_run import HopRole, SweepRun
@@ -165,12 +165,13 @@ class HopSession:
         replies: at the tail, what the client has not confirmed.
         log: the session's rules and state here.
         journal: what the next hop may need again (R5).
-        owner: who pays for it (`node.session.admission`).
+        account: who pays for it (`node.session.admission`).
+        owner: whose turns it has (`node.session.scheduler`): behind hop 0, who pays there.
         used_at: when the last sweep came, or the session began, on the clock of `time.monotonic`.
     """
 
     def __init__(
-        self, context: NodeContext, attach: Attach, credits: Credits, owner: str, parent: HopSession | None = None
+        self, context: NodeContext, attach: Attach, credits: Credits, account: str, parent: HopSession | None = None
     ) -> None:
         """Begin a session.
 
@@ -178,7 +179,8 @@ class HopSession:
             parent: the session here that it asks to begin with (P15).
         """
         self.credits = credits
-        self.owner = owner
+        self.account = account
+        self.owner = payer_of(account, attach)
         self.used_at = time.monotonic()
         self.replies = ReplyBuffer()
         self.log = HopLog(context.limits(credits))
@@ -194,13 +196,13 @@ class HopSession:
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
         self._parent, self._children = parent, 0
-        self._tail = Tail(self.log, partial(context.compile, self.span, owner) if self._is_tail else None)
+        self._tail = Tail(self.log, partial(context.compile, self.span, account) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
         self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
         self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
-        self._connect = context.dials(owner)
+        self._connect = context.dials(account)
 
     @property
     def span(self) -> Span:
@@ -267,7 +269,8 @@ class HopSession:
         if reroute.open.aux_layers != self._role.aux_layers:
             raise RemoteProtocolError("aux_layers", "are others than those that the session was opened with")
         if self._upstreams.reroute(upstream, reroute, index, self.credits):
-            new = Attach(session, reroute.generation, reroute.route, index, reroute.open)
+            old, new = self._attach, Attach(session, reroute.generation, reroute.route, index, reroute.open)
+            new = replace(new, ticket=old.ticket, payer=old.payer)
             self._go_on(replace(new, hedge=reroute.hedge, records=reroute.records, signature=reroute.signature))
 
     def _go_on(self, attach: Attach) -> None:
@@ -348,7 +351,7 @@ class HopSession:
 
     def _check_grammar(self, sampling: Sampling | None) -> None:
         if sampling is not None and sampling.rules is not None and sampling.rules.grammar is not None:
-            self._context.admission.check_grammar(self.owner)
+            self._context.admission.check_grammar(self.account)
 
     def _refused(self, error: SwarmError) -> FrameRefused:
         self._context.counters.failed(error)
@@ -416,7 +419,7 @@ class HopSession:
             await (self._serve_tail() if self._is_tail else self._serve_linked())
         except SwarmError as error:
             if isinstance(error, LeaseExceeded):
-                self._context.admission.grammar_exceeded(self.owner)
+                self._context.admission.grammar_exceeded(self.account)
             self._upstreams.report(error)
             self.close(str(error))
         finally:
@@ -515,7 +518,7 @@ class HopSession:
         other_ms = run.encode_ms + self._context.engine.loop_cost.mean_ms
         times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms))
         self._context.counters.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
-        self._context.counters.rows_by_class[OwnerClass.of(self.owner)] += len(run.work.run)
+        self._context.counters.rows_by_class[OwnerClass.of(self.account)] += len(run.work.run)
         if self._is_tail:
             self.replies.put(self._tail.reply(run, times), self.log.received.acked)
             return
@@ -595,7 +598,7 @@ class HopSession:
             self.on_trouble(HopMisbehaved(via.peer, str(via.span), NOBODY_SIGNED))
         else:
             if (fault.kind, fault.field) == (FaultKind.PROTOCOL, LEASE_FIELD):
-                self._context.admission.grammar_exceeded(self.owner)
+                self._context.admission.grammar_exceeded(self.account)
             self._upstreams.send(fault)
 
     def standing(self) -> Held:

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from node.session.admission import NETWORK_OWNERS, Standing
+from node.session.admission import Standing
 from node.session.step_cost import LoopCost, StepCost
 from node.session.sweep_run import AskedPicks, SweepRun, SweepSlice
 from swarm.base.errors import ConfigError
@@ -295,7 +295,7 @@ class Turns(Generic[OwnedT]):
             standing: what an owner counts for.
         """
         self._quantum_ms = quantum_ms
-        self._standing = standing
+        self.standing = standing
         self._order: deque[str] = deque()
         self._queues: dict[str, deque[OwnedT]] = {}
         self._waiting: set[OwnedT] = set()
@@ -343,7 +343,7 @@ class Turns(Generic[OwnedT]):
         least_ms = float("-inf") if is_lead else -self._quantum_ms
         self._balances_ms[session] = max(self._balances_ms.get(session, 0.0) - milliseconds, least_ms)
         owner = session.owner
-        network, is_served = self.network(owner), owner == self._serving
+        network, is_served = self._network(owner), owner == self._serving
         if is_served:
             self._left_ms -= milliseconds
             self._used_ms += milliseconds
@@ -375,31 +375,27 @@ class Turns(Generic[OwnedT]):
             for owner in owners:
                 yield from islice(self._queues[owner], place, place + 1)
 
-    def stands_for_one(self, owner: str) -> bool:
-        """Whether an owner is no machine that carries the sessions of many."""
-        return self._standing(owner).sessions == 1
-
     def _sessions(self, owner: str) -> int:
         """How many sessions' turns an owner has in its own."""
-        return max(min(len(self._queues.get(owner, ())), self._standing(owner).sessions), 1)
+        return max(min(len(self._queues.get(owner, ())), self.standing(owner).sessions), 1)
 
     def _shares_of(self, owner: str) -> tuple[int, int]:
         """By what an owner's time is divided, and its network's."""
-        shares, network = self._sessions(owner) * self._standing(owner).shares, self.network(owner)
-        return shares, max(shares, min(self._crowds[network], NETWORK_OWNERS))
+        shares, network = self._sessions(owner) * self.standing(owner).shares, self._network(owner)
+        return shares, max(shares, min(self._crowds[network], self.standing(owner).neighbours))
 
     def _next_owner(self) -> str:
         waiting: dict[str, list[str]] = {}
         for owner in self._order:
-            waiting.setdefault(self.network(owner), []).append(owner)
+            waiting.setdefault(self._network(owner), []).append(owner)
         network = self._networks.next_of(waiting)
         return self._owners_of(network).next_of(waiting[network])
 
-    def network(self, owner: str) -> str:
+    def _network(self, owner: str) -> str:
         """Where an owner comes from; whoever comes from nowhere is a network of its own."""
         network = self._network_of.get(owner)
         if network is None:
-            found = self._standing(owner).network
+            found = self.standing(owner).network
             network = self._network_of[owner] = f"owner {owner}" if found is None else found
             if len(self._network_of) > MAX_OWNERS:
                 del self._network_of[next(iter(self._network_of))]
@@ -417,7 +413,7 @@ class Turns(Generic[OwnedT]):
         owner = session.owner
         if owner not in self._queues:
             self._queues[owner] = deque()
-            network = self.network(owner)
+            network = self._network(owner)
             self._crowds[network] += 1
             self._networks.resume(network)
             self._owners_of(network).resume(owner)
@@ -433,7 +429,7 @@ class Turns(Generic[OwnedT]):
         if owner in self._queues:
             self._order.remove(owner)
             self._order.append(owner)
-        network = self.network(owner)
+        network = self._network(owner)
         self._owners_of(network).end_turn(owner, self._used_ms / self._shares)
         self._networks.end_turn(network, self._used_ms / self._network_shares)
         self._serving, self._left_ms = None, 0.0
@@ -442,7 +438,7 @@ class Turns(Generic[OwnedT]):
         if not self._queues[owner]:
             del self._queues[owner]
             self._order.remove(owner)
-            network = self.network(owner)
+            network = self._network(owner)
             self._crowds[network] -= 1
             if not self._crowds[network]:
                 del self._crowds[network]
@@ -636,7 +632,8 @@ class Engine:
 
     def _whose(self, session: Schedulable) -> Hashable:
         """With whom a session counts as one: its network or, where its owner carries the sessions of many, itself."""
-        return self._turns.network(session.owner) if self._turns.stands_for_one(session.owner) else id(session)
+        standing = self._turns.standing(session.owner)
+        return id(session) if standing.sessions > 1 else standing.crowd or session.owner
 
     async def _run_batch(self, batch: Batch[Schedulable]) -> BatchResult:
         """Compute a batch on the compute thread."""

@@ -280,7 +280,7 @@ class NodeService:
     async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream) -> None:
         assembler = FrameAssembler(hop.frame_limits)
         loop = asyncio.get_running_loop()
-        refused, owner_class = 0, OwnerClass.of(hop.owner)
+        refused, owner_class = 0, OwnerClass.of(hop.account)
         try:
             async with asyncio.timeout(UPSTREAM_S) as deadline:
                 async for part in requests:
@@ -289,17 +289,17 @@ class NodeService:
                     self._context.counters.bytes_in += len(part)
                     self._context.counters.bytes_in_by_class[owner_class] += len(part)
                     try:
-                        message = await self._decode(assembler, part, hop.owner)
+                        message = await self._decode(assembler, part, hop.account)
                         if message is not None:
                             self._dispatch(message, hop, upstream)
                     except FrameRefused as error:
                         refused += 1
                         if refused >= MAX_REFUSED:
-                            self._strike(hop.owner)
+                            self._strike(hop.account)
                             hop.leave(f"{MAX_REFUSED} frames were refused; the last one: {error}")
                             return
                     except RemoteProtocolError:
-                        self._strike(hop.owner)
+                        self._strike(hop.account)
                         raise
                     deadline.reschedule(loop.time() + UPSTREAM_S)
                     if upstream.ended.is_set():
@@ -341,7 +341,7 @@ class NodeService:
             case Ping(nonce=nonce):
                 upstream.send(Pong(nonce))
             case Reroute():
-                self._admission.check_reroute(hop.owner)
+                self._admission.check_reroute(hop.account)
                 hop.reroute(upstream, message)
             case Snapshot():
                 hop.restore(upstream, message)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from node.session.admission import (
@@ -255,6 +255,8 @@ class SessionTable:
         if hop is not None and not hop.serves(attach):
             hop.dismiss("another part of the layers is wanted now")
             hop = None
+        if attach.index == 0:
+            attach = replace(attach, payer=self.admission.payer_tag(address))
         if hop is None:
             hop = self._reserve(attach, owner_of(address, attach, caller, self.admission.preferred))
             hop.attach(upstream, attach, sender)

@@ -296,8 +296,9 @@ class Attach:
         open: what to reserve.
         hedge: the hop with a replica, None without.
         records: signed records of machines of the route, so that no hop asks the directory where the next one is.
-        signature: of the session's key, over all of this but `index` and `ticket` (R14).
+        signature: of the session's key, over all of this but `index`, `ticket` and `payer` (R14).
         ticket: by which a full machine knows again who asks anew (P16); empty: by the session's name.
+        payer: whose session it is, in hop 0's words, which name nobody to others (F3); empty where it does not say.
     """
 
     session: SessionName
@@ -309,6 +310,7 @@ class Attach:
     records: Records = ()
     signature: Signature = b""
     ticket: Annotated[bytes, Size(TICKET_BYTES)] = b""
+    payer: Annotated[bytes, Size(TICKET_BYTES)] = b""
 
     def check(self) -> None:
         """Refuse a receiver, a replica or records that are not the route's."""

@@ -953,6 +953,7 @@ class Attach(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
+    PAYER_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """The first 16 bytes of SHA-256("canopy-session\\n" ‖ open.session_key): the session's name."""
     generation: _builtins.int
@@ -967,6 +968,10 @@ class Attach(_message.Message):
     ticket: _builtins.bytes
     """By which a full machine knows again who asks it anew for this session (P16): at most 16 bytes, the client's choice;
     empty: the session's name. Not signed: who forges it loses its own place.
+    """
+    payer: _builtins.bytes
+    """Between hops, from hop 0: whose session it is, so that hops behind share their time among those who pay (F3). At
+    most 16 bytes, which name nobody to others; empty: the hop before. Not signed.
     """
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteHop]:
@@ -996,10 +1001,11 @@ class Attach(_message.Message):
         records: _abc.Iterable[_builtins.bytes] | None = ...,
         signature: _builtins.bytes = ...,
         ticket: _builtins.bytes = ...,
+        payer: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hedge", b"hedge", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "index", b"index", "open", b"open", "records", b"records", "route", b"route", "session", b"session", "signature", b"signature", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "index", b"index", "open", b"open", "payer", b"payer", "records", b"records", "route", b"route", "session", b"session", "signature", b"signature", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
