@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from typing import Any, ClassVar, cast
 import pytest
 
 import node.session.scheduler
-from node.session.admission import Standing
-from node.session.scheduler import MAX_OWNERS, Batch, Engine, PendingWork, Schedulable, Turns
+from node.session.admission import NETWORK_OWNERS, Standing
+from node.session.scheduler import MAX_OWNERS, SHORT_SLICE, Batch, Engine, PendingWork, Schedulable, Turns
 from node.session.step_cost import MIN_ROWS, StaircaseCost, StepCost
 from node.session.sweep_run import SweepRun
 from swarm.base.layers import Span
@@ -536,3 +537,49 @@ def test_what_an_owner_used_in_turns_of_others_keeps_it_waiting_for_a_quantum_at
     turns.end(session, has_work=False)  # the other one stops
     turns.submit(Owed("busy late"))
     assert "busy joined" in [serve_turns(turns) for _ in range(6)]
+
+
+def of_networks(owner: str) -> Standing:
+    return Standing(network=owner.partition(" of ")[2] or None)
+
+
+def test_many_owners_of_one_network_have_the_turns_of_a_few() -> None:
+    turns: Turns[Owed] = Turns(TURN_MS, of_networks)
+    crowd = [Owed(f"{BUSY} {number} of crowd") for number in range(50)]
+    for session in (*crowd, Owed(f"{BUSY} alone")):
+        turns.submit(session)
+    served = Counter(serve_turns(turns) for _ in range(500))
+    assert served[f"{BUSY} alone"] == pytest.approx(500 / (NETWORK_OWNERS + 1), abs=5)
+    of_crowd = [served[session.owner] for session in crowd]
+    assert max(of_crowd) - min(of_crowd) <= 1, "and those of one network share them fairly"
+
+
+def test_whom_the_operator_prefers_has_more_turns() -> None:
+    turns: Turns[Owed] = Turns(TURN_MS, lambda owner: Standing(shares=3 if owner == f"{BUSY} own" else 1))
+    for owner in (f"{BUSY} own", f"{BUSY} other"):
+        turns.submit(Owed(owner))
+    served = Counter(serve_turns(turns) for _ in range(400))
+    assert served[f"{BUSY} own"] == pytest.approx(300, abs=4)
+
+
+async def test_a_prompt_goes_in_short_slices_while_others_come(clock: Clock) -> None:
+    """Rows take a millisecond, a forward one more: a slice is short as soon as somebody else was seen."""
+    prompt, other = FakeSession(clock, 4, rows=200, base_ms=1.0), FakeSession(clock, 12, rows=2, base_ms=1.0)
+    other.owner = "another"
+    await serve(engine_of(StepCost(1.0, 1.0, min_rows=1), quantum_ms=50.0), prompt, other)
+    with_others = [max(rows) for rows in FakeRun.forwards]
+    began = with_others.index(2)  # the other one's first sweep was run by then
+    assert max(with_others[began : began + 12]) <= SHORT_SLICE * 50.0
+    FakeRun.forwards.clear()
+    await serve(engine_of(StepCost(1.0, 1.0, min_rows=1), quantum_ms=50.0), FakeSession(clock, 4, 200, base_ms=1.0))
+    assert max(max(rows) for rows in FakeRun.forwards) > 4 * SHORT_SLICE * 50.0, "alone it need not"
+
+
+async def test_the_crowd_of_one_network_does_not_make_others_forwards_long(clock: Clock) -> None:
+    crowd = [FakeSession(clock, 6, rows=8, base_ms=8.0) for _ in range(12)]
+    for place, session in enumerate(crowd):
+        session.owner = f"{place} of crowd"
+    alone = FakeSession(clock, 6, rows=8, base_ms=8.0)
+    alone.owner = "somebody"
+    await serve(engine_of(StepCost(8.0, 1.0, min_rows=1), standing=of_networks), *crowd, alone)
+    assert max(sum(rows) for rows in FakeRun.forwards[: len(FakeRun.forwards) // 3]) <= 16 + 8
