@@ -25,7 +25,7 @@ from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.draft.drafter import NoDrafter
 from client.library.jobs import MAX_NODES, PREFILL_CHUNK
-from node.session.admission import CARRIED, PAID_BY, Standing, standing_of
+from node.session.admission import CARRIED, PAID_BY, OwnerStanding, standing_of
 from node.session.scheduler import Batch, Engine, PendingWork, Schedulable
 from node.session.step_cost import StepCost
 from node.session.sweep_run import SweepRun
@@ -159,7 +159,7 @@ class VirtualSession:
 class SharedHop:
     """A machine: the engine of a node, and one link to the next."""
 
-    def __init__(self, costs: SharedCosts, place: int, standing: Callable[[str], Standing] = standing_of) -> None:
+    def __init__(self, costs: SharedCosts, place: int, standing: Callable[[str], OwnerStanding] = standing_of) -> None:
         chain = costs.chain
         cost = StepCost(chain.forward_ms, chain.row_ms)
         self.engine = Engine(cost, cast("ComputeThread", VirtualCompute(costs)), standing=standing)
@@ -342,7 +342,7 @@ class VirtualClient:
 
 @asynccontextmanager
 async def shared_hops(
-    costs: SharedCosts, standing: Callable[[str], Standing] = standing_of
+    costs: SharedCosts, standing: Callable[[str], OwnerStanding] = standing_of
 ) -> AsyncIterator[list[SharedHop]]:
     """The machines of a chain, whose engines run."""
     hops = [SharedHop(costs, place, standing) for place in range(HOPS)]

@@ -207,7 +207,7 @@ NETWORK_OWNERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OwnerStanding:
     """What an owner counts for among others.
 
     Attributes:
@@ -229,18 +229,23 @@ class Standing:
         return self.network if self.neighbours == NETWORK_OWNERS else None
 
 
+def of_one(owner: str) -> OwnerStanding:
+    """What an owner counts for of whom nothing is known."""
+    return OwnerStanding()
+
+
 @lru_cache(maxsize=MAX_KEYS)
-def standing_of(key: str) -> Standing:
+def standing_of(key: str) -> OwnerStanding:
     """What an address counts for where machines compute."""
     match OwnerClass.of(key):
         case OwnerClass.CARRIER if PAID_BY in key:
-            return Standing(network=key.partition(f" {PAID_BY}")[0], neighbours=NEAR_WEIGHT)
+            return OwnerStanding(network=key.partition(f" {PAID_BY}")[0], neighbours=NEAR_WEIGHT)
         case OwnerClass.PREFERRED:
-            return Standing(NEAR_WEIGHT, PREFERRED_SHARES)
+            return OwnerStanding(weight_of(key.removeprefix(PREFERRED)), PREFERRED_SHARES)
         case OwnerClass.STRANGER:
-            return Standing(network=f"network {site_key(key)}")
+            return OwnerStanding(network=f"network {site_key(key)}")
         case _:
-            return Standing(NEAR_WEIGHT)
+            return OwnerStanding(NEAR_WEIGHT)
 
 
 def is_near(key: str) -> bool:

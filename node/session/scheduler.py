@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from node.session.admission import Standing
+from node.session.admission import OwnerStanding, of_one
 from node.session.step_cost import LoopCost, StepCost
 from node.session.sweep_run import AskedPicks, SweepRun, SweepSlice
 from swarm.base.errors import ConfigError
@@ -287,7 +287,7 @@ class Turns(Generic[OwnedT]):
     what it owes: a quantum at most for what it used of others' turns.
     """
 
-    def __init__(self, quantum_ms: float, standing: Callable[[str], Standing] = lambda owner: Standing()) -> None:
+    def __init__(self, quantum_ms: float, standing: Callable[[str], OwnerStanding] = of_one) -> None:
         """Wait for the first session.
 
         Args:
@@ -537,7 +537,7 @@ class Engine:
         quantum_ms: float = 50.0,
         *,
         counts_cpu: bool = False,
-        standing: Callable[[str], Standing] = lambda owner: Standing(),
+        standing: Callable[[str], OwnerStanding] = of_one,
     ) -> None:
         """Make an engine that computes nothing until `run`.
 

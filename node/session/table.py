@@ -16,7 +16,7 @@ from node.session.admission import (
     Admission,
     Caller,
     OwnerClass,
-    Standing,
+    OwnerStanding,
     owner_of,
     standing_of,
 )
@@ -24,7 +24,7 @@ from node.session.context import NodeContext
 from node.session.counters import NodeCounters
 from node.session.hop_session import HopSession
 from node.session.upstreams import UpstreamStream, sender_of
-from node.session.waiting import MOST_RETRY_S, Place, WaitingList
+from node.session.waiting import MOST_RETRY_S, WaitingList, WaitingPlace
 from swarm.base.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.base.ids import ModelIdentity, SessionId
 from swarm.base.tasks import TaskScope
@@ -92,7 +92,7 @@ def victims(
     asked: Reservation,
     room: Room,
     idle_s: Callable[[HolderT], float],
-    standing: Callable[[str], Standing],
+    standing: Callable[[str], OwnerStanding],
 ) -> list[HolderT] | None:
     """The sessions that must go so that another fits: none where there is room, None where nobody has to go.
 
@@ -138,7 +138,7 @@ def victims(
         gone.append(victim)
 
 
-def _shares(owners: Sequence[Standing]) -> int:
+def _shares(owners: Sequence[OwnerStanding]) -> int:
     """How many shares owners have that are one crowd."""
     each = [one.sessions * one.shares for one in owners]
     return min(sum(each), max(NETWORK_OWNERS, *each))
@@ -338,7 +338,7 @@ class SessionTable:
                 full = Busy(peer, span, f"has {len(own)} sessions of this address already; {RETRY}")
                 raise full.asking_again(MOST_RETRY_S)
             self._evict(idlest)
-        place = Place(asked.key, attach.ticket or attach.session)
+        place = WaitingPlace(asked.key, attach.ticket or attach.session)
         gone = self._giving_way(place, asked, idle_s)
         if gone is None:
             raise self._full(Busy(peer, span, self._why_full(asked)), place, asked)
@@ -349,7 +349,7 @@ class SessionTable:
         assert taken, "as many sessions are allowed as there is room for"
 
     def _giving_way(
-        self, place: Place, asked: Reservation, idle_s: Callable[[HopSession], float]
+        self, place: WaitingPlace, asked: Reservation, idle_s: Callable[[HopSession], float]
     ) -> list[HopSession] | None:
         """The sessions that must go so that another fits; None where it has to wait: nobody has to go, or others wait.
 
@@ -362,7 +362,7 @@ class SessionTable:
         has_tokens = sum(ahead) + asked.tokens <= self.kv_tokens_free
         return [] if has_tokens and len(self._reserved) + len(ahead) < MAX_SESSIONS else None
 
-    def _full(self, busy: Busy, place: Place, asked: Reservation) -> Busy:
+    def _full(self, busy: Busy, place: WaitingPlace, asked: Reservation) -> Busy:
         """The refusal, with a place among those that wait if there is one: who can never fit waits for nothing."""
         can_fit = asked.tokens <= self.kv_tokens
         turn = self._waiting.join(place, asked.tokens, self._sessions_held()) if can_fit else None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from node.session.admission import NETWORK_OWNERS, Standing
+from node.session.admission import NETWORK_OWNERS, OwnerStanding
 
 MAX_WAITING: Final = 64
 """Places; who has least takes the place of who has most."""
@@ -31,7 +31,7 @@ _NEWEST: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WaitingPlace:
     """Whose place it is.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Waiting:
 class WaitingList:
     """The places of one node."""
 
-    def __init__(self, standing: Callable[[str], Standing], clock: Callable[[], float]) -> None:
+    def __init__(self, standing: Callable[[str], OwnerStanding], clock: Callable[[], float]) -> None:
         """Nobody waits.
 
         Args:
@@ -76,14 +76,14 @@ class WaitingList:
             clock: seconds that never go back.
         """
         self._standing, self._clock = standing, clock
-        self._places: dict[Place, _Waiting] = {}
+        self._places: dict[WaitingPlace, _Waiting] = {}
         self._between_s, self._ended_s = FIRST_GUESS_S, clock()
 
     def __len__(self) -> int:
         self._forget()
         return len(self._places)
 
-    def ahead_of(self, place: Place, sessions: Mapping[str, int]) -> list[int]:
+    def ahead_of(self, place: WaitingPlace, sessions: Mapping[str, int]) -> list[int]:
         """The KV tokens that each who stands before this place waits for; a new one is thought to stand there.
 
         Args:
@@ -92,7 +92,7 @@ class WaitingList:
         order = self._order({place: self._clock()}, sessions)
         return [self._places[other].tokens for other in order[: order.index(place)]]
 
-    def join(self, place: Place, tokens: int, sessions: Mapping[str, int]) -> Turn | None:
+    def join(self, place: WaitingPlace, tokens: int, sessions: Mapping[str, int]) -> Turn | None:
         """Wait, or wait on; None where others have better claims to all places.
 
         Args:
@@ -111,7 +111,7 @@ class WaitingList:
         expected_s = position * self._between_s
         return Turn(position, expected_s, min(max(expected_s / 2, LEAST_RETRY_S), MOST_RETRY_S))
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: WaitingPlace) -> None:
         """There was room for it."""
         self._places.pop(place, None)
 
@@ -121,7 +121,7 @@ class WaitingList:
         self._between_s += _NEWEST * (min(now_s - self._ended_s, WAIT_S) - self._between_s)
         self._ended_s = now_s
 
-    def _order(self, more: Mapping[Place, float], sessions: Mapping[str, int]) -> list[Place]:
+    def _order(self, more: Mapping[WaitingPlace, float], sessions: Mapping[str, int]) -> list[WaitingPlace]:
         """All places, and `more` that came at these moments; those of owners that have least first."""
         self._forget()
         since_s = {place: waiting.since_s for place, waiting in self._places.items()}
@@ -130,7 +130,7 @@ class WaitingList:
         for owner, count in sessions.items():
             network = self._standing(owner).network
             networks[network or owner] += count
-        ranks: dict[Place, float] = {}
+        ranks: dict[WaitingPlace, float] = {}
         for place in sorted(since_s, key=since_s.__getitem__):
             standing = self._standing(place.owner)
             network = standing.network or place.owner

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 import node.session.scheduler
-from node.session.admission import NETWORK_OWNERS, Standing
+from node.session.admission import NETWORK_OWNERS, OwnerStanding
 from node.session.scheduler import MAX_OWNERS, SHORT_SLICE, Batch, Engine, PendingWork, Schedulable, Turns
 from node.session.step_cost import MIN_ROWS, StaircaseCost, StepCost
 from node.session.sweep_run import SweepRun
@@ -323,7 +323,7 @@ async def test_a_machine_that_carries_many_has_as_many_turns_as_sessions_up_to_i
     single = FakeSession(clock, 100, rows=10)
     single.owner = "another"
     crowd = [FakeSession(clock, 10_000, rows=10) for _ in range(20)]
-    engine = engine_of(StepCost(0.0, 1.0), standing=lambda owner: Standing(3 if owner == "one" else 1))
+    engine = engine_of(StepCost(0.0, 1.0), standing=lambda owner: OwnerStanding(3 if owner == "one" else 1))
     running = asyncio.get_running_loop().create_task(engine.run())
     for session in (*crowd, single):
         engine.submit(session)
@@ -445,7 +445,7 @@ def test_owners_alternate_and_sessions_of_one_too() -> None:
 
 
 def test_who_joins_is_taken_from_all_owners_in_turn_and_no_crowd_of_another() -> None:
-    turns: Turns[Owed] = Turns(10.0, lambda owner: Standing(2 if owner == "b" else 1))
+    turns: Turns[Owed] = Turns(10.0, lambda owner: OwnerStanding(2 if owner == "b" else 1))
     sessions = [Owed(owner) for owner in "aaabbbccc"]
     for session in sessions:
         turns.submit(session)
@@ -539,8 +539,8 @@ def test_what_an_owner_used_in_turns_of_others_keeps_it_waiting_for_a_quantum_at
     assert "busy joined" in [serve_turns(turns) for _ in range(6)]
 
 
-def of_networks(owner: str) -> Standing:
-    return Standing(network=owner.partition(" of ")[2] or None)
+def of_networks(owner: str) -> OwnerStanding:
+    return OwnerStanding(network=owner.partition(" of ")[2] or None)
 
 
 def test_many_owners_of_one_network_have_the_turns_of_a_few() -> None:
@@ -555,7 +555,7 @@ def test_many_owners_of_one_network_have_the_turns_of_a_few() -> None:
 
 
 def test_whom_the_operator_prefers_has_more_turns() -> None:
-    turns: Turns[Owed] = Turns(TURN_MS, lambda owner: Standing(shares=3 if owner == f"{BUSY} own" else 1))
+    turns: Turns[Owed] = Turns(TURN_MS, lambda owner: OwnerStanding(shares=3 if owner == f"{BUSY} own" else 1))
     for owner in (f"{BUSY} own", f"{BUSY} other"):
         turns.submit(Owed(owner))
     served = Counter(serve_turns(turns) for _ in range(400))

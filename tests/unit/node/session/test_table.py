@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.session.admission import CARRIED, Standing, standing_of, weight_of
+from node.session.admission import CARRIED, OwnerStanding, standing_of, weight_of
 from node.session.table import IDLE_S, UNUSED_S, Reservation, Room, as_idle_s, victims
 
 ROOM = Room(tokens=1_000, sessions=8)
@@ -18,7 +18,7 @@ ACTIVE, IDLE = 0.0, IDLE_S + 1
 def give_way(held: list[tuple[str, int, float]], asked: tuple[str, int]) -> list[int] | None:
     """The places of those that go; `held` has (key, tokens, seconds idle)."""
     reservations = {place: Reservation(key, tokens) for place, (key, tokens, _) in enumerate(held)}
-    return victims(reservations, Reservation(*asked), ROOM, lambda place: held[place][2], lambda key: Standing())
+    return victims(reservations, Reservation(*asked), ROOM, lambda place: held[place][2], lambda key: OwnerStanding())
 
 
 def test_nobody_goes_while_there_is_room() -> None:

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from node.session.admission import Standing, standing_of
-from node.session.waiting import LEAST_RETRY_S, MAX_WAITING, MOST_RETRY_S, SILENT_S, WAIT_S, Place, Turn, WaitingList
+from node.session.admission import OwnerStanding, standing_of
+from node.session.waiting import (
+    LEAST_RETRY_S,
+    MAX_WAITING,
+    MOST_RETRY_S,
+    SILENT_S,
+    WAIT_S,
+    Turn,
+    WaitingList,
+    WaitingPlace,
+)
 
 NOBODY: Mapping[str, int] = {}
 
@@ -21,7 +30,7 @@ class Waiters:
 
     def ask(self, owner: str, number: int = 0, sessions: Mapping[str, int] = NOBODY) -> Turn | None:
         self.now_s += 0.001
-        return self.list.join(Place(owner, bytes([number])), 10, sessions)
+        return self.list.join(WaitingPlace(owner, bytes([number])), 10, sessions)
 
     def position(self, owner: str, number: int = 0, sessions: Mapping[str, int] = NOBODY) -> int:
         turn = self.ask(owner, number, sessions)
@@ -33,7 +42,7 @@ def test_who_came_first_stands_first_and_keeps_its_place_while_it_asks() -> None
     waiters = Waiters()
     assert [waiters.position(owner) for owner in ("1.0.0.1", "2.0.0.1", "3.0.0.1")] == [1, 2, 3]
     assert [waiters.position(owner) for owner in ("3.0.0.1", "1.0.0.1", "2.0.0.1")] == [3, 1, 2]
-    waiters.list.leave(Place("1.0.0.1", b"\0"))
+    waiters.list.leave(WaitingPlace("1.0.0.1", b"\0"))
     assert waiters.position("3.0.0.1") == 2
 
 
@@ -57,9 +66,9 @@ def test_those_who_stand_before_have_the_first_claim_to_room() -> None:
     waiters = Waiters()
     waiters.ask("1.0.0.1")
     waiters.ask("2.0.0.1")
-    assert waiters.list.ahead_of(Place("2.0.0.1", b"\0"), NOBODY) == [10]
-    assert waiters.list.ahead_of(Place("3.0.0.1", b"\0"), NOBODY) == [10, 10], "whoever comes new, too"
-    assert waiters.list.ahead_of(Place("1.0.0.1", b"\0"), NOBODY) == []
+    assert waiters.list.ahead_of(WaitingPlace("2.0.0.1", b"\0"), NOBODY) == [10]
+    assert waiters.list.ahead_of(WaitingPlace("3.0.0.1", b"\0"), NOBODY) == [10, 10], "whoever comes new, too"
+    assert waiters.list.ahead_of(WaitingPlace("1.0.0.1", b"\0"), NOBODY) == []
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(SILENT_S + 0.1, 1), (SILENT_S - 1, int(WAIT_S / (SILENT_S - 1)) + 1)])
@@ -71,7 +80,7 @@ def test_a_place_is_lost_by_silence_and_by_time(step_s: float, steps: int) -> No
         if step + 1 < steps:
             waiters.ask("1.0.0.1")
     waiters.ask("2.0.0.1")
-    assert waiters.list.ahead_of(Place("2.0.0.1", b"\0"), NOBODY) == []
+    assert waiters.list.ahead_of(WaitingPlace("2.0.0.1", b"\0"), NOBODY) == []
 
 
 def test_places_are_bounded_and_who_has_most_loses_one() -> None:
@@ -99,8 +108,8 @@ def test_the_expected_time_follows_how_often_sessions_end() -> None:
 
 def test_whom_the_operator_prefers_stands_before_strangers_who_came_earlier() -> None:
     now = [0.0]
-    waiting = WaitingList(lambda owner: Standing(shares=8 if owner == "own" else 1), lambda: now[0])
-    places = [Place("stranger", b"a"), Place("own", b"a"), Place("own", b"b")]
+    waiting = WaitingList(lambda owner: OwnerStanding(shares=8 if owner == "own" else 1), lambda: now[0])
+    places = [WaitingPlace("stranger", b"a"), WaitingPlace("own", b"a"), WaitingPlace("own", b"b")]
     for place in places:
         now[0] += 1.0
         waiting.join(place, 1, {"stranger": 1, "own": 1})
