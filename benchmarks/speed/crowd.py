@@ -160,7 +160,7 @@ class VirtualWorld:
                 began_s = loop.time()
                 if prompt_tokens:
                     text, policy = with_prompt(self.texts[0], prompt_tokens, 2), FixedPolicy(0)
-                    long = VirtualClient(hops, self.costs, [text], policy, self.tokenizer, "192.0.2.1", drafts=False)
+                    long = VirtualClient(hops, self.costs, [text], policy, self.tokenizer, "93.184.217.1", drafts=False)
                     await long.tell(text)
                 else:
                     await asyncio.sleep(self.options.virtual_s)
@@ -178,8 +178,8 @@ def in_virtual_time(world: VirtualWorld) -> tuple[list[Measured], dict[str, Any]
     quiet, _ = world.gaps_ms(0)
     beside, prompt_s = world.gaps_ms(options.prompt_tokens)
     before = world.speeds(OTHERS)
-    one = world.speeds(OTHERS, ["203.0.113.1"] * GREEDY_SESSIONS)
-    crowd = world.speeds(OTHERS, [f"203.0.113.{place}" for place in range(IDENTITIES)])
+    one = world.speeds(OTHERS, ["93.184.216.1"] * GREEDY_SESSIONS)
+    crowd = world.speeds(OTHERS, [f"93.184.216.{place}" for place in range(IDENTITIES)])
     rows = [
         at_least(f"16 clients over one ({alone:.0f} tokens/s), virtual", some / alone, 6),
         at_least("64 clients over one, virtual", many / alone, 15),
