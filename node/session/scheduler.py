@@ -445,10 +445,12 @@ class Turns(Generic[OwnedT]):
 
 
 SHARERS_RATE = 0.05
-SHORT_FORWARDS = 2.0
-SHORT_SLICE = 0.2
+SHORT_FORWARDS, SHORT_SLICE = 2.0, 0.2
+"""While others come, a slice is so many times a forward's base or, if that is longer, such a part of a quantum."""
 LONG_SLICE = 1.3
+"""A sweep is cut where it would take so many times a short slice."""
 COMING_S = 1.0
+"""Whoever came so lately may come again while a slice runs."""
 
 T = TypeVar("T")
 
