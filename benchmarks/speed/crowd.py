@@ -61,13 +61,13 @@ class Options(Recording):
     """Whether to run real nodes too."""
     clients: int = 64
     """On real nodes."""
-    seconds: float = 30.0
+    seconds: float = 60.0
     """Seconds that count on real nodes."""
     new_tokens: int = 16
     """Of each text on real nodes."""
     waiting: int = 32
     """Clients that come at once where there is room for few."""
-    kv_tokens: int = 2_000
+    kv_tokens: int = 9_000
     """Of each node then."""
     prompt_tokens: int = 16_000
     """Of the long prompt."""

@@ -359,8 +359,9 @@ class SessionTable:
         if not ahead:
             room = Room(self.kv_tokens, MAX_SESSIONS)
             return victims(self._reserved, asked, room, idle_s, standing_of)
-        has_tokens = sum(ahead) + asked.tokens <= self.kv_tokens_free
-        return [] if has_tokens and len(self._reserved) + len(ahead) < MAX_SESSIONS else None
+        before = [] if self._waiting.is_unclaimed else ahead
+        has_tokens = sum(before) + asked.tokens <= self.kv_tokens_free
+        return [] if has_tokens and len(self._reserved) + len(before) < MAX_SESSIONS else None
 
     def _full(self, busy: Busy, place: WaitingPlace, asked: Reservation) -> Busy:
         """The refusal, with a place among those that wait if there is one: who can never fit waits for nothing."""

@@ -1,7 +1,7 @@
 """Who waits for room at a full node, and in which order (PROTOCOL P16). Pure: owns no session and no clock.
 
 Nobody is held on a stream: who is refused is told its place and when to ask again, and keeps the place while it asks.
-Room that comes free is for those who stand first, also between two times that they ask.
+Room that comes free is for those who stand first, for a moment also between two times that they ask.
 
 First come those whose owner has least here, then who came first. Owners of one network count as `NETWORK_OWNERS`
 owners at most, so many names gain nothing.
@@ -22,6 +22,8 @@ WAIT_S: Final = 30.0
 """How long a place is kept."""
 SILENT_S: Final = 8.0
 """The same for one whose owner does not ask again."""
+CLAIM_S: Final = 0.5
+"""How long room that came free is kept for who stands first; then whoever asks has it."""
 LEAST_RETRY_S: Final = 0.5
 MOST_RETRY_S: Final = 3.0
 FIRST_GUESS_S: Final = 5.0
@@ -110,6 +112,11 @@ class WaitingList:
         position = order.index(place) + 1
         expected_s = position * self._between_s
         return Turn(position, expected_s, min(max(expected_s / 2, LEAST_RETRY_S), MOST_RETRY_S))
+
+    @property
+    def is_unclaimed(self) -> bool:
+        """Whether no session has ended for so long that who stands first would have asked."""
+        return self._clock() - self._ended_s > CLAIM_S
 
     def leave(self, place: WaitingPlace) -> None:
         """There was room for it."""

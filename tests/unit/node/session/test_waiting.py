@@ -8,6 +8,7 @@ import pytest
 
 from node.session.admission import OwnerStanding, standing_of
 from node.session.waiting import (
+    CLAIM_S,
     LEAST_RETRY_S,
     MAX_WAITING,
     MOST_RETRY_S,
@@ -69,6 +70,14 @@ def test_those_who_stand_before_have_the_first_claim_to_room() -> None:
     assert waiters.list.ahead_of(WaitingPlace("2.0.0.1", b"\0"), NOBODY) == [10]
     assert waiters.list.ahead_of(WaitingPlace("3.0.0.1", b"\0"), NOBODY) == [10, 10], "whoever comes new, too"
     assert waiters.list.ahead_of(WaitingPlace("1.0.0.1", b"\0"), NOBODY) == []
+
+
+def test_room_is_kept_for_a_moment_alone() -> None:
+    waiters = Waiters()
+    waiters.list.ended()
+    assert not waiters.list.is_unclaimed
+    waiters.now_s += CLAIM_S + 0.01
+    assert waiters.list.is_unclaimed
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(SILENT_S + 0.1, 1), (SILENT_S - 1, int(WAIT_S / (SILENT_S - 1)) + 1)])
