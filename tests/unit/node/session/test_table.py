@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.session.admission import CARRIED, OwnerStanding, standing_of, weight_of
+from node.session.admission import CARRIED, PREFERRED, OwnerStanding, standing_of, weight_of
 from node.session.table import IDLE_S, UNUSED_S, Reservation, Room, as_idle_s, victims
 
 ROOM = Room(tokens=1_000, sessions=8)
@@ -110,3 +110,21 @@ def test_what_goes_makes_room_and_never_hurts_who_has_no_more_than_is_asked(
         key, _, idle_s = held[place]
         assert idle_s >= IDLE_S or key != asked[0], "nobody drives out its own"
         assert idle_s >= IDLE_S or sum(1 for one in held if one[0] == key) > 1 or amounts[key] > ROOM.tokens / 4
+
+
+def test_many_addresses_of_one_network_hold_no_more_than_a_few_owners() -> None:
+    crowd = [(f"93.184.216.{place}", 20, ACTIVE) for place in range(50)]
+    reservations = {place: Reservation(key, tokens) for place, (key, tokens, _) in enumerate(crowd)}
+    room = Room(1_000, 99)
+    gone = victims(reservations, Reservation("8.8.8.8", 100), room, lambda _: ACTIVE, standing_of)
+    assert gone is not None
+    assert len(gone) == 5
+    alone = victims(reservations, Reservation("93.184.216.99", 100), room, lambda _: ACTIVE, standing_of)
+    assert alone is None, "one more of them takes from nobody"
+
+
+def test_whom_the_operator_prefers_takes_room_from_strangers() -> None:
+    held = {place: Reservation(f"{place + 20}.0.0.1", 250) for place in range(4)}
+    assert victims(held, Reservation("9.9.9.9", 100), Room(1_000, 99), lambda _: ACTIVE, standing_of) is None
+    own = Reservation(PREFERRED + "9.9.9.9", 100)
+    assert victims(held, own, Room(1_000, 99), lambda _: ACTIVE, standing_of) is not None
