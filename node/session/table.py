@@ -99,7 +99,8 @@ def victims(
     First go those that nobody uses, idle for `IDLE_S`: of the owner who holds most by its weight, the longest first.
     Then who holds most gives way, and of its sessions the one that was idle for the longest, if its owner holds more
     than its share, and more than a quarter of the KV. Whoever asks holds what it asks for, so nobody takes from who
-    has less. Owners of one network are one here, of `NETWORK_OWNERS` shares at most: many names hold no more.
+    has less. Whom the operator prefers takes the quarter too. Owners of one network are one here, of `NETWORK_OWNERS`
+    shares at most: many names hold no more.
 
     Args:
         idle_s: how long a session did no sweep (`as_idle_s`).
@@ -130,7 +131,8 @@ def victims(
             own = [session for session, one in left.items() if crowd_of[one.key] == heaviest]
             capacity = room.tokens if lacks_tokens else room.sessions
             share = capacity * shares[heaviest] / sum(shares.values())
-            kept = max(share, ALWAYS_OWN * capacity) if lacks_tokens else share
+            always = 0.0 if known[asked.key].shares > 1 or not lacks_tokens else ALWAYS_OWN
+            kept = max(share, always * capacity)
             if not own or heaviest == asking or amounts[heaviest] <= kept:
                 return None
             victim = max(own, key=idle_s)
@@ -359,9 +361,8 @@ class SessionTable:
         if not ahead:
             room = Room(self.kv_tokens, MAX_SESSIONS)
             return victims(self._reserved, asked, room, idle_s, standing_of)
-        before = [] if self._waiting.is_unclaimed else ahead
-        has_tokens = sum(before) + asked.tokens <= self.kv_tokens_free
-        return [] if has_tokens and len(self._reserved) + len(before) < MAX_SESSIONS else None
+        has_tokens = self._waiting.kept(ahead) + asked.tokens <= self.kv_tokens_free
+        return [] if has_tokens and len(self._reserved) < MAX_SESSIONS else None
 
     def _full(self, busy: Busy, place: WaitingPlace, asked: Reservation) -> Busy:
         """The refusal, with a place among those that wait if there is one: who can never fit waits for nothing."""
@@ -388,7 +389,7 @@ class SessionTable:
         reservation = self._reserved.pop(hop, None)
         if reservation is not None:
             self.admission.quota.give(SESSIONS, reservation.key)
-            self._waiting.ended()
+            self._waiting.ended(reservation.tokens)
 
     async def _run(self, session: SessionId, hop: HopSession) -> None:
         try:

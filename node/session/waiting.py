@@ -9,8 +9,8 @@ owners at most, so many names gain nothing.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,6 +80,7 @@ class WaitingList:
         self._standing, self._clock = standing, clock
         self._places: dict[WaitingPlace, _Waiting] = {}
         self._between_s, self._ended_s = FIRST_GUESS_S, clock()
+        self._freed: deque[tuple[float, int]] = deque(maxlen=MAX_WAITING)
 
     def __len__(self) -> int:
         self._forget()
@@ -113,18 +114,21 @@ class WaitingList:
         expected_s = position * self._between_s
         return Turn(position, expected_s, min(max(expected_s / 2, LEAST_RETRY_S), MOST_RETRY_S))
 
-    @property
-    def is_unclaimed(self) -> bool:
-        """Whether no session has ended for so long that who stands first would have asked."""
-        return self._clock() - self._ended_s > CLAIM_S
+    def kept(self, ahead: Sequence[int]) -> int:
+        """KV tokens of the room that is kept for those who stand before: what came free a moment ago."""
+        now_s = self._clock()
+        while self._freed and now_s - self._freed[0][0] > CLAIM_S:
+            self._freed.popleft()
+        return min(sum(ahead), sum(tokens for _, tokens in self._freed))
 
     def leave(self, place: WaitingPlace) -> None:
         """There was room for it."""
         self._places.pop(place, None)
 
-    def ended(self) -> None:
-        """A session ended, so there is more room."""
+    def ended(self, tokens: int) -> None:
+        """A session ended, so there is room for so many more KV tokens."""
         now_s = self._clock()
+        self._freed.append((now_s, tokens))
         self._between_s += _NEWEST * (min(now_s - self._ended_s, WAIT_S) - self._between_s)
         self._ended_s = now_s
 

@@ -74,10 +74,13 @@ def test_those_who_stand_before_have_the_first_claim_to_room() -> None:
 
 def test_room_is_kept_for_a_moment_alone() -> None:
     waiters = Waiters()
-    waiters.list.ended()
-    assert not waiters.list.is_unclaimed
-    waiters.now_s += CLAIM_S + 0.01
-    assert waiters.list.is_unclaimed
+    waiters.list.ended(7)
+    assert (waiters.list.kept([10, 10]), waiters.list.kept([5]), waiters.list.kept([])) == (7, 5, 0)
+    waiters.now_s += CLAIM_S / 2
+    waiters.list.ended(4)
+    assert waiters.list.kept([10, 10]) == 11
+    waiters.now_s += CLAIM_S / 2 + 0.01
+    assert waiters.list.kept([10, 10]) == 4
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(SILENT_S + 0.1, 1), (SILENT_S - 1, int(WAIT_S / (SILENT_S - 1)) + 1)])
@@ -105,7 +108,7 @@ def test_the_expected_time_follows_how_often_sessions_end() -> None:
     waiters = Waiters()
     for _ in range(60):
         waiters.now_s += 0.5
-        waiters.list.ended()
+        waiters.list.ended(1)
     turns = [waiters.ask(f"{owner}.0.0.1") for owner in range(1, 31)]
     assert all(turn is not None for turn in turns)
     expected = [turn.expected_s for turn in turns if turn is not None]
