@@ -1,4 +1,4 @@
-"""What becomes of many users at once, of a long prompt beside them, and of one who opens all it can?
+"""What becomes of many users at once, and of those beside a long prompt or a greedy client?
 
 On loopback, on real nodes: 64 clients, and then 32 that come at once to nodes with room for a few of them. In virtual
 time, with real decode loops and a node's scheduler, but recorded texts: what a chain gives to 16 and 64 clients, what a
