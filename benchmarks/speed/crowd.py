@@ -61,7 +61,7 @@ class Options(Recording):
     """Whether to run real nodes too."""
     clients: int = 64
     """On real nodes."""
-    seconds: float = 60.0
+    seconds: float = 24.0
     """Seconds that count on real nodes."""
     new_tokens: int = 16
     """Of each text on real nodes."""
@@ -71,9 +71,9 @@ class Options(Recording):
     """Of each node then."""
     prompt_tokens: int = 16_000
     """Of the long prompt."""
-    virtual_s: float = 8.0
+    virtual_s: float = 5.0
     """Virtual seconds that count, of each measurement in virtual time."""
-    warm_s: float = 4.0
+    warm_s: float = 3.0
     """Seconds before those, which do not count."""
 
 
