@@ -30,6 +30,7 @@ PROGRAMS: Final = {
         "card",
         "card_formats",
         "card_swarm",
+        "crowd",
         "footprint",
         "grown",
         "hop",

@@ -142,8 +142,10 @@ def as_api_error(error: Exception) -> ApiError:
             wait_s = max(math.ceil(error.retry_after_s), 1)
             return ApiError(429, str(error), code="rate_limit_exceeded", retry_after_s=wait_s)
         case Busy():
-            message = "The swarm has no memory left for another session; ask again later."
-            return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=RETRY_S)
+            place = "" if error.position is None else f" {error.position - 1} others wait before this one."
+            message = f"The swarm has no memory left for another session; ask again later.{place}"
+            again_s = max(math.ceil(error.expected_s or error.retry_after_s or RETRY_S), 1)
+            return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=again_s)
         case ConfigError():
             return ApiError(400, str(error), param=getattr(error, "param", None))
         case GenerationInterrupted() | SwarmError():

@@ -26,6 +26,7 @@ one is `client.chain.repair_plan`'s.
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -302,6 +303,12 @@ MAY_PASS = (Unreachable, HopTimeout)
 BUSY_S = 5.0
 """How long a machine that has no room is asked again where no other is left: by then it is free of sessions that nobody
 uses (`node.session.table`)."""
+QUEUED_S = 30.0
+"""The same for one that keeps a place for this session (P16)."""
+MAX_ASKED_S = 5.0
+"""A machine may ask to be left alone for so long."""
+JITTER = 0.25
+"""By so much of it earlier or later it is asked again: those who were refused together do not come back together."""
 
 
 class Refusals:
@@ -309,20 +316,26 @@ class Refusals:
 
     Attributes:
         gap: which layers nobody serves without those machines; None: a chain is left, or nothing was tried.
-        has_warned: whether the user was told that machines are waited for.
     """
 
-    def __init__(self, wait_s: float, timer: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        wait_s: float,
+        timer: Callable[[], float] = time.monotonic,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
         """Begin without any.
 
         Args:
             wait_s: how long, from the first refusal on, machines that went are waited for.
             timer: a monotonic clock, in seconds.
+            uniform: draws a number between two.
         """
         self.gap: RouteError | None = None
-        self.has_warned = False
-        self._wait_s, self._timer = wait_s, timer
+        self._told: str | None = None
+        self._wait_s, self._timer, self._uniform = wait_s, timer, uniform
         self._first_s = 0.0
+        self._due_s: dict[str, float] = {}
         self._last: dict[str, tuple[float, HopError]] = {}
         self._counts: Counter[tuple[str, str | None]] = Counter()
         self._suspicion = Suspicion()
@@ -343,6 +356,20 @@ class Refusals:
         can_pass = any(self._can_pass(error) for _, error in self._last.values())
         return can_pass and not isinstance(self.last, HopRefused) and self._timer() - self._first_s < self._wait_s
 
+    def news(self) -> str | None:
+        """What the user should know of the wait, once: again where the place among those that wait is another one."""
+        last, told = self.last, self._told
+        if isinstance(last, Busy) and last.position is not None:
+            expected = "" if last.expected_s is None else f", about {max(last.expected_s, 1.0):.0f} s"
+            self._told = f"number {last.position} of those that wait for room{expected}"
+            return None if told == self._told else f"{self._told}: {last}"
+        self._told = "waits"
+        if told is not None:
+            return None
+        if isinstance(last, Busy):
+            return f"waiting up to {min(self._wait_s, BUSY_S):.0f} s for room: {last}"
+        return f"waiting up to {self._wait_s:.0f} s: {self.gap}"
+
     def add(self, error: HopError, route: Collection[str] = ()) -> bool:
         """Note one more; returns whether to try again.
 
@@ -355,6 +382,9 @@ class Refusals:
             self._first_s = now
         self._counts[error.peer, error.other] += 1
         self._last[error.peer] = now, error
+        if isinstance(error, Busy) and error.retry_after_s is not None:
+            asked_s = min(error.retry_after_s, MAX_ASKED_S)
+            self._due_s[error.peer] = now + asked_s * self._uniform(1 - JITTER, 1 + JITTER)
         self._suspicion.add(error, now)
         if isinstance(error, HopRefused) and self._verdicts.add(error, route, now):
             return False  # machines that share nothing say the same
@@ -381,10 +411,13 @@ class Refusals:
         return tuple(sets)
 
     def _can_pass(self, error: HopError) -> bool:
-        return isinstance(error, MAY_PASS) or (isinstance(error, Busy) and self._timer() - self._first_s < BUSY_S)
+        if not isinstance(error, Busy):
+            return isinstance(error, MAY_PASS)
+        return self._timer() - self._first_s < (BUSY_S if error.position is None else QUEUED_S)
 
     def _may_be_back(self, at_s: float, error: HopError, now: float) -> bool:
         times = self._counts[error.peer, error.other]
         if isinstance(error, HopTimeout) and times == 1:  # its packets were lost, perhaps
             return True
-        return self._can_pass(error) and now - at_s >= min(RETRY_S * 2 ** (times - 1), MAX_RETRY_S)
+        due_s = self._due_s.get(error.peer, at_s + min(RETRY_S * 2 ** (times - 1), MAX_RETRY_S))
+        return self._can_pass(error) and now >= due_s

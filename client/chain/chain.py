@@ -145,6 +145,7 @@ class Chain:
             owner: finds routes around machines, and hears of them.
             wait_s: how long a machine is waited for that is missing, or is lost again and again before an answer comes.
         """
+        self._ticket = b""
         self.credits = Credits(0, 0, 0)
         self.repairs: list[Repair] = []
         self.differences: list[str] = []
@@ -195,6 +196,10 @@ class Chain:
     def route_key(self) -> Hashable:
         """Names the machines and layers that it goes over now."""
         return self.route.hops
+
+    def wait_by(self, ticket: bytes) -> None:
+        """Open it as the one that full machines know by this ticket (P16)."""
+        self._ticket = ticket
 
     def accept_rows(self, max_bytes: int) -> None:
         """Take replies with so many bytes of hidden rows, each; none without this. Before it is opened."""
@@ -412,7 +417,7 @@ class Chain:
     def _attach(self) -> Attach:
         route = self.route
         attach = Attach(self._key.session, self.generation, route.hops, 0, self._wanted(), route.hedge, route.sealed)
-        return self._key.command(attach)
+        return self._key.command(replace(attach, ticket=self._ticket))
 
     # Whether the chain moves
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ import torch
 from client.base.options import CodecChoice
 from client.base.stats import Result, Stats, TokenLogProbs
 from client.base.target import Target
-from client.chain.blame import BUSY_S, RETRY_S, Refusals
+from client.chain.blame import RETRY_S, Refusals
 from client.chain.chain import Chain, ChainOwner
 from client.chain.opening import ChainOpening, PeerLatency, first_open
 from client.decode.loop import Generation
@@ -29,7 +30,6 @@ from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
 from client.library.known_prefixes import KnownPrefixes, fresh_secret
 from swarm.base.errors import (
-    Busy,
     GenerationInterrupted,
     HopError,
     RegistryError,
@@ -47,7 +47,7 @@ from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import KNOWN_S, RECENT_S, Registry
 from swarm.directory.signed_faults import is_signed
 from swarm.link.dial import Dialer
-from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_REPLY_ROWS
+from swarm.protocol.limits import MAX_PROMPT_ROWS, MAX_REPLY_ROWS, TICKET_BYTES
 from swarm.protocol.messages import Border, Codec, Open, RouteHop, Rows, Sampling
 from swarm.protocol.numeric_class import NumericClass, promises_texts
 from swarm.protocol.prefix import BlockNames, borders
@@ -404,10 +404,11 @@ class SessionOpener:
         Raises:
             SwarmError: none does.
         """
-        refusals = Refusals(self.wait_s)
+        refusals, ticket = Refusals(self.wait_s), os.urandom(TICKET_BYTES)
 
         def begin(route: Route, *, is_hasty: bool) -> ChainOpening:
             chain = self._chain(route, room)
+            chain.wait_by(ticket)
             if is_hasty:
                 chain.hurry()
             return ChainOpening(scope, chain)
@@ -504,12 +505,8 @@ class SessionOpener:
                     return await self.route(avoid=avoid)
             if not refusals.may_wait:
                 raise refusals.final(last) from last
-            if not refusals.has_warned:
-                refusals.has_warned = True
-                if isinstance(last, Busy):
-                    logger.warning("waiting up to %.0f s for room: %s", min(self.wait_s, BUSY_S), last)
-                else:
-                    logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.gap)
+            if (news := refusals.news()) is not None:
+                logger.warning("%s", news)
             await asyncio.sleep(RETRY_S)
 
     def _walk(self, chain: Chain, beginning: Beginning | None, names: BlockNames | None) -> Walk:

@@ -195,4 +195,6 @@ class Announcer:
             kv_tokens_total=sessions.kv_tokens,
             kv_tokens_kept=sessions.pool.tokens,
             worked_ms=sessions.worked_ms,
+            held=sessions.held(),
+            waiting=sessions.waiting,
         )

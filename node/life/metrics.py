@@ -16,7 +16,9 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 
 from node.life.report import NodeDescription
+from node.session.admission import OwnerClass
 from node.session.counters import ErrorKind
+from node.session.table import ClassHoldings
 from swarm.base.errors import ConfigError
 from swarm.base.ids import PeerId
 from swarm.base.tasks import TaskScope
@@ -38,6 +40,14 @@ KV_KEPT = MetricFamily(
     "canopy_node_kv_kept_tokens", "KV tokens of texts that are over, kept for those that begin alike."
 )
 KV_USED = MetricFamily("canopy_node_kv_used_tokens", "KV tokens that open sessions have reserved.")
+WAITING = MetricFamily("canopy_node_waiting_sessions", "Sessions that wait for room.")
+CLASS_OWNERS = MetricFamily("canopy_node_class_owners", "Owners of sessions, by class.", ("class",))
+CLASS_SESSIONS = MetricFamily("canopy_node_class_sessions", "Open sessions, by the class of their owner.", ("class",))
+CLASS_KV = MetricFamily("canopy_node_class_kv_tokens", "KV tokens that these have reserved.", ("class",))
+CLASS_ROWS = MetricFamily("canopy_node_class_rows_total", "Tree nodes that were computed, by the class of their owner.",
+                          ("class",), MetricKind.COUNTER)  # fmt: skip
+CLASS_BYTES = MetricFamily("canopy_node_class_received_bytes_total", "Bytes of sessions, by the class of their owner.",
+                           ("class",), MetricKind.COUNTER)  # fmt: skip
 MEMORY = MetricFamily(
     "canopy_node_device_memory_used_bytes", "Device memory in use, by all programs; absent for a CPU."
 )
@@ -99,6 +109,7 @@ FIGURES: Final = (
         BUSY,
         REPLAYED,
     ),
+    *(WAITING, CLASS_OWNERS, CLASS_SESSIONS, CLASS_KV, CLASS_ROWS, CLASS_BYTES),
     *TOTALS.values(),
 )
 
@@ -131,6 +142,14 @@ class NodeFigures:
         sheet.set_histogram(FORWARD, counters.forward_times)
         for kind in ErrorKind:
             sheet.set(ERRORS, counters.errors_by_kind[kind], kind.value)
+        sheet.set(WAITING, snapshot.waiting)
+        for owners in OwnerClass:
+            held = snapshot.held.get(owners, ClassHoldings())
+            sheet.set(CLASS_OWNERS, held.owners, owners.value)
+            sheet.set(CLASS_SESSIONS, held.sessions, owners.value)
+            sheet.set(CLASS_KV, held.kv_tokens, owners.value)
+            sheet.set(CLASS_ROWS, counters.rows_by_class[owners], owners.value)
+            sheet.set(CLASS_BYTES, counters.bytes_in_by_class[owners], owners.value)
         sheet.set(BUSY, snapshot.worked_ms / 1e3)
         sheet.set(REPLAYED, counters.replay_us / 1e6)
         for name, figure in TOTALS.items():

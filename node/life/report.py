@@ -6,13 +6,15 @@ No address, host name or path is part of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from node.life.publisher import Outbox
 from node.model.device import Device
+from node.session.admission import OwnerClass
 from node.session.counters import NodeCounters
+from node.session.table import ClassHoldings
 from swarm.base.ids import ModelIdentity
 from swarm.base.layers import Span
 from swarm.base.version import VERSION
@@ -36,6 +38,10 @@ class NodeSnapshot:
     kv_tokens_total: int = 0
     worked_ms: float = 0.0
     """How long its engine computed so far; a new engine begins at 0."""
+    held: Mapping[OwnerClass, ClassHoldings] = field(default_factory=dict)
+    """What owners of each class hold."""
+    waiting: int = 0
+    """Sessions that wait for room."""
     path: str = ""
     """How its layers run; empty until they are loaded, and on a CPU, where they run one way."""
     kv_tokens_kept: int = 0

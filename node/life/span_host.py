@@ -21,7 +21,7 @@ from node.life.successors import Successors
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
 from node.model.malloc_trim import trim_heap
 from node.model.span import SpanModel, dissect, shared_parts
-from node.session.admission import Admission, weight_of
+from node.session.admission import Admission, standing_of
 from node.session.context import NodeContext
 from node.session.measure import REPEATS, make_ready, measure_sweeps, medians, sizes_of, step_cost, uncounted_ms
 from node.session.scheduler import Engine
@@ -212,8 +212,8 @@ class SpanHost:
         alone = model.device.type == "cpu" and not config.offload and resources.compute.threads == 1
         measured = self.sweep_ms
         cost = StaircaseCost(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
-        engine = Engine(cost, resources.compute, counts_cpu=alone, weight=weight_of)
-        admission = Admission()
+        engine = Engine(cost, resources.compute, counts_cpu=alone, standing=standing_of)
+        admission = Admission(preferred=config.preferred)
         policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
         successors = Successors(registry, resources.dialer, policy, resources.identity, admission.quota)

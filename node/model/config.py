@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Literal
 
 import tyro
@@ -40,12 +41,14 @@ from swarm.base.ids import PeerId
 from swarm.base.layers import Span
 from swarm.base.process_limits import check_threads
 from swarm.base.quiet_hours import QuietHours
+from swarm.base.quota import Preferred
 from swarm.directory.dht.addresses import OPEN_SWARM, DhtConfig, Membership, listen_addresses
 from swarm.directory.identity import default_identity_path
 from swarm.directory.node_record import MAX_NAME_CHARACTERS, split_address
 from swarm.directory.sealing import RecordError
 from swarm.link.broker_address import BrokerAddress, parse_broker
 from swarm.link.endpoint import is_loopback
+from swarm.protocol.peer_keys import is_peer_id
 from swarm.reach.relay.lending import NO_RELAY, lent_settings
 from swarm.status.messages import DEFAULT_PREFIX, check_prefix
 
@@ -61,7 +64,7 @@ MAX_MBIT = 100_000
     swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
     network=("host", "port", "dht_port", "allow_private", "insecure"),
     reach=("announce_address", "relay", "no_port_mapping", "relay_port", "relay_mbit", "tls_port"),
-    courtesy=("pause_when_busy", "pause_on_battery", "quiet_hours", "pause_frees_memory", "max_mbit"),
+    courtesy=("prefer", "pause_when_busy", "pause_on_battery", "quiet_hours", "pause_frees_memory", "max_mbit"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,9 @@ class ServeConfig:
     """Identity file (default: one per machine, in the user's configuration folder)."""
     name: Name | None = None
     """A name shown to others (default: none)."""
+    prefer: Annotated[tuple[Text, ...], tyro.conf.UseAppendAction] = ()
+    """Who comes first here: an IP address, a network such as 192.0.2.0/24, or a machine's peer id; may be repeated.
+    Strangers share what these leave (default: nobody is preferred)."""
     pause_when_busy: bool = False
     """Pause while other programs use the GPU; where the node computes on the CPU, while they use half of its cores."""
     pause_on_battery: bool = False
@@ -236,8 +242,19 @@ class ServeConfig:
         if self.tls_port is not None and self.relay_mbit == 0:
             raise ConfigError(NO_RELAY)
 
+    @property
+    def preferred(self) -> Preferred:
+        """Whom `prefer` names.
+
+        Raises:
+            ConfigError: it names nobody.
+        """
+        peers = frozenset(filter(is_peer_id, self.prefer))
+        return Preferred(tuple(map(_network, (name for name in self.prefer if name not in peers))), peers)
+
     def _check_courtesy(self) -> None:
         self.quiet()
+        _ = self.preferred
         if self.max_mbit is not None and not 1 <= self.max_mbit <= MAX_MBIT:
             raise ConfigError(f"--max-mbit {self.max_mbit:g}: give 1 to {MAX_MBIT}, or leave it out")
 
@@ -300,3 +317,10 @@ def _host(address: str | None) -> str | None:
         return split_address(address)[0]
     except RecordError:
         raise ConfigError(f"--announce-address {address!r}: write host:port, such as 203.0.113.7:31338") from None
+
+
+def _network(name: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(name, strict=False)
+    except ValueError:
+        raise ConfigError(f"--prefer {name}: give an IP address, a network as 192.0.2.0/24, or a peer id") from None

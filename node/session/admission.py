@@ -5,26 +5,35 @@ Knows addresses and no sessions. `node.session.table` asks it for sessions, `nod
 
 from __future__ import annotations
 
+import enum
 import logging
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Final
 
 from swarm.base.errors import RemoteProtocolError, SwarmError
 from swarm.base.ids import PeerId, SessionId
 from swarm.base.logs import CountedLog, describe
 from swarm.base.quota import (
+    MAX_KEYS,
     NEAR_WEIGHT,
+    NOBODY_PREFERRED,
     UNKNOWN,
     HoldingLimit,
     OverQuota,
+    Preferred,
     Quota,
     QuotaLimits,
     RateLimit,
     StrikeRule,
     is_private,
+    site_key,
 )
 from swarm.link.link import introduction_in
 from swarm.protocol.authority import is_signed, session_of
@@ -136,6 +145,13 @@ GRAMMARS: Final = QuotaLimits(
 """Of grammars alone: whose third one takes too much is refused any; what others take is paid for by waiting."""
 CARRIED: Final = "hop "
 """What the key of a machine that carries others' sessions begins with."""
+PAID_BY: Final = "for "
+"""What stands in a key between such a machine and whose session it carries."""
+PREFERRED: Final = "own "
+"""What the key of whom the operator prefers begins with."""
+PAYER_BYTES: Final = 8
+PREFERRED_SHARES: Final = 8
+"""A millisecond of theirs counts for an eighth, and so does what they hold."""
 
 
 class AddressRefused(SwarmError):
@@ -145,14 +161,91 @@ class AddressRefused(SwarmError):
         super().__init__(f"this address sent what is refused; try again in {seconds:.0f} s")
 
 
-def owner_of(address: str, attach: Attach) -> str:
-    """Who pays for a session: the client's address or, behind hop 0, the machine that carries it for others."""
-    return address if attach.index == 0 else CARRIED + address
+class OwnerClass(enum.StrEnum):
+    """What kind of owner a key names, as far as anybody is told."""
+
+    PREFERRED = "preferred"
+    NEAR = "near"
+    CARRIER = "carrier"
+    STRANGER = "stranger"
+
+    @classmethod
+    def of(cls, key: str) -> OwnerClass:
+        """The class of a key."""
+        if key.startswith(PREFERRED):
+            return cls.PREFERRED
+        if key.startswith(CARRIED):
+            return cls.CARRIER
+        return cls.NEAR if is_near(key) else cls.STRANGER
+
+
+def owner_of(address: str, attach: Attach, caller: Caller, preferred: Preferred = NOBODY_PREFERRED) -> str:
+    """Who pays for a session: the client's address or, behind hop 0, the machine that carries it for others.
+
+    Args:
+        address: by `address_key`.
+        caller: who opened the stream; a client is known by its session alone.
+        preferred: whom the operator prefers.
+    """
+    key = address if attach.index == 0 else CARRIED + address
+    peer = caller if isinstance(caller, str) else None
+    return PREFERRED + key if preferred.names(address, peer) else key
+
+
+def payer_of(account: str, attach: Attach) -> str:
+    """Whose turns a session has: who pays for it or, where a machine carries it for others, whoever pays there."""
+    return f"{account} {PAID_BY}{attach.payer.hex()}" if attach.index and attach.payer else account
 
 
 def weight_of(key: str) -> int:
     """How many clients an address may stand for: many, where they reach the node through one machine."""
-    return NEAR_WEIGHT if key.startswith(CARRIED) or is_near(key) else 1
+    return 1 if OwnerClass.of(key) is OwnerClass.STRANGER else NEAR_WEIGHT
+
+
+NETWORK_OWNERS: Final = 4
+"""Strangers of one network count as so many of them at most, however many they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerStanding:
+    """What an owner counts for among others.
+
+    Attributes:
+        sessions: how many sessions' turns it may have in one of its own, if that many of its sessions wait: more than
+            one for a machine that carries the sessions of many.
+        shares: by how much its time is worth less than others': more than one for whom the operator prefers.
+        network: where it comes from; None: from nowhere that others come from.
+        neighbours: as how many owners its network counts at most.
+    """
+
+    sessions: int = 1
+    shares: int = 1
+    network: str | None = None
+    neighbours: int = NETWORK_OWNERS
+
+    @property
+    def crowd(self) -> str | None:
+        """Owners with whom it may be one person; None: it is taken for one."""
+        return self.network if self.neighbours == NETWORK_OWNERS else None
+
+
+def of_one(owner: str) -> OwnerStanding:
+    """What an owner counts for of whom nothing is known."""
+    return OwnerStanding()
+
+
+@lru_cache(maxsize=MAX_KEYS)
+def standing_of(key: str) -> OwnerStanding:
+    """What an address counts for where machines compute."""
+    match OwnerClass.of(key):
+        case OwnerClass.CARRIER if PAID_BY in key:
+            return OwnerStanding(network=key.partition(f" {PAID_BY}")[0], neighbours=NEAR_WEIGHT)
+        case OwnerClass.PREFERRED:
+            return OwnerStanding(weight_of(key.removeprefix(PREFERRED)), PREFERRED_SHARES)
+        case OwnerClass.STRANGER:
+            return OwnerStanding(network=f"network {site_key(key)}")
+        case _:
+            return OwnerStanding(NEAR_WEIGHT)
 
 
 def is_near(key: str) -> bool:
@@ -175,12 +268,25 @@ class Admission:
 
     Attributes:
         quota: what each address holds and spent.
+        preferred: whom the operator prefers.
     """
 
-    def __init__(self, limits: QuotaLimits = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: QuotaLimits = LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+        preferred: Preferred = NOBODY_PREFERRED,
+    ) -> None:
+        self.preferred = preferred
+        self._secret = secrets.token_bytes(PAYER_BYTES)
         self.quota = Quota(limits, clock, weight_of)
         self._grammars = Quota(GRAMMARS, clock, weight_of)
         self._log = CountedLog(logger, clock)
+
+    def payer_tag(self, address: str) -> bytes:
+        """What names a client's network to the hops behind, and its address to nobody."""
+        named = (standing_of(address).network or address).encode()
+        return blake2b(named, key=self._secret, digest_size=PAYER_BYTES).digest()
 
     def check_call(self, address: str) -> None:
         """Let a unary call in.
@@ -219,7 +325,8 @@ class Admission:
             raise OverQuota(OPENED)
         if self.quota.wait_s(DECODED, address, 0.0) > 0:
             raise OverQuota(DECODED)
-        sessions = self.quota.held(SESSIONS, address) + self.quota.held(SESSIONS, CARRIED + address)
+        keys = (address, CARRIED + address, PREFERRED + address, PREFERRED + CARRIED + address)
+        sessions = sum(self.quota.held(SESSIONS, key) for key in keys)
         if not self.quota.take(WAITING, address, allowance=sessions):
             raise OverQuota(WAITING)
         with ExitStack() as waiting:
@@ -237,7 +344,7 @@ class Admission:
 
     def decoded(self, owner: str, seconds: float) -> None:
         """A large head of a session took so long to decode; what a machine carries for others is not its own."""
-        if not owner.startswith(CARRIED):
+        if OwnerClass.of(owner) not in (OwnerClass.CARRIER, OwnerClass.PREFERRED):
             self.quota.charge(DECODED, owner, seconds * 1e3)
 
     def may_sign(self, address: str) -> bool:
@@ -255,7 +362,7 @@ class Admission:
 
     def strike(self, address: str) -> None:
         """This address sent garbage. One of a private network is not refused for it: it may stand for everybody."""
-        if not is_near(address):
+        if not is_near(address.removeprefix(PREFERRED)):
             self.quota.strike(address)
 
     def check_grammar(self, owner: str) -> None:
@@ -270,7 +377,7 @@ class Admission:
 
     def grammar_exceeded(self, owner: str) -> None:
         """A grammar of this owner took too much here or at a tail behind; of a private network as for `strike`."""
-        if not is_near(owner.removeprefix(CARRIED)):
+        if not is_near(owner.removeprefix(PREFERRED).removeprefix(CARRIED)):
             self._grammars.strike(owner)
 
     def grammar_took(self, owner: str, seconds: float) -> None:

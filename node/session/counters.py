@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
+from node.session.admission import OwnerClass
 from swarm.base.errors import Busy, HopError, LocalProtocolError, RemoteProtocolError, SessionError, SwarmError
 from swarm.base.histogram import Histogram
 from swarm.protocol.hop_log import SweepWork
@@ -78,6 +79,9 @@ class NodeCounters:
     """From upstream neighbours."""
     bytes_out: int = 0
     """To the next hop, back upstream, and to clients."""
+    rows_by_class: Counter[OwnerClass] = field(default_factory=Counter)
+    """Tree nodes that were computed, by the class of whose they were."""
+    bytes_in_by_class: Counter[OwnerClass] = field(default_factory=Counter)
     errors_by_kind: Counter[ErrorKind] = field(default_factory=Counter)
     queue_times: Histogram = field(default_factory=Histogram)
     """Per sweep."""

@@ -21,7 +21,7 @@ import msgpack
 import torch
 
 from node.model.span import SpanModel
-from node.session.admission import GrammarsRefused
+from node.session.admission import GrammarsRefused, OwnerClass, payer_of, standing_of
 from node.session.context import NodeContext
 from node.session.scheduler import PendingWork
 from node.session.sweep_run import HopRole, SweepRun
@@ -202,19 +202,21 @@ class HopSession:
         replies: at the tail, what the client has not confirmed.
         log: the session's rules and state here.
         journal: what the next hop may need again (R5).
-        owner: who pays for it (`node.session.admission`).
+        account: who pays for it (`node.session.admission`).
+        owner: whose turns it has (`node.session.scheduler`): behind hop 0, who pays there.
         scope: what its KV and rows depend on beside the tokens (P15); None where a hop has a replica.
         used_at: when the last sweep came, or the session began, on the clock of `time.monotonic`.
     """
 
-    def __init__(self, context: NodeContext, attach: Attach, credits: Credits, owner: str, shelf: TextShelf) -> None:
+    def __init__(self, context: NodeContext, attach: Attach, credits: Credits, account: str, shelf: TextShelf) -> None:
         """Begin a session.
 
         Args:
             shelf: what this node holds of other texts (P15).
         """
         self.credits = credits
-        self.owner = owner
+        self.account = account
+        self.owner = payer_of(account, attach)
         self.used_at = time.monotonic()
         self.replies = ReplyBuffer()
         self.log = HopLog(context.limits(credits))
@@ -230,13 +232,13 @@ class HopSession:
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
         self._shelf = shelf
-        self._tail = Tail(self.log, partial(context.compile, self.span, owner) if self._is_tail else None)
+        self._tail = Tail(self.log, partial(context.compile, self.span, account) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
         self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
         self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
-        self._connect = context.dials(owner)
+        self._connect = context.dials(account)
         self.scope = _scope_of(attach, self._role)
 
     @property
@@ -319,7 +321,8 @@ class HopSession:
         if reroute.open.aux_layers != self._role.aux_layers:
             raise RemoteProtocolError("aux_layers", "are others than those that the session was opened with")
         if self._upstreams.reroute(upstream, reroute, index, self.credits):
-            new = Attach(session, reroute.generation, reroute.route, index, reroute.open)
+            old, new = self._attach, Attach(session, reroute.generation, reroute.route, index, reroute.open)
+            new = replace(new, ticket=old.ticket, payer=old.payer)
             self._go_on(replace(new, hedge=reroute.hedge, records=reroute.records, signature=reroute.signature))
 
     def _go_on(self, attach: Attach) -> None:
@@ -402,7 +405,7 @@ class HopSession:
 
     def _check_grammar(self, sampling: Sampling | None) -> None:
         if sampling is not None and sampling.rules is not None and sampling.rules.grammar is not None:
-            self._context.admission.check_grammar(self.owner)
+            self._context.admission.check_grammar(self.account)
 
     def _refused(self, error: SwarmError) -> FrameRefused:
         self._context.counters.failed(error)
@@ -473,7 +476,7 @@ class HopSession:
             await self.file()
         except SwarmError as error:
             if isinstance(error, LeaseExceeded):
-                self._context.admission.grammar_exceeded(self.owner)
+                self._context.admission.grammar_exceeded(self.account)
             self._upstreams.report(error)
             self.close(str(error))
         finally:
@@ -525,7 +528,7 @@ class HopSession:
             cuts = await self._context.engine.on_thread(partial(_cut, kv, spans))
             for place, ids, row, (tensors, states) in zip(places, tokens, rows, cuts, strict=False):
                 block, is_whole = KvBlock(ids, tensors, row, states), self._is_tail or row is not None
-                if not is_whole or not pool.add(text, place, block, self.owner, self._shelf.room()):
+                if not is_whole or not pool.add(text, place, block, standing_of(self.account).network or self.account, self._shelf.room()):
                     return
             if len(cuts) < len(spans):
                 return
@@ -565,6 +568,7 @@ class HopSession:
         other_ms = run.encode_ms + self._context.engine.loop_cost.mean_ms
         times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms))
         self._context.counters.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
+        self._context.counters.rows_by_class[OwnerClass.of(self.account)] += len(run.work.run)
         if self._is_tail:
             self.replies.put(self._tail.reply(run, times), self.log.received.acked)
             return
@@ -644,7 +648,7 @@ class HopSession:
             self.on_trouble(HopMisbehaved(via.peer, str(via.span), NOBODY_SIGNED))
         else:
             if (fault.kind, fault.field) == (FaultKind.PROTOCOL, LEASE_FIELD):
-                self._context.admission.grammar_exceeded(self.owner)
+                self._context.admission.grammar_exceeded(self.account)
             self._upstreams.send(fault)
 
     def standing(self) -> Held:

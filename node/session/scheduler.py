@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, groupby, islice, pairwise
@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from node.session.admission import OwnerStanding, of_one
 from node.session.step_cost import LoopCost, StepCost
 from node.session.sweep_run import AskedPicks, SweepRun, SweepSlice
 from swarm.base.errors import ConfigError
@@ -196,17 +197,21 @@ def _rows_of(hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return hidden[to_device(rows, hidden.device)]
 
 
-# Who computes next: owners by fair queueing, and the sessions of each by deficit round-robin, both on milliseconds.
+# Who computes next: networks by fair queueing, the owners of each likewise, and the sessions of each owner by deficit
+# round-robin, all on milliseconds.
 #
 # An owner is whoever sent the sessions, such as an address: many sessions of one owner get together what one session
-# of another gets. What an owner used is its *virtual time*. The one comes next whose virtual time would be the least
-# after a turn as long as its last one, so who sends a sweep and waits for its answer does not wait for all who never
-# stop. Nobody saves time while it is idle: whoever comes back begins where those are that have always had work.
+# of another gets. A network is where owners come from whom one person may be: many get what a few get. What either
+# used is its *virtual time*. The one comes next whose virtual time would be the least after a turn as long as its last
+# one, so who sends a sweep and waits for its answer does not wait for all who never stop. Nobody saves time while it is
+# idle: whoever comes back begins where those are that have always had work.
 #
 # Source: A. Demers, S. Keshav, S. Shenker, Analysis and Simulation of a Fair Queueing Algorithm, 1989.
 
-MAX_IDLE_OWNERS = 4_096
-"""Owners without work whose virtual time is remembered."""
+MAX_OWNERS = 4_096
+"""Owners and networks whose virtual times are remembered, those that were seen last: more than there are sessions."""
+MAX_NEIGHBOURS = 256
+"""The same of owners within one network."""
 
 
 class Owned(Hashable, Protocol):
@@ -221,16 +226,58 @@ OwnedT = TypeVar("OwnedT", bound=Owned)
 
 
 @dataclass(slots=True)
-class _OwnerTime:
-    """What an owner used, in milliseconds.
+class _Used:
+    """What somebody used, in milliseconds.
 
     Attributes:
-        virtual_ms: in all, divided by how many sessions' turns it may have in one.
+        virtual_ms: in all, divided by its shares.
         last_ms: in its last turn, likewise; 0 before the first.
     """
 
     virtual_ms: float
     last_ms: float = 0.0
+
+
+class _FairTimes:
+    """The virtual times of those that share something, by name. Who did nothing for the longest is forgotten first."""
+
+    def __init__(self, max_names: int) -> None:
+        self._max_names = max_names
+        self._used: dict[str, _Used] = {}
+        self._least_ms = 0.0
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def resume(self, name: str) -> None:
+        """Somebody has work again."""
+        used = self._of(name)
+        used.virtual_ms = max(used.virtual_ms, self._least_ms)
+
+    def next_of(self, waiting: Collection[str]) -> str:
+        """Whose turn it is; of equals the first."""
+        used = {name: self._used.get(name) or _Used(self._least_ms) for name in waiting}
+        self._least_ms = max(self._least_ms, min(one.virtual_ms for one in used.values()))
+        return min(waiting, key=lambda name: used[name].virtual_ms + used[name].last_ms)
+
+    def charge(self, name: str, shared_ms: float, owes_ms: float | None) -> None:
+        """Somebody used so much of its own turn or, with a bound of what it then owes at most, of another's."""
+        used = self._of(name)
+        spent_ms = used.virtual_ms + shared_ms
+        if owes_ms is not None:  # else it would wait for long when those stop
+            spent_ms = min(spent_ms, max(used.virtual_ms, self._least_ms + owes_ms))
+        used.virtual_ms = spent_ms
+
+    def end_turn(self, name: str, used_ms: float) -> None:
+        """Somebody's turn is over, of which it used so much."""
+        self._of(name).last_ms = used_ms
+
+    def _of(self, name: str) -> _Used:
+        used = self._used.pop(name, None) or _Used(self._least_ms)
+        self._used[name] = used
+        if len(self._used) > self._max_names:
+            del self._used[next(iter(self._used))]
+        return used
 
 
 class Turns(Generic[OwnedT]):
@@ -240,24 +287,25 @@ class Turns(Generic[OwnedT]):
     what it owes: a quantum at most for what it used of others' turns.
     """
 
-    def __init__(self, quantum_ms: float, weight: Callable[[str], int] = lambda owner: 1) -> None:
+    def __init__(self, quantum_ms: float, standing: Callable[[str], OwnerStanding] = of_one) -> None:
         """Wait for the first session.
 
         Args:
             quantum_ms: what a turn adds to a balance.
-            weight: how many sessions' turns an owner may have in one of its own, if that many of its sessions wait:
-                more than one for a machine that carries the sessions of many.
+            standing: what an owner counts for.
         """
         self._quantum_ms = quantum_ms
-        self._weight = weight
+        self.standing = standing
         self._order: deque[str] = deque()
         self._queues: dict[str, deque[OwnedT]] = {}
         self._waiting: set[OwnedT] = set()
         self._balances_ms: WeakKeyDictionary[OwnedT, float] = WeakKeyDictionary()
-        self._owners: dict[str, _OwnerTime] = {}
-        self._least_ms = 0.0
+        self._network_of: dict[str, str] = {}
+        self._crowds: Counter[str] = Counter()
+        self._networks = _FairTimes(MAX_OWNERS)
+        self._owners: OrderedDict[str, _FairTimes] = OrderedDict()
         self._serving: str | None = None
-        self._share_served = 1
+        self._shares, self._network_shares = 1, 1
         self._left_ms = self._used_ms = 0.0
 
     def __bool__(self) -> bool:
@@ -275,8 +323,9 @@ class Turns(Generic[OwnedT]):
         owner = self._serving
         if owner not in self._queues or self._left_ms <= 0:
             owner = self._next_owner()
-            self._serving, self._share_served = owner, self._share(owner)
-            self._left_ms, self._used_ms = self._quantum_ms * self._share_served, 0.0
+            self._serving, self._used_ms = owner, 0.0
+            self._shares, self._network_shares = self._shares_of(owner)
+            self._left_ms = self._quantum_ms * self._sessions(owner)
         session = self._queues[owner].popleft()
         self._drop_empty(owner)
         balance_ms = self._balances_ms.get(session, 0.0)
@@ -294,14 +343,14 @@ class Turns(Generic[OwnedT]):
         least_ms = float("-inf") if is_lead else -self._quantum_ms
         self._balances_ms[session] = max(self._balances_ms.get(session, 0.0) - milliseconds, least_ms)
         owner = session.owner
-        time = self._time_of(owner)
-        if owner == self._serving:
+        network, is_served = self._network(owner), owner == self._serving
+        if is_served:
             self._left_ms -= milliseconds
-            self._used_ms += milliseconds / self._share_served
-            time.virtual_ms += milliseconds / self._share_served
-            return
-        most_ms = max(time.virtual_ms, self._least_ms + self._quantum_ms)  # else it would wait for long when they stop
-        time.virtual_ms = min(time.virtual_ms + milliseconds / self._share(owner), most_ms)
+            self._used_ms += milliseconds
+        shares, network_shares = (self._shares, self._network_shares) if is_served else self._shares_of(owner)
+        owes_ms = None if is_served else self._quantum_ms
+        self._owners_of(network).charge(owner, milliseconds / shares, owes_ms)
+        self._networks.charge(network, milliseconds / network_shares, owes_ms)
 
     def end(self, session: OwnedT, *, has_work: bool) -> None:
         """The session's turn is over."""
@@ -318,7 +367,7 @@ class Turns(Generic[OwnedT]):
         """Who else waits, in the order of their turns; of another owner no more than in a turn of it."""
         owners = [leader.owner] if leader.owner in self._queues else []
         owners += [owner for owner in self._order if owner != leader.owner]
-        many = {owner: len(self._queues[owner]) if owner == leader.owner else self._share(owner) for owner in owners}
+        many = {owner: len(self._queues[owner]) if owner == leader.owner else self._sessions(owner) for owner in owners}
         for place in count():
             owners = [owner for owner in owners if place < many[owner]]
             if not owners:
@@ -326,31 +375,48 @@ class Turns(Generic[OwnedT]):
             for owner in owners:
                 yield from islice(self._queues[owner], place, place + 1)
 
-    def _share(self, owner: str) -> int:
-        return max(min(len(self._queues.get(owner, ())), self._weight(owner)), 1)
+    def _sessions(self, owner: str) -> int:
+        """How many sessions' turns an owner has in its own."""
+        return max(min(len(self._queues.get(owner, ())), self.standing(owner).sessions), 1)
+
+    def _shares_of(self, owner: str) -> tuple[int, int]:
+        """By what an owner's time is divided, and its network's."""
+        shares, network = self._sessions(owner) * self.standing(owner).shares, self._network(owner)
+        return shares, max(shares, min(self._crowds[network], self.standing(owner).neighbours))
 
     def _next_owner(self) -> str:
-        self._least_ms = max(self._least_ms, min(self._owners[owner].virtual_ms for owner in self._order))
-        return min(self._order, key=self._after_turn_ms)
+        waiting: dict[str, list[str]] = {}
+        for owner in self._order:
+            waiting.setdefault(self._network(owner), []).append(owner)
+        network = self._networks.next_of(waiting)
+        return self._owners_of(network).next_of(waiting[network])
 
-    def _after_turn_ms(self, owner: str) -> float:
-        time = self._owners[owner]
-        return time.virtual_ms + time.last_ms
+    def _network(self, owner: str) -> str:
+        """Where an owner comes from; whoever comes from nowhere is a network of its own."""
+        network = self._network_of.get(owner)
+        if network is None:
+            found = self.standing(owner).network
+            network = self._network_of[owner] = f"owner {owner}" if found is None else found
+            if len(self._network_of) > MAX_OWNERS:
+                del self._network_of[next(iter(self._network_of))]
+        return network
 
-    def _time_of(self, owner: str) -> _OwnerTime:
-        """What an owner used; it is remembered for some time after its last work."""
-        time = self._owners.pop(owner, None) or _OwnerTime(self._least_ms)
-        self._owners[owner] = time
-        if len(self._owners) > MAX_IDLE_OWNERS + len(self._queues) + 1:
-            del self._owners[next(known for known in self._owners if known not in self._queues)]
-        return time
+    def _owners_of(self, network: str) -> _FairTimes:
+        """The times of the owners of a network."""
+        times = self._owners.pop(network, None) or _FairTimes(MAX_NEIGHBOURS)
+        self._owners[network] = times
+        if len(self._owners) > MAX_OWNERS:
+            self._owners.popitem(last=False)
+        return times
 
     def _queue(self, session: OwnedT, *, is_next: bool) -> None:
         owner = session.owner
         if owner not in self._queues:
             self._queues[owner] = deque()
-            time = self._time_of(owner)
-            time.virtual_ms = max(time.virtual_ms, self._least_ms)
+            network = self._network(owner)
+            self._crowds[network] += 1
+            self._networks.resume(network)
+            self._owners_of(network).resume(owner)
             # The owner whose turn it is goes on where it was.
             (self._order.appendleft if owner == self._serving else self._order.append)(owner)
         queue = self._queues[owner]
@@ -363,19 +429,48 @@ class Turns(Generic[OwnedT]):
         if owner in self._queues:
             self._order.remove(owner)
             self._order.append(owner)
-        self._time_of(owner).last_ms = self._used_ms
+        network = self._network(owner)
+        self._owners_of(network).end_turn(owner, self._used_ms / self._shares)
+        self._networks.end_turn(network, self._used_ms / self._network_shares)
         self._serving, self._left_ms = None, 0.0
 
     def _drop_empty(self, owner: str) -> None:
         if not self._queues[owner]:
             del self._queues[owner]
             self._order.remove(owner)
+            network = self._network(owner)
+            self._crowds[network] -= 1
+            if not self._crowds[network]:
+                del self._crowds[network]
 
 
 SHARERS_RATE = 0.05
-
+SHORT_FORWARDS, SHORT_SLICE = 2.0, 0.2
+"""While others come, a slice is so many times a forward's base or, if that is longer, such a part of a quantum."""
+LONG_SLICE = 1.3
+"""A sweep is cut where it would take so many times a short slice."""
+COMING_S = 1.0
+"""Whoever came so lately may come again while a slice runs."""
 
 T = TypeVar("T")
+
+
+class Latecomers:
+    """Who came lately with sweeps that one slice holds whole: the newest two, so that each has others."""
+
+    def __init__(self) -> None:
+        self._came_s: dict[Hashable, float] = {}
+
+    def note(self, owner: Hashable, now_s: float) -> None:
+        """Such a sweep of this owner was run."""
+        self._came_s.pop(owner, None)
+        self._came_s[owner] = now_s
+        if len(self._came_s) > 2:
+            del self._came_s[next(iter(self._came_s))]
+
+    def are_expected(self, owner: Hashable, now_s: float) -> bool:
+        """Whether another owner may come while a slice of this one runs."""
+        return any(now_s - came_s < COMING_S for other, came_s in self._came_s.items() if other != owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +539,7 @@ class Engine:
         quantum_ms: float = 50.0,
         *,
         counts_cpu: bool = False,
-        weight: Callable[[str], int] = lambda owner: 1,
+        standing: Callable[[str], OwnerStanding] = of_one,
     ) -> None:
         """Make an engine that computes nothing until `run`.
 
@@ -453,17 +548,18 @@ class Engine:
             compute: where it computes.
             quantum_ms: what a turn adds to a session's balance, and the longest step.
             counts_cpu: only the time on a CPU is computing; when others had it, the sweep waited.
-            weight: as for `Turns`.
+            standing: as for `Turns`.
         """
         self._cost = cost
         self._counts_cpu = counts_cpu
         self._quantum_ms = quantum_ms
-        self._turns: Turns[Schedulable] = Turns(quantum_ms, weight)
+        self._turns: Turns[Schedulable] = Turns(quantum_ms, standing)
         self._wake = asyncio.Event()
         self.worked_ms = 0.0
         self.loop_cost = LoopCost()
         self._sharers = 1.0
         self._compute = compute
+        self._latecomers = Latecomers()
 
     async def on_thread(self, call: Callable[[], T]) -> T:
         """Run a call on the compute thread, between slices."""
@@ -512,12 +608,34 @@ class Engine:
         run = self._next_run(leader)
         if run is None:
             return None
-        budget_ms = min(self._turns.left_ms(leader), self._quantum_ms)
+        budget_ms = min(self._turns.left_ms(leader), self._slice_ms(leader, run))
         rows = self._cost.slice_rows(run.remaining, budget_ms, run.context)
         members = [BatchMember(leader, run, rows), *self._joining(leader, rows)]
         attending_ms = sum(self._cost.attention_ms(member.rows, member.run.context) for member in members)
         own_ms = self._cost.predict_ms(sum(member.rows for member in members), len(members))
         return Batch(members, own_ms + attending_ms)
+
+    def _slice_ms(self, leader: Schedulable, run: SweepRun) -> float:
+        """How long the next slice of a sweep may take.
+
+        Whoever arrives meanwhile waits for its end. So while others come for sweeps of one slice, a long one goes in
+        short slices: as short as is worth a forward of their own.
+        """
+        whole_ms = self._cost.predict_ms(run.remaining) + self._cost.attention_ms(run.remaining, run.context)
+        is_awaited = whole_ms > LONG_SLICE * self._short_ms and self._may_others_come(leader)
+        return self._short_ms if is_awaited else self._quantum_ms
+
+    @property
+    def _short_ms(self) -> float:
+        return min(max(SHORT_FORWARDS * self._cost.base_ms, SHORT_SLICE * self._quantum_ms), self._quantum_ms)
+
+    def _may_others_come(self, leader: Schedulable) -> bool:
+        return self._latecomers.are_expected(self._whose(leader), time.perf_counter())
+
+    def _whose(self, session: Schedulable) -> Hashable:
+        """With whom a session counts as one: its network or, where its owner carries the sessions of many, itself."""
+        standing = self._turns.standing(session.owner)
+        return id(session) if standing.sessions > 1 else standing.crowd or session.owner
 
     async def _run_batch(self, batch: Batch[Schedulable]) -> BatchResult:
         """Compute a batch on the compute thread."""
@@ -538,6 +656,8 @@ class Engine:
         seen = sum(member.rows * member.run.context for member in batch.members)
         self._sharers += SHARERS_RATE * (len(rows) - self._sharers)
         for member, share in zip(batch.members, self._cost.shares(rows, self._sharers), strict=True):
+            if member.run.is_done and not member.run.compute_ms:
+                self._latecomers.note(self._whose(member.session), result.started_s)
             member.run.compute_ms += result.computed_ms * share
             self._end(member, result.failed.get(member.run))
         passed_ms = (time.perf_counter() - result.started_s) * 1e3  # what sessions did with results is charged too
@@ -576,15 +696,21 @@ class Engine:
             if (work := other.pending()) and work.span == own.span
         ]
         left, sessions, cost = len(waiting), 1, self._cost
+        of = Counter({self._whose(leader): rows})
+        are_others = any(self._whose(other) not in of for other, _ in waiting) or self._may_others_come(leader)
+        max_of = cost.rows_within(self._short_ms if are_others else self._quantum_ms)
         for other, work in waiting:
             adds_ms = cost.joining_ms(work.rows, rows) + cost.attention_ms(work.rows, work.context)
             pays = sessions * adds_ms <= left * cost.spared_ms(work.rows, rows)
             max_rows = cost.rows_within(self._quantum_ms - sessions * cost.per_session_ms)
-            if not pays or rows + work.rows > max_rows:
+            whose = self._whose(other)
+            is_crowd = whose in of and of[whose] + work.rows > max_of
+            if not pays or rows + work.rows > max_rows or is_crowd:
                 continue
             run = self._next_run(other)
             if run is None:
                 continue
+            of[whose] += work.rows
             sessions, rows, left = sessions + 1, rows + run.remaining, left - 1
             yield BatchMember(other, run, run.remaining)
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from node.session.admission import CARRIED, AddressRefused, CallerCheck
+from node.session.admission import AddressRefused, CallerCheck, OwnerClass
 from node.session.context import NodeContext
 from node.session.hop_session import FrameRefused, HopSession
 from node.session.table import SessionTable
@@ -282,25 +282,26 @@ class NodeService:
     async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream) -> None:
         assembler = FrameAssembler(hop.frame_limits)
         loop = asyncio.get_running_loop()
-        refused = 0
+        refused, owner_class = 0, OwnerClass.of(hop.account)
         try:
             async with asyncio.timeout(UPSTREAM_S) as deadline:
                 async for part in requests:
                     deadline.reschedule(None)
                     upstream.count_part()
                     self._context.counters.bytes_in += len(part)
+                    self._context.counters.bytes_in_by_class[owner_class] += len(part)
                     try:
-                        message = await self._decode(assembler, part, hop.owner)
+                        message = await self._decode(assembler, part, hop.account)
                         if message is not None:
                             self._dispatch(await unpacked(message), hop, upstream)
                     except FrameRefused as error:
                         refused += 1
                         if refused >= MAX_REFUSED:
-                            self._strike(hop.owner)
+                            self._strike(hop.account)
                             hop.leave(f"{MAX_REFUSED} frames were refused; the last one: {error}")
                             return
                     except RemoteProtocolError:
-                        self._strike(hop.owner)
+                        self._strike(hop.account)
                         raise
                     deadline.reschedule(loop.time() + UPSTREAM_S)
                     if upstream.ended.is_set():
@@ -321,7 +322,7 @@ class NodeService:
 
     def _strike(self, owner: str) -> None:
         """Garbage came; where a machine carries it for others, it is not known who made it."""
-        if not owner.startswith(CARRIED):
+        if OwnerClass.of(owner) is not OwnerClass.CARRIER:
             self._admission.strike(owner)
 
     def _first(self, part: bytes, address: str) -> Attach:
@@ -342,7 +343,7 @@ class NodeService:
             case Ping(nonce=nonce):
                 upstream.send(Pong(nonce))
             case Reroute():
-                self._admission.check_reroute(hop.owner)
+                self._admission.check_reroute(hop.account)
                 hop.reroute(upstream, message)
             case Snapshot():
                 hop.restore(upstream, message)

@@ -6,15 +6,25 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
-from node.session.admission import SESSIONS, Admission, Caller, owner_of, weight_of
+from node.session.admission import (
+    NETWORK_OWNERS,
+    SESSIONS,
+    Admission,
+    Caller,
+    OwnerClass,
+    OwnerStanding,
+    owner_of,
+    standing_of,
+)
 from node.session.context import NodeContext
 from node.session.counters import NodeCounters
 from node.session.hop_session import HopSession
 from node.session.upstreams import UpstreamStream, sender_of
+from node.session.waiting import MOST_RETRY_S, WaitingList, WaitingPlace
 from swarm.base.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.base.ids import ModelIdentity, SessionId
 from swarm.base.process_limits import main_memory
@@ -54,6 +64,21 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassHoldings:
+    """What owners of one class hold.
+
+    Attributes:
+        owners: how many there are.
+        sessions: of all of them.
+        kv_tokens: that these reserved.
+    """
+
+    owners: int = 0
+    sessions: int = 0
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """What a node has for sessions.
 
@@ -71,38 +96,48 @@ def victims(
     asked: Reservation,
     room: Room,
     idle_s: Callable[[HolderT], float],
-    weight: Callable[[str], int],
+    standing: Callable[[str], OwnerStanding],
 ) -> list[HolderT] | None:
     """The sessions that must go so that another fits: none where there is room, None where nobody has to go.
 
     First go those that nobody uses, idle for `IDLE_S`: of the owner who holds most by its weight, the longest first.
     Then who holds most gives way, and of its sessions the one that was idle for the longest, if its owner holds more
     than its share, and more than a quarter of the KV. Whoever asks holds what it asks for, so nobody takes from who
-    has less.
+    has less. Whom the operator prefers takes the quarter too. Owners of one network are one here, of `NETWORK_OWNERS`
+    shares at most: many names hold no more.
 
     Args:
         idle_s: how long a session did no sweep (`as_idle_s`).
-        weight: how many shares a key has.
+        standing: what a key counts for.
     """
     left = dict(held)
     gone: list[HolderT] = []
+    known = {key: standing(key) for key in {asked.key, *(one.key for one in held.values())}}
+    crowd_of = {key: one.network or key for key, one in known.items()}
     while True:
         lacks_tokens = sum(one.tokens for one in left.values()) + asked.tokens > room.tokens
         if not lacks_tokens and len(left) < room.sessions:
             return gone
         amounts: Counter[str] = Counter()
+        keys: dict[str, set[str]] = {}
         for one in (*left.values(), asked):
-            amounts[one.key] += one.tokens if lacks_tokens else 1
+            crowd = crowd_of[one.key]
+            amounts[crowd] += one.tokens if lacks_tokens else 1
+            keys.setdefault(crowd, set()).add(one.key)
+        shares = {crowd: _shares([known[key] for key in own]) for crowd, own in keys.items()}
         unused = [session for session in left if idle_s(session) >= IDLE_S]
         if unused:
-            victim = max(unused, key=lambda one: (amounts[left[one].key] / weight(left[one].key), idle_s(one)))
+            of = {session: crowd_of[left[session].key] for session in unused}
+            victim = max(unused, key=lambda one: (amounts[of[one]] / shares[of[one]], idle_s(one)))
         else:
-            heaviest = max(amounts, key=lambda key: (amounts[key] / weight(key), key == asked.key, key))
-            own = [session for session, one in left.items() if one.key == heaviest]
+            asking = crowd_of[asked.key]
+            heaviest = max(amounts, key=lambda crowd: (amounts[crowd] / shares[crowd], crowd == asking, crowd))
+            own = [session for session, one in left.items() if crowd_of[one.key] == heaviest]
             capacity = room.tokens if lacks_tokens else room.sessions
-            share = capacity * weight(heaviest) / sum(map(weight, amounts))
-            kept = max(share, ALWAYS_OWN * capacity) if lacks_tokens else share
-            if not own or heaviest == asked.key or amounts[heaviest] <= kept:
+            share = capacity * shares[heaviest] / sum(shares.values())
+            always = 0.0 if known[asked.key].shares > 1 or not lacks_tokens else ALWAYS_OWN
+            kept = max(share, always * capacity)
+            if not own or heaviest == asking or amounts[heaviest] <= kept:
                 return None
             victim = max(own, key=idle_s)
         del left[victim]
@@ -114,41 +149,37 @@ def making_room(
     grown: HolderT,
     tokens: int,
     rested_s: Callable[[HolderT], float],
-    weight: Callable[[str], int],
+    standing: Callable[[str], OwnerStanding],
 ) -> list[HolderT]:
     """The sessions that must go because one of them grew: none while all fit.
 
     First go those that rest, the longest first: of anybody after `IDLE_S`, after `REST_S` of owners who hold as much or
     more by their weight than the owner of the one that grew. A text that runs goes only where all take more than there
-    is by `OVERCOMMITTED`: the newest one of the owner who holds most.
+    is by `OVERCOMMITTED`: the newest one of the owner who holds most. Owners of one network are one here.
 
     Args:
         held: all sessions, the oldest first, that one with what it takes now.
         grown: which of them grew.
         tokens: KV tokens in all.
         rested_s: for how long a session has had nothing to do.
-        weight: how many shares a key has.
+        standing: what a key counts for.
     """
     left = dict(held)
     gone: list[HolderT] = []
     while (taken := sum(one.tokens for one in left.values())) > tokens:
-        amounts: Counter[str] = Counter()
-        for one in left.values():
-            amounts[one.key] += one.tokens
-        load = {key: amount / weight(key) for key, amount in amounts.items()}
+        load = _loads(left.values(), standing)
+        rests = {session: rested_s(session) for session in left if session != grown}
+        own = load[held[grown].key]
         resting = [
             session
-            for session, one in left.items()
-            if session != grown
-            and (
-                rested_s(session) >= IDLE_S or (rested_s(session) >= REST_S and load[one.key] >= load[held[grown].key])
-            )
+            for session, seconds in rests.items()
+            if seconds >= IDLE_S or (seconds >= REST_S and load[left[session].key] >= own)
         ]
         if resting:
-            victim = max(resting, key=rested_s)
+            victim = max(resting, key=rests.__getitem__)
         elif taken > (1 + OVERCOMMITTED) * tokens:
-            heaviest = max(load, key=lambda key: load[key])
-            victim = [session for session, one in left.items() if one.key == heaviest][-1]
+            most = max(load.values())
+            victim = [session for session, one in left.items() if load[one.key] == most][-1]
         else:
             break
         del left[victim]
@@ -156,6 +187,34 @@ def making_room(
         if victim == grown:
             break
     return gone
+
+
+def _loads(held: Iterable[Reservation], standing: Callable[[str], OwnerStanding]) -> dict[str, float]:
+    """By owner: the tokens of all owners that are one with it, by the shares of these."""
+    amounts: Counter[str] = Counter()
+    for one in held:
+        amounts[one.key] += one.tokens
+    known = {key: standing(key) for key in amounts}
+    crowds: dict[str, list[str]] = {}
+    for key, standing_of_key in known.items():
+        crowds.setdefault(standing_of_key.network or key, []).append(key)
+    return {
+        key: sum(amounts[each] for each in own) / _shares([known[each] for each in own])
+        for own in crowds.values()
+        for key in own
+    }
+
+
+def _crowd_shares(crowd: str) -> int:
+    """How many shares those have whose kept blocks count as one's."""
+    found = standing_of(crowd)
+    return NETWORK_OWNERS if crowd.startswith("network ") else found.sessions * found.shares
+
+
+def _shares(owners: Sequence[OwnerStanding]) -> int:
+    """How many shares owners have that are one crowd."""
+    each = [one.sessions * one.shares for one in owners]
+    return min(sum(each), max(NETWORK_OWNERS, *each))
 
 
 def as_idle_s(idle_s: float, *, is_unused: bool) -> float:
@@ -212,11 +271,12 @@ class SessionTable:
         self._scope = scope
         self._open: dict[SessionId, HopSession] = {}
         self._reserved: dict[HopSession, Reservation] = {}
-        self.pool = KvPool(context.model.layout.bytes_per_token, weight_of)
+        self.pool = KvPool(context.model.layout.bytes_per_token, _crowd_shares)
         self._host_tokens = _host_tokens(context.model.layout)
         self._awaited: dict[SessionId, asyncio.Event] = {}
         self._ended = asyncio.Event()
         scope.spawn(self._forget_old(), "blocks that nobody uses")
+        self._waiting = WaitingList(standing_of, time.monotonic)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -240,6 +300,21 @@ class SessionTable:
     def kv_tokens_free(self) -> int:
         """KV tokens that a new session could reserve."""
         return max(0, self.kv_tokens - sum(one.tokens for one in self._reserved.values()))
+
+    def held(self) -> dict[OwnerClass, ClassHoldings]:
+        """What owners of each class hold now."""
+        found = {
+            kind: [one for one in self._reserved.values() if OwnerClass.of(one.key) is kind] for kind in OwnerClass
+        }
+        return {
+            kind: ClassHoldings(len({one.key for one in held}), len(held), sum(one.tokens for one in held))
+            for kind, held in found.items()
+        }
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+        return len(self._waiting)
 
     def find(self, session: SessionId) -> HopSession | None:
         """The session of this name, unless it is over."""
@@ -278,7 +353,7 @@ class SessionTable:
             return
         grown = -(-tokens // GROWN_TOKENS) * GROWN_TOKENS
         self._reserved[session] = Reservation(held.key, self._context.kv_tokens(session.credits, grown))
-        for hop in making_room(self._reserved, session, self.kv_tokens, lambda hop: hop.rested_s, weight_of):
+        for hop in making_room(self._reserved, session, self.kv_tokens, lambda hop: hop.rested_s, standing_of):
             self._evict(hop)
         self.pool.shrink(self.room())
 
@@ -294,6 +369,7 @@ class SessionTable:
         reservation = self._reserved.pop(session, None)
         if reservation is not None:
             self.admission.quota.give(SESSIONS, reservation.key)
+            self._waiting.ended(reservation.tokens)
 
     def attach(self, attach: Attach, caller: Caller, upstream: UpstreamStream, address: str) -> HopSession:
         """Open the session, or hand a running one to its new upstream.
@@ -308,8 +384,10 @@ class SessionTable:
         if hop is not None and not hop.serves(attach):
             hop.dismiss("another part of the layers is wanted now")
             hop = None
+        if attach.index == 0:
+            attach = replace(attach, payer=self.admission.payer_tag(address))
         if hop is None:
-            hop = self._reserve(attach, owner_of(address, attach))
+            hop = self._reserve(attach, owner_of(address, attach, caller, self.admission.preferred))
             hop.attach(upstream, attach, sender)
             self._scope.spawn(self._run(attach.session, hop))
             arrived = self._awaited.pop(attach.session, None)
@@ -376,18 +454,47 @@ class SessionTable:
         if not quota.has_room(SESSIONS, asked.key):
             idlest = max(own, key=self._idle_s)
             if self._idle_s(idlest) < IDLE_S:
-                raise Busy(peer, span, f"has {len(own)} sessions of this address already; {RETRY}")
+                full = Busy(peer, span, f"has {len(own)} sessions of this address already; {RETRY}")
+                raise full.asking_again(MOST_RETRY_S)
             self._evict(idlest)
-        gone = victims(self._reserved, asked, Room(self.kv_tokens, MAX_SESSIONS), self._idle_s, weight_of)
+        place = WaitingPlace(asked.key, attach.ticket or attach.session)
+        gone = self._giving_way(place, asked)
         if gone is None:
-            free, full = self.kv_tokens_free, len(self._reserved) >= MAX_SESSIONS
-            needs = f"needs KV for {asked.tokens} tokens, {free} of {self.kv_tokens} are free"
-            raise Busy(peer, span, f"{f'has {MAX_SESSIONS} sessions already' if full else needs}; {RETRY}")
+            raise self._full(Busy(peer, span, self._why_full(asked)), place, asked)
+        self._waiting.leave(place)
         for hop in gone:
             self._evict(hop)
         taken = quota.take(SESSIONS, asked.key)
         assert taken, "as many sessions are allowed as there is room for"
         self.pool.shrink(self.room() - (asked.tokens if self._host_tokens is None else 0))
+
+    def _giving_way(self, place: WaitingPlace, asked: Reservation) -> list[HopSession] | None:
+        """The sessions that must go so that another fits; None where it has to wait: nobody has to go, or others wait.
+
+        Who waits before it has the first claim to room that is free, and to sessions that must give way.
+        """
+        ahead = self._waiting.ahead_of(place, self._sessions_held())
+        if not ahead:
+            room = Room(self.kv_tokens, MAX_SESSIONS)
+            return victims(self._reserved, asked, room, self._idle_s, standing_of)
+        has_tokens = self._waiting.kept(ahead) + asked.tokens <= self.kv_tokens_free
+        return [] if has_tokens and len(self._reserved) < MAX_SESSIONS else None
+
+    def _full(self, busy: Busy, place: WaitingPlace, asked: Reservation) -> Busy:
+        """The refusal, with a place among those that wait if there is one: who can never fit waits for nothing."""
+        can_fit = asked.tokens <= self.kv_tokens
+        turn = self._waiting.join(place, asked.tokens, self._sessions_held()) if can_fit else None
+        if turn is None:
+            return busy.asking_again(MOST_RETRY_S if can_fit else None)
+        return busy.asking_again(turn.retry_after_s, turn.position, turn.expected_s)
+
+    def _why_full(self, asked: Reservation) -> str:
+        free, full = self.kv_tokens_free, len(self._reserved) >= MAX_SESSIONS
+        needs = f"needs KV for {asked.tokens} tokens, {free} of {self.kv_tokens} are free"
+        return f"{f'has {MAX_SESSIONS} sessions already' if full else needs}; {RETRY}"
+
+    def _sessions_held(self) -> Counter[str]:
+        return Counter(one.key for one in self._reserved.values())
 
     def _evict(self, hop: HopSession) -> None:
         """End a session here, so that another has its room at once: the client may go on with another machine."""

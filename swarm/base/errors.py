@@ -141,7 +141,24 @@ class HopTimeout(HopError):
 
 
 class Busy(HopError):
-    """Has no room for this session."""
+    """Has no room for this session.
+
+    Attributes:
+        retry_after_s: when it is worth asking again; None where it does not say.
+        position: the place among those that wait for room there, from 1; None where it keeps none.
+        expected_s: when there should be room; None where it does not say.
+    """
+
+    retry_after_s: float | None = None
+    position: int | None = None
+    expected_s: float | None = None
+
+    def asking_again(
+        self, retry_after_s: float | None, position: int | None = None, expected_s: float | None = None
+    ) -> Self:
+        """The same error, with when to ask again."""
+        self.retry_after_s, self.position, self.expected_s = retry_after_s, position, expected_s
+        return self
 
 
 class HopClosed(HopError):

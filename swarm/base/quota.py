@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final
 from urllib.parse import unquote
 
 from swarm.base.errors import SwarmError
@@ -302,6 +303,37 @@ class Quota:
     def _forget_surplus(self) -> None:
         while len(self) > self._max_keys and self._idle:
             self._idle.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Preferred:
+    """Whom an operator prefers.
+
+    Attributes:
+        networks: addresses of clients and machines.
+        peers: machines, by their ids.
+    """
+
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    peers: frozenset[str] = frozenset()
+
+    def names(self, key: str, peer: str | None) -> bool:
+        """Whether it is one of them.
+
+        Args:
+            key: its `address_key`.
+            peer: its id; None where it has none.
+        """
+        if peer in self.peers:
+            return True
+        try:
+            own = ip_network(key)
+        except ValueError:
+            return False
+        return any(one.version == own.version and own.network_address in one for one in self.networks)
+
+
+NOBODY_PREFERRED: Final = Preferred()
 
 
 def address_key(peer: str) -> str:

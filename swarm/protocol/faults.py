@@ -65,7 +65,11 @@ def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
         reason = error.reason
     is_named = isinstance(error, HopError) and PEER_ID.fullmatch(error.peer) is not None
     about = PeerId(error.peer) if isinstance(error, HopError) and is_named else peer
-    return Fault(generation, about, kind, one_line(field, TEXT_CHARACTERS), one_line(reason, MAX_REASON_CHARS))
+    fault = Fault(generation, about, kind, one_line(field, TEXT_CHARACTERS), one_line(reason, MAX_REASON_CHARS))
+    if isinstance(error, Busy):
+        again_s, place = error.retry_after_s, error.position
+        return replace(fault, retry_after_s=again_s, expected_s=error.expected_s, position=place)
+    return fault
 
 
 def statement(fault: Fault, session: SessionId) -> bytes:
@@ -98,7 +102,8 @@ def error_of(fault: Fault, span: str) -> HopError:
         case FaultKind.MODEL_MISMATCH:
             return HopRefused(fault.peer, span, ModelMismatch(fault.reason))
         case FaultKind.BUSY:
-            return Busy(fault.peer, span, fault.reason)
+            busy = Busy(fault.peer, span, fault.reason)
+            return busy.asking_again(fault.retry_after_s, fault.position, fault.expected_s)
         case FaultKind.UNREACHABLE:
             return Unreachable(fault.peer, span, fault.reason)
         case FaultKind.TIMEOUT:

@@ -52,6 +52,8 @@ MAX_COUNT = 1 << 53
 PART_BYTES = 1 << 20
 """Data of one part of a frame (F2)."""
 SESSION_BYTES = 16
+TICKET_BYTES = 16
+"""Of an Attach, by which a full machine knows again who asks anew."""
 """A session's id, exactly."""
 SESSION_KEY_BYTES = 32
 """A session's public key (ed25519), exactly."""
@@ -98,6 +100,8 @@ MAX_HEAD_BYTES = 4 << 20
 
 Natural = Annotated[int, below(ID_END)]
 Granted = Annotated[int, Within(1, WORD_END - 1)]
+WaitS = Annotated[float, Within(0.0, 3_600.0)]
+"""How long a full machine expects to be asked to wait."""
 HopMs = Annotated[float, Within(0.0, MAX_HOP_MS)]
 TokenNumber = Annotated[int, below(TOKEN_END)]
 Counted = Annotated[int, Within(0, MAX_COUNT)]

@@ -17,6 +17,7 @@ from swarm.base.layers import Span
 from swarm.protocol.limits import (
     MAX_AUX_LAYERS,
     MAX_BORDERS,
+    MAX_COUNT,
     MAX_HOLD_S,
     MAX_HOPS,
     MAX_LAYERS,
@@ -32,12 +33,14 @@ from swarm.protocol.limits import (
     SESSION_KEY_BYTES,
     SESSION_SIGNATURE_BYTES,
     TEXT_CHARACTERS,
+    TICKET_BYTES,
     TOKEN_END,
     WORD_END,
     Counted,
     Granted,
     HopMs,
     Natural,
+    WaitS,
 )
 from swarm.protocol.pick_rules import DraftDistribution
 from swarm.protocol.pick_rules import Sampling as Sampling
@@ -296,7 +299,9 @@ class Attach:
         open: what to reserve.
         hedge: the hop with a replica, None without.
         records: signed records of machines of the route, so that no hop asks the directory where the next one is.
-        signature: of the session's key, over all of this but `index` (R14).
+        signature: of the session's key, over all of this but `index`, `ticket` and `payer` (R14).
+        ticket: by which a full machine knows again who asks anew (P16); empty: by the session's name.
+        payer: whose session it is, in hop 0's words, which name nobody to others (F3); empty where it does not say.
     """
 
     session: SessionName
@@ -307,6 +312,8 @@ class Attach:
     hedge: Hedge | None = None
     records: Records = ()
     signature: Signature = b""
+    ticket: Annotated[bytes, Size(TICKET_BYTES)] = b""
+    payer: Annotated[bytes, Size(TICKET_BYTES)] = b""
 
     def check(self) -> None:
         """Refuse a receiver, a replica or records that are not the route's."""
@@ -536,6 +543,9 @@ class Fault:
         reason: one line for the user; printable.
         reporter: the machine that says so; None where nobody signed.
         signature: the reporter's, of `swarm.protocol.faults.statement`; empty where nobody signed.
+        retry_after_s: for `FaultKind.BUSY`, as of `Busy` (P16); advice, which nobody signs.
+        expected_s: likewise.
+        position: likewise.
     """
 
     generation: Natural
@@ -545,6 +555,9 @@ class Fault:
     reason: ReasonText
     reporter: SignedMachine | None = None
     signature: Annotated[bytes, Size(MAX_SIGNATURE_BYTES)] = b""
+    retry_after_s: WaitS | None = None
+    expected_s: WaitS | None = None
+    position: Annotated[int, Within(1, MAX_COUNT)] | None = None
 
 
 Upstream = Attached | Ready | Ack | Pong | Fault

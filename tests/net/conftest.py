@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
+from benchmarks.simulation.virtual_loop import TICK_S, VirtualLoop
 from tests.memory_links import MemoryLinks
 from tests.net.killable_nodes import CHAIN, KillableNodes, equally_fast_nodes, reset_client
-from tests.virtual_time import TICK_S, VirtualLoop, virtual_time
+from tests.virtual_time import virtual_time
 
 LoopFactories = dict[str, Callable[[], asyncio.AbstractEventLoop]]
 

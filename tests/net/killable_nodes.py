@@ -19,6 +19,7 @@ import pytest
 
 import client.chain.answers
 import swarm.link.link
+from benchmarks.simulation.virtual_loop import VirtualLoop
 from client import AsyncSwarm
 from client.base.options import GenerateOptions
 from client.chain.chain import Chain
@@ -36,7 +37,6 @@ from swarm.link.certificate import ServerCertificate
 from swarm.protocol.session import SessionState
 from tests.in_process_swarm import in_process_swarm
 from tests.net.three_nodes import engine_of, server_of, service_of, until, until_freed
-from tests.virtual_time import VirtualLoop
 
 POOL = {
     "a0": "0-4", "a1": "4-8", "a2": "8-12",

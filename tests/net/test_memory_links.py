@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from benchmarks.simulation.virtual_loop import VirtualLoop
 from tests.memory_links import MemoryLinks, MemoryServer
-from tests.virtual_time import VirtualLoop
 
 METHOD = "/tests.Echo/Talk"
 LARGE = bytes(1 << 20)

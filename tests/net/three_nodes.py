@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks.simulation.virtual_loop import VirtualLoop
 from client import AsyncSwarm
 from node.life.serve import Node
 from node.life.span_host import SpanService
@@ -23,7 +24,6 @@ from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.raw_client import RawLink, info, route_of
-from tests.virtual_time import VirtualLoop
 
 SPANS = ["0-4", "4-8", "8-12"]
 

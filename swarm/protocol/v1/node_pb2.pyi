@@ -961,6 +961,8 @@ class Attach(_message.Message):
     HEDGE_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    PAYER_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """The first 16 bytes of SHA-256("canopy-session\\n" ‖ open.session_key): the session's name."""
     generation: _builtins.int
@@ -971,6 +973,14 @@ class Attach(_message.Message):
     """Of the session's key (R14), 64 bytes: over "canopy-route\\n" and the msgpack of [session, generation,
     [[peer, start, end] …], [hedge's index, replica] or nil, [open's fields 1 … 4, codec's name, session_key, and
     aux_layers unless empty], SHA-256 of the joined SHA-256 of each record]. The index is not signed.
+    """
+    ticket: _builtins.bytes
+    """By which a full machine knows again who asks it anew for this session (P16): at most 16 bytes, the client's choice;
+    empty: the session's name. Not signed: who forges it loses its own place.
+    """
+    payer: _builtins.bytes
+    """Between hops, from hop 0: whose session it is, so that hops behind share their time among those who pay (F3). At
+    most 16 bytes, which name nobody to others; empty: the hop before. Not signed.
     """
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteHop]:
@@ -999,10 +1009,12 @@ class Attach(_message.Message):
         hedge: Global___Hedge | None = ...,
         records: _abc.Iterable[_builtins.bytes] | None = ...,
         signature: _builtins.bytes = ...,
+        ticket: _builtins.bytes = ...,
+        payer: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hedge", b"hedge", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "index", b"index", "open", b"open", "records", b"records", "route", b"route", "session", b"session", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "index", b"index", "open", b"open", "payer", b"payer", "records", b"records", "route", b"route", "session", b"session", "signature", b"signature", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1433,6 +1445,9 @@ class Fault(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     REPORTER_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
+    EXPECTED_S_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Of the session's route."""
     peer: _builtins.str
@@ -1450,6 +1465,12 @@ class Fault(_message.Message):
     generation (decimal), reporter, peer, kind (name in lower case), field and reason after its length in bytes (4,
     big-endian).
     """
+    retry_after_s: _builtins.float
+    """For FAULT_KIND_BUSY (P16), and no part of what is signed: advice. Seconds until it is worth asking again, and until
+    there should be room, at most 3,600; the place among those that wait there, from 1; absent: it keeps none.
+    """
+    expected_s: _builtins.float
+    position: _builtins.int
     def __init__(
         self,
         *,
@@ -1460,12 +1481,26 @@ class Fault(_message.Message):
         reason: _builtins.str = ...,
         reporter: _builtins.str = ...,
         signature: _builtins.bytes = ...,
+        retry_after_s: _builtins.float | None = ...,
+        expected_s: _builtins.float | None = ...,
+        position: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_s", b"_expected_s", "_position", b"_position", "_retry_after_s", b"_retry_after_s", "expected_s", b"expected_s", "position", b"position", "retry_after_s", b"retry_after_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "generation", b"generation", "kind", b"kind", "peer", b"peer", "reason", b"reason", "reporter", b"reporter", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_s", b"_expected_s", "_position", b"_position", "_retry_after_s", b"_retry_after_s", "expected_s", b"expected_s", "field", b"field", "generation", b"generation", "kind", b"kind", "peer", b"peer", "position", b"position", "reason", b"reason", "reporter", b"reporter", "retry_after_s", b"retry_after_s", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__expected_s: _TypeAlias = _typing.Literal["expected_s"]  # noqa: Y015
+    _WhichOneofArgType__expected_s: _TypeAlias = _typing.Literal["_expected_s", b"_expected_s"]  # noqa: Y015
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    _WhichOneofReturnType__retry_after_s: _TypeAlias = _typing.Literal["retry_after_s"]  # noqa: Y015
+    _WhichOneofArgType__retry_after_s: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_s) -> _WhichOneofReturnType__expected_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_after_s) -> _WhichOneofReturnType__retry_after_s | None: ...
 
 Global___Fault: _TypeAlias = Fault  # noqa: Y015
 

@@ -10,7 +10,7 @@ import pytest
 from client.dialogue import rendering
 from node.life import connection_guard, span_host
 from node.life.reach import circuits, punch, standing
-from node.session import admission, context, hop_session, service, table
+from node.session import admission, context, hop_session, service, table, waiting
 from swarm.base import logs, quota
 from swarm.base.workers import WorkLease
 from swarm.compute import grammars, kv_pool
@@ -80,6 +80,10 @@ NODE = {
     f"{n(kv_pool.KEPT_S / 60)} min after their last use",
     "KV that a session takes beyond what it was expected to": f"of those that rest for {n(table.REST_S)} s; running "
     f"texts together {n(100 * table.OVERCOMMITTED)} % more than there is",
+    "owners of one network (IPv4 /24, IPv6 /48)": f"{n(admission.NETWORK_OWNERS)} count, in turns, KV and places",
+    "places for sessions that wait for room": f"{n(waiting.MAX_WAITING)}; {n(waiting.WAIT_S)} s each, "
+    f"{n(waiting.SILENT_S)} s without a word",
+    "turns, room and places of whom `--prefer` names": f"{n(admission.PREFERRED_SHARES)} × an owner's",
     "head of a first message": f"{n(limits.OPENING_HEAD_BYTES / KIB)} KiB",
     "later heads": f"{n((limits.OPENING_HEAD_BYTES + limits.RULES_HEAD_BYTES) / KIB)} KiB + "
     f"{n(limits.TOKEN_HEAD_BYTES)} B per token and node + {n(limits.GUESS_HEAD_BYTES)} B per node, at most "

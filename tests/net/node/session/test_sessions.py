@@ -17,6 +17,7 @@ import pytest_asyncio
 
 import node.session.hop_session
 import node.session.service
+from benchmarks.simulation.virtual_loop import TICK_S
 from client.base.options import GenerateOptions
 from client.chain import blame
 from node.life.serve import Node
@@ -60,7 +61,6 @@ from tests.net.three_nodes import (
     until,
     until_freed,
 )
-from tests.virtual_time import TICK_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

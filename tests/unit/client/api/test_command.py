@@ -14,6 +14,7 @@ from typing import cast
 import httpx2
 import pytest
 
+from benchmarks.simulation.virtual_loop import VirtualLoop
 from client import AsyncSwarm
 from client.api.backend import ApiCaller, TextJob
 from client.api.command import ServerOptions, listening, serve_api, served_api, swarm_source, which_model
@@ -24,7 +25,6 @@ from client.api.swarm_link import FIRST_TRY_S, SwarmSource
 from swarm.base.errors import ConfigError, RouteError
 from swarm.base.tasks import TaskScope
 from swarm.demo import TARGET
-from tests.virtual_time import VirtualLoop
 
 KEY = "sk-long-enough"
 

@@ -30,7 +30,8 @@ from swarm.directory.identity import Identity
 from swarm.directory.node_record import NodeRecord, seal
 from swarm.directory.signed_faults import is_signed
 from swarm.link.dial import Dialer
-from swarm.protocol.faults import sign_fault
+from swarm.protocol import wire
+from swarm.protocol.faults import error_of, fault_of, sign_fault, statement
 from swarm.protocol.messages import Codec, Fault, FaultKind, Hedge, Open, RouteHop
 from swarm.routing.costs import RouteForecast
 from swarm.routing.route import Route
@@ -166,3 +167,14 @@ async def test_a_chain_adds_the_advice_to_whatever_troubles_it() -> None:
     chain = Chain(cast("Dialer", None), route, Open("f", 64, 4, 64, Codec.FP32), owner)
     chain.on_trouble(HopMisbehaved(RECORDS[0].peer, "0-4", "a message of no kind"))
     assert "update this machine" in str(heard[0])
+
+
+def test_what_a_full_machine_says_of_the_wait_arrives() -> None:
+    busy = Busy(RECORDS[0].peer, "0-4", "full").asking_again(1.5, 4, 12.0)
+    fault = fault_of(busy, 0, RECORDS[0].peer)
+    told = wire.decode_upstream(wire.encode_upstream(fault))
+    assert isinstance(told, Fault)
+    error = error_of(told, "0-4")
+    assert isinstance(error, Busy)
+    assert (error.retry_after_s, error.position, error.expected_s) == (1.5, 4, 12.0)
+    assert statement(told, SESSION) == statement(replace(told, retry_after_s=None, position=None), SESSION), "unsigned"

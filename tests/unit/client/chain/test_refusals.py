@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from client.chain.blame import ATTEMPTS, BUSY_S, MAX_RETRY_S, MAX_TRIES, RETRY_S, TRIES_S, Refusals
+from client.chain.blame import (
+    ATTEMPTS,
+    BUSY_S,
+    JITTER,
+    MAX_ASKED_S,
+    MAX_RETRY_S,
+    MAX_TRIES,
+    QUEUED_S,
+    RETRY_S,
+    TRIES_S,
+    Refusals,
+)
 from swarm.base.errors import Busy, ContextFull, HopRefused, HopTimeout, Unreachable
 
 
@@ -122,3 +133,38 @@ def test_what_one_machine_says_of_the_session_is_its_own_word(clock: Clock) -> N
         assert refusals.add(HopRefused(peer, "0-4", full), peer), "a stranger may stand behind several"
     assert not refusals.add(HopRefused("j", "0-4", full), "jk"), "nobody of these was in another route"
     assert refusals.final(error) is full
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+def test_who_keeps_a_place_is_asked_when_it_said_give_or_take_a_quarter(clock: Clock, chance: float) -> None:
+    refusals = Refusals(60, clock, lambda low, high: low + chance * (high - low))
+    refusals.add(Busy("a", "0-4", "full").asking_again(2.0, 3, 9.0))
+    due_s = 2.0 * (1 - JITTER + chance * 2 * JITTER)
+    clock.now += due_s - 0.01
+    assert refusals.avoided() == (frozenset("a"),)
+    clock.now += 0.02
+    assert refusals.avoided() == (frozenset("a"), frozenset())
+    clock.now += QUEUED_S - due_s - 0.1
+    assert refusals.may_wait
+    clock.now += 0.2
+    assert not refusals.may_wait
+
+
+def test_a_machine_cannot_ask_to_be_left_alone_for_long(clock: Clock) -> None:
+    refusals = Refusals(60, clock, lambda low, high: high)
+    refusals.add(Busy("a", "0-4", "full").asking_again(3_600.0, 1, 3_600.0))
+    clock.now += MAX_ASKED_S * (1 + JITTER)
+    assert refusals.avoided() == (frozenset("a"), frozenset())
+
+
+def test_the_user_hears_of_each_other_place_once(clock: Clock) -> None:
+    refusals = Refusals(60, clock)
+    said = []
+    for position in (3, 3, 2):
+        refusals.add(Busy("a", "0-4", "full").asking_again(0.5, position, 4.0 * position))
+        said.append(refusals.news())
+    assert [news and news.partition(":")[0] for news in said] == [
+        "number 3 of those that wait for room, about 12 s",
+        None,
+        "number 2 of those that wait for room, about 8 s",
+    ]

@@ -46,6 +46,8 @@ def test_a_span_is_two_rising_numbers(layers: str) -> None:
         ("--name", {"name": 65 * "a"}),
         ("--quiet-hours", {"quiet_hours": "evening"}),
         ("--quiet-hours", {"quiet_hours": "24:00-07:00"}),
+        ("--prefer", {"prefer": ("nobody",)}),
+        ("--prefer", {"prefer": ("192.0.2.0/99",)}),
         ("--max-mbit", {"max_mbit": 0.5}),
         ("--max-mbit", {"max_mbit": float("nan")}),
         ("--max-mbit", {"max_mbit": float("inf")}),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from ipaddress import ip_network
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -21,17 +24,23 @@ from node.session.admission import (
     WAITING,
     AddressRefused,
     Admission,
+    Caller,
     CallerCheck,
     GrammarsRefused,
+    OwnerClass,
+    owner_of,
+    payer_of,
+    standing_of,
 )
 from swarm.base.errors import RemoteProtocolError
-from swarm.base.ids import PeerId
-from swarm.base.quota import OverQuota
+from swarm.base.ids import PeerId, SessionId
+from swarm.base.quota import OverQuota, Preferred
 from swarm.directory.identity import Identity
 from swarm.link.endpoint import Endpoint
 from swarm.link.link import KEY, NONCE, Metadata, introduce
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.limits import MAX_KEY_BYTES
+from swarm.protocol.messages import Attach
 
 FAR, NEAR = "9.9.9.9", "127.0.0.1"
 
@@ -295,3 +304,41 @@ def test_what_is_no_introduction_is_not_remembered() -> None:
         with pytest.raises(RemoteProtocolError):
             check.identify(metadata, METHOD, SUBJECT)
     assert len(check._seen) == 0
+
+
+PEER = PeerId("own")
+OWN = Preferred((ip_network("8.8.8.0/24"), ip_network("2001:db8::/32")), frozenset({PEER}))
+
+
+@pytest.mark.parametrize(
+    ("address", "index", "caller", "owner"),
+    [
+        ("8.8.8.8", 0, SessionId(b"s"), OwnerClass.PREFERRED),
+        ("2001:db8:1::/56", 0, SessionId(b"s"), OwnerClass.PREFERRED),
+        ("8.8.4.4", 1, PEER, OwnerClass.PREFERRED),
+        ("8.8.4.4", 1, PeerId("another"), OwnerClass.CARRIER),
+        ("8.8.4.4", 0, SessionId(b"s"), OwnerClass.STRANGER),
+        ("10.0.0.1", 0, SessionId(b"s"), OwnerClass.NEAR),
+        ("unknown", 0, SessionId(b"s"), OwnerClass.NEAR),
+    ],
+)
+def test_whom_the_operator_prefers_is_known_by_address_or_peer(
+    address: str, index: int, caller: Caller, owner: OwnerClass
+) -> None:
+    attach = cast("Attach", SimpleNamespace(index=index))
+    key = owner_of(address, attach, caller, OWN)
+    assert OwnerClass.of(key) is owner
+    assert OwnerClass.of(owner_of(address, attach, caller)) is not OwnerClass.PREFERRED
+
+
+def test_a_payers_name_says_no_address_and_stays_the_same_here_alone() -> None:
+    one, other = Admission(), Admission()
+    assert one.payer_tag("8.8.8.8") == one.payer_tag("8.8.8.9"), "one network"
+    assert one.payer_tag("8.8.8.8") != one.payer_tag("8.8.4.4")
+    assert one.payer_tag("8.8.8.8") != other.payer_tag("8.8.8.8")
+    attach = cast("Attach", SimpleNamespace(index=1, payer=one.payer_tag("8.8.8.8")))
+    first = payer_of("hop 9.9.9.9", attach)
+    second = payer_of("hop 9.9.9.9", cast("Attach", SimpleNamespace(index=1, payer=one.payer_tag("8.8.4.4"))))
+    assert first != second
+    assert standing_of(first).network == standing_of(second).network == "hop 9.9.9.9"
+    assert payer_of("8.8.8.8", cast("Attach", SimpleNamespace(index=0, payer=b"mine"))) == "8.8.8.8"

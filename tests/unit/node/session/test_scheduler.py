@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,18 @@ from typing import Any, ClassVar, cast
 import pytest
 
 import node.session.scheduler
-from node.session.scheduler import MAX_IDLE_OWNERS, Batch, Engine, PendingWork, Schedulable, Turns
+from node.session.admission import NETWORK_OWNERS, OwnerStanding
+from node.session.scheduler import (
+    COMING_S,
+    LONG_SLICE,
+    MAX_OWNERS,
+    SHORT_SLICE,
+    Batch,
+    Engine,
+    PendingWork,
+    Schedulable,
+    Turns,
+)
 from node.session.step_cost import MIN_ROWS, StaircaseCost, StepCost
 from node.session.sweep_run import SweepRun
 from swarm.base.layers import Span
@@ -321,7 +333,7 @@ async def test_a_machine_that_carries_many_has_as_many_turns_as_sessions_up_to_i
     single = FakeSession(clock, 100, rows=10)
     single.owner = "another"
     crowd = [FakeSession(clock, 10_000, rows=10) for _ in range(20)]
-    engine = engine_of(StepCost(0.0, 1.0), weight=lambda owner: 3 if owner == "one" else 1)
+    engine = engine_of(StepCost(0.0, 1.0), standing=lambda owner: OwnerStanding(3 if owner == "one" else 1))
     running = asyncio.get_running_loop().create_task(engine.run())
     for session in (*crowd, single):
         engine.submit(session)
@@ -443,7 +455,7 @@ def test_owners_alternate_and_sessions_of_one_too() -> None:
 
 
 def test_who_joins_is_taken_from_all_owners_in_turn_and_no_crowd_of_another() -> None:
-    turns: Turns[Owed] = Turns(10.0, lambda owner: 2 if owner == "b" else 1)
+    turns: Turns[Owed] = Turns(10.0, lambda owner: OwnerStanding(2 if owner == "b" else 1))
     sessions = [Owed(owner) for owner in "aaabbbccc"]
     for session in sessions:
         turns.submit(session)
@@ -454,7 +466,7 @@ def test_who_joins_is_taken_from_all_owners_in_turn_and_no_crowd_of_another() ->
 
 def test_what_an_owner_used_outlives_its_sessions_and_is_forgotten_in_the_end() -> None:
     turns: Turns[Owed] = Turns(10.0)
-    for number in range(MAX_IDLE_OWNERS + 100):
+    for number in range(MAX_OWNERS + 100):
         joined, lead = Owed(f"joined {number}"), Owed("lead")
         turns.submit(lead)
         turns.submit(joined)
@@ -464,7 +476,7 @@ def test_what_an_owner_used_outlives_its_sessions_and_is_forgotten_in_the_end() 
         turns.end(session, has_work=False)
         while turns:
             turns.end(turns.begin(), has_work=False)
-    assert len(turns._owners) <= MAX_IDLE_OWNERS + 1
+    assert len(turns._owners) <= MAX_OWNERS + 1
     assert not turns._queues
 
 
@@ -535,3 +547,51 @@ def test_what_an_owner_used_in_turns_of_others_keeps_it_waiting_for_a_quantum_at
     turns.end(session, has_work=False)  # the other one stops
     turns.submit(Owed("busy late"))
     assert "busy joined" in [serve_turns(turns) for _ in range(6)]
+
+
+def of_networks(owner: str) -> OwnerStanding:
+    return OwnerStanding(network=owner.partition(" of ")[2] or None)
+
+
+def test_many_owners_of_one_network_have_the_turns_of_a_few() -> None:
+    turns: Turns[Owed] = Turns(TURN_MS, of_networks)
+    crowd = [Owed(f"{BUSY} {number} of crowd") for number in range(50)]
+    for session in (*crowd, Owed(f"{BUSY} alone")):
+        turns.submit(session)
+    served = Counter(serve_turns(turns) for _ in range(500))
+    assert served[f"{BUSY} alone"] == pytest.approx(500 / (NETWORK_OWNERS + 1), abs=5)
+    of_crowd = [served[session.owner] for session in crowd]
+    assert max(of_crowd) - min(of_crowd) <= 1, "and those of one network share them fairly"
+
+
+def test_whom_the_operator_prefers_has_more_turns() -> None:
+    turns: Turns[Owed] = Turns(TURN_MS, lambda owner: OwnerStanding(shares=3 if owner == f"{BUSY} own" else 1))
+    for owner in (f"{BUSY} own", f"{BUSY} other"):
+        turns.submit(Owed(owner))
+    served = Counter(serve_turns(turns) for _ in range(400))
+    assert served[f"{BUSY} own"] == pytest.approx(300, abs=4)
+
+
+async def test_a_prompt_goes_in_short_slices_while_others_come(clock: Clock) -> None:
+    """Rows take a millisecond, a forward one more: a slice is short as soon as somebody else was seen."""
+    engine, quantum_ms = engine_of(StepCost(1.0, 1.0, min_rows=1)), 50.0
+    for seen in (False, True, False):
+        clock.now_s += 2 * COMING_S
+        if seen:
+            other = FakeSession(clock, 1, rows=2, base_ms=1.0)
+            other.owner = "another"
+            await serve(engine, other)
+        FakeRun.forwards.clear()
+        await serve(engine, FakeSession(clock, 4, rows=200, base_ms=1.0))
+        longest_ms = 1.0 + max(max(rows) for rows in FakeRun.forwards)
+        assert longest_ms <= LONG_SLICE * SHORT_SLICE * quantum_ms if seen else longest_ms > 0.9 * quantum_ms
+
+
+async def test_the_crowd_of_one_network_does_not_make_others_forwards_long(clock: Clock) -> None:
+    crowd = [FakeSession(clock, 6, rows=8, base_ms=8.0) for _ in range(12)]
+    for place, session in enumerate(crowd):
+        session.owner = f"{place} of crowd"
+    alone = FakeSession(clock, 6, rows=8, base_ms=8.0)
+    alone.owner = "somebody"
+    await serve(engine_of(StepCost(8.0, 1.0, min_rows=1), standing=of_networks), *crowd, alone)
+    assert max(sum(rows) for rows in FakeRun.forwards[: len(FakeRun.forwards) // 3]) <= 16 + 8

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.session.admission import CARRIED, weight_of
+from node.session.admission import CARRIED, PREFERRED, OwnerStanding, standing_of, weight_of
 from node.session.table import IDLE_S, REST_S, UNUSED_S, Reservation, Room, as_idle_s, making_room, victims
 
 ROOM = Room(tokens=1_000, sessions=8)
@@ -18,7 +18,7 @@ ACTIVE, IDLE = 0.0, IDLE_S + 1
 def give_way(held: list[tuple[str, int, float]], asked: tuple[str, int]) -> list[int] | None:
     """The places of those that go; `held` has (key, tokens, seconds idle)."""
     reservations = {place: Reservation(key, tokens) for place, (key, tokens, _) in enumerate(held)}
-    return victims(reservations, Reservation(*asked), ROOM, lambda place: held[place][2], lambda key: 1)
+    return victims(reservations, Reservation(*asked), ROOM, lambda place: held[place][2], lambda key: OwnerStanding())
 
 
 def test_nobody_goes_while_there_is_room() -> None:
@@ -71,7 +71,7 @@ def test_of_sessions_in_use_the_one_that_did_least_lately_goes() -> None:
 
 def test_a_machine_that_carries_others_sessions_may_have_more() -> None:
     held = {place: Reservation(CARRIED + "8.8.8.8", 90) for place in range(10)} | {10: Reservation("9.9.9.9", 100)}
-    assert victims(held, Reservation("9.9.9.9", 50), Room(1_000, 99), lambda _: ACTIVE, weight_of) is None
+    assert victims(held, Reservation("9.9.9.9", 50), Room(1_000, 99), lambda _: ACTIVE, standing_of) is None
 
 
 @pytest.mark.parametrize("key", ["127.0.0.1", "10.1.2.3", "fd00::/64", "::/64", "unknown", CARRIED + "9.9.9.9"])
@@ -115,7 +115,7 @@ def test_what_goes_makes_room_and_never_hurts_who_has_no_more_than_is_asked(
 def rooms_of(held: list[tuple[str, int, float]], grown: int) -> list[int]:
     """The places of those that make room for one that grew; `held` has (key, tokens, seconds at rest)."""
     reservations = {place: Reservation(key, tokens) for place, (key, tokens, _) in enumerate(held)}
-    return making_room(reservations, grown, 1_000, lambda place: held[place][2], lambda key: 1)
+    return making_room(reservations, grown, 1_000, lambda place: held[place][2], lambda key: OwnerStanding())
 
 
 def test_what_grows_takes_room_of_those_that_rest_and_hold_as_much() -> None:
@@ -135,3 +135,21 @@ def test_a_text_that_runs_goes_only_where_all_take_far_too_much() -> None:
     assert rooms_of([*greedy, ("c", 100, 0.0)], 3) == [1], "the newest of who holds most, not who grew"
     assert rooms_of([*greedy, ("c", 100, 0.0)], 1) == [1]
     assert rooms_of([("a", 1_200, 0.0)], 0) == [0]
+
+
+def test_many_addresses_of_one_network_hold_no_more_than_a_few_owners() -> None:
+    crowd = [(f"93.184.216.{place}", 20, ACTIVE) for place in range(50)]
+    reservations = {place: Reservation(key, tokens) for place, (key, tokens, _) in enumerate(crowd)}
+    room = Room(1_000, 99)
+    gone = victims(reservations, Reservation("8.8.8.8", 100), room, lambda _: ACTIVE, standing_of)
+    assert gone is not None
+    assert len(gone) == 5
+    alone = victims(reservations, Reservation("93.184.216.99", 100), room, lambda _: ACTIVE, standing_of)
+    assert alone is None, "one more of them takes from nobody"
+
+
+def test_whom_the_operator_prefers_takes_room_from_strangers() -> None:
+    held = {place: Reservation(f"{place + 20}.0.0.1", 250) for place in range(4)}
+    assert victims(held, Reservation("9.9.9.9", 100), Room(1_000, 99), lambda _: ACTIVE, standing_of) is None
+    own = Reservation(PREFERRED + "9.9.9.9", 100)
+    assert victims(held, own, Room(1_000, 99), lambda _: ACTIVE, standing_of) is not None
