@@ -62,7 +62,7 @@ Script = Callable[[Job], Iterable[Step]]
 
 @dataclass(slots=True)
 class ScriptedBackend:
-    """Plays `script` for every job.
+    """Plays `script` for every job, as the only model of a server.
 
     Attributes:
         script: steps of a run, in order: events are handed out, errors raised, gates waited for.
@@ -86,6 +86,12 @@ class ScriptedBackend:
         """Whether so many runs end within a while."""
         with self.ended:
             return self.ended.wait_for(lambda: self.closed >= runs, 10)
+
+    async def cards(self) -> list[ModelCard]:
+        return [self.model]
+
+    async def backend(self, name: str) -> ScriptedBackend | None:
+        return self if name in ("", self.model.id) else None
 
     async def card(self) -> ModelCard:
         return self.model
