@@ -268,7 +268,8 @@ def model_sources(
     names = [_name(model) for model in models]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"two models are called {twice[0]}: requests could not tell them apart; rename one folder")
-    drafts = tuple(map(str, options.get("draft") or ()))
+    given = options.get("draft") or ()
+    drafts = [given] if isinstance(given, str | Path) else list(given)
 
     def source(name: str, model: str, further: Mapping[str, object]) -> SwarmSource:
         return SwarmSource(name, partial(directory.connect, model, _drafts_of(name, drafts), **further), directory.join)
@@ -286,9 +287,11 @@ def _name(model: str) -> str:
     return without_ending(path.resolve().name if path.is_dir() else path.name) if path.exists() else model
 
 
-def _drafts_of(model: str, drafts: Sequence[str]) -> list[str]:
+def _drafts_of(model: str, drafts: Sequence[str | Path]) -> list[str]:
     """What drafts for a model: drafts of no model's own, and its own."""
     own = f"{model}="
     return [
-        draft.removeprefix(own) for draft in drafts if "=" not in draft or draft.startswith(own) or Path(draft).exists()
+        draft.removeprefix(own)
+        for draft in map(str, drafts)
+        if "=" not in draft or draft.startswith(own) or Path(draft).exists()
     ]

@@ -169,9 +169,10 @@ class ApiContext:
             ApiError: there is no such model here (404).
         """
         cards = await self.cards()
-        others = cards[:1] if self.settings.any_model else ()
-        for card in (*(one for one in cards if one.id == name), *others):
-            return card
+        others = cards[:1] if self.settings.any_model else []
+        found = [one for one in cards if one.id == name] or others
+        if found:
+            return found[0]
         raise unknown_model(name, [card.id for card in cards])
 
 

@@ -65,7 +65,7 @@ class SwarmDirectory:
         self._is_listing = asyncio.Lock()
 
     @property
-    def join(self) -> Sequence[str]:
+    def join(self) -> tuple[str, ...]:
         """Addresses of the swarm."""
         return tuple(self._options.get("peers", ()))
 

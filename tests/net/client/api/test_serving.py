@@ -247,12 +247,12 @@ async def test_metrics_count_what_was_done(served: Served) -> None:
         await served.client.completions.create(model="", prompt=prompt, max_tokens=4)
     after, own = await values(), 'model="demo-target"'
     assert after['canopy_api_requests_total{dialect="openai",status="200"}'] >= 2
-    assert after[f'canopy_api_runs_total{{{own},end="finished"}}'] >= 2
+    assert after[f'canopy_api_runs_total{{end="finished",{own}}}'] >= 2
     assert after[f"canopy_api_generated_tokens_total{{{own}}}"] >= 2
     assert after[f"canopy_api_reused_prompt_tokens_total{{{own}}}"] > 30
     assert (
         after[f"canopy_api_first_token_seconds_count{{{own}}}"]
-        == after[f'canopy_api_runs_total{{{own},end="finished"}}']
+        == after[f'canopy_api_runs_total{{end="finished",{own}}}']
     )
     assert (after["canopy_api_running"], after[f"canopy_api_model_found{{{own}}}"]) == (0, 1)
 
