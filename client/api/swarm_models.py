@@ -46,7 +46,7 @@ class ModelSources:
     listed: Callable[[str], SwarmSource] | None = None
 
 
-class ServedModel:
+class ModelBackend:
     """One of the models: a `Backend` that is opened before it runs.
 
     Attributes:
@@ -58,7 +58,7 @@ class ServedModel:
     def __init__(
         self,
         backend: SwarmBackend,
-        make_open: Callable[[ServedModel], Awaitable[None]],
+        make_open: Callable[[ModelBackend], Awaitable[None]],
         clock: Callable[[], float],
         *,
         is_first: bool,
@@ -160,14 +160,14 @@ class SwarmModels:
         self._listed_source = sources.listed
         self._clock = clock
         self._changing = asyncio.Lock()
-        self._known: dict[str, ServedModel] = {}
+        self._known: dict[str, ModelBackend] = {}
         self._named = [source.name for source in sources.named]
         self.queue = FairQueue(self._limits.queue, clock)
         for number, source in enumerate(sources.named):
             self._add(source, is_first=number == 0)
 
     @property
-    def known(self) -> Sequence[ServedModel]:
+    def known(self) -> Sequence[ModelBackend]:
         """Those that were named or asked for."""
         return tuple(self._known.values())
 
@@ -215,16 +215,16 @@ class SwarmModels:
             raise RouteError("nobody serves a model in this swarm yet; serve one with node serve MODEL", ())
         raise invalid(f"Which model? This swarm has {named_models(names)}.", "model", "missing_required_parameter")
 
-    def _add(self, source: SwarmSource, *, is_first: bool) -> ServedModel:
+    def _add(self, source: SwarmSource, *, is_first: bool) -> ModelBackend:
         backend = SwarmBackend(source, self._scope, self._limits, self._clock, self.queue)
-        self._known[source.name] = model = ServedModel(backend, self._make_open, self._clock, is_first=is_first)
+        self._known[source.name] = model = ModelBackend(backend, self._make_open, self._clock, is_first=is_first)
         idle = [one for one in self._known.values() if not one.is_open and not one.users and one is not model]
         for one in sorted(idle, key=lambda one: one.used_at)[: max(len(self._known) - MAX_KNOWN, 0)]:
             if one.name not in self._named:
                 del self._known[one.name]
         return model
 
-    async def _make_open(self, model: ServedModel) -> None:
+    async def _make_open(self, model: ModelBackend) -> None:
         """Open a model, in the place of another one where as many are open as may be.
 
         Raises:
@@ -239,7 +239,7 @@ class SwarmModels:
                 await idle.close()
             model.open(self._scope)
 
-    def _idle(self) -> list[ServedModel]:
+    def _idle(self) -> list[ModelBackend]:
         """Those that may be given up."""
         return [one for one in self._known.values() if one.is_open and not one.users and not one.is_first]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
+from node.life.report import NodeDescription
 from node.session.admission import Admission
 from node.session.spans import ServedSpans
 from swarm.directory.node_record import NodeRecord
@@ -28,6 +29,7 @@ class SharedMachine:
         sequence: its number.
         kv_bytes: what sessions of each model may take, by fingerprint; it is taken as they come.
         announce_again: writes the record of each model at once.
+        descriptions: what is published of the node of each model.
     """
 
     models: int = 1
@@ -38,6 +40,7 @@ class SharedMachine:
     sequence: int = 0
     kv_bytes: dict[str, int] = field(default_factory=dict)
     announce_again: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    descriptions: list[NodeDescription] = field(default_factory=list)
 
     @property
     def is_shared(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from functools import reduce
 from types import TracebackType
 from typing import Self
 
@@ -58,7 +59,9 @@ class Node:
         self._config = config
         self._say = say
         self._stack = AsyncExitStack()
-        self._start_up = StartUp(config, say, registry, self._stack, beside and beside.running.resources)
+        self._start_up = StartUp(
+            config, say, registry, self._stack, None if beside is None else beside.running.resources
+        )
         self._is_first = beside is None
         self.others: tuple[Node, ...] = ()
         self._running: RunningNode | None = None
@@ -255,25 +258,28 @@ class Node:
         is_between = host.service is None
         stage = Stage.STARTING if is_between else Stage.SERVING
         stage = Stage.LEAVING if self._is_leaving else Stage.PAUSED if paused_for else stage
+        others = [other.facts() for other in self.others]
         counters = resources.counters
+        own = Given(
+            tokens=counters.tokens,
+            layer_tokens=counters.layer_tokens,
+            sweeps=counters.sweeps,
+            received_bytes=counters.bytes_in,
+            sent_bytes=counters.bytes_out,
+        )
         return NodeFacts(
             stage,
             peer=self.peer_id,
             model=self.identity.name,
+            others="".join(f" and {other.layers} of {other.model}{other.others}" for other in others),
             layers=str(announcer.span),
             num_layers=self.identity.num_layers,
             address=resources.address,
             reach="" if announcer.announced is None else announcer.announced.reach.value,
             path="" if is_between else host.path_words,
-            sessions=0 if is_between else len(host.sessions),
+            sessions=(0 if is_between else len(host.sessions)) + sum(other.sessions for other in others),
             paused_for=paused_for or "",
-            given=Given(
-                tokens=counters.tokens,
-                layer_tokens=counters.layer_tokens,
-                sweeps=counters.sweeps,
-                received_bytes=counters.bytes_in,
-                sent_bytes=counters.bytes_out,
-            ),
+            given=reduce(Given.plus, (other.given for other in others), own),
         )
 
     def _look_for_layers(self) -> None:

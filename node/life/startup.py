@@ -295,7 +295,8 @@ class StartUp:
         description = NodeDescription(
             resources.identity, config.name, device, resources.counters, starting.announcer.snapshot
         )
-        figures = NodeFigures(registry.peer_id, description)
+        resources.machine.descriptions.append(description)
+        figures = NodeFigures(registry.peer_id, resources.machine.descriptions)
         await self._stack.enter_async_context(serving_metrics(starting.metrics_socket, figures, self._say))
         broker = config.broker()
         if broker is not None:

@@ -222,13 +222,11 @@ class ServeConfig:
         if len(layers) not in (1, 1 + len(self.more)):
             raise ConfigError(f"--layers {self.layers}: give one range for each of {1 + len(self.more)} models, or one")
         spans = layers * (1 + len(self.more)) if len(layers) == 1 else layers
+        first = replace(self, layers=spans[0])
         membership = replace(self.membership, note_model=None)  # the first is remembered
-        of_others = {"more": (), "fingerprint": None, "revision": None, "membership": membership}
+        alone = replace(self, more=(), fingerprint=None, revision=None, membership=membership)
         others = zip(spans[1:], self.more, strict=True)
-        return [
-            replace(self, layers=spans[0]),
-            *(replace(self, **{**of_others, "layers": span, "model": model}) for span, model in others),
-        ]
+        return [first, *(replace(alone, layers=span, model=model) for span, model in others)]
 
     def broker(self) -> BrokerAddress | None:
         """Where telemetry goes, if it goes anywhere.

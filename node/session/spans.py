@@ -58,6 +58,7 @@ class ServedSpans:
         if len(self._tables) == 1:
             return await self.table(None).find_tail(session, seconds)
         async with TaskScope() as scope:
-            looking = [scope.spawn(look(table)) for table in self._tables.values()]
-            await asyncio.wait([found, asyncio.gather(*looking)], return_when=asyncio.FIRST_COMPLETED)
+            looking = {scope.spawn(look(table)) for table in self._tables.values()}
+            while looking and not found.done():
+                _, looking = await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
         return found.result() if found.done() else None

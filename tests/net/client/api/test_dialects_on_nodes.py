@@ -39,6 +39,7 @@ async def client() -> AsyncIterator[httpx2.AsyncClient]:
             return nodes.swarm.client()
 
         models = SwarmModels(ModelSources([SwarmSource("demo", connect)]), scope)
+        await models.backend("")
         transport = httpx2.ASGITransport(build_app(models))
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as made:
             yield made

@@ -48,7 +48,7 @@ async def client_of(swarm: InProcessSwarm, model: Path) -> AsyncIterator[AsyncSw
 
 def by_transformers(model: Path, tokens: int) -> tuple[int, ...]:
     """The greedy text of the whole model in one process."""
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(model)(PROMPT, return_tensors="pt").input_ids
     made = whole.generate(ids, do_sample=False, max_new_tokens=tokens, eos_token_id=None)
     return tuple(made[0, ids.shape[1] :].tolist())
