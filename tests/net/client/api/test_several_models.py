@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -173,11 +174,17 @@ async def test_callers_have_their_turns_whichever_model_they_ask_for(two: TwoMod
             for model in (TARGET.name, DRAFT.name):
                 await one(http, keys[0], model)
             ended.clear()
+            most_waiting = 0.0
             async with asyncio.TaskGroup() as group:
                 for _ in range(8):
                     group.create_task(one(http, keys[0], TARGET.name))
                 await asyncio.sleep(0.05)
-                group.create_task(one(http, keys[1], DRAFT.name))
+                last = group.create_task(one(http, keys[1], DRAFT.name))
+                while not last.done():
+                    shown = await http.get("/metrics", headers={"authorization": f"Bearer {keys[0]}"})
+                    waiting = re.search(r"^canopy_api_waiting (\S+)", shown.text, re.MULTILINE)
+                    most_waiting = max(most_waiting, float(waiting[1]) if waiting else 0.0)
+    assert most_waiting >= 4, "both models' requests wait in one queue"
     assert ended.index(keys[1]) <= 3
     assert len(ended) == 9
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -50,7 +53,7 @@ def by_transformers(model: Path, tokens: int) -> tuple[int, ...]:
     """The greedy text of the whole model in one process."""
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(model)(PROMPT, return_tensors="pt").input_ids
-    made = whole.generate(ids, do_sample=False, max_new_tokens=tokens, eos_token_id=None)
+    made = whole.generate(ids, do_sample=False, max_new_tokens=tokens, eos_token_id=None)  # type: ignore[misc]
     return tuple(made[0, ids.shape[1] :].tolist())
 
 
@@ -65,6 +68,19 @@ async def test_one_identity_on_one_port_is_listed_for_each_model(machines: InPro
             (record,) = [one for one in found if one.peer == node.peer_id]
             assert (record.span, record.state) == (Span.parse(span), NodeState.SERVING)
     assert {model.name for model in await registry.models()} == {TARGET.name, DRAFT.name}
+
+
+async def test_each_record_is_later_than_the_one_before_whatever_model_it_is_of(
+    machines: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = machines.nodes[0]
+    (other,) = node.others
+    now = time.time()
+    monkeypatch.setattr("node.life.announcer.time", SimpleNamespace(time=lambda: now))
+    records = [one.running.announcer.record(NodeState.SERVING) for one in (node, other, other, node)]
+    for before, after in pairwise(records):
+        assert before.expires_at < after.expires_at
+        assert before.sequence < after.sequence
 
 
 async def test_texts_of_both_are_those_of_transformers(machines: InProcessSwarm) -> None:
