@@ -101,14 +101,20 @@ def test_a_pass_that_fails_fails_its_own_search(model: RaggedModel, monkeypatch:
 
 
 async def test_calls_keep_their_order_and_what_waits_at_the_end_is_cancelled() -> None:
-    drafting, said = JoinedDrafting(), []
+    drafting = JoinedDrafting()
+    said: list[int] = []
     loop = asyncio.get_running_loop()
     await asyncio.gather(*(loop.run_in_executor(drafting, said.append, number) for number in range(5)))
     assert said == list(range(5))
     with pytest.raises(ZeroDivisionError):
         await loop.run_in_executor(drafting, lambda: 1 // 0)
     held, go_on = Event(), Event()
-    first = drafting.submit(lambda: (held.set(), go_on.wait()))
+
+    def hold() -> None:
+        held.set()
+        go_on.wait()
+
+    first = drafting.submit(hold)
     held.wait(5)
     late = drafting.submit(said.append, 9)
     drafting.shutdown(wait=False, cancel_futures=True)

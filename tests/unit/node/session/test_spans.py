@@ -67,9 +67,10 @@ async def test_a_tail_is_awaited_at_every_model() -> None:
 async def test_a_model_is_meant_by_its_fingerprint_and_an_unknown_one_is_the_firsts_to_refuse() -> None:
     first, second = Table(), Table()
     spans = spans_of(first, second)
-    assert [spans.table(name) for name in ("a", "b", "c", None)] == [first, second, first, first]
+    asked: list[object] = [spans.table(name) for name in ("a", "b", "c", None)]
+    assert asked == [first, second, first, first]
     encoded = [wire.encode_manifest(manifest) for manifest in MANIFESTS]
     assert [spans.manifest(name) for name in ("a", "b", "c", None)] == [*encoded, encoded[0], encoded[0]]
     third = Table()
     spans.put("a", cast("Any", third), MANIFESTS[0])
-    assert spans.table("a") is third, "a span that moved"
+    assert cast("Any", spans.table("a")) is third, "a span that moved"
