@@ -40,7 +40,7 @@ class Searching(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Search:
+class _WaitingSearch:
     """A search that waits for a pass."""
 
     passes: Generator[DraftPass, HeadOutput, Any]
@@ -54,7 +54,7 @@ class JoinedDrafting(Executor):
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
         self._waiting: deque[tuple[Future[Any], Callable[[], Any], bool]] = deque()
-        self._searches: deque[_Search] = deque()
+        self._searches: deque[_WaitingSearch] = deque()
         self._is_over = False
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
@@ -104,7 +104,7 @@ class JoinedDrafting(Executor):
         """Let a search go on to its next pass, or to its end."""
         try:
             with torch.inference_mode():
-                self._searches.append(_Search(passes, future, go_on()))
+                self._searches.append(_WaitingSearch(passes, future, go_on()))
         except StopIteration as end:
             future.set_result(end.value)
         except BaseException as error:  # noqa: BLE001 - raised again where the result is read
