@@ -190,7 +190,8 @@ class TreeDrafter:
         floor = tree.floor
         if chosen := [node for node in sorted(shared) if tree.acceptance_probs[node] >= floor]:
             tree.take(chosen)
-            yield from self._round(search, chosen)
+            for source in self.sources:
+                yield from source.expanding(search, chosen)
 
     def _go_on(self, search: Search, stop_rule: StopRule) -> Passes[bool]:
         """Expand the best nodes until no further round pays. Returns whether the tree is settled."""
