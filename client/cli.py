@@ -30,7 +30,7 @@ from swarm.base.program import exit_code
 from swarm.directory.joining.command_line import read_command
 from swarm.directory.joining.lan_choice import with_lan
 from swarm.directory.joining.remembered import SwarmMemory
-from swarm.directory.joining.resolve import SwarmFinder, with_swarm
+from swarm.directory.joining.resolve import AS_ASKED, SwarmFinder, with_swarm
 from swarm.link.egress.streams import bracketed
 
 if TYPE_CHECKING:
@@ -204,10 +204,11 @@ def _api_keys(command: ApiCommand) -> tuple[str, ...]:
 def api(command: ApiCommand) -> None:
     """Serve until Ctrl-C."""
     require("api", "client api")
-    from client.api.command import ServerOptions, serve_api, swarm_source
+    from client.api.command import ServerOptions, model_sources, serve_api
     from client.api.queue import QueueLimits
     from client.api.sessions import SessionLimits
-    from client.api.swarm_backend import BackendLimits
+    from client.api.swarm_backend import BackendLimits, ModelLimits
+    from client.api.swarm_directory import SwarmDirectory
 
     options = ServerOptions(
         host=command.host,
@@ -221,13 +222,16 @@ def api(command: ApiCommand) -> None:
         limits=BackendLimits(
             QueueLimits(command.running, command.waiting, command.waiting_per_key),
             SessionLimits(command.keep, command.keep_idle, command.share_prompts),
+            ModelLimits(command.open_models, command.model_idle),
         ),
     )
     options.check()
     _settle_imports()
-    source = swarm_source(command.model, command.connect_options())
+    connect = command.connect_options()
+    models = (*([] if command.model is None else [command.model]), *command.more)
+    sources = model_sources(models, connect, SwarmDirectory(connect), all_listed=command.model_why != AS_ASKED)
     console = make_console(soft_wrap=True)
-    asyncio.run(serve_api(source, options, lambda line: console.print(line, markup=False, highlight=False)))
+    asyncio.run(serve_api(sources, options, lambda line: console.print(line, markup=False, highlight=False)))
 
 
 async def bench(command: Bench) -> int:

@@ -115,7 +115,7 @@ class SampleNode:
         device = Device(torch.device("cpu"))
         device.memory_bytes, device.temperature_c = (lambda: 10_000), (lambda: 61.0)  # type: ignore[method-assign]
         description = NodeDescription(model, None, device, self.counters, self.look)
-        self.figures = NodeFigures(PeerId("QmFirst"), description)
+        self.figures = NodeFigures(PeerId("QmFirst"), [description])
 
     def look(self) -> NodeSnapshot:
         """One scrape, before which one sweep waited long and ran, and one failed."""

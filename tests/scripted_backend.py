@@ -62,11 +62,13 @@ Script = Callable[[Job], Iterable[Step]]
 
 @dataclass(slots=True)
 class ScriptedBackend:
-    """Plays `script` for every job.
+    """Plays `script` for every job, as every model of a server.
 
     Attributes:
         script: steps of a run, in order: events are handed out, errors raised, gates waited for.
         model: what `card` returns.
+        others: cards of further models.
+        asked: names that were asked for.
         tokens: what `count` returns; an error is raised.
         jobs: those that were run.
         callers: theirs.
@@ -76,7 +78,9 @@ class ScriptedBackend:
 
     script: Script
     model: ModelCard = CARD
+    others: Sequence[ModelCard] = ()
     tokens: int | Exception = 7
+    asked: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     callers: list[ApiCaller] = field(default_factory=list)
     closed: int = 0
@@ -86,6 +90,13 @@ class ScriptedBackend:
         """Whether so many runs end within a while."""
         with self.ended:
             return self.ended.wait_for(lambda: self.closed >= runs, 10)
+
+    async def cards(self) -> list[ModelCard]:
+        return [self.model, *self.others]
+
+    async def backend(self, name: str) -> ScriptedBackend | None:
+        self.asked.append(name)
+        return self if name in ("", *(card.id for card in await self.cards())) else None
 
     async def card(self) -> ModelCard:
         return self.model

@@ -21,7 +21,7 @@ from benchmarks.simulation.clock import Clock, FifoServer, Then
 from benchmarks.simulation.recorded import RecordedSearch, RecordedText
 from client.chain.answers import Answer
 from client.draft.drafter import NO_PICKS, TreeDrafter
-from client.draft.search.source import Search
+from client.draft.search.source import Passes, Search
 from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.draft.sources.model import LocalSession, ModelSource
 from swarm.base.ids import TreeNodeId
@@ -51,15 +51,15 @@ class CountedDrafter(TreeDrafter):
         self.passes = self.rows = 0
         return super().grow(sequence, nodes, depth, sampling, stop_rule)
 
-    def _begin(self, search: Search) -> Search:
+    def _begin(self, search: Search) -> Passes[Search]:
         first = self._model.session.state.next_id
-        begun = super()._begin(search)
+        begun = yield from super()._begin(search)
         self._ran(begun.rounds, first)
         return begun
 
-    def _round(self, search: Search, nodes: Sequence[int]) -> bool:
+    def _round(self, search: Search, nodes: Sequence[int]) -> Passes[bool]:
         first = self._model.session.state.next_id
-        has_passed = super()._round(search, nodes)
+        has_passed = yield from super()._round(search, nodes)
         self._ran(int(has_passed), first)
         return has_passed
 

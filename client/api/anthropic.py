@@ -510,18 +510,18 @@ def routes(context: ApiContext) -> APIRouter:
 
     @router.post("/v1/messages", response_model=None, summary="Create a message")
     async def create(body: MessagesRequest, request: Request) -> Response:
-        card = await context.card(body.model)
+        asked = await context.of(body.model)
         job = make_job(body)
         hides_thinking = body.thinking is not None and body.thinking.display == "omitted"
         writer = MessageWriter(
-            card.id, body.max_tokens, hides_thinking=hides_thinking, request_name=request_id(request)
+            asked.card.id, body.max_tokens, hides_thinking=hides_thinking, request_name=request_id(request)
         )
-        return await send_answer(context, job, request, writer, stream="events" if body.stream else None)
+        return await send_answer(asked, job, request, writer, stream="events" if body.stream else None)
 
     @router.post("/v1/messages/count_tokens", response_model=None, summary="Count tokens")
     async def count(body: MessagesInput) -> Response:
-        await context.card(body.model)
-        tokens = await asyncio.to_thread(context.backend.count, make_job(body))
+        asked = await context.of(body.model)
+        tokens = await asyncio.to_thread(asked.backend.count, make_job(body))
         return JSONResponse({"input_tokens": tokens})
 
     return router

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from client.api import anthropic, ollama, site
-from client.api.backend import Backend
+from client.api.backend import Models
 from client.api.context import ApiContext, ApiSettings
 from client.api.errors import ApiError, as_api_error, invalid
 from client.api.guard import OF_DESKTOP, ApiGuard, refusal
@@ -55,19 +55,19 @@ _KINDS: Final = {
 _CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
-def build_app(backend: Backend, settings: ApiSettings | None = None, more: Sequence[Routes] = ()) -> FastAPI:
+def build_app(models: Models, settings: ApiSettings | None = None, more: Sequence[Routes] = ()) -> FastAPI:
     """All routes.
 
     Args:
-        backend: the model of the swarm.
+        models: of the swarm.
         settings: how it behaves towards callers.
     """
     settings = settings or ApiSettings()
-    context = ApiContext(backend, settings)
+    context = ApiContext(models, settings)
     app = FastAPI(
         title="Canopy",
         version=VERSION,
-        description="A swarm's model, in the dialects that clients speak.",
+        description="A swarm's models, in the dialects that clients speak.",
         docs_url=None,
         redoc_url=None,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from client.base.options import GenerateOptions
 from client.base.stats import Result, TokenLogProbs
@@ -114,7 +114,7 @@ AnswerEvent = Begun | Delta | Finished
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """The swarm's model.
+    """A model of the swarm.
 
     Attributes:
         created: when it was first seen, in seconds of the epoch.
@@ -125,6 +125,7 @@ class ModelCard:
         has_template: whether it brings a chat template.
         tool_family: the tool-call format that its template uses; empty when it knows none.
         sampling: options that hold where a request says nothing, as the checkpoint has them.
+        is_open: whether its small files were read; before, its context (0), template and sampling are not known.
     """
 
     id: str
@@ -137,6 +138,11 @@ class ModelCard:
     has_template: bool
     tool_family: str
     sampling: GenerateOptions = field(default_factory=GenerateOptions)
+    is_open: bool = True
+
+
+NO_CARD: Final = ModelCard("", 0, 0, "", False, (), "", False, "", is_open=False)
+"""Where nothing is known of a model yet."""
 
 
 class Backend(Protocol):
@@ -167,4 +173,22 @@ class Backend(Protocol):
             Busy: no room now; its `retry_after_s` says when to ask again (429).
             RouteError: layers are missing (503).
             GenerationInterrupted: the chain broke midway.
+        """
+
+
+class Models(Protocol):
+    """The models that a server answers for."""
+
+    async def cards(self) -> Sequence[ModelCard]:
+        """Each of them once, as it is now; none is opened for it. A model that was named at the start comes first."""
+
+    async def backend(self, name: str) -> Backend | None:
+        """The model of this name, opened where it was not; None where there is none.
+
+        Args:
+            name: of `cards`; empty means the model that was named first at the start.
+
+        Raises:
+            ApiError: no name was given, and none at the start (400).
+            QueueFull: as many models as may be open are in use.
         """

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import shlex
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,37 +19,41 @@ from prometheus_client.metrics_core import Metric
 from client.api.app import build_app
 from client.api.context import ApiContext, ApiSettings, RequestCounts
 from client.api.swarm_backend import BackendLimits, SwarmBackend
+from client.api.swarm_directory import SwarmDirectory
 from client.api.swarm_link import SwarmSource
+from client.api.swarm_models import ModelSources, SwarmModels
 from client.base.options import ConnectOptions
-from client.library.aio import AsyncSwarm
-from swarm.base.errors import ConfigError, RouteError
+from swarm.base.errors import ConfigError
 from swarm.base.ids import without_ending
 from swarm.base.tasks import TaskScope
 from swarm.base.version import VERSION
-from swarm.directory.dht.addresses import OPEN_SWARM
-from swarm.directory.dht.registry import DhtConfig, DhtRegistry
 from swarm.link.egress.streams import bracketed
-from swarm.routing.served import ServedModels
 from swarm.status.http import ConnectionLimits, MetricsPage, make_server
 from swarm.status.metric_set import MetricFamily, MetricKind, MetricSet
 
-ABOUT = MetricFamily("canopy_api_info", "The API and its model.", ("version", "model"), MetricKind.INFO)
-FOUND = MetricFamily("canopy_api_model_found", "1 while the model is found in the swarm.")
+ABOUT = MetricFamily("canopy_api_info", "The API.", ("version",), MetricKind.INFO)
+FOUND = MetricFamily("canopy_api_model_found", "1 while the model is open and found in the swarm.", ("model",))
 REQUESTS = MetricFamily(
     "canopy_api_requests_total", "Answers, by dialect and HTTP status.", ("dialect", "status"), MetricKind.COUNTER
 )
-RUNS = MetricFamily("canopy_api_runs_total", "Runs, by how they ended.", ("end",), MetricKind.COUNTER)
-PROMPT = MetricFamily("canopy_api_prompt_tokens_total", "Tokens of prompts.", kind=MetricKind.COUNTER)
+RUNS = MetricFamily("canopy_api_runs_total", "Runs, by how they ended.", ("model", "end"), MetricKind.COUNTER)
+PROMPT = MetricFamily("canopy_api_prompt_tokens_total", "Tokens of prompts.", ("model",), MetricKind.COUNTER)
 REUSED = MetricFamily(
-    "canopy_api_reused_prompt_tokens_total", "Of these, tokens that a kept session held.", kind=MetricKind.COUNTER
+    "canopy_api_reused_prompt_tokens_total",
+    "Of these, tokens that a kept session held.",
+    ("model",),
+    MetricKind.COUNTER,
 )
-TOKENS = MetricFamily("canopy_api_generated_tokens_total", "Tokens that were generated.", kind=MetricKind.COUNTER)
+TOKENS = MetricFamily(
+    "canopy_api_generated_tokens_total", "Tokens that were generated.", ("model",), MetricKind.COUNTER
+)
 ACCEPTED = MetricFamily(
-    "canopy_api_accepted_draft_tokens_total", "Of these, tokens that had been drafted.", kind=MetricKind.COUNTER
+    "canopy_api_accepted_draft_tokens_total", "Of these, tokens that had been drafted.", ("model",), MetricKind.COUNTER
 )
 FIRST = MetricFamily(
     "canopy_api_first_token_seconds",
     "From a run's turn to its first token.",
+    ("model",),
     kind=MetricKind.HISTOGRAM,
 )
 RUNNING = MetricFamily("canopy_api_running", "Runs now.")
@@ -58,7 +61,9 @@ WAITING = MetricFamily("canopy_api_waiting", "Requests that wait for their turn.
 REFUSED = MetricFamily(
     "canopy_api_queue_refused_total", "Requests for which the queue had no room.", kind=MetricKind.COUNTER
 )
-KEPT = MetricFamily("canopy_api_kept_sessions", "Idle sessions that are kept for prompts with the same beginning.")
+KEPT = MetricFamily(
+    "canopy_api_kept_sessions", "Idle sessions that are kept for prompts with the same beginning.", ("model",)
+)
 
 FIGURES: Final = (
     *(ABOUT, FOUND, REQUESTS, RUNS, PROMPT, REUSED, TOKENS, ACCEPTED, FIRST, RUNNING, WAITING, REFUSED, KEPT),
@@ -69,34 +74,39 @@ FIGURES: Final = (
 class ApiFigures:
     """The API's metrics; `collect` reads them as they are now."""
 
-    backend: SwarmBackend
+    models: SwarmModels
     requests: RequestCounts
 
     def collect(self) -> Iterable[Metric]:
-        sheet, counts, queue = MetricSet(FIGURES), self.backend.counts, self.backend.queue
-        sessions = self.backend.link.sessions
-        sheet.set_info(ABOUT, {"version": VERSION, "model": self.backend.link.name})
-        sheet.set(FOUND, float(sessions is not None))
+        sheet, queue = MetricSet(FIGURES), self.models.queue
+        sheet.set_info(ABOUT, {"version": VERSION})
         for (dialect, status), number in sorted(self.requests.by_status.items()):
             sheet.set(REQUESTS, number, dialect, str(status))
-        for end, number in (("finished", counts.finished), ("left", counts.left), ("failed", counts.failed)):
-            sheet.set(RUNS, number, end)
-        sheet.set(PROMPT, counts.prompt_tokens)
-        sheet.set(REUSED, counts.reused_tokens)
-        sheet.set(TOKENS, counts.tokens)
-        sheet.set(ACCEPTED, counts.accepted_tokens)
-        sheet.set_histogram(FIRST, counts.first_token)
+        for model in self.models.known:
+            _set_model(sheet, model.name, model.backend)
         sheet.set(RUNNING, queue.running)
         sheet.set(WAITING, queue.waiting)
         sheet.set(REFUSED, queue.refused)
-        sheet.set(KEPT, 0 if sessions is None else sessions.idle)
         return sheet.collect()
 
 
-def metrics_routes(backend: SwarmBackend) -> Callable[[ApiContext], APIRouter]:
+def _set_model(sheet: MetricSet, name: str, backend: SwarmBackend) -> None:
+    counts, sessions = backend.counts, backend.link.sessions
+    sheet.set(FOUND, float(sessions is not None), name)
+    for end, number in (("finished", counts.finished), ("left", counts.left), ("failed", counts.failed)):
+        sheet.set(RUNS, number, name, end)
+    sheet.set(PROMPT, counts.prompt_tokens, name)
+    sheet.set(REUSED, counts.reused_tokens, name)
+    sheet.set(TOKENS, counts.tokens, name)
+    sheet.set(ACCEPTED, counts.accepted_tokens, name)
+    sheet.set_histogram(FIRST, counts.first_token, name)
+    sheet.set(KEPT, 0 if sessions is None else sessions.idle, name)
+
+
+def metrics_routes(models: SwarmModels) -> Callable[[ApiContext], APIRouter]:
     def routes(context: ApiContext) -> APIRouter:
         router = APIRouter()
-        page = MetricsPage(lambda: ApiFigures(backend, context.requests), in_thread=False)
+        page = MetricsPage(lambda: ApiFigures(models, context.requests), in_thread=False)
         router.routes.append(page.route())
         return router
 
@@ -107,8 +117,6 @@ BACKLOG: Final = 256
 MIN_KEY: Final = 8
 """Characters of an API key, at least: a shorter one is guessed."""
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
-MODELS_NAMED: Final = 8
-"""Models that a message names, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +129,9 @@ class ServerOptions:
         open_to_all: whether others than this machine may call without one.
         hosts: further names that a `Host` header may have.
         origins: of web pages that may call.
-        aliases: further names of the model.
-        any_model: whether every name is taken for it.
-        limits: of the queue and of kept sessions.
+        aliases: further names of the first model.
+        any_model: whether every name of no model is taken for it.
+        limits: of the queue, of kept sessions and of open models.
     """
 
     host: str = "127.0.0.1"
@@ -166,6 +174,8 @@ class ServerOptions:
                 raise ConfigError(f"{name} {value}: give 1 or more")
         if sessions.kept < 0 or sessions.idle_s < 0:
             raise ConfigError("--keep and --keep-idle cannot be negative")
+        if self.limits.models.open < 1 or self.limits.models.idle_s <= 0:
+            raise ConfigError("--open-models and --model-idle: give more than 0")
 
     def settings(self) -> ApiSettings:
         """What the application keeps to; on loopback only this machine's names are answered to (DNS rebinding)."""
@@ -188,7 +198,7 @@ def listening(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host} port {port} ({reason}); choose another with --port") from error
 
 
-async def serve_api(source: SwarmSource, options: ServerOptions, say: Callable[[str], None]) -> None:
+async def serve_api(sources: ModelSources, options: ServerOptions, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
@@ -204,7 +214,7 @@ async def serve_api(source: SwarmSource, options: ServerOptions, say: Callable[[
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         try:
-            async with served_api(source, options, taken) as url:
+            async with served_api(sources, options, taken) as url:
                 say(f"API at {url}/v1")
                 await stop.wait()
         finally:
@@ -213,17 +223,19 @@ async def serve_api(source: SwarmSource, options: ServerOptions, say: Callable[[
 
 
 @asynccontextmanager
-async def served_api(source: SwarmSource, options: ServerOptions, taken: socket.socket) -> AsyncIterator[str]:
+async def served_api(sources: ModelSources, options: ServerOptions, taken: socket.socket) -> AsyncIterator[str]:
     """Serve on a socket that listens, for as long as the block lasts; the value is the base URL.
 
     Raises:
-        ConfigError: the model cannot be used; the block is cancelled.
+        ConfigError: the first model cannot be used; the block is cancelled.
     """
     async with TaskScope() as scope:
-        backend = SwarmBackend(source, scope, options.limits)
-        scope.spawn(backend.link.keep(), "link")
+        models = SwarmModels(sources, scope, options.limits)
+        if sources.directory is not None:
+            scope.spawn(sources.directory.keep(), "directory")
+        scope.spawn(models.keep(), "models")
         settings = options.settings()
-        app = build_app(backend, settings, [metrics_routes(backend)])
+        app = build_app(models, settings, [metrics_routes(models)])
         server = make_server(app, ConnectionLimits(stalled_s=settings.stalled_s))
 
         async def serve() -> None:
@@ -239,47 +251,47 @@ async def served_api(source: SwarmSource, options: ServerOptions, taken: socket.
             await asyncio.wait([task])
 
 
-def swarm_source(model: str | None, options: ConnectOptions) -> SwarmSource:
-    """Where a model is; without a name there is none yet, only the line to type."""
-    join = tuple(options.get("peers", ()))
-    if model is None:
-        return SwarmSource("", partial(_unnamed_model, options), join)
-    path = Path(model)
-    name = without_ending(path.resolve().name if path.is_dir() else path.name) if path.exists() else model
-    return SwarmSource(name, partial(_connect, model, options), join)
+def model_sources(
+    models: Sequence[str], options: ConnectOptions, directory: SwarmDirectory, *, all_listed: bool
+) -> ModelSources:
+    """Where the models of a server are.
 
-
-def _connect(model: str, options: ConnectOptions) -> AbstractAsyncContextManager[AsyncSwarm]:
-    return AsyncSwarm.connect(model, **options)
-
-
-@asynccontextmanager
-async def _unnamed_model(options: ConnectOptions) -> AsyncIterator[AsyncSwarm]:
-    """Say which models there are: a tokenizer is read only where the user or an invite names the model.
-
-    Whoever is in a swarm may list a model by any name, and a name alone may have its files fetched from the hub.
+    Args:
+        models: that were named, the first one's name first; `fingerprint` and `revision` of the options are its own.
+        options: of every connection; a draft MODEL=DRAFT drafts for that model alone.
+        directory: of the swarm.
+        all_listed: whether whatever it lists is served too.
 
     Raises:
-        RouteError: always; it says what to type.
+        ConfigError: two models have one name.
     """
-    config = DhtConfig(
-        join=tuple(options.get("peers", ())), client_mode=True, membership=options.get("membership", OPEN_SWARM)
-    )
-    async with DhtRegistry.open(config) as registry:
-        listed = await registry.models()
-        served = await ServedModels(registry).served(listed) or listed
-    raise which_model({model.name for model in served})
-    yield  # makes this a context manager
+    names = [_name(model) for model in models]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"two models are called {twice[0]}: requests could not tell them apart; rename one folder")
+    given = options.get("draft") or ()
+    drafts = [given] if isinstance(given, str | Path) else list(given)
+
+    def source(name: str, model: str, further: Mapping[str, object]) -> SwarmSource:
+        return SwarmSource(name, partial(directory.connect, model, _drafts_of(name, drafts), **further), directory.join)
+
+    named = [
+        source(name, model, {} if number == 0 else directory.forgetful())
+        for number, (name, model) in enumerate(zip(names, models, strict=True))
+    ]
+    listed = (lambda name: source(name, name, directory.forgetful())) if all_listed else None
+    return ModelSources(named, directory, listed)
 
 
-def which_model(names: Collection[str]) -> RouteError:
-    """What to type where no model is named, given those that are listed."""
-    if not names:
-        return RouteError("nobody serves a model in this swarm yet; name one, or serve one with node serve MODEL", ())
-    shown = sorted(names)
-    more = f" and {len(shown) - MODELS_NAMED} more" if len(shown) > MODELS_NAMED else ""
-    return RouteError(
-        f"which model? this swarm serves {', '.join(shown[:MODELS_NAMED])}{more}; name the one that you trust: "
-        f"client api {shlex.quote(shown[0])}",
-        (),
-    )
+def _name(model: str) -> str:
+    path = Path(model)
+    return without_ending(path.resolve().name if path.is_dir() else path.name) if path.exists() else model
+
+
+def _drafts_of(model: str, drafts: Sequence[str | Path]) -> list[str]:
+    """What drafts for a model: drafts of no model's own, and its own."""
+    own = f"{model}="
+    return [
+        draft.removeprefix(own)
+        for draft in map(str, drafts)
+        if "=" not in draft or draft.startswith(own) or Path(draft).exists()
+    ]

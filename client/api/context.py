@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.requests import Request
 
-from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, ChatJob, Delta, Finished, Job, ModelCard
+from client.api.backend import AnswerEvent, ApiCaller, Backend, Begun, ChatJob, Delta, Finished, Job, ModelCard, Models
 from client.api.errors import ApiError, server_leaves, unknown_model
 from client.api.request_fields import LeftOutLog
 from client.base.stats import TokenLogProbs
@@ -33,8 +33,8 @@ class ApiSettings:
     Attributes:
         keys: API keys of which a caller must show one; empty asks for none.
         hosts: names and addresses that a `Host` header may have, without the port; empty accepts any.
-        aliases: further names of the model.
-        any_model: whether every other name is taken for it too.
+        aliases: further names of the first model.
+        any_model: whether every name of no model is taken for it too.
         origins: web pages' origins, such as `https://chat.example.org`, that may call it; `*` accepts any.
         body_s: seconds in which a request's body has to come.
         keep_alive_s: seconds of silence after which a stream carries a comment.
@@ -129,7 +129,7 @@ class RequestCounts:
 class ApiContext:
     """Given to every dialect's `routes`."""
 
-    backend: Backend
+    models: Models
     settings: ApiSettings
     requests: RequestCounts = field(default_factory=RequestCounts)
     left_out: LeftOutLog = field(default_factory=LeftOutLog)
@@ -141,22 +141,57 @@ class ApiContext:
             return ApiCaller(hashlib.sha256(key.encode()).hexdigest()[:16])
         return ApiCaller(request.client.host if request.client is not None else "")
 
-    async def card(self, model: str | None) -> ModelCard:
-        """The model's card under the name that it was asked by; an empty name means the only one.
+    async def of(self, model: str | None) -> ModelContext:
+        """What a request works with that names this model; an empty name and an alias mean the first one.
+
+        Raises:
+            ApiError: there is no such model here (404).
+            SwarmError: as `Models.backend`.
+        """
+        name = model or ""
+        backend = await self.models.backend("" if name in self.settings.aliases else name)
+        if backend is None and self.settings.any_model:
+            name, backend = "", await self.models.backend("")
+        if backend is None:
+            raise unknown_model(name, [card.id for card in await self.models.cards()])
+        card = backend.known_card()
+        return ModelContext(self, backend, replace(card, id=name) if name else card)
+
+    async def cards(self) -> list[ModelCard]:
+        """Every model, and the first one by each of its names."""
+        cards = [card for card in await self.models.cards() if card.id]
+        return [*cards[:1], *(replace(cards[0], id=name) for name in self.settings.aliases if cards), *cards[1:]]
+
+    async def card(self, name: str) -> ModelCard:
+        """One of `cards`; the model is not opened for it.
 
         Raises:
             ApiError: there is no such model here (404).
         """
-        card = self.backend.known_card()
-        if model and model not in self.names(card):
-            if not self.settings.any_model:
-                raise unknown_model(model, card.id)
-            return card
-        return replace(card, id=model) if model else card
+        cards = await self.cards()
+        others = cards[:1] if self.settings.any_model else []
+        found = [one for one in cards if one.id == name] or others
+        if found:
+            return found[0]
+        raise unknown_model(name, [card.id for card in cards])
 
-    def names(self, card: ModelCard) -> tuple[str, ...]:
-        """The model's names, its own first; none while it is not known."""
-        return (card.id, *self.settings.aliases) if card.id else ()
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """What the answer to one request works with.
+
+    Attributes:
+        api: that of all models.
+        card: the model's as last read, under the name that it was asked by.
+    """
+
+    api: ApiContext
+    backend: Backend
+    card: ModelCard
+
+    @property
+    def settings(self) -> ApiSettings:
+        return self.api.settings
 
     async def begin(self, job: Job, request: Request) -> StartedAnswer:
         """Start a run and wait until its prompt was taken; errors until then become HTTP statuses.
@@ -167,12 +202,12 @@ class ApiContext:
         """
         self.say_left_out(job, request)
         async with while_there(request):
-            return await self.start(job, self.caller(request))
+            return await self.start(job, self.api.caller(request))
 
     def say_left_out(self, job: Job, request: Request) -> None:
         """Have the answer's header say what the job goes without."""
         if isinstance(job, ChatJob) and job.left_out:
-            self.left_out.say(job.left_out, request.scope)
+            self.api.left_out.say(job.left_out, request.scope)
 
     async def start(self, job: Job, caller: ApiCaller) -> StartedAnswer:
         """The same for a caller that nobody watches."""
@@ -265,7 +300,7 @@ class StartedAnswers:
     The others begin while events are read, so that none holds a place among those that run and waits for another.
     """
 
-    context: ApiContext
+    context: ModelContext
     jobs: Sequence[Job]
     caller: ApiCaller
     first: StartedAnswer
@@ -319,12 +354,12 @@ class StartedAnswers:
                 await queue.put((number, None))
 
 
-async def begin_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> StartedAnswers:
+async def begin_all(context: ModelContext, jobs: Sequence[Job], request: Request) -> StartedAnswers:
     """Start the first job and wait until its prompt was taken; errors as of `ApiContext.begin`."""
-    return StartedAnswers(context, jobs, context.caller(request), await context.begin(jobs[0], request))
+    return StartedAnswers(context, jobs, context.api.caller(request), await context.begin(jobs[0], request))
 
 
-async def complete_all(context: ApiContext, jobs: Sequence[Job], request: Request) -> list[FullAnswer]:
+async def complete_all(context: ModelContext, jobs: Sequence[Job], request: Request) -> list[FullAnswer]:
     """Run every job to its end; errors as of `ApiContext.complete`."""
     answers = await begin_all(context, jobs, request)
     full = [FullAnswer(0) for _ in jobs]

@@ -6,7 +6,7 @@ A dialect raises `ApiError`, or lets the library's errors through; `as_api_error
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from client.api.queue import QueueFull
@@ -28,6 +28,10 @@ RETRY_S: Final = 5
 """What `Retry-After` says where nothing better is known."""
 ROUTE_RETRY_S: Final = 30
 """What it says while layers are missing: a machine needs about so long to load some."""
+NOT_FOUND: Final = "model_not_found"
+"""OpenAI's code for a model that does not exist."""
+MODELS_NAMED: Final = 8
+"""Models that a message names, at most."""
 MAX_MESSAGE: Final = 2_000
 """Characters of a message, at most; a model's template may say anything."""
 
@@ -109,9 +113,23 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, message, code="unsupported_parameter", param=param)
 
 
-def unknown_model(name: str, served: str) -> ApiError:
-    message = f"The model `{name[:200]}` does not exist here; this server speaks for `{served}`."
-    return ApiError(404, message, code="model_not_found", param="model")
+def unknown_model(name: str, served: Sequence[str]) -> ApiError:
+    """A request for a model that is none of those that are served."""
+    message = f"The model `{name[:200]}` does not exist here; this server speaks for {named_models(served, '`')}."
+    return ApiError(404, message, code=NOT_FOUND, param="model")
+
+
+def unavailable_model(name: str, why: SwarmError) -> ApiError:
+    """A model of the swarm that cannot be used from here: its files or its draft stand in the way."""
+    if isinstance(why, UnknownModel):
+        return as_api_error(why)
+    return ApiError(503, f"{name}: {why}", code="model_unavailable", retry_after_s=ROUTE_RETRY_S)
+
+
+def named_models(names: Sequence[str], quote: str = "") -> str:
+    """Some names for a message."""
+    shown = ", ".join(f"{quote}{name}{quote}" for name in names[:MODELS_NAMED]) or "none yet"
+    return f"{shown} and {len(names) - MODELS_NAMED} more" if len(names) > MODELS_NAMED else shown
 
 
 def server_leaves() -> ApiError:
@@ -132,7 +150,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ContextFull():
             return ApiError(400, str(error), code="context_length_exceeded", param="messages")
         case UnknownModel():
-            return ApiError(404, str(error), code="model_not_found", param="model")
+            return ApiError(404, str(error), code=NOT_FOUND, param="model")
         case RouteError():
             told = ApiError(503, str(error), code="layers_missing", retry_after_s=ROUTE_RETRY_S)
             missing = [f"{start}-{end}" for start, end in error.missing]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field
 
 from client.api.backend import ChatJob, Delta, Finished, Job, ModelCard, TextJob
-from client.api.context import ApiContext
-from client.api.errors import ApiError, error_body, invalid, unsupported
+from client.api.context import ApiContext, ModelContext
+from client.api.errors import NOT_FOUND, ApiError, error_body, invalid, unsupported
 from client.api.json_text import JsonObject, JsonRoute, arguments_object
 from client.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
 from client.api.openai.fields import (
@@ -33,6 +32,8 @@ from client.base.options import GenerateOptions, Grammar
 from client.dialogue.messages import Message, Tool, ToolCall, ToolCallDelta
 
 NS_PER_S: Final = 1e9
+
+T = TypeVar("T")
 
 
 class RunWriter(AnswerWriter):
@@ -429,11 +430,11 @@ def _with_images(text: str, images: Sequence[str] | None, left_out: LeftOut) -> 
 REFUSED: Final = {
     "/api/embed": "embeddings are not served",
     "/api/embeddings": "embeddings are not served",
-    "/api/create": "models are not made here: the swarm serves one",
-    "/api/copy": "models are not copied here: the swarm serves one",
-    "/api/pull": "models are not pulled here: the swarm serves one",
-    "/api/push": "models are not pushed from here: the swarm serves one",
-    "/api/delete": "models are not deleted here: the swarm serves one",
+    "/api/create": "models are not made here: the swarm serves them",
+    "/api/copy": "models are not copied here: the swarm serves them",
+    "/api/pull": "models are not pulled here: the swarm serves them",
+    "/api/push": "models are not pushed from here: the swarm serves them",
+    "/api/delete": "models are not deleted here: the swarm serves them",
 }
 """Paths of Ollama's that change or embed, and why they are refused."""
 
@@ -465,46 +466,59 @@ class _Ollama:
 
     async def chat(self, body: ChatRunRequest, request: Request) -> Response:
         """Answer a conversation; without messages, say that the model is there."""
-        self._card(body.model)
-        writer = self._writer("chat", body)
+        asked = await self._of(body.model)
+        writer = self._writer("chat", body, asked)
         if not body.messages:
             return JSONResponse(writer.nothing(_nothing_done(body)))
-        return await self._answer(chat_job(body), body, writer, request)
+        return await self._answer(asked, chat_job(body), body, writer, request)
 
     async def generate(self, body: GenerateRequest, request: Request) -> Response:
         """Answer a prompt or go on with a text; without a prompt, say that the model is there."""
-        job = generate_job(body, self._card(body.model))
-        writer = self._writer("generate", body)
+        asked = await self._of(body.model)
+        job = generate_job(body, asked.card)
+        writer = self._writer("generate", body, asked)
         if not body.prompt:
             return JSONResponse(writer.nothing(_nothing_done(body)))
-        return await self._answer(job, body, writer, request)
+        return await self._answer(asked, job, body, writer, request)
 
     async def tags(self) -> Response:
-        """The swarm's model, by each of its names."""
-        card = await self._context.backend.card()
-        return JSONResponse({"models": [listed(replace(card, id=name)) for name in self._context.names(card)]})
+        """Every model, the first by each of its names."""
+        return JSONResponse({"models": [listed(card) for card in await self._context.cards()]})
 
     async def ps(self) -> Response:
-        """The model, if every layer is served."""
-        card = await self._context.backend.card()
-        models = [running(card, self._context.settings.clock())] if card.is_complete else []
-        return JSONResponse({"models": models})
+        """The models that are open and of which every layer is served."""
+        now = self._context.settings.clock()
+        cards = [card for card in await self._context.models.cards() if card.is_complete and card.is_open]
+        return JSONResponse({"models": [running(card, now) for card in cards]})
 
     async def show(self, body: ShowRequest) -> Response:
-        return JSONResponse(shown(self._card(body.model or body.name or "")))
+        return JSONResponse(shown(await self._found(self._context.card, body.model or body.name or "")))
 
-    def _card(self, name: str) -> ModelCard:
-        card = self._context.backend.known_card()
-        known = {named for one in self._context.names(card) for named in (one, tagged(one))}
-        if name not in known and not self._context.settings.any_model:
-            raise ApiError(404, f"model '{name[:200]}' not found")
-        return card
+    async def _of(self, name: str) -> ModelContext:
+        return await self._found(self._context.of, name)
 
-    def _writer(self, kind: Literal["chat", "generate"], body: RunRequest) -> RunWriter:
-        return RunWriter(kind, body.model, self._context.settings.clock, self._context.backend.token_bytes)
+    async def _found(self, find: Callable[[str], Awaitable[T]], name: str) -> T:
+        """What is found by a name, which Ollama's clients give a tag.
 
-    async def _answer(self, job: Job, body: RunRequest, writer: RunWriter, request: Request) -> Response:
-        return await send_answer(self._context, job, request, writer, stream="lines" if body.is_streamed else None)
+        Raises:
+            ApiError: there is no such model (404), in Ollama's words.
+        """
+        settings = self._context.settings
+        unknown = ApiError(404, f"model '{name[:200]}' not found", code=NOT_FOUND)
+        if not name and not settings.any_model:
+            raise unknown
+        try:
+            return await find(name if name in settings.aliases else name.removesuffix(TAG))
+        except ApiError as error:
+            raise unknown if error.code == NOT_FOUND else error from None
+
+    def _writer(self, kind: Literal["chat", "generate"], body: RunRequest, asked: ModelContext) -> RunWriter:
+        return RunWriter(kind, body.model, self._context.settings.clock, asked.backend.token_bytes)
+
+    async def _answer(
+        self, asked: ModelContext, job: Job, body: RunRequest, writer: RunWriter, request: Request
+    ) -> Response:
+        return await send_answer(asked, job, request, writer, stream="lines" if body.is_streamed else None)
 
 
 async def _version() -> Response:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
+from client.api.backend import NO_CARD
 from client.api.context import ApiContext
 from swarm.base.version import VERSION
 
@@ -25,12 +26,15 @@ def health_routes(context: ApiContext) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        """200 while every layer is served, else 503; the body says what is missing and how to serve it."""
-        card = await context.backend.card()
+        """200 while every layer of some model is served, else 503; `models` says what is missing and how to serve it.
+
+        `model` is the first of them of which every layer is served, else the first.
+        """
+        cards = await context.models.cards()
+        card = next((one for one in cards if one.is_complete), cards[0] if cards else NO_CARD)
         state = "ok" if card.is_complete else "waiting for layers"
-        return JSONResponse(
-            {"status": state, "version": VERSION, "model": asdict(card)}, 200 if card.is_complete else 503
-        )
+        body = {"status": state, "version": VERSION, "model": asdict(card), "models": list(map(asdict, cards))}
+        return JSONResponse(body, 200 if card.is_complete else 503)
 
     return router
 

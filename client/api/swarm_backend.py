@@ -30,9 +30,23 @@ AHEAD: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """Bounds of the models that are open.
+
+    Attributes:
+        open: at a time.
+        idle_s: after so long one is given up that nobody asked for.
+    """
+
+    open: int = 4
+    idle_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
 class BackendLimits:
     queue: QueueLimits = field(default_factory=QueueLimits)
     sessions: SessionLimits = field(default_factory=SessionLimits)
+    models: ModelLimits = field(default_factory=ModelLimits)
 
 
 @dataclass(slots=True)
@@ -67,12 +81,19 @@ class SwarmBackend:
         scope: TaskScope,
         limits: BackendLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        queue: FairQueue | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            source: where the model is.
+            queue: in which the requests wait; None makes one of their own.
+        """
         limits = limits or BackendLimits()
         self._scope = scope
         self._clock = clock
         self.link = SwarmLink(source, limits.sessions, clock)
-        self.queue = FairQueue(limits.queue, clock)
+        self.queue = queue or FairQueue(limits.queue, clock)
         self.counts = RunCounts()
 
     async def card(self) -> ModelCard:

@@ -192,7 +192,8 @@ class SwarmLink:
         self._clock = clock
         self._created = int(time.time())
         self._model: ModelLink | None = None
-        self._why: SwarmError = RouteError(f"still looking for {source.name or 'a model'} in the swarm", ())
+        self._card: ModelCard | None = None  # as it was when it was last open
+        self._why: Exception = self._still_looking()
         self._log = CountedLog(logger, clock)
         self.tried = asyncio.Event()
         """Set once the first try has ended, whether the model was found or not."""
@@ -226,6 +227,19 @@ class SwarmLink:
             async with asyncio.timeout(FIRST_TRY_S):
                 await self.tried.wait()
         return self.model()
+
+    def reset(self) -> None:
+        """Forget how the last try ended: another one begins."""
+        self._why = self._still_looking()
+        self.tried.clear()
+
+    def refuse(self, why: Exception) -> None:
+        """Nobody tries any more; requests are told why."""
+        self._why = why
+        self.tried.set()
+
+    def _still_looking(self) -> SwarmError:
+        return RouteError(f"still looking for {self._source.name or 'a model'} in the swarm", ())
 
     async def keep(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Connect, and again where nothing of the model is left; never ends.
@@ -266,12 +280,15 @@ class SwarmLink:
 
     def known_card(self) -> ModelCard:
         if self._model is None:
-            return self._unknown()
+            unknown = self._unknown()
+            if self._card is None:
+                return unknown
+            return replace(self._card, is_complete=False, missing=unknown.missing, serve_line=unknown.serve_line)
         target, coverage = self._model.swarm.target, self._model.coverage
         missing = () if coverage is None else coverage.missing
         lines = [] if coverage is None or not missing else fill_lines(coverage, self._source.join)
         template = self._model.reader.template
-        return ModelCard(
+        self._card = ModelCard(
             id=self.name,
             created=self._created,
             context_length=target.max_positions or 0,
@@ -283,12 +300,13 @@ class SwarmLink:
             tool_family=template.family,
             sampling=self._model.swarm.defaults,
         )
+        return self._card
 
     def _unknown(self) -> ModelCard:
         spans = [Span(start, end) for start, end in getattr(self._why, "missing", ())]
         name = self._source.name
         line = serve_line(name or "MODEL", spans[0] if spans else "auto", self._source.join)
-        return ModelCard(name, self._created, 0, "", False, tuple(map(str, spans)), line, False, "")
+        return ModelCard(name, self._created, 0, "", False, tuple(map(str, spans)), line, False, "", is_open=False)
 
     async def explained(self, error: RouteError) -> RouteError:
         """The same error, with the time in which a node that loads the missing layers will serve them, if one does."""

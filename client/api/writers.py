@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from client.api.backend import AnswerEvent, Begun, Delta, Finished, Job
-from client.api.context import ApiContext, StartedAnswer, reasoning_tokens
+from client.api.context import ModelContext, StartedAnswer, reasoning_tokens
 from client.api.errors import ApiError
 from client.api.json_text import JsonObject
 from client.api.sse import Frames, json_line, json_lines_response, sse, sse_response
@@ -75,7 +75,7 @@ class AnswerWriter(ABC):
 
 
 async def send_answer(
-    context: ApiContext, job: Job, request: Request, writer: AnswerWriter, *, stream: str | None
+    context: ModelContext, job: Job, request: Request, writer: AnswerWriter, *, stream: str | None
 ) -> Response:
     """Run a job and send what the writer makes of it; errors as of `ApiContext.begin`.
 

@@ -28,7 +28,9 @@ from client.decode.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.decode.prompt_parts import PromptParts
 from client.decode.state import GenerationState
 from client.decode.walk import Walk, hand_over_rows
-from client.draft.drafter import NoDrafter
+from client.draft.drafter import NoDrafter, TreeDrafter
+from client.draft.joined import Searching
+from client.draft.search.source import Passes
 from client.draft.search.tree import DraftTree, StopRule
 from swarm.base.ids import TreeNodeId
 from swarm.protocol.messages import Credits, Reply, Sweep
@@ -150,12 +152,20 @@ class DraftWorker:
         forced = request.forced[: min(request.nodes, request.depth)]
         sequence, nodes, depth = (*state.sequence, *forced), request.nodes - len(forced), request.depth - len(forced)
 
-        def grown() -> DraftResult:
-            tree = drafter.grow(sequence, nodes, depth, state.sampling, request.stop_rule)
+        def result(tree: DraftTree) -> DraftResult:
             return DraftResult(tree, (clock() - started_s) * 1e3, forced)
 
+        def growing() -> Passes[DraftResult]:
+            assert isinstance(drafter, TreeDrafter)
+            return result((yield from drafter.growing(sequence, nodes, depth, state.sampling, request.stop_rule)))
+
+        def grown() -> DraftResult:
+            return result(drafter.grow(sequence, nodes, depth, state.sampling, request.stop_rule))
+
         self._hand_over()
-        future = asyncio.get_running_loop().run_in_executor(state.drafting, grown)
+        joins = isinstance(drafter, TreeDrafter) and type(drafter).grow is TreeDrafter.grow
+        work = Searching(growing) if joins else grown
+        future = asyncio.get_running_loop().run_in_executor(state.drafting, work)
         if not await self._is_in_time(future, request.patience_ms, is_awaited):
             self._pending = PendingDraft(future, request.plan)
             return None

@@ -19,7 +19,7 @@ import torch
 
 from client.draft.search.calibration import AcceptanceModel, SoftmaxPrior
 from client.draft.search.ranking import Ranker
-from client.draft.search.source import Search, Source
+from client.draft.search.source import Passes, Search, Source, alone
 from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule, TokenTree
 from client.draft.sources.lookup import Lookup, LookupSource
 from client.draft.sources.model import LocalSession, ModelSource
@@ -127,21 +127,27 @@ class TreeDrafter:
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`."""
+        with torch.inference_mode():
+            return alone(self.growing(sequence, nodes, depth, sampling, stop_rule))
+
+    def growing(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
+    ) -> Passes[DraftTree]:
+        """The same, pass by pass; in inference mode."""
         levels = min(depth, MAX_LEVELS)
         if nodes == 0 or levels <= 0:
             return DraftTree()
         search, self._search = self._search, None
         try:
-            with torch.inference_mode():
-                key = tuple(sequence), levels, sampling
-                if search is None or search.key != key or self._is_stale(search, stop_rule):
-                    tree = TokenTree(sequence[-1], nodes, levels, stop_rule.min_probability)
-                    search = self._begin(Search(tuple(sequence), levels, sampling, tree))
-                else:
-                    search.tree.widen(nodes, stop_rule.min_probability)
-                    for source in self.sources:
-                        source.widen(search)
-                is_settled = self._go_on(search, stop_rule)
+            key = tuple(sequence), levels, sampling
+            if search is None or search.key != key or self._is_stale(search, stop_rule):
+                tree = TokenTree(sequence[-1], nodes, levels, stop_rule.min_probability)
+                search = yield from self._begin(Search(tuple(sequence), levels, sampling, tree))
+            else:
+                search.tree.widen(nodes, stop_rule.min_probability)
+                for source in self.sources:
+                    source.widen(search)
+            is_settled = yield from self._go_on(search, stop_rule)
         except BaseException:
             self.forget()
             raise
@@ -160,11 +166,14 @@ class TreeDrafter:
         for lesson in tree.lessons:
             lesson.learn(picks, others)
 
-    def _begin(self, search: Search) -> Search:
+    def _begin(self, search: Search) -> Passes[Search]:
         """Add everything that is proposed before there is a frontier."""
         search.tree.frontier(1)  # the root, whose children come now
-        passed = [source.begin(search) for source in self.sources]
-        self._remember(search)
+        passed: list[bool] = []
+        for source in self.sources:
+            has_passed = yield from source.beginning(search)
+            passed.append(has_passed)
+        yield from self._remember(search)
         search.rounds = int(any(passed))
         search.is_early = any(source.wants_rows and not did for source, did in zip(self.sources, passed, strict=True))
         return search
@@ -173,7 +182,7 @@ class TreeDrafter:
         """Whether a new search would propose other tokens, or the threshold fell below what this one left out."""
         return stop_rule.min_probability < search.tree.prune_below or any(source.is_stale() for source in self.sources)
 
-    def _remember(self, search: Search) -> None:
+    def _remember(self, search: Search) -> Passes[None]:
         """Expand at once the nodes that every source with a model expanded in an earlier search."""
         tree = search.tree
         known = [nodes for source in self.sources if (nodes := source.remember(search)) is not None]
@@ -182,9 +191,9 @@ class TreeDrafter:
         if chosen := [node for node in sorted(shared) if tree.acceptance_probs[node] >= floor]:
             tree.take(chosen)
             for source in self.sources:
-                source.expand(search, chosen)
+                yield from source.expanding(search, chosen)
 
-    def _go_on(self, search: Search, stop_rule: StopRule) -> bool:
+    def _go_on(self, search: Search, stop_rule: StopRule) -> Passes[bool]:
         """Expand the best nodes until no further round pays. Returns whether the tree is settled."""
         tree, passes = search.tree, 0
         while chosen := tree.frontier(expansions(tree.max_nodes)):
@@ -196,14 +205,16 @@ class TreeDrafter:
                 if not stop_rule.per_round <= expected_tokens < stop_rule.per_sweep or not stop_rule.go_on(passes):
                     tree.put_back(chosen)
                     return False
-            has_passed = self._round(search, chosen)
+            has_passed = yield from self._round(search, chosen)
             passes, search.rounds = passes + has_passed, search.rounds + has_passed
         return True
 
-    def _round(self, search: Search, nodes: Sequence[int]) -> bool:
+    def _round(self, search: Search, nodes: Sequence[int]) -> Passes[bool]:
         """Ask every source about nodes of the frontier. Returns whether a model ran."""
-        passed = [source.expand(search, nodes) for source in self.sources]
-        return any(passed)
+        has_passed = False
+        for source in self.sources:
+            has_passed |= yield from source.expanding(search, nodes)
+        return has_passed
 
     def _settle(self, search: Search) -> DraftTree:
         """The best tree, and what its sources will learn from."""
@@ -253,7 +264,7 @@ class ModelDrafter(TreeDrafter):
         return self._model.session
 
 
-MAX_DRAFTERS = 4
+MAX_DRAFTERS = 16
 """Each has KV of its own; further generations decode plainly meanwhile."""
 
 

@@ -24,7 +24,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,7 @@ from client.draft.drafter import Drafter, NoDrafter, TreeDrafter
 from client.draft.heads.eagle import is_eagle, load_eagle
 from client.draft.heads.files import HeadConfig, load_head, read_head_config
 from client.draft.heads.mtp import MTP, has_mtp, load_mtp
+from client.draft.joined import JoinedDrafting
 from client.draft.search.calibration import TEMPERATURES, Calibration, Fit
 from client.draft.search.ranking import Ranker
 from client.draft.search.source import Source
@@ -375,7 +376,7 @@ MEASURED_S = 0.015
 @contextmanager
 def drafting_thread() -> Iterator[Executor]:
     """The one thread that loads what drafts, and drafts."""
-    drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
+    drafting = JoinedDrafting()
     try:
         yield drafting
     finally:

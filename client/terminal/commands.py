@@ -12,6 +12,7 @@ from client.terminal.setups import ProgramName
 from swarm.base.cli_types import (
     Count,
     File,
+    Found,
     Host,
     LanMode,
     Model,
@@ -133,16 +134,20 @@ class Bench(SwarmCommand):
 
 @headed(
     server=("program", "host", "port", "api_key", "open_to_all", "allow_host", "origin", "alias", "any_model"),
-    bounds=("running", "waiting", "waiting_per_key", "keep", "keep_idle", "share_prompts"),
-    swarm=_SWARM,
+    bounds=("running", "waiting", "waiting_per_key", "keep", "keep_idle", "share_prompts", "open_models", "model_idle"),
+    swarm=("more", *_SWARM),
     links=_LINKS,
     drafting=_DRAFTING,
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCommand(SwarmCommand):
-    """Serve a swarm's model over HTTP, as OpenAI, Anthropic and Ollama do: for programs that speak to these.
+    """Serve a swarm's models over HTTP, as OpenAI, Anthropic and Ollama do: for programs that speak to these.
+
+    Each model is opened when a request first names it.
 
     Attributes:
+        more: further models (default: where no model is named, every one that the swarm lists).
+        model_why: who named the model.
         program: print what to write where so that this program asks the server that runs at --host and --port, and
             serve nothing.
         host: IP address to listen on; another one than this machine's own needs a key.
@@ -152,8 +157,10 @@ class ApiCommand(SwarmCommand):
         open_to_all: let others than this machine call without a key.
         allow_host: a further name under which this machine may be called; may be repeated.
         origin: web pages of this origin, such as https://chat.example.org, may call; may be repeated.
-        alias: a further name of the model, such as gpt-4o-mini, for programs that ask for that; may be repeated.
-        any_model: take every name in a request for the model.
+        alias: a further name of the first model, such as gpt-4o-mini, for programs that ask for that; may be repeated.
+        any_model: take every other name in a request for the first model.
+        open_models: models that are open at a time; the one that was used least recently makes room.
+        model_idle: seconds after which a model is given up that nobody asked for; the first one stays.
         running: answers at a time; further requests wait.
         waiting: requests that may wait.
         waiting_per_key: requests of one key that may wait.
@@ -163,6 +170,8 @@ class ApiCommand(SwarmCommand):
             use one opening, but each can find out by guessing what others wrote.
     """
 
+    more: tyro.conf.Positional[tuple[Model, ...]] = ()
+    model_why: Found[str] = ""
     program: Annotated[Literal["none"] | ProgramName, tyro.conf.arg(name="for")] = "none"
     host: Host = "127.0.0.1"
     port: Port = 8_000
@@ -178,3 +187,5 @@ class ApiCommand(SwarmCommand):
     keep: Count = 8
     keep_idle: Seconds = 60.0
     share_prompts: bool = False
+    open_models: Count = 4
+    model_idle: Seconds = 600.0

@@ -62,9 +62,10 @@ def ask_server(url: str, key: str | None) -> ServerModel:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine or beside it
         with opener.open(request, timeout=ASK_S) as answer:
             models = json.loads(answer.read(MAX_ANSWER_BYTES))["data"]
-            if not models:
-                raise ConfigError(f"the server at {url} has found no model yet; ask again when it has")
-            return ServerModel(url, str(models[0]["id"]), int(models[0]["context_length"]), key is not None)
+            found = [one for one in models if one["context_length"]]  # of others nobody has read the config yet
+            if not found:
+                raise ConfigError(f"the server at {url} has found no model yet; ask one something, then ask this again")
+            return ServerModel(url, str(found[0]["id"]), int(found[0]["context_length"]), key is not None)
     except urllib.error.HTTPError as error:
         error.close()
         why = f"the server at {url} answers {error.code}"

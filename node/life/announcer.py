@@ -49,9 +49,8 @@ class Announcer:
         self._rebalance = resources.rebalance
         self._span: Span | None = None
         self._state = NodeState.JOINING
-        self._sequence = 0
         self._troubles = CountedLog(logger)
-        self._one_by_one = asyncio.Lock()  # a record must expire later than the one before
+        self._one_by_one = asyncio.Lock()
 
     @property
     def span(self) -> Span:
@@ -126,8 +125,9 @@ class Announcer:
 
     async def _check_alone(self) -> None:
         def newest() -> NodeRecord:
-            assert self.announced is not None
-            return self.announced
+            newest = self._resources.machine.newest  # of any model
+            assert newest is not None
+            return newest
 
         await check_still_alone(self._resources.registry, newest, self._resources.left_behind)
 
@@ -151,7 +151,8 @@ class Announcer:
     def record(self, state: NodeState) -> NodeRecord:
         """The record of this node in some state, newer than every one before."""
         resources, host = self._resources, self._host
-        self._sequence += 1
+        machine = resources.machine
+        machine.sequence += 1
         record = NodeRecord(
             peer=resources.registry.peer_id,
             model=resources.identity,
@@ -167,11 +168,12 @@ class Announcer:
             aux_rows=True,
             kv_tokens_free=0,
             kv_tokens_total=0,
-            sequence=self._sequence,
-            expires_at=next_expiry(time.time(), self.announced, resources.left_behind),
+            sequence=machine.sequence,
+            expires_at=next_expiry(time.time(), machine.newest, resources.left_behind),
             certificate=b"" if resources.certificate is None else resources.certificate.der,
             movable=resources.config.is_auto and state is NodeState.SERVING and self._rebalance.may_move,
         )
+        machine.newest = record
         if host.service is None:
             return record  # nothing is loaded
         kv_free, kv_total = host.sessions.kv_tokens_free, host.sessions.kv_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -32,45 +32,52 @@ FACTS: Final = ("peer", "model", "fingerprint", "layers", "device", "numeric_cla
 
 ABOUT = MetricFamily("canopy_node_info", "The node; its layers are half-open, its name is empty unless one was given.",
                FACTS, MetricKind.INFO)  # fmt: skip
-STATE = MetricFamily("canopy_node_state", "1 for how the node is, 0 for the other states.", ("state",))
-LAYERS = MetricFamily("canopy_node_layers", "Layers that the node holds, or is about to load.")
-SESSIONS = MetricFamily("canopy_node_sessions", "Open sessions.")
-KV = MetricFamily("canopy_node_kv_capacity_tokens", "KV tokens for all sessions together.")
+STATE = MetricFamily("canopy_node_state", "1 for how the node is, 0 for the other states.", ("model", "state"))
+LAYERS = MetricFamily("canopy_node_layers", "Layers that the node holds, or is about to load.", ("model",))
+SESSIONS = MetricFamily("canopy_node_sessions", "Open sessions.", ("model",))
+KV = MetricFamily("canopy_node_kv_capacity_tokens", "KV tokens for all sessions together.", ("model",))
+KV_USED = MetricFamily("canopy_node_kv_used_tokens", "KV tokens that open sessions have reserved.", ("model",))
 KV_KEPT = MetricFamily(
-    "canopy_node_kv_kept_tokens", "KV tokens of texts that are over, kept for those that begin alike."
+    "canopy_node_kv_kept_tokens", "KV tokens of texts that are over, kept for those that begin alike.", ("model",)
 )
-KV_USED = MetricFamily("canopy_node_kv_used_tokens", "KV tokens that open sessions have reserved.")
-WAITING = MetricFamily("canopy_node_waiting_sessions", "Sessions that wait for room.")
-CLASS_OWNERS = MetricFamily("canopy_node_class_owners", "Owners of sessions, by class.", ("class",))
-CLASS_SESSIONS = MetricFamily("canopy_node_class_sessions", "Open sessions, by the class of their owner.", ("class",))
-CLASS_KV = MetricFamily("canopy_node_class_kv_tokens", "KV tokens that these have reserved.", ("class",))
+WAITING = MetricFamily("canopy_node_waiting_sessions", "Sessions that wait for room.", ("model",))
+OF_CLASS: Final = ("model", "class")
+CLASS_OWNERS = MetricFamily("canopy_node_class_owners", "Owners of sessions, by class.", OF_CLASS)
+CLASS_SESSIONS = MetricFamily("canopy_node_class_sessions", "Open sessions, by the class of their owner.", OF_CLASS)
+CLASS_KV = MetricFamily("canopy_node_class_kv_tokens", "KV tokens that these have reserved.", OF_CLASS)
 CLASS_ROWS = MetricFamily("canopy_node_class_rows_total", "Tree nodes that were computed, by the class of their owner.",
-                          ("class",), MetricKind.COUNTER)  # fmt: skip
+                          OF_CLASS, MetricKind.COUNTER)  # fmt: skip
 CLASS_BYTES = MetricFamily("canopy_node_class_received_bytes_total", "Bytes of sessions, by the class of their owner.",
-                           ("class",), MetricKind.COUNTER)  # fmt: skip
+                           OF_CLASS, MetricKind.COUNTER)  # fmt: skip
 MEMORY = MetricFamily(
     "canopy_node_device_memory_used_bytes", "Device memory in use, by all programs; absent for a CPU."
 )
 HEAT = MetricFamily("canopy_node_device_temperature_celsius", "Temperature of the device, where it is known.")
-QUEUE = MetricFamily("canopy_node_queue_seconds", "How long a sweep waited here, in queues.", kind=MetricKind.HISTOGRAM)
+QUEUE = MetricFamily(
+    "canopy_node_queue_seconds", "How long a sweep waited here, in queues.", ("model",), MetricKind.HISTOGRAM
+)
 COMPUTE = MetricFamily(
     "canopy_node_compute_seconds",
     "How long a sweep was computed here: its share, where it was not alone.",
+    ("model",),
     kind=MetricKind.HISTOGRAM,
 )
 FORWARD = MetricFamily(
     "canopy_node_forward_seconds",
     "How long one forward took, picks included: several for a long sweep, one for several sessions.",
+    ("model",),
     kind=MetricKind.HISTOGRAM,
 )
-ERRORS = MetricFamily("canopy_node_errors_total", "Errors in sessions, by kind.", ("kind",), MetricKind.COUNTER)
-BUSY = MetricFamily("canopy_node_busy_seconds_total", "Time in which the node computed.", kind=MetricKind.COUNTER)
+ERRORS = MetricFamily("canopy_node_errors_total", "Errors in sessions, by kind.", ("model", "kind"), MetricKind.COUNTER)
+BUSY = MetricFamily(
+    "canopy_node_busy_seconds_total", "Time in which the node computed.", ("model",), kind=MetricKind.COUNTER
+)
 REPLAYED = MetricFamily(
-    "canopy_node_restore_compute_seconds_total", "Computing of restored sessions.", kind=MetricKind.COUNTER
+    "canopy_node_restore_compute_seconds_total", "Computing of restored sessions.", ("model",), kind=MetricKind.COUNTER
 )
 
 TOTALS: Final[Mapping[str, MetricFamily]] = {
-    name: MetricFamily(f"canopy_node_{metric}_total", text, kind=MetricKind.COUNTER)
+    name: MetricFamily(f"canopy_node_{metric}_total", text, ("model",), MetricKind.COUNTER)
     for name, metric, text in (
         ("sweeps", "sweeps", "Sweeps that were run."),
         ("frames_in", "received_sweeps", "Sweeps that arrived, those run before included."),
@@ -116,45 +123,52 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class NodeFigures:
-    """A node's metrics; `collect` reads them as they are now."""
+    """A machine's metrics; `collect` reads them as they are now.
+
+    Attributes:
+        descriptions: of the node of each model that it serves; more come while it starts.
+    """
 
     peer: PeerId
-    description: NodeDescription
+    descriptions: Sequence[NodeDescription]
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""
-        sheet, description, counters = MetricSet(FIGURES), self.description, self.description.counters
-        snapshot = description.look()
-        model = description.model
+        sheet, device = MetricSet(FIGURES), self.descriptions[0].device
+        sheet.set(MEMORY, device.memory_bytes())
+        sheet.set(HEAT, device.temperature_c())
+        for description in self.descriptions:
+            self._set_model(sheet, description)
+        return sheet.collect()
+
+    def _set_model(self, sheet: MetricSet, description: NodeDescription) -> None:
+        snapshot, counters, model = description.look(), description.counters, description.model
         own = (self.peer, model.name, model.fingerprint, str(snapshot.span))
         facts = (description.device.name, snapshot.numeric_class, VERSION, description.name or "")
         sheet.set_info(ABOUT, dict(zip(FACTS, (*own, *facts), strict=True)))
-        sheet.set_state(STATE, NodeState, snapshot.state)
-        sheet.set(LAYERS, len(snapshot.span))
-        sheet.set(SESSIONS, snapshot.sessions)
-        sheet.set(KV, snapshot.kv_tokens_total)
-        sheet.set(KV_USED, snapshot.kv_tokens_total - snapshot.kv_tokens_free)
-        sheet.set(KV_KEPT, snapshot.kv_tokens_kept)
-        sheet.set(MEMORY, description.device.memory_bytes())
-        sheet.set(HEAT, description.device.temperature_c())
-        sheet.set_histogram(QUEUE, counters.queue_times)
-        sheet.set_histogram(COMPUTE, counters.compute_times)
-        sheet.set_histogram(FORWARD, counters.forward_times)
+        sheet.set_state(STATE, NodeState, snapshot.state, model.name)
+        sheet.set(LAYERS, len(snapshot.span), model.name)
+        sheet.set(SESSIONS, snapshot.sessions, model.name)
+        sheet.set(KV, snapshot.kv_tokens_total, model.name)
+        sheet.set(KV_USED, snapshot.kv_tokens_total - snapshot.kv_tokens_free, model.name)
+        sheet.set_histogram(QUEUE, counters.queue_times, model.name)
+        sheet.set_histogram(COMPUTE, counters.compute_times, model.name)
+        sheet.set_histogram(FORWARD, counters.forward_times, model.name)
         for kind in ErrorKind:
-            sheet.set(ERRORS, counters.errors_by_kind[kind], kind.value)
-        sheet.set(WAITING, snapshot.waiting)
+            sheet.set(ERRORS, counters.errors_by_kind[kind], model.name, kind.value)
+        sheet.set(BUSY, snapshot.worked_ms / 1e3, model.name)
+        sheet.set(REPLAYED, counters.replay_us / 1e6, model.name)
+        sheet.set(KV_KEPT, snapshot.kv_tokens_kept, model.name)
+        sheet.set(WAITING, snapshot.waiting, model.name)
         for owners in OwnerClass:
-            held = snapshot.held.get(owners, ClassHoldings())
-            sheet.set(CLASS_OWNERS, held.owners, owners.value)
-            sheet.set(CLASS_SESSIONS, held.sessions, owners.value)
-            sheet.set(CLASS_KV, held.kv_tokens, owners.value)
-            sheet.set(CLASS_ROWS, counters.rows_by_class[owners], owners.value)
-            sheet.set(CLASS_BYTES, counters.bytes_in_by_class[owners], owners.value)
-        sheet.set(BUSY, snapshot.worked_ms / 1e3)
-        sheet.set(REPLAYED, counters.replay_us / 1e6)
+            held, one = snapshot.held.get(owners, ClassHoldings()), (model.name, owners.value)
+            sheet.set(CLASS_OWNERS, held.owners, *one)
+            sheet.set(CLASS_SESSIONS, held.sessions, *one)
+            sheet.set(CLASS_KV, held.kv_tokens, *one)
+            sheet.set(CLASS_ROWS, counters.rows_by_class[owners], *one)
+            sheet.set(CLASS_BYTES, counters.bytes_in_by_class[owners], *one)
         for name, figure in TOTALS.items():
-            sheet.set(figure, getattr(counters, name))
-        return sheet.collect()
+            sheet.set(figure, getattr(counters, name), model.name)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import grpc.aio
 from node.model.checkpoint import Checkpoint, open_checkpoint, open_named
 from node.model.config import ServeConfig
 from node.model.loading import Say, reading_lines
+from node.session.spans import MODEL
 from swarm.base.errors import (
     HubError,
     ModelMismatch,
@@ -75,7 +76,8 @@ async def _ask(record: NodeRecord, dialer: Dialer) -> Manifest | None:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
         call = dialer.channel(record.endpoint).unary_unary(wire.MANIFEST)
         async with asyncio.timeout(ANSWER_S):
-            return wire.decode_manifest(await call(b""))
+            named = ((MODEL, record.model.fingerprint),)  # one machine may serve several
+            return wire.decode_manifest(await call(b"", metadata=named))
     except (TimeoutError, grpc.aio.AioRpcError, RemoteProtocolError, SwarmError):
         return None
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, cast
 
 import torch
 
 from node.life.joining import ClassChoice, Joiner, LayerCount, Rebalance, choose_class, choose_count
+from node.life.machine import SharedMachine
 from node.life.publisher import Outbox
 from node.life.reach.ladder import Whereabouts
 from node.model.checkpoint import Checkpoint
@@ -96,6 +97,8 @@ class NodeResources:
     """Owns the node's background tasks."""
     compute: ComputeThread
     """Alone runs what torch computes."""
+    machine: SharedMachine = field(default_factory=SharedMachine)
+    """What it shares with nodes of other models."""
 
     @property
     def address(self) -> str:
@@ -167,19 +170,19 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     plan = ServingPlan(order, layout, records, chosen, kind, LayerCount(0, ""), form, ghosts=gone)
     if not config.is_auto:
         return plan
-    return await compute.run(_count, plan)
+    return await compute.run(_count, plan, partial(resources.machine.share_bytes, resources.identity.fingerprint))
 
 
-def _count(plan: ServingPlan) -> ServingPlan:
-    """Measure, and say how many layers; blocking."""
+def _count(plan: ServingPlan, share: Callable[[int], int]) -> ServingPlan:
+    """Measure, and say how many layers; blocking. `share` is of memory that is free."""
     config, layout, device = plan.order, plan.layout, plan.compute[0]
     if config.num_layers is not None:
         if config.num_layers > layout.num_layers:
             raise LayersError(f"--num-layers {config.num_layers}: the model has {layout.num_layers} layers")
         count = LayerCount(config.num_layers, "as you asked")
         return replace(plan, count=count, speed=_benchmark(plan))
-    host_bytes = free_bytes(torch.device("cpu"))
-    fits = fitting_layers(layout, plan.form, free_bytes(device), config.kv_tokens, host_bytes)
+    host_bytes = share(free_bytes(torch.device("cpu")))
+    fits = fitting_layers(layout, plan.form, share(free_bytes(device)), config.kv_tokens, host_bytes)
     speed = _benchmark(plan)
     try:
         count = _judged(plan, fits, speed)

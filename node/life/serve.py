@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from functools import reduce
 from types import TracebackType
 from typing import Self
 
@@ -32,21 +33,37 @@ logger = logging.getLogger(__name__)
 
 
 class Node:
-    """One machine's service."""
+    """One machine's service.
+
+    Attributes:
+        others: nodes of this machine that serve further models.
+    """
 
     def __init__(
-        self, config: ServeConfig, say: Say, registry: Registry | None = None, pauser: Pauser | None = None
+        self,
+        config: ServeConfig,
+        say: Say,
+        registry: Registry | None = None,
+        pauser: Pauser | None = None,
+        beside: Node | None = None,
     ) -> None:
         """Prepare a node.
 
         Args:
             registry: replaces joining the DHT.
             pauser: replaces what the options say of pausing.
+            beside: the first node of this machine, which runs; this one serves another model on its port, with turns
+                on its compute thread.
         """
+        config, *self._further = config.of_models()
         self._config = config
         self._say = say
         self._stack = AsyncExitStack()
-        self._start_up = StartUp(config, say, registry, self._stack)
+        self._start_up = StartUp(
+            config, say, registry, self._stack, None if beside is None else beside.running.resources
+        )
+        self._is_first = beside is None
+        self.others: tuple[Node, ...] = ()
         self._running: RunningNode | None = None
         self._looking: asyncio.Task[None] | None = None
         self._pauser = pauser
@@ -62,25 +79,35 @@ class Node:
         """
         try:
             self._config.check()
-            pauser = self._pauser = self._pauser or Pauser(judge_of(self._config, self._worked_ms), self._say)
-            await pauser.wait_until_free()
+            if self._is_first:
+                self._pauser = self._pauser or Pauser(judge_of(self._config, self._worked_ms), self._say)
+                await self._pauser.wait_until_free()
             self._running = running = await self._start_up.run()
         except BaseException:
             await self._stack.aclose()
             raise
         self._look_for_layers()
-        self._pausing = running.resources.scope.spawn(pauser.keep_looking(self))
+        try:
+            for config in self._further:
+                self.others += (await Node(config, self._say, beside=self).__aenter__(),)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        if self._pauser is not None and self._is_first:
+            self._pausing = running.resources.scope.spawn(self._pauser.keep_looking(self))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave: announce it, end sessions, close everything."""
-        running, outbox, announcer = self.running, self.running.resources.outbox, self.running.announcer
-        self._is_leaving = True
-        if running.host.service is not None:
-            running.host.sessions.because, running.host.sessions.draining = LEAVING, True
         await self._end(self._pausing)
+        self._refuse()
+        for other in self.others:
+            other._refuse()
+        for other in reversed(self.others):
+            await other.__aexit__(kind, error, trace)
+        running, outbox, announcer = self.running, self.running.resources.outbox, self.running.announcer
         await self._end(self._looking)
         is_listed = running.announcing.cancel()  # or it would list this node again; False: another has its identity
         try:
@@ -95,6 +122,13 @@ class Node:
         finally:
             outbox.add_event(EventKind.LEFT, "left the swarm")
             await self._stack.aclose()
+
+    def _refuse(self) -> None:
+        """Take no session any more: it leaves."""
+        self._is_leaving = True
+        host = self.running.host
+        if host.service is not None:
+            host.sessions.because, host.sessions.draining = LEAVING, True
 
     @property
     def running(self) -> RunningNode:
@@ -160,6 +194,8 @@ class Node:
 
     async def pause(self, reason: str) -> None:
         """Take no sessions until `resume`, and let those that run move away as when the node leaves."""
+        for other in self.others:
+            await other.pause(reason)
         host, announcer, outbox = self.running.host, self.running.announcer, self.running.resources.outbox
         async with self._changing:
             await self._end(self._looking)
@@ -178,6 +214,8 @@ class Node:
         Raises:
             SwarmError: the layers, which were given up, cannot be loaded now.
         """
+        for other in self.others:
+            await other.resume()
         running = self.running
         span = running.announcer.span
         async with self._changing:
@@ -220,25 +258,28 @@ class Node:
         is_between = host.service is None
         stage = Stage.STARTING if is_between else Stage.SERVING
         stage = Stage.LEAVING if self._is_leaving else Stage.PAUSED if paused_for else stage
+        others = [other.facts() for other in self.others]
         counters = resources.counters
+        own = Given(
+            tokens=counters.tokens,
+            layer_tokens=counters.layer_tokens,
+            sweeps=counters.sweeps,
+            received_bytes=counters.bytes_in,
+            sent_bytes=counters.bytes_out,
+        )
         return NodeFacts(
             stage,
             peer=self.peer_id,
             model=self.identity.name,
+            others="".join(f" and {other.layers} of {other.model}{other.others}" for other in others),
             layers=str(announcer.span),
             num_layers=self.identity.num_layers,
             address=resources.address,
             reach="" if announcer.announced is None else announcer.announced.reach.value,
             path="" if is_between else host.path_words,
-            sessions=0 if is_between else len(host.sessions),
+            sessions=(0 if is_between else len(host.sessions)) + sum(other.sessions for other in others),
             paused_for=paused_for or "",
-            given=Given(
-                tokens=counters.tokens,
-                layer_tokens=counters.layer_tokens,
-                sweeps=counters.sweeps,
-                received_bytes=counters.bytes_in,
-                sent_bytes=counters.bytes_out,
-            ),
+            given=reduce(Given.plus, (other.given for other in others), own),
         )
 
     def _look_for_layers(self) -> None:
@@ -262,4 +303,5 @@ class Node:
 
     def _worked_ms(self) -> float:
         service = None if self._running is None else self._running.host.service
-        return 0.0 if service is None else service.engine.worked_ms
+        own_ms = 0.0 if service is None else service.engine.worked_ms
+        return own_ms + sum(other._worked_ms() for other in self.others)

@@ -21,7 +21,7 @@ from node.life.successors import Successors
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
 from node.model.malloc_trim import trim_heap
 from node.model.span import SpanModel, dissect, shared_parts
-from node.session.admission import Admission, standing_of
+from node.session.admission import standing_of
 from node.session.context import NodeContext
 from node.session.measure import REPEATS, make_ready, measure_sweeps, medians, sizes_of, step_cost, uncounted_ms
 from node.session.scheduler import Engine
@@ -213,7 +213,8 @@ class SpanHost:
         measured = self.sweep_ms
         cost = StaircaseCost(dict(measured)) if self.bucketed else step_cost(measured, offloaded=config.offload)
         engine = Engine(cost, resources.compute, counts_cpu=alone, standing=standing_of)
-        admission = Admission(preferred=config.preferred)
+        machine, fingerprint = resources.machine, resources.identity.fingerprint
+        admission = machine.admission
         policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
         successors = Successors(registry, resources.dialer, policy, resources.identity, admission.quota)
@@ -232,13 +233,16 @@ class SpanHost:
             noise=None if picks_on(model.device) else lru_cache(NOISE_ROWS)(gumbel_row),
             grammars=(grammars := GrammarCompiler.of_folder(resources.checkpoint.folder, admission)),
         )
-        kv_tokens = config.kv_tokens or default_kv_tokens(model)
+        kv_tokens = config.kv_tokens or default_kv_tokens(model, partial(machine.share_bytes, fingerprint))
+        machine.kv_bytes[fingerprint] = kv_tokens * model.layout.bytes_per_token
         sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)
         computing = resources.scope.spawn(engine.run())
         hello = partial(hello_response, registry.identity, digest=context.digest)
-        service = NodeService(context, sessions, resources.manifest, hello)
-        server.add_generic_rpc_handlers((service.handlers(),))
-        await server.start()
+        machine.spans.put(fingerprint, sessions, resources.manifest)
+        if machine.server is not server:
+            machine.server = server
+            server.add_generic_rpc_handlers((NodeService(context, machine.spans, hello).handlers(),))
+            await server.start()
         network = config.membership.network
         measure = partial(measure_delays, insecure=config.insecure, ways=resources.ways, network=network)
         probes = Probes(measure, partial(_own_rate, resources))
@@ -272,9 +276,10 @@ class SpanHost:
         sessions.close_all(reason)
 
     async def stop_server(self) -> None:
-        """Take no more calls."""
+        """Take no more calls, unless those for other models come through the same port."""
         if self.service is not None:
-            await self.service.server.stop(STOP_GRACE_S)
+            if not self._resources.machine.is_shared:
+                await self.service.server.stop(STOP_GRACE_S)
             self.service.grammars.close()
 
     async def end_service(self) -> None:
@@ -313,6 +318,8 @@ class SpanHost:
 
     async def _open_again(self) -> None:
         config, resources = self._resources.config, self._resources
+        if resources.machine.is_shared and resources.machine.server is not None:
+            return await self.open(resources.machine.server)
         server, _ = bind(config.host, resources.port, resources.certificate, config.membership.network)
         await self.open(server)
 

@@ -23,6 +23,7 @@ from node.life.announcer import Announcer
 from node.life.arrival import REMEMBER_S, Arrival, Arrived, BoundServer
 from node.life.connection_guard import keep_connections_bounded
 from node.life.joining import Rebalance, SpanReservation, joiners_choice
+from node.life.machine import SharedMachine
 from node.life.metrics import NodeFigures, listening, serving_metrics
 from node.life.model_finder import ModelFinder
 from node.life.planning import NodeResources, ServingPlan, make_plan
@@ -31,12 +32,14 @@ from node.life.reach.hello import HelloOnly
 from node.life.reach.lend import MapPort, RelayLender, node_ways
 from node.life.reach.watch import Watch
 from node.life.report import NodeDescription, NodeReport
-from node.life.span_host import SpanHost, bind
+from node.life.span_host import STOP_GRACE_S, SpanHost, bind
 from node.life.summary import ServingSummary
 from node.model.config import ServeConfig
 from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, pick_device
+from node.session.admission import Admission
 from node.session.counters import NodeCounters
+from swarm.base.errors import ConfigError
 from swarm.base.layers import Span
 from swarm.base.tasks import unending
 from swarm.compute.compute_thread import ComputeThread
@@ -72,7 +75,8 @@ class Starting:
     announcer: Announcer
     server: grpc.aio.Server
     """Has its port, and answers Hello alone until the service does."""
-    arrival: Arrival
+    arrival: Arrival | None
+    """None for a further model of a machine, which has arrived."""
     hello: HelloOnly | None
     metrics_socket: socket | None
     """Listens for scrapes; None without `--metrics-port`."""
@@ -81,17 +85,26 @@ class Starting:
 class StartUp:
     """The steps; `run` takes them in order."""
 
-    def __init__(self, config: ServeConfig, say: Say, registry: Registry | None, stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        say: Say,
+        registry: Registry | None,
+        stack: AsyncExitStack,
+        beside: NodeResources | None = None,
+    ) -> None:
         """Prepare a start.
 
         Args:
             registry: replaces joining the DHT.
+            beside: of the machine's first node; this one serves another model on the same port.
         """
         self._config = config
         self._say = say
         self._registry = registry
         self._stack = stack
-        self._compute = ComputeThread()
+        self._beside = beside
+        self._compute = ComputeThread() if beside is None else beside.compute
 
     async def run(self) -> RunningNode:
         """Serve; returns once the node is listed.
@@ -102,6 +115,8 @@ class StartUp:
         config = self._config
         config.check()
         check_compute(config)
+        if self._beside is not None:
+            return await self._run_beside(self._beside)
         self._stack.callback(self._compute.close)  # ends last, after all that computes
         self._compute.own_the_pool(config.threads)
         registry = self._registry or DhtRegistry.open(config.dht())
@@ -112,12 +127,44 @@ class StartUp:
         arrival = Arrival(config, self._say, self._stack, bound)
         arrived = await arrival.run(registry)
         resources = await self._gather(arrived, bound, arrival.map_other_port)
+        if resources.machine.is_shared:
+            self._stack.push_async_callback(server.stop, STOP_GRACE_S)
+        return await self._begin(resources, server, arrival, arrived.hello, metrics_socket)
+
+    async def _run_beside(self, first: NodeResources) -> RunningNode:
+        """Serve another model on the port of a node that runs."""
+        config, machine = self._config, first.machine
+        assert machine.server is not None, "the first model is served"
+        found = await ModelFinder(config, self._say, first.registry).find()
+        if found.identity.fingerprint in machine.kv_bytes:
+            raise ConfigError(f"{found.identity.name} is named twice: this machine serves it already")
+        resources = replace(
+            first,
+            config=config,
+            identity=found.identity,
+            manifest=found.manifest,
+            checkpoint=found.checkpoint,
+            rebalance=Rebalance(random.Random()),
+            counters=NodeCounters(),
+            outbox=Outbox(),
+            loaded=self._stack.enter_context(ExitStack()),
+        )
+        return await self._begin(resources, machine.server, None, None, None)
+
+    async def _begin(
+        self,
+        resources: NodeResources,
+        server: grpc.aio.Server,
+        arrival: Arrival | None,
+        hello: HelloOnly | None,
+        metrics_socket: socket | None,
+    ) -> RunningNode:
         host = SpanHost(resources)
         announcer = Announcer(resources, host)
+        resources.machine.announce_again.append(announcer.say_again)
         self._stack.push_async_callback(host.stop_server)
         try:
-            starting = Starting(resources, host, announcer, server, arrival, arrived.hello, metrics_socket)
-            return await self._serve(starting)
+            return await self._serve(Starting(resources, host, announcer, server, arrival, hello, metrics_socket))
         except BaseException:
             await announcer.withdraw()
             raise
@@ -152,6 +199,7 @@ class StartUp:
             ways=ways,
             scope=arrived.scope,
             compute=self._compute,
+            machine=SharedMachine(1 + len(config.more), admission=Admission(preferred=config.preferred)),
         )
 
     async def _serve(self, starting: Starting) -> RunningNode:
@@ -173,37 +221,39 @@ class StartUp:
         await host.open(starting.server)
         if starting.hello is not None:
             starting.hello.close()
-        scope.spawn(keep_connections_bounded(resources.port, shut_out=host.shut_out))
+        if starting.arrival is not None:
+            scope.spawn(keep_connections_bounded(resources.port, shut_out=resources.machine.admission.shut_out))
         resources.rebalance.arrived()
         await announcer.announce(NodeState.SERVING)
         resources.outbox.add_event(EventKind.JOINED, f"serves {announcer.span.describe(resources.identity.num_layers)}")
         announcing = announcing or scope.spawn(announcer.keep_announcing())
         if isinstance(resources.registry, DhtRegistry):
             await resources.registry.prove_addresses()  # before a line is printed with which others join
-        self._keep_reached(starting)
-        self._tell_neighbours(resources)
+        if starting.arrival is not None:
+            self._keep_reached(starting, starting.arrival)
+            self._tell_neighbours(resources)
         return RunningNode(resources, host, announcer, announcing, reservation)
 
-    def _keep_reached(self, starting: Starting) -> None:
+    def _keep_reached(self, starting: Starting, arrival: Arrival) -> None:
         """Look from now on whether others still reach the node, and say so when they reach it otherwise."""
         if starting.hello is None:
             return  # a swarm on this machine alone
-        senses = replace(starting.arrival.senses(), announce=starting.announcer.say_again)
+        senses = replace(arrival.senses(), announce=starting.resources.machine.say_again)
         watch = Watch(starting.resources.whereabouts, senses, time.monotonic)
         scope = starting.resources.scope
-        scope.spawn(unending(starting.arrival.remember_relays, "asking for relays", pause_s=REMEMBER_S))
+        scope.spawn(unending(arrival.remember_relays, "asking for relays", pause_s=REMEMBER_S))
         scope.spawn(unending(watch.run, "watching how this machine is reached"))
         if self._config.relay_mbit != 0 and isinstance(starting.resources.registry, DhtRegistry):
-            scope.spawn(unending(partial(self._lend, starting), "lending a relay"))
+            scope.spawn(unending(partial(self._lend, starting, arrival), "lending a relay"))
 
-    async def _lend(self, starting: Starting) -> None:
+    async def _lend(self, starting: Starting, arrival: Arrival) -> None:
         """Lend a relay while this machine needs none itself."""
         resources, announcer = starting.resources, starting.announcer
 
         def uplink_mbit_per_s() -> float | None:
             return None if announcer.announced is None else announcer.announced.uplink_mbit_per_s
 
-        lender = RelayLender(resources.registry, self._config, resources.whereabouts, starting.arrival.map_other_port)
+        lender = RelayLender(resources.registry, self._config, resources.whereabouts, arrival.map_other_port)
         await lender.run(uplink_mbit_per_s)
 
     def _tell_neighbours(self, resources: NodeResources) -> None:
@@ -246,7 +296,8 @@ class StartUp:
         description = NodeDescription(
             resources.identity, config.name, device, resources.counters, starting.announcer.snapshot
         )
-        figures = NodeFigures(registry.peer_id, description)
+        resources.machine.descriptions.append(description)
+        figures = NodeFigures(registry.peer_id, resources.machine.descriptions)
         await self._stack.enter_async_context(serving_metrics(starting.metrics_socket, figures, self._say))
         broker = config.broker()
         if broker is not None:

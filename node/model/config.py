@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Literal
 
@@ -72,9 +72,12 @@ class ServeConfig:
     """Serve some layers of a model to the swarm."""
 
     layers: Layers = "auto"
-    """Half-open range: 0-20 is layers 0…19; "auto" serves what the swarm needs most, and moves when that changes."""
+    """Half-open range: 0-20 is layers 0…19; "auto" serves what the swarm needs most, and moves when that changes. For
+    several models one for each, as 0-20,auto, or one for all."""
     model: Annotated[Model | None, tyro.conf.Positional] = None
     """Hub id, folder or GGUF file, or an invite (default: the invite's, CANOPY_MODEL, else the swarm's only model)."""
+    more: Annotated[tuple[Model, ...], tyro.conf.Positional] = ()
+    """Further models, which this machine serves too: on one port, with turns on one compute thread."""
     join: Annotated[tuple[Peer, ...], tyro.conf.UseAppendAction] = ()
     """Multiaddress of a peer of the swarm, or an invite; may be repeated (default: CANOPY_JOIN, else the swarm joined
     last; if there is none, a new one begins)."""
@@ -190,8 +193,11 @@ class ServeConfig:
         """
         if self.metrics_port is not None:
             require("metrics", "--metrics-port")
-        if not self.is_auto:
-            Span.parse(self.layers)
+        first, *others = self.of_models()
+        for other in others:
+            other.check()
+        if not first.is_auto:
+            Span.parse(first.layers)
             if self.num_layers is not None:
                 raise ConfigError(f"--num-layers {self.num_layers} goes with --layers auto, not with {self.layers}")
         self._check_ports()
@@ -211,6 +217,22 @@ class ServeConfig:
         check_prefix(self.mqtt_prefix)
         self.broker()
         listen_addresses(self.dht())
+
+    def of_models(self) -> list[ServeConfig]:
+        """The options of each model; those of the first know of the others.
+
+        Raises:
+            ConfigError: the layers are not those of so many models.
+        """
+        layers = self.layers.split(",")
+        if len(layers) not in (1, 1 + len(self.more)):
+            raise ConfigError(f"--layers {self.layers}: give one range for each of {1 + len(self.more)} models, or one")
+        spans = layers * (1 + len(self.more)) if len(layers) == 1 else layers
+        first = replace(self, layers=spans[0])
+        membership = replace(self.membership, note_model=None)  # the first is remembered
+        alone = replace(self, more=(), fingerprint=None, revision=None, membership=membership)
+        others = zip(spans[1:], self.more, strict=True)
+        return [first, *(replace(alone, layers=span, model=model) for span, model in others)]
 
     def broker(self) -> BrokerAddress | None:
         """Where telemetry goes, if it goes anywhere.

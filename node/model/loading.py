@@ -415,9 +415,9 @@ def check_kv(model: SpanModel, kv_tokens: int | None) -> None:
         )
 
 
-def default_kv_tokens(model: SpanModel) -> int:
-    """As many KV tokens as half of the memory that is free now holds, within a bound."""
-    fit = int(free_bytes(model.device) * KV_SHARE / max(model.layout.bytes_per_token, 1))
+def default_kv_tokens(model: SpanModel, share: Callable[[int], int] = int) -> int:
+    """As many KV tokens as half of the memory that is free now holds, within a bound; `share` is the model's of it."""
+    fit = int(share(free_bytes(model.device)) * KV_SHARE / max(model.layout.bytes_per_token, 1))
     return max(1, min(MAX_DEFAULT_KV_TOKENS, fit))
 
 

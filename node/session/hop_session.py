@@ -516,7 +516,7 @@ class HopSession:
         kv, scope, pool = self._kv_cache, self.scope, self._shelf.pool
         if kv is None or scope is None:
             return
-        text = NamedText(scope, tuple(self.names))
+        text, crowd = NamedText(scope, tuple(self.names)), standing_of(self.account).network or self.account
         lacking = pool.lacks(text)
         for first in lacking[::FILED_TOGETHER]:
             if self.names[: len(text.names)] != [*text.names]:
@@ -528,7 +528,7 @@ class HopSession:
             cuts = await self._context.engine.on_thread(partial(_cut, kv, spans))
             for place, ids, row, (tensors, states) in zip(places, tokens, rows, cuts, strict=False):
                 block, is_whole = KvBlock(ids, tensors, row, states), self._is_tail or row is not None
-                if not is_whole or not pool.add(text, place, block, standing_of(self.account).network or self.account, self._shelf.room()):
+                if not is_whole or not pool.add(text, place, block, crowd, self._shelf.room()):
                     return
             if len(cuts) < len(spans):
                 return

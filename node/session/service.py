@@ -18,7 +18,7 @@ import grpc.aio
 from node.session.admission import AddressRefused, CallerCheck, OwnerClass
 from node.session.context import NodeContext
 from node.session.hop_session import FrameRefused, HopSession
-from node.session.table import SessionTable
+from node.session.spans import MODEL, ServedSpans
 from node.session.tail import ReplyBuffer
 from node.session.upstreams import UpstreamStream
 from swarm.base.errors import RemoteProtocolError, SwarmError
@@ -30,7 +30,6 @@ from swarm.protocol import wire
 from swarm.protocol.faults import fault_of, sign_fault
 from swarm.protocol.frames import FrameAssembler, FrameLimits, split
 from swarm.protocol.limits import OPENING_HEAD_BYTES
-from swarm.protocol.manifest import Manifest
 from swarm.protocol.messages import (
     Attach,
     Close,
@@ -73,17 +72,15 @@ StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, str, ExitStack], Awai
 class NodeService:
     """Hello, Info, Manifest, Link and Replies of one node."""
 
-    def __init__(
-        self, context: NodeContext, sessions: SessionTable, manifest: Manifest, hello: Callable[[bytes], bytes]
-    ) -> None:
+    def __init__(self, context: NodeContext, spans: ServedSpans, hello: Callable[[bytes], bytes]) -> None:
         """Answer for a node.
 
         Args:
+            context: of any of its spans: what they have in common is read.
             hello: proves over a caller's nonce that this node answers; ValueError where that is none.
         """
-        self._manifest = wire.encode_manifest(manifest)
         self._context = context
-        self._sessions = sessions
+        self._spans = spans
         self._hello = hello
         self._callers = CallerCheck(context.peer, context.digest)
         self._admission = context.admission
@@ -147,15 +144,16 @@ class NodeService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def info(self, request: bytes, context: RpcContext) -> bytes:
-        """What this node serves and has done."""
-        return wire.encode_info(self._sessions.info())
+        """What this node serves and has done, of the model that the call names."""
+        return wire.encode_info(self._spans.table(_model(context)).info())
 
     async def manifest(self, request: bytes, context: RpcContext) -> bytes:
         """All weight files of the model; the answer is large, so it waits for its turn like rows."""
         self._admission.check_manifest(address_key(context.peer()))
-        await self._context.uplink.turn(len(self._manifest))
-        self._context.uplink.sent(len(self._manifest))
-        return self._manifest
+        manifest = self._spans.manifest(_model(context))
+        await self._context.uplink.turn(len(manifest))
+        self._context.uplink.sent(len(manifest))
+        return manifest
 
     async def hold(self, request: bytes, context: RpcContext) -> bytes:
         """Keep a session whose upstream is lost, or release it (R9), and say how far it is; only its client may ask."""
@@ -164,7 +162,7 @@ class NodeService:
         except RemoteProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         await self._check_client(hold.session, context, wire.HOLD, request)
-        hop = self._sessions.find(hold.session)
+        hop = self._spans.find(hold.session)
         if hop is not None:
             hop.hold(hold)
         return wire.encode_held(Held(held=False) if hop is None else hop.standing())
@@ -182,7 +180,7 @@ class NodeService:
         hop = None
         if isinstance(request, RepliesRequest):
             await self._check_client(request.session, context, wire.REPLIES, first)
-            hop = await self._sessions.find_tail(request.session, REPAIR_S if request.may_wait else 0.0)
+            hop = await self._spans.find_tail(request.session, REPAIR_S if request.may_wait else 0.0)
         if hop is None or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
         waiting.close()
@@ -248,7 +246,7 @@ class NodeService:
             attach = self._first(part, address)
             upstream.count_part()
             caller = self._callers.identify(context.invocation_metadata(), wire.LINK, attach.signature)
-            hop = self._sessions.attach(attach, caller, upstream, address)
+            hop = self._spans.table(attach.open.fingerprint).attach(attach, caller, upstream, address)
             waiting.close()
             await self._read_session(requests, hop, upstream)
         except TimeoutError:
@@ -353,6 +351,11 @@ class NodeService:
                 raise RemoteProtocolError("attach", "a stream carries one session")
             case _:
                 raise RemoteProtocolError("kind", f"{type(message).__name__} is not understood by this version")
+
+
+def _model(context: RpcContext) -> str | None:
+    """The model that a call is about; None where it names none."""
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == MODEL), None)
 
 
 async def _send_pings(replies: ReplyBuffer) -> None:

@@ -79,10 +79,11 @@ class MetricSet:
         assert tuple(facts) == definition.labels, f"{definition.name} has labels {definition.labels}"
         family.add_metric([], dict(facts))
 
-    def set_histogram(self, definition: MetricFamily, histogram: Histogram) -> None:
+    def set_histogram(self, definition: MetricFamily, histogram: Histogram, *labels: str) -> None:
         family = self._families[definition.name]
         assert isinstance(family, HistogramMetricFamily), f"{definition.name} is no histogram"
-        family.add_metric([], histogram.cumulative(), histogram.sum)
+        assert len(labels) == len(definition.labels), f"{definition.name} has labels {definition.labels}"
+        family.add_metric(labels, histogram.cumulative(), histogram.sum)
 
     def collect(self) -> Iterable[Metric]:
         """Every family with its samples, in the order of the definitions."""
@@ -97,6 +98,6 @@ def _family(definition: MetricFamily) -> Metric:
             assert definition.name.endswith("_total"), f"the counter {definition.name} must end in _total"
             return CounterMetricFamily(definition.name, definition.help, labels=definition.labels)
         case MetricKind.HISTOGRAM:
-            return HistogramMetricFamily(definition.name, definition.help)
+            return HistogramMetricFamily(definition.name, definition.help, labels=definition.labels)
         case MetricKind.INFO:
             return InfoMetricFamily(definition.name.removesuffix("_info"), definition.help)

@@ -126,9 +126,10 @@ class KillableNodes:
         server, _ = bind("127.0.0.1", resources.port, certificate)
         hello = partial(hello_response, node.registry.identity, digest=certificate.digest)
         context = replace(node.sessions._context, certificate=certificate)
-        service = NodeService(context, node.sessions, resources.manifest, hello)
+        service = NodeService(context, resources.machine.spans, hello)
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
+        resources.machine.server = server
         node.running.host.service = replace(service_of(node), server=server)
         self._dead.remove(name)
 

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
-from client.api.backend import ChatJob, Delta, Finished, ModelCard
-from client.api.context import ApiContext, FullAnswer
+from client.api.backend import ChatJob, Delta, Finished
+from client.api.context import ApiContext, FullAnswer, ModelContext
 from client.api.errors import invalid, missing, unsupported
 from client.api.json_text import JsonObject, JsonRoute
 from client.api.openai.choices import ChoicesWriter
@@ -266,10 +266,10 @@ def routes(context: ApiContext) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """An answer to a conversation."""
-        card = await context.card(body.model)
+        asked = await context.of(body.model)
         job = body.job()
         jobs = [replace(job, options=for_choice(job.options, choice)) for choice in range(body.choices)]
-        return await ChatWriter(context, body, card, "chatcmpl").respond(jobs, request)
+        return await ChatWriter(asked, body, "chatcmpl").respond(jobs, request)
 
     return router
 
@@ -277,8 +277,8 @@ def routes(context: ApiContext) -> APIRouter:
 class ChatWriter(ChoicesWriter):
     kinds = ("chat.completion", "chat.completion.chunk")
 
-    def __init__(self, context: ApiContext, request: ChatRequest, card: ModelCard, prefix: str) -> None:
-        super().__init__(context, request, card, prefix)
+    def __init__(self, context: ModelContext, request: ChatRequest, prefix: str) -> None:
+        super().__init__(context, request, prefix)
         self._asks_log_probs = request.logprobs
 
     def _begin(self, number: int) -> Iterator[bytes]:

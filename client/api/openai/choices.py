@@ -10,8 +10,8 @@ from typing import ClassVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from client.api.backend import Delta, Finished, Job, ModelCard
-from client.api.context import ApiContext, FullAnswer, StartedAnswers, begin_all, complete_all, reasoning_tokens
+from client.api.backend import Delta, Finished, Job
+from client.api.context import FullAnswer, ModelContext, StartedAnswers, begin_all, complete_all, reasoning_tokens
 from client.api.errors import ApiError, error_body
 from client.api.json_text import JsonObject
 from client.api.openai.fields import SamplingRequest, fingerprint, new_id, speed, usage
@@ -27,10 +27,10 @@ class ChoicesWriter(ABC):
 
     kinds: ClassVar[tuple[str, str]]
 
-    def __init__(self, context: ApiContext, request: SamplingRequest, card: ModelCard, prefix: str) -> None:
+    def __init__(self, context: ModelContext, request: SamplingRequest, prefix: str) -> None:
         self.context = context
         self.request = request
-        self._card = card
+        self._card = context.card
         self._id = new_id(prefix)
         self._created = int(context.settings.clock())
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from client.api.backend import Delta, Finished, ModelCard, TextJob
-from client.api.context import ApiContext, FullAnswer
+from client.api.backend import Delta, Finished, TextJob
+from client.api.context import ApiContext, FullAnswer, ModelContext
 from client.api.errors import invalid, unsupported
 from client.api.json_text import JsonObject, JsonRoute
 from client.api.openai.choices import ChoicesWriter
@@ -85,14 +85,14 @@ def routes(context: ApiContext) -> APIRouter:
     @router.post("/v1/completions", response_model=None)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """The continuation of one text or several."""
-        card = await context.card(body.model)
+        asked = await context.of(body.model)
         jobs = body.jobs()
-        return await CompletionWriter(context, body, card, jobs).respond(jobs, request)
+        return await CompletionWriter(asked, body, jobs).respond(jobs, request)
 
     return router
 
 
-def _echo(context: ApiContext, job: TextJob) -> str:
+def _echo(context: ModelContext, job: TextJob) -> str:
     if isinstance(job.prompt, str):
         return job.prompt
     return b"".join(map(context.backend.token_bytes, job.prompt)).decode(errors="replace")
@@ -101,10 +101,8 @@ def _echo(context: ApiContext, job: TextJob) -> str:
 class CompletionWriter(ChoicesWriter):
     kinds = ("text_completion", "text_completion")
 
-    def __init__(
-        self, context: ApiContext, request: CompletionRequest, card: ModelCard, jobs: Sequence[TextJob]
-    ) -> None:
-        super().__init__(context, request, card, "cmpl")
+    def __init__(self, context: ModelContext, request: CompletionRequest, jobs: Sequence[TextJob]) -> None:
+        super().__init__(context, request, "cmpl")
         self._top_log_probs = request.logprobs
         self._echoes = [_echo(context, job) if request.echo else "" for job in jobs]
         self._offsets = [0] * len(jobs)

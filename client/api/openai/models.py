@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -32,9 +31,11 @@ def routes(context: ApiContext) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> JSONResponse:
-        """The swarm's model by each of its names, with its context, its sampling, and whether every layer is served."""
-        card = await context.backend.card()
-        cards = [replace(card, id=name) for name in context.names(card)]
+        """Every model, the first by each of its names: context, sampling, and whether every layer is served now.
+
+        The context of a model that nobody has asked for yet is not known: 0.
+        """
+        cards = await context.cards()
         if speaks_anthropic(request):
             return JSONResponse(model_page(cards))
         body: dict[str, Any] = {"object": "list", "data": [model_body(one) for one in cards]}
@@ -45,8 +46,7 @@ def routes(context: ApiContext) -> APIRouter:
     @router.get("/v1/models/{model:path}")
     async def retrieve_model(model: str, request: Request) -> JSONResponse:
         """The same for one name."""
-        name = (await context.card(model)).id
-        card = replace(await context.backend.card(), id=name)
+        card = await context.card(model)
         return JSONResponse(model_info(card) if speaks_anthropic(request) else model_body(card))
 
     @router.post("/v1/embeddings")

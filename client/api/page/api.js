@@ -27,12 +27,12 @@ function headers() {
   return { accept: "application/json", ...(key === "" ? {} : { authorization: `Bearer ${key}` }) };
 }
 
-// The model's card, whether or not every layer is served.
+// The models' cards, whether or not every layer is served; the one that is meant where none is chosen comes first.
 export async function health(signal) {
   const response = await fetch("health", { headers: headers(), signal, cache: "no-store" });
   const body = await response.json();
   if (typeof body?.model?.id !== "string") throw new Error(body?.error?.message ?? `it answered ${response.status}`);
-  return body.model;
+  return [body.model, ...body.models.filter((card) => card.id !== body.model.id)];
 }
 
 export class AnswerError extends Error {

@@ -9,7 +9,7 @@ import { Service } from "./service.js";
 import { lastSettings, samplingOf, Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Speech } from "./speech.js";
-import { Store } from "./store.js";
+import { recall, remember, Store } from "./store.js";
 
 const DRAW_MS = 40; // between drawings of a streaming answer, at least; more where drawing takes long
 const SAVE_MS = 3_000;
@@ -26,22 +26,6 @@ let conversation = conversations.create(lastSettings());
 let answering = null; // the answer that comes now
 let isSweepView = recall("canopy.sweeps") === "on";
 let removed = null; // the conversation that was deleted last, until something else happens
-
-function recall(name) {
-  try {
-    return localStorage.getItem(name);
-  } catch {
-    return null;
-  }
-}
-
-function remember(name, value) {
-  try {
-    localStorage.setItem(name, value);
-  } catch {
-    // it holds until the page is left
-  }
-}
 
 // Drawing
 
@@ -350,7 +334,7 @@ function wire() {
     wasIll = service.state !== "ready";
     const card = service.card;
     drawContext(conversations.path(conversation));
-    byId("about").textContent = card ? `${card.context_length.toLocaleString("en")} tokens of context${card.has_template ? "" : " · it brings no chat template, so turns are joined as a plain transcript"}` : "";
+    byId("about").textContent = card?.context_length ? `${card.context_length.toLocaleString("en")} tokens of context${card.has_template ? "" : " · it brings no chat template, so turns are joined as a plain transcript"}` : "";
   });
 }
 

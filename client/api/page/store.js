@@ -8,6 +8,23 @@ const TABLE = "conversations";
 export const MAX_CONVERSATIONS = 200;
 export const MAX_BYTES = 8_000_000; // of the sweeps of one conversation
 
+// Small choices, which hold for this browser.
+export function recall(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+export function remember(name, value) {
+  try {
+    localStorage.setItem(name, value);
+  } catch {
+    // it holds until the page is left
+  }
+}
+
 function asked(request) {
   return new Promise((resolve, reject) => {
     request.addEventListener("success", () => resolve(request.result));

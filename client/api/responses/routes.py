@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from client.api.backend import ApiCaller, ChatJob, Delta, Job, ModelCard
-from client.api.context import ApiContext
+from client.api.context import ApiContext, ModelContext
 from client.api.errors import ApiError, invalid, missing, unsupported
 from client.api.json_text import JsonObject, JsonRoute
 from client.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
@@ -352,11 +352,15 @@ def routes(context: ApiContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
+    context: ModelContext
     request: ResponsesRequest
     job: ChatJob
     conversation: Sequence[Message]
     offered: OfferedTools
     head: JsonObject
+
+    def log_prob_entries(self, delta: Delta) -> list[JsonObject]:
+        return log_prob_entries(delta.log_probs, self.context.backend.token_bytes)
 
 
 class _Responses:
@@ -369,18 +373,18 @@ class _Responses:
         asked = await self._read(body, self._context.caller(request))
         keep = partial(self._kept, asked, self._context.caller(request))
         declared, clock = asked.offered.declared, self._context.settings.clock
-        writer = ResponseWriter(asked.head, self._log_prob_entries, declared, clock, keep)
+        writer = ResponseWriter(asked.head, asked.log_prob_entries, declared, clock, keep)
         stream = "events" if body.stream else None
-        return await send_answer(self._context, asked.job, request, writer, stream=stream)
+        return await send_answer(asked.context, asked.job, request, writer, stream=stream)
 
     async def count(self, body: ResponsesInput, request: Request) -> Response:
         """Tokens of what a request would ask."""
-        await self._context.card(body.model)
+        asked = await self._context.of(body.model)
         earlier = self._earlier(body.previous_response_id, self._context.caller(request))
         left_out = LeftOut()
         offered = offered_tools(body, left_out)
         job = make_job(body, read_conversation(body, earlier, left_out), offered, left_out)
-        tokens = await asyncio.to_thread(self._context.backend.count, job)
+        tokens = await asyncio.to_thread(asked.backend.count, job)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def retrieve(self, response_id: str, request: Request, stream: bool = False) -> Response:
@@ -414,15 +418,15 @@ class _Responses:
 
     async def _read(self, body: ResponsesRequest, caller: ApiCaller) -> _Asked:
         check_request(body)
-        card = await self._context.card(body.model)
+        context = await self._context.of(body.model)
         left_out = LeftOut()
         offered = offered_tools(body, left_out)
         conversation = read_conversation(body, self._earlier(body.previous_response_id, caller), left_out)
         job = make_job(body, conversation, offered, left_out)
         if body.truncation == "auto":
-            job = await asyncio.to_thread(truncated, job, self._context.backend.count, card.context_length)
-        head = response_head(body, card, offered, self._context.settings.clock())
-        return _Asked(body, job, conversation, offered, head)
+            job = await asyncio.to_thread(truncated, job, context.backend.count, context.card.context_length)
+        head = response_head(body, context.card, offered, self._context.settings.clock())
+        return _Asked(context, body, job, conversation, offered, head)
 
     def _earlier(self, response_id: str | None, caller: ApiCaller) -> Sequence[Message]:
         if response_id is None:
@@ -445,9 +449,6 @@ class _Responses:
             return response
         stored = StoredResponse(response, (*asked.conversation, answer), input_items(asked.request.input))
         return response if self._store.keep(caller.key, stored) else {**response, "store": False}
-
-    def _log_prob_entries(self, delta: Delta) -> list[JsonObject]:
-        return log_prob_entries(delta.log_probs, self._context.backend.token_bytes)
 
 
 def response_head(request: ResponsesRequest, card: ModelCard, offered: OfferedTools, created_at: float) -> JsonObject:

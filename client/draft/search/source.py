@@ -11,16 +11,52 @@ A source is one small file: subclass `Source`, override what it can do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import torch
 
 from client.draft.search.tree import Lesson, TokenTree
+from swarm.compute.ragged_batch import HeadOutput, RaggedModel, SessionRows
 from swarm.protocol.messages import Sampling
 
 Places = Mapping[int | None, int]
 """From nodes of a settled `DraftTree`, None for its root, to nodes of the search's `TokenTree`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPass:
+    """A pass that a search waits for: logits after the last nodes of some rows."""
+
+    model: RaggedModel
+    work: SessionRows
+    last: int
+
+    @property
+    def rows(self) -> int:
+        """How many it computes."""
+        return len(self.work.node_ids)
+
+    def run(self) -> HeadOutput:
+        """Run it by itself."""
+        return self.model.head_output(self.work, self.last)
+
+
+T = TypeVar("T")
+Passes: TypeAlias = Generator[DraftPass, HeadOutput, T]
+"""Work that hands out a pass whenever it needs one, and goes on with what that gave."""
+
+
+def alone(passes: Passes[T]) -> T:
+    """Run such work with its passes by themselves."""
+    try:
+        wanted = next(passes)
+        while True:
+            wanted = passes.send(wanted.run())
+    except StopIteration as end:
+        value: T = end.value
+        return value
 
 
 @dataclass(slots=True)
@@ -75,6 +111,16 @@ class Source:
     def begin(self, search: Search) -> bool:
         """Start a search: forget the last one, add what takes no further pass. Returns whether a model ran."""
         return False
+
+    def beginning(self, search: Search) -> Passes[bool]:
+        """As `begin`, pass by pass; what runs no such model has none."""
+        yield from ()
+        return self.begin(search)
+
+    def expanding(self, search: Search, nodes: Sequence[int]) -> Passes[bool]:
+        """As `expand`, pass by pass."""
+        yield from ()
+        return self.expand(search, nodes)
 
     def remember(self, search: Search) -> Sequence[int] | None:
         """Put into the tree what an earlier search expanded.

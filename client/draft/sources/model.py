@@ -20,7 +20,7 @@ import torch
 
 from client.draft.search.calibration import AcceptanceModel, SoftmaxPrior
 from client.draft.search.ranking import Adapter, Hidden, Ranker, Row, gather
-from client.draft.search.source import Places, Search, Source
+from client.draft.search.source import DraftPass, Passes, Places, Search, Source, alone
 from client.draft.search.tree import Lesson, TokenTree
 from client.draft.vocabulary.matching import SharedVocabulary, common_prefix
 from swarm.base.ids import TreeNodeId
@@ -53,9 +53,13 @@ class LocalSession:
 
     def score(self, sweep: Sweep, last: int) -> HeadOutput:
         """Apply a sweep. Returns logits [last, vocab_size] of its last nodes, and the hidden rows behind them."""
+        return self.scoring(sweep, last).run()
+
+    def scoring(self, sweep: Sweep, last: int) -> DraftPass:
+        """Apply a sweep; the pass that gives what `score` does is still to be run."""
         work = self._work(sweep)
         assert work is not None
-        return self.model.head_output(work, last)
+        return DraftPass(self.model, work, last)
 
     def _work(self, sweep: Sweep) -> SessionRows | None:
         applied = self.state.apply(sweep)
@@ -165,6 +169,10 @@ class ModelSource(Source):
 
     def begin(self, search: Search) -> bool:
         """Catch up with the sequence; add candidates below its last token."""
+        return alone(self.beginning(search))
+
+    def beginning(self, search: Search) -> Passes[bool]:
+        """The same, pass by pass."""
         self.ranker.begin()
         before, self._tree = self._tree, search.tree
         if before is not None:
@@ -179,7 +187,7 @@ class ModelSource(Source):
         if search.sampling != self._sampling or (ahead != self._ahead and search.sampling.temperature > 0):
             self._ranked = {}
         self._sampling, self._ahead = search.sampling, ahead
-        scores, state = self._catch_up(search), self.session.state
+        scores, state = (yield from self._catch_up(search)), self.session.state
         tip = state.committed[-1].id
         self._keep({tip, *state.live})
         self._placed = {TokenTree.ROOT: None}
@@ -211,6 +219,10 @@ class ModelSource(Source):
 
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
         """Run one pass for all nodes that there is room for, but for those that were expanded for an earlier tree."""
+        return alone(self.expanding(search, nodes))
+
+    def expanding(self, search: Search, nodes: Sequence[int]) -> Passes[bool]:
+        """The same, pass by pass."""
         tree, placed, state = search.tree, self._placed, self.session.state
         chosen: list[int] = []
         tokens: list[int] = []
@@ -232,7 +244,7 @@ class ModelSource(Source):
         parents = [placed[tree.parents[node]] for node in chosen]
         sweep = self.session.next(tokens, parents)
         ids = [TreeNodeId(sweep.first_id + row) for row in range(len(chosen))]
-        self._add(search, chosen, ids, self.session.score(sweep, last=len(chosen)))
+        self._add(search, chosen, ids, (yield self.session.scoring(sweep, last=len(chosen))))
         return True
 
     def lesson(self, places: Places) -> Lesson | None:
@@ -304,7 +316,7 @@ class ModelSource(Source):
         self._ranked = kept
         self._conditional_probs = {node: prob for node, prob in self._conditional_probs.items() if node in kept}
 
-    def _catch_up(self, search: Search) -> HeadOutput | None:
+    def _catch_up(self, search: Search) -> Passes[HeadOutput | None]:
         """Make the search's sequence committed, running only tokens that lack KV.
 
         Returns:
@@ -329,6 +341,6 @@ class ModelSource(Source):
             part = sequence[start : start + PREFILL_ROWS]
             first = state.next_id
             sweep = session.next(part, [None, *(TreeNodeId(first + row) for row in range(len(part) - 1))])
-            scores = session.score(sweep, last=1)
+            scores = yield session.scoring(sweep, last=1)
             session.run(session.next((), (), commit_to=TreeNodeId(state.next_id - 1)))
         return scores

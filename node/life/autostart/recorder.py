@@ -48,6 +48,8 @@ class NodeFacts:
     sessions: int = 0
     paused_for: str = ""
     given: Given = field(default_factory=Given)
+    others: str = ""
+    """What it serves of further models, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,8 +318,12 @@ def service_program(config: ServeConfig, environment: Mapping[str, str]) -> Serv
 
 def arguments(config: ServeConfig) -> list[str]:
     """The arguments from which the command line would be read as this."""
-    options = [one for one in option_fields() if one.name != "model"]
-    return [*([config.model] if config.model else []), *(word for one in options for word in _of(config, one))]
+    options = [one for one in option_fields() if one.name not in ("model", "more")]
+    return [
+        *([config.model] if config.model else []),
+        *config.more,
+        *(word for one in options for word in _of(config, one)),
+    ]
 
 
 def option_fields() -> list[dataclasses.Field[Any]]:
@@ -349,10 +353,13 @@ def _settled(config: ServeConfig) -> ServeConfig:
         for one in dataclasses.fields(config)
         if isinstance(value := getattr(config, one.name), Path)
     }
-    model = config.model
-    if model is not None and Path(model).expanduser().exists():
-        model = str(Path(model).expanduser().absolute())
-    return replace(config, model=model, **paths)
+    models = [_absolute(model) for model in (*([] if config.model is None else [config.model]), *config.more)]
+    return replace(config, model=next(iter(models), None), more=tuple(models[1:]), **paths)
+
+
+def _absolute(model: str) -> str:
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model
 
 
 MARK: Final = "# Written by `node install`"

@@ -83,7 +83,7 @@ def describe_running(status: LocalStatus, now: float, *, is_one_of_many: bool = 
 
 
 def _headline(status: LocalStatus, now: float) -> str:
-    what = f"{_layers(status)} of {status.model}" if status.model else "a node"
+    what = f"{_layers(status)} of {status.model}{status.others}" if status.model else "a node"
     match status.stage:
         case Stage.SERVING:
             since = status.serving_since or status.started_at

@@ -143,6 +143,8 @@ class LocalStatus:
     run: Given = field(default_factory=Given)
     ever: Given = field(default_factory=Given)
     days: Mapping[str, Given] = field(default_factory=dict)
+    others: str = ""
+    """What it serves of further models, in words."""
 
     def as_json(self) -> dict[str, Any]:
         """Fields by name."""

@@ -465,13 +465,17 @@ def _typed_yes(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
+AS_ASKED: Final = "as you asked"
+"""Why a model is meant that the user named."""
+
+
 def _model(
     request: SwarmRequest, invited: str | None, around: str | None, remembered: str | None, *, is_typed: bool
 ) -> tuple[str | None, str]:
     """The model that is meant, and who named it."""
     by_invite, by_environment = (invited, "as the invite says"), (around, "as CANOPY_MODEL says")
     between = (by_invite, by_environment) if is_typed else (by_environment, by_invite)
-    named = ((request.model, "as you asked"), *between, (remembered, "as the last time in this swarm"))
+    named = ((request.model, AS_ASKED), *between, (remembered, "as the last time in this swarm"))
     return next(((model, why) for model, why in named if model is not None), (None, ""))
 
 

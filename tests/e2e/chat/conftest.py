@@ -78,7 +78,7 @@ def chat(shared: Chat) -> Iterator[Chat]:
     shared.page.evaluate(FORGET)
     shared.page.set_viewport_size(WIDE)
     shared.page.emulate_media(color_scheme="light")
-    shared.backend.model, shared.backend.script = CARD, saying("Hello")
+    shared.backend.model, shared.backend.others, shared.backend.script = CARD, (), saying("Hello")
     shared.backend.jobs.clear()
     shared.backend.closed = 0
     shared.errors.clear()

@@ -344,6 +344,24 @@ def test_conversations_are_found_renamed_exported_and_deleted(chat: Chat, tmp_pa
 
 
 @in_browser
+def test_one_of_several_models_is_chosen_and_stays_chosen(chat: Chat) -> None:
+    chat.backend.others = (replace(CARD, id="people/<b>other</b>"),)
+    chat.open()
+    models = chat.page.get_by_label("Model", exact=True)
+    expect(models).to_have_value(CARD.id)
+    models.select_option("people/<b>other</b>")
+    chat.asked("Hi")
+    chat.open()
+    expect(models).to_have_value("people/<b>other</b>")
+    chat.asked("Hi again")
+    assert chat.backend.asked[-2:] == ["people/<b>other</b>"] * 2
+    chat.backend.others = ()
+    chat.open()
+    expect(models).to_be_hidden()
+    chat.asked("Hi")
+    assert chat.backend.asked[-1] == CARD.id
+
+
 def test_what_a_model_writes_is_never_markup(chat: Chat) -> None:
     chat.backend.script = saying(HOSTILE)
     chat.open()

@@ -13,7 +13,7 @@ from client.decode.goodput import Goodput
 from client.draft.drafter import Drafter, LookupDrafter, ModelDrafter, NoDrafter, TreeDrafter
 from client.draft.search.calibration import Calibration, Candidates, SoftmaxPrior
 from client.draft.search.ranking import MAX_CHILDREN, Ranker
-from client.draft.search.source import Search, Source
+from client.draft.search.source import Passes, Search, Source
 from client.draft.search.tree import DraftTree, TokenTree
 from client.draft.sources.lookup import Lookup
 from client.draft.sources.model import ModelSource
@@ -134,9 +134,9 @@ def test_sources_that_weigh_are_asked_last(draft: RaggedModel) -> None:
             return super().begin(search)
 
     class Late(ModelSource):
-        def begin(self, search: Search) -> bool:
+        def beginning(self, search: Search) -> Passes[bool]:
             asked.append("late")
-            return super().begin(search)
+            return super().beginning(search)
 
     TreeDrafter([Late(draft, VOCAB, 512), Early(7, 0.5)]).grow(demo_prompts(1)[0], 4, 4, GREEDY)
     assert asked == ["early", "late"]

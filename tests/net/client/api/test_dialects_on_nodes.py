@@ -14,8 +14,8 @@ import pytest_asyncio
 
 from client import AsyncSwarm
 from client.api.app import build_app
-from client.api.swarm_backend import SwarmBackend
 from client.api.swarm_link import SwarmSource
+from client.api.swarm_models import ModelSources, SwarmModels
 from swarm.base.tasks import TaskScope
 from tests.net.three_nodes import three_nodes
 
@@ -38,10 +38,9 @@ async def client() -> AsyncIterator[httpx2.AsyncClient]:
         def connect() -> AbstractAsyncContextManager[AsyncSwarm]:
             return nodes.swarm.client()
 
-        backend = SwarmBackend(SwarmSource("demo", connect), scope)
-        scope.spawn(backend.link.keep())
-        await backend.link.tried.wait()
-        transport = httpx2.ASGITransport(build_app(backend))
+        models = SwarmModels(ModelSources([SwarmSource("demo", connect)]), scope)
+        await models.backend("")
+        transport = httpx2.ASGITransport(build_app(models))
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as made:
             yield made
 

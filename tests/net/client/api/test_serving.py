@@ -20,6 +20,7 @@ from client.api.command import ServerOptions, listening, served_api
 from client.api.sessions import SessionLimits
 from client.api.swarm_backend import BackendLimits
 from client.api.swarm_link import SwarmSource
+from client.api.swarm_models import ModelSources
 from client.base.options import GenerateOptions
 from swarm.base.errors import ConfigError, RouteError
 from swarm.demo import TARGET
@@ -47,7 +48,7 @@ class Served:
 async def serving(source: SwarmSource, kept: int = 8) -> AsyncIterator[str]:
     options = ServerOptions(port=0, limits=BackendLimits(sessions=SessionLimits(kept)))
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        async with served_api(source, options, taken) as url:
+        async with served_api(ModelSources([source]), options, taken) as url:
             yield url
 
 
@@ -244,13 +245,16 @@ async def test_metrics_count_what_was_done(served: Served) -> None:
     prompt = "Once upon a time there was a captain who had lost his boat in the dark of a long night. " * 3
     for _ in range(2):
         await served.client.completions.create(model="", prompt=prompt, max_tokens=4)
-    after = await values()
+    after, own = await values(), 'model="demo-target"'
     assert after['canopy_api_requests_total{dialect="openai",status="200"}'] >= 2
-    assert after['canopy_api_runs_total{end="finished"}'] >= 2
-    assert after["canopy_api_generated_tokens_total"] >= 2
-    assert after["canopy_api_reused_prompt_tokens_total"] > 30
-    assert after["canopy_api_first_token_seconds_count"] == after['canopy_api_runs_total{end="finished"}']
-    assert (after["canopy_api_running"], after["canopy_api_model_found"]) == (0, 1)
+    assert after[f'canopy_api_runs_total{{end="finished",{own}}}'] >= 2
+    assert after[f"canopy_api_generated_tokens_total{{{own}}}"] >= 2
+    assert after[f"canopy_api_reused_prompt_tokens_total{{{own}}}"] > 30
+    assert (
+        after[f"canopy_api_first_token_seconds_count{{{own}}}"]
+        == after[f'canopy_api_runs_total{{end="finished",{own}}}']
+    )
+    assert (after["canopy_api_running"], after[f"canopy_api_model_found{{{own}}}"]) == (0, 1)
 
 
 async def test_it_starts_before_the_swarm_and_finds_it_later(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

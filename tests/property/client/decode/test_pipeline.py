@@ -30,9 +30,10 @@ from client.decode.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer
 from client.draft.drafter import NO_PICKS, ModelDrafter, expansions
+from client.draft.search.source import DraftPass
 from client.draft.search.tree import NO_LIMIT, DraftTree, Picks, StopRule
 from client.draft.sources.model import LocalSession
-from swarm.compute.ragged_batch import HeadOutput, load_whole
+from swarm.compute.ragged_batch import load_whole
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling, Sweep
 from swarm.routing.costs import DEFAULT_LINK_MBIT_PER_S, RouteForecast
@@ -236,13 +237,13 @@ def test_a_search_of_a_recorded_tree_expands_as_many_nodes_in_a_pass_as_a_drafte
 
 
 def test_the_passes_of_a_drafter_are_noted_tree_by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    draft, score, passes = load_whole(DRAFT, torch.float32), LocalSession.score, list[int]()
+    draft, scoring, passes = load_whole(DRAFT, torch.float32), LocalSession.scoring, list[int]()
 
-    def count(self: LocalSession, sweep: Sweep, last: int) -> HeadOutput:
+    def count(self: LocalSession, sweep: Sweep, last: int) -> DraftPass:
         passes.append(len(sweep.tokens))
-        return score(self, sweep, last)
+        return scoring(self, sweep, last)
 
-    monkeypatch.setattr(LocalSession, "score", count)
+    monkeypatch.setattr(LocalSession, "scoring", count)
     timed, text = TimedDrafter(ModelDrafter(draft, draft.vocab_size, 512)), [5, 6, 7]
     for sequence, nodes in ((text, 4), (text, 24), ([*text, 8], 24), ([*text, 9, 8], 48), (text, 4)):
         timed.grow(sequence, nodes, 8, Sampling())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import cast
 
 import httpx2
@@ -17,14 +15,19 @@ import pytest
 from benchmarks.simulation.virtual_loop import VirtualLoop
 from client import AsyncSwarm
 from client.api.backend import ApiCaller, TextJob
-from client.api.command import ServerOptions, listening, serve_api, served_api, swarm_source, which_model
+from client.api.command import ServerOptions, listening, model_sources, serve_api, served_api
 from client.api.queue import QueueLimits
 from client.api.sessions import SessionLimits
 from client.api.swarm_backend import BackendLimits, SwarmBackend
+from client.api.swarm_directory import SwarmDirectory
 from client.api.swarm_link import FIRST_TRY_S, SwarmSource
+from client.api.swarm_models import ModelSources
 from swarm.base.errors import ConfigError, RouteError
+from swarm.base.ids import ModelIdentity
 from swarm.base.tasks import TaskScope
 from swarm.demo import TARGET
+from tests.memory_registry import MemoryNetwork, MemoryRegistry
+from tests.sample_records import sample_record
 
 KEY = "sk-long-enough"
 
@@ -74,7 +77,7 @@ async def test_it_says_where_it_is_and_ends_at_a_signal(number: signal.Signals) 
         said.append(line)
         os.kill(os.getpid(), number)
 
-    await serve_api(SwarmSource("demo", nowhere), ServerOptions(port=0), say)
+    await serve_api(ModelSources([SwarmSource("demo", nowhere)]), ServerOptions(port=0), say)
     (line,) = said
     assert line.startswith("API at http://127.0.0.1:")
     assert line.endswith("/v1")
@@ -90,7 +93,7 @@ async def test_it_answers_while_nobody_serves_the_model() -> None:
     asked: list[asyncio.Task[int]] = []
     async with asyncio.TaskGroup() as group:
         await serve_api(
-            SwarmSource("demo", nowhere),
+            ModelSources([SwarmSource("demo", nowhere)]),
             ServerOptions(port=0),
             lambda line: asked.append(group.create_task(ask(line.removeprefix("API at ")))),
         )
@@ -120,47 +123,52 @@ def test_a_request_waits_for_the_first_try_and_no_longer() -> None:
         assert runner.run(refused_after_s(unanswered)) == ("still looking for demo in the swarm", FIRST_TRY_S)
 
 
-@pytest.mark.parametrize(
-    ("names", "says"),
-    [
-        ((), "nobody serves a model in this swarm yet"),
-        (("people/a",), "this swarm serves people/a; name the one that you trust: client api people/a$"),
-        (("b", "a b"), "serves a b, b; .* client api 'a b'$"),
-        ([f"m{number:02}" for number in range(11)], "m07 and 3 more; .* client api m00$"),
-    ],
-)
-def test_without_a_name_it_says_what_to_type(names: Sequence[str], says: str) -> None:
-    assert re.search(says, str(which_model(names)))
+async def listing(*names: str) -> MemoryRegistry:
+    """A directory in which one node serves each of these models."""
+    network = MemoryNetwork()
+    for number, name in enumerate(names):
+        node = MemoryRegistry(network)
+        model = ModelIdentity.of(name, f"{number:064x}", "c3" * 32, "d4" * 32, 12)
+        await node.announce(sample_record(node.peer_id, model=model))
+    return MemoryRegistry(network)
 
 
-async def test_a_listed_model_is_not_loaded_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even the only one: its name is a stranger's word. The server starts, and its answers say what to type."""
+async def test_a_listed_model_is_not_loaded_unless_a_request_names_it() -> None:
+    """Even the only one: its name is a stranger's word. The server starts, and its answers say what there is."""
+    opened: list[str] = []
 
-    class Listing:
-        async def models(self) -> list[SimpleNamespace]:
-            return [SimpleNamespace(name="strangers/model")]
+    def source(name: str) -> SwarmSource:
+        def connect() -> AbstractAsyncContextManager[AsyncSwarm]:
+            opened.append(name)
+            return nowhere()
 
-    class Served:
-        def __init__(self, registry: Listing) -> None:
-            pass
+        return SwarmSource(name, connect)
 
-        async def served(self, listed: list[SimpleNamespace]) -> list[SimpleNamespace]:
-            return listed
-
-    monkeypatch.setattr("client.api.command.DhtRegistry.open", lambda config: nullcontext(Listing()))
-    monkeypatch.setattr("client.api.command.ServedModels", Served)
-    monkeypatch.setattr("client.api.command.AsyncSwarm.connect", lambda *_, **__: pytest.fail("it was loaded"))
-    source = swarm_source(None, {"peers": ["/x"]})
+    registry = await listing("strangers/model")
+    directory = SwarmDirectory({}, lambda _: registry)
     with listening("127.0.0.1", 0) as taken:
-        async with served_api(source, ServerOptions(), taken) as url, httpx2.AsyncClient() as http:
+        sources = ModelSources((), directory, source)
+        async with served_api(sources, ServerOptions(), taken) as url, httpx2.AsyncClient() as http:
             body = {"messages": [{"role": "user", "content": "Hi"}]}
             told = await http.post(f"{url}/v1/chat/completions", json=body)
-            assert (await http.get(f"{url}/v1/models")).json()["data"] == []
-    assert (told.status_code, told.headers["retry-after"]) == (503, "30")
-    assert "client api strangers/model" in told.json()["error"]["message"]
+            (card,) = (await http.get(f"{url}/v1/models")).json()["data"]
+            shown = await http.get(f"{url}/v1/models/strangers/model")
+            assert (await http.get(f"{url}/v1/models/other")).status_code == 404
+            assert opened == []
+            for name, status in (("other", 404), (str(TARGET), 404), ("strangers/model", 503)):
+                asked = await http.post(f"{url}/v1/chat/completions", json={**body, "model": name})
+                assert asked.status_code == status, name
+    assert (told.status_code, told.json()["error"]["param"]) == (400, "model")
+    assert "strangers/model" in told.json()["error"]["message"]
+    assert (card["id"], card["context_length"], shown.json()) == ("strangers/model", 0, card)
+    assert opened == ["strangers/model"]
 
 
 def test_a_folder_is_called_by_its_name() -> None:
-    assert swarm_source(str(TARGET), {}).name == TARGET.name
-    assert swarm_source("people/model-7b", {"peers": ["/ip4/…"]}).join == ("/ip4/…",)
-    assert swarm_source(None, {}).name == ""
+    directory = SwarmDirectory({"peers": ["/ip4/…"]})
+    sources = model_sources([str(TARGET), "people/model-7b"], {}, directory, all_listed=False)
+    assert [source.name for source in sources.named] == [TARGET.name, "people/model-7b"]
+    assert sources.named[0].join == ("/ip4/…",)
+    assert sources.listed is None
+    with pytest.raises(ConfigError, match="two models are called"):
+        model_sources(["a/b", "a/b"], {}, directory, all_listed=True)

@@ -12,15 +12,14 @@ import pytest
 import node.session.service
 from node.session.admission import LIMITS, SIGNED, Admission
 from node.session.service import NodeService, TimedWriter
+from node.session.spans import ServedSpans
 from swarm.base.errors import Busy
 from swarm.base.ids import SessionId
 from swarm.directory.identity import Identity
 from swarm.link.link import Uplink
-from swarm.protocol.manifest import Manifest, WeightFile
 from swarm.protocol.messages import Attach, Fault
 
 FAR = "9.9.9.9"
-MANIFEST = Manifest.of([WeightFile("model.safetensors", 9, "ab" * 32)])
 
 
 class Unread:
@@ -66,7 +65,7 @@ def test_a_flood_of_refusals_costs_few_signatures(index: int) -> None:
     identity = Identity.ephemeral()
     admission = Admission(clock=lambda: 1.0)
     context = SimpleNamespace(peer=identity.peer_id, signer=identity, admission=admission, digest=b"")
-    service, stream = NodeService(cast("Any", context), cast("Any", None), MANIFEST, bytes), Refused()
+    service, stream = NodeService(cast("Any", context), ServedSpans(), bytes), Refused()
     attach = cast("Any", SimpleNamespace(index=index, generation=3, session=SessionId(bytes(32))))
     for _ in range(1_000):
         service._refuse(cast("Any", stream), Busy(identity.peer_id, "0-4", "is full"), cast(Attach, attach), FAR)
