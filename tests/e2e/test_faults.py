@@ -27,6 +27,7 @@ from client.base.options import GenerateOptions
 from client.chain.chain import Chain
 from client.tools.demo.delay_proxy import free_ports
 from swarm.demo import DRAFT, TARGET
+from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Ready, Sweep
 from swarm.routing import route as routing
 from swarm.routing.costs import Candidate, CostTable, RouteQuery, tabulate
@@ -156,7 +157,7 @@ async def machines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ma
 @pytest.fixture
 def ids() -> list[int]:
     """A prompt of several sweeps."""
-    return demo_prompts(1)[0]
+    return demo_prompts(1)[0][: BLOCK_TOKENS - 1]  # less than machines keep
 
 
 @pytest.fixture(autouse=True)
