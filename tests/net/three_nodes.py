@@ -71,9 +71,10 @@ async def until(check: Callable[[], Any], timeout_s: float = 5.0) -> None:
 
 
 async def until_freed(nodes: Iterable[Node], timeout_s: float = 5.0) -> None:
+    tables = [node.sessions for node in nodes]
+
     async def freed() -> bool:
-        found = [await info(node) for node in nodes]
-        return all(one.sessions == 0 and one.kv_tokens_free == one.kv_tokens_total for one in found)
+        return all(len(one) == 0 and one.kv_tokens_free == one.kv_tokens for one in tables)
 
     await until(freed, timeout_s)
 
