@@ -38,5 +38,5 @@ async def test_a_prompt_leaves_no_faster_than_the_limit_and_the_chain_holds() ->
         uplink.mbit_per_s = None
         plain = await swarm.generate(tokens, max_new_tokens=4, nodes=0)
         assert result.tokens == plain.tokens
-    assert sent_bytes > PROMPT_TOKENS * 768
+    assert sent_bytes > 0.8 * PROMPT_TOKENS * 768, "its rows, packed (F6)"
     assert sent_bytes <= (passed_s + BURST_S) * MBIT * 1e6 / 8 + SMALL_MESSAGES_BYTES
