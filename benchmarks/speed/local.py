@@ -1,8 +1,8 @@
 """How fast is one machine alone, beside llama.cpp and transformers?
 
-One node with all layers and one client on loopback, without a draft and with look-up; transformers on a folder; and
-llama.cpp on a GGUF file, where the package `xllamacpp` is installed. Each program has processes of its own, one after
-the other, and takes its turn in every round.
+One node with all layers and one client on loopback, without a draft, with look-up, and on a file also without the
+promise of texts (`--no-promise`); transformers on a folder; and llama.cpp on a GGUF file, where the package `xllamacpp`
+is installed. Each program has processes of its own, one after the other, and takes its turn in every round.
 
     python -m benchmarks local MODEL.gguf FOLDER --record
 """
@@ -134,7 +134,7 @@ def alone(call: Callable[[Job], Speed], job: Job) -> Speed:
         return pool.submit(call, job).result()
 
 
-async def by_canopy(job: Job, *, lookup: bool) -> Speed:
+async def by_canopy(job: Job, *, lookup: bool = False, promise: bool = True) -> Speed:
     """A node and a client, started anew."""
     with tempfile.TemporaryDirectory(prefix="canopy-local-") as temporary:
         folder = Path(temporary)
@@ -144,7 +144,7 @@ async def by_canopy(job: Job, *, lookup: bool) -> Speed:
             layers = f"0-{load_target(job.model).num_layers}"
             serve = ["node.cli", "serve", str(job.model), "--layers", layers, "--join", peer, "--host", "127.0.0.1"]
             serve += ["--device", "cpu", "--threads", str(job.threads), "--identity", str(folder / "node.key")]
-            serve += ["--dtype", job.dtype]
+            serve += ["--dtype", job.dtype, *([] if promise else ["--no-promise"])]
             async with start_program("node", serve, folder) as node:
                 await node.wait_for("serving at")
                 connected = AsyncSwarm.connect(job.model, peers=[peer], lookup=lookup, threads=1, calibration=None)
@@ -226,12 +226,14 @@ def jobs_of(options: Options, models: Sequence[Path]) -> list[Job]:
 
 def programs_of(job: Job) -> dict[str, Callable[[Job], Speed]]:
     programs: dict[str, Callable[[Job], Speed]] = {
-        "Canopy": lambda job: asyncio.run(by_canopy(job, lookup=False)),
+        "Canopy": lambda job: asyncio.run(by_canopy(job)),
         "Canopy, look-up": lambda job: asyncio.run(by_canopy(job, lookup=True)),
     }
     if job.model.is_dir():
         programs["transformers"] = lambda job: alone(by_transformers, job)
-    elif importlib.util.find_spec("xllamacpp") is not None:
+        return programs
+    programs["Canopy, no promise"] = lambda job: asyncio.run(by_canopy(job, promise=False))
+    if importlib.util.find_spec("xllamacpp") is not None:
         programs["llama.cpp"] = lambda job: alone(by_llama, job)
     return programs
 

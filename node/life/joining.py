@@ -215,7 +215,7 @@ def choose_class(records: Sequence[NodeRecord], able: Sequence[str]) -> ClassCho
     if not held:
         return ClassChoice(able[0], "its own choice, as nobody serves the model yet")
     main = max(held, key=lambda kind: _coverage(held[kind]))
-    common = [kind for kind in held if kind in able]
+    common = [kind for kind in able if kind in held]  # of two that are covered alike, the one that it prefers
     if not common:
         note = (
             f"the swarm computes in {main}, which this machine cannot or may not: no chain mixes it with {able[0]}, "

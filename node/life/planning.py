@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Final, cast
 
 import torch
@@ -54,7 +55,7 @@ from swarm.link.dial import Dialer
 from swarm.link.endpoint import Ways
 from swarm.link.link import Uplink
 from swarm.protocol.manifest import Manifest
-from swarm.protocol.numeric_class import NumericClass
+from swarm.protocol.numeric_class import NumericClass, promises_texts
 from swarm.routing.latency import ghosts, measure_delays
 
 # What a node holds from its start to its end, whichever layers it serves. Owns nothing: a value.
@@ -164,6 +165,7 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     chosen, has_kernels = classes[kind.numeric_class]
     device, dtype, weights = chosen
     order = replace(config, device=str(device), dtype=_dtype(dtype), weights=weights, no_graphs=not has_kernels)
+    order = replace(order, no_promise=not promises_texts(kind.numeric_class))
     has_kernels = has_kernels and not config.offload
     held = partial(format_of, has_kernels=has_kernels, experts=config.experts)
     form = await compute.run(held, checkpoint, layout, weights, dtype, device)
@@ -259,17 +261,18 @@ def _classes(
     """The classes in which this machine can compute: by what, and whether with kernels; its own choice first.
 
     `reads_codes` is whether a card's kernels read the source's own format of weights, `codes` the version of a CPU's
-    products with its integers. A machine can also do without
-    kernels, for a swarm that does. A class is what the loaded layers will have, unless they turn out to run another
-    path.
+    products with its integers where these promise texts. A
+    machine can also do without kernels, and without that promise, for a swarm that does. A class is what the loaded
+    layers will have, unless they turn out to run another path.
     """
     classes: dict[str, tuple[Compute, bool]] = {}
-    for wants_kernels in (False,) if config.no_graphs else (True, False):
+    versions = (CODES_VERSION, codes) if config.no_promise else (codes, CODES_VERSION)
+    for wants_kernels, version in product((False,) if config.no_graphs else (True, False), versions):
         for device, dtype, weights in able:
             form = WeightFormat.of(weights, dtype, device, source.encoding, has_codes=source.has_codes)
             is_unread = form.stored and not form.codes and not reads_codes
             is_plain = config.offload or config.experts == "cpu" or is_unread
-            kind = expected_class(device, form, has_kernels=wants_kernels and not is_plain, codes=codes)
+            kind = expected_class(device, form, has_kernels=wants_kernels and not is_plain, codes=version)
             classes.setdefault(str(kind), ((device, dtype, weights), wants_kernels))
     return classes
 

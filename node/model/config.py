@@ -59,7 +59,7 @@ MAX_MBIT = 100_000
 
 
 @headed(
-    model=("layers", "num_layers", "revision", "dtype", "weights"),
+    model=("layers", "num_layers", "revision", "dtype", "weights", "no_promise"),
     machine=("device", "threads", "kv_tokens", "no_graphs", "experts", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "lan", "new", "network_key", "identity", "name", "drain"),
     network=("host", "port", "dht_port", "allow_private", "insecure"),
@@ -112,6 +112,9 @@ class ServeConfig:
     no_graphs: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Run the layers as their class does, without kernels and graphs of our own: slower, and in bfloat16 or float16 a
     text may depend on the tree's size. For comparing; a CPU always runs so."""
+    no_promise: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Where a CPU multiplies with a published file's integers: compute faster, and a text may depend on the tree's size
+    (class -k1 in place of -k2). A node that joins others follows the swarm all the same."""
     experts: Experts = "device"
     """Where the experts of a mixture are: on the device with the rest, or cpu: in host memory, where the CPU computes
     those that a sweep chose. A card then holds more layers, and a sweep takes as long as the CPU needs to read them."""

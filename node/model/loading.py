@@ -177,7 +177,7 @@ def load(
     started = time.perf_counter()
     with _working(say, f"loading {needs_bytes / 2**20:,.0f} MiB of weights"):
         if form.product_bits or form.stored or form.host_experts:
-            model = load_packed(checkpoint, span, form, device, held)
+            model = load_packed(checkpoint, span, form, device, held, ordered=not config.no_promise)
         else:
             model = load_span(checkpoint, span, dtype, device, held)
     say(f"loaded {model.weight_bytes / 2**20:.1f} MiB of weights in {time.perf_counter() - started:.1f} s")

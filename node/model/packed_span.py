@@ -81,18 +81,21 @@ def as_half(tensor: torch.Tensor) -> StoredTensor:
     return StoredTensor(matrix, tuple(tensor.shape))
 
 
-def load_packed(
+def load_packed(  # noqa: PLR0913 - a span, and how it is held
     checkpoint: Checkpoint,
     span: Span,
     form: WeightFormat,
     device: torch.device,
     held: Mapping[str, nn.Module] = NOTHING_HELD,
+    *,
+    ordered: bool = True,
 ) -> SpanModel:
     """Load a span with packed weights.
 
     Args:
         checkpoint: of any floating type; its values are rounded to the compute type first.
         held: parts of the last span that this one needs too, packed as they are; they are not read again.
+        ordered: whether a CPU that multiplies with integers is to promise texts, if it can.
 
     Raises:
         LayersError: the model does not have these layers.
@@ -111,7 +114,7 @@ def load_packed(
     loaded = SpanModel(model, span)
     loaded.weight_bits, loaded.stored_as = form.bits, form.stored
     if form.codes:
-        loaded.varies = use_codes(loaded)
+        loaded.varies = use_codes(loaded, ordered=ordered)
     return loaded
 
 

@@ -39,6 +39,7 @@ FAMILIES: Final = frozenset({"granite", "llama", "mistral", "olmo2", "phi3", "qw
 """Families (`model_type`) of which tests compare rows alone and beside others, bit by bit."""
 ACTIVATIONS: Final = ("silu", "swish")
 """Functions that give a number the same bits at the end of a tensor as in its middle."""
+UNWANTED: Final = "--no-promise or the swarm wants it so"
 PROMPT: Final = POSITIONS + 3
 """Certain tokens of the trial, so that its tree begins in the second block."""
 PARTS: Final = ((1, 64, PROMPT - 65), (PROMPT,))
@@ -55,15 +56,18 @@ def codes_version(config: PreTrainedConfig) -> int:
     return CODES_VERSION if _unordered(config) else ORDERED
 
 
-def use_codes(model: RaggedModel) -> str:
+def use_codes(model: RaggedModel, *, ordered: bool = True) -> str:
     """Let a model whose products read integers promise texts, if all of it can.
 
     Takes seconds; nothing else may use the model meanwhile.
 
+    Args:
+        ordered: whether a promise is wanted.
+
     Returns:
         why it promises none; empty where it does.
     """
-    reason = _unordered(model.config) or _lacks(model)
+    reason = (_unordered(model.config) or _lacks(model)) if ordered else UNWANTED
     if not reason:
         _order(model, ordered=True)
         reason = _trial(model)

@@ -73,7 +73,7 @@ class SessionRange:
     positions: torch.Tensor
     is_prefill: bool
     _masks: dict[tuple[AttentionReach, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
-    _pieces: dict[tuple[AttentionReach, int, int], tuple[CutRows, ...]] = field(
+    _pieces: dict[tuple[AttentionReach, tuple[int, int], int], tuple[CutRows, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
 
@@ -109,17 +109,17 @@ class SessionRange:
             self._masks[reach, 0] = seen.to(like.device)
         return self._masks[reach, 0]
 
-    def pieces(self, reach: AttentionReach, groups: int, width: int) -> Iterable[CutRows]:
+    def pieces(self, reach: AttentionReach, heads: tuple[int, int], width: int) -> Iterable[CutRows]:
         """The rows as `attend_by_positions` takes them; kept for the step's other layers where they are few."""
-        if (reach, groups, width) not in self._pieces:
+        if (reach, heads, width) not in self._pieces:
             committed = self.kv_cache.slots.committed
-            pieces = cut(
-                SeenRows(self.mask(reach, self.visible), self.positions, committed, reach.window), groups, width
-            )
-            if self.rows * groups > MOST_ROWS:
+            above = self.visible[:, -self.rows :]
+            seen = SeenRows(self.mask(reach, self.visible), above, self.positions, committed, reach.window)
+            pieces = cut(seen, heads, width)
+            if self.rows * heads[1] > MOST_ROWS:
                 return pieces
-            self._pieces[reach, groups, width] = tuple(pieces)
-        return self._pieces[reach, groups, width]
+            self._pieces[reach, heads, width] = tuple(pieces)
+        return self._pieces[reach, heads, width]
 
     def bias(self, reach: AttentionReach, like: torch.Tensor, times: int = 1) -> torch.Tensor:
         """The mask as 0 and -inf, which CPUs add faster than they apply a bool mask; made once per step.
@@ -330,7 +330,7 @@ def _in_order(
     part: SessionRange, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules
 ) -> torch.Tensor:
     """The same where sums go along positions."""
-    pieces = part.pieces(rules.reach, len(query) // len(keys), keys.shape[0] * keys.shape[2])
+    pieces = part.pieces(rules.reach, (len(keys), len(query) // len(keys)), keys.shape[2])
     return attend_by_positions(pieces, query, keys, values, rules.scale)
 
 

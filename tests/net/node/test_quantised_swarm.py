@@ -18,7 +18,8 @@ from swarm.compute.weights.codes_weight import CodesWeight
 from swarm.compute.weights.format import computes_bfloat16
 from swarm.compute.weights.stored_weight import StoredWeight
 from swarm.demo import DRAFT, TARGET
-from tests.in_process_swarm import in_process_swarm
+from tests.in_process_swarm import in_process_swarm, swarm_in
+from tests.memory_registry import MemoryNetwork
 from tests.model.quantised_models import awq, bitsandbytes, compressed, fp8, save_quantised
 
 PROMPT = "In the village below the hill,"
@@ -65,6 +66,20 @@ async def test_trees_splits_and_threads_leave_a_cpus_texts_as_they_are(tmp_path:
                 assert made.stats.reproducible
                 texts.add((temperature, tuple(made.tokens)))
     assert len(texts) == 2, "one text for each temperature"
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.skipif(not computes_bfloat16(torch.device("cpu")), reason="this CPU multiplies in float32")
+async def test_a_node_follows_the_swarm_with_the_promise_or_without_it(tmp_path: Path, *, is_fast: bool) -> None:
+    model = save_quantised(TARGET, compressed(GROUPS), tmp_path / "model")
+    network, kind = MemoryNetwork(), f"cpu-bfloat16-{'k1' if is_fast else 'k2'}+ct4"
+    async with (
+        swarm_in(network, model.folder, ["0-6"], {"dtype": "auto", "no_promise": is_fast}),
+        swarm_in(network, model.folder, ["6-12"], {"dtype": "auto", "no_promise": not is_fast}) as second,
+        second.client() as client,
+    ):
+        made = await client.generate(PROMPT, max_new_tokens=2)
+        assert (made.stats.numeric_class, made.stats.reproducible) == (kind, not is_fast)
 
 
 async def test_by_default_a_cpu_multiplies_with_the_integers_on_one_thread(

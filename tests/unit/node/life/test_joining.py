@@ -16,6 +16,7 @@ from tests.sample_records import MODEL, sample_record
 
 CPU, GPU = "cpu-float32", "cuda-bfloat16"
 ABLE = [CPU, "cpu-bfloat16"]
+FAST, PROMISED = "cpu-bfloat16-k1+gguf", "cpu-bfloat16-k2+gguf"
 
 
 def machine(number: int, start: int, end: int, kind: str = CPU, **other: Any) -> NodeRecord:  # noqa: ANN401
@@ -49,6 +50,9 @@ def twice(kind: str = CPU) -> list[NodeRecord]:
         ([*twice(GPU), machine(9, 0, 4)], ABLE, CPU, "as 1 node of the swarm", ""),
         (twice(GPU), ["cuda-float16", GPU, CPU], GPU, "as 6 nodes of the swarm", ""),
         (twice("cpu-bfloat16"), [CPU], CPU, "it cannot compute in cpu-bfloat16", "this machine cannot or may not"),
+        ([*twice(PROMISED), machine(9, 0, 12, FAST)], [FAST, PROMISED], PROMISED, "as 6 nodes of the swarm", ""),
+        ([*twice(FAST), machine(9, 0, 12, PROMISED)], [PROMISED, FAST], FAST, "as 6 nodes of the swarm", ""),
+        ([*twice(FAST), *twice(PROMISED)], [PROMISED, FAST], PROMISED, "as 6 nodes of the swarm", ""),
         ([machine(0, 0, 12, GPU, state=NodeState.DRAINING)], ABLE, CPU, "its own choice, as nobody serves", ""),
     ],
 )

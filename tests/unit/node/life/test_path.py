@@ -26,9 +26,11 @@ from node.session.measure import LayerSpeed
 from swarm.base.layers import Span
 from swarm.compute import devices
 from swarm.compute.kernels.support import KERNEL_VERSION, KernelSupport
+from swarm.compute.weights import format as weights_format
 from swarm.compute.weights.format import BITS
 from swarm.directory.node_record import NodeState
 from swarm.files.stored.source import SafetensorsSource, WeightSource
+from swarm.protocol.numeric_class import ORDERED
 from swarm.status.messages import Stamp
 from tests.sample_records import MODEL
 
@@ -95,9 +97,19 @@ def test_a_card_can_do_without_kernels_where_the_swarm_does(monkeypatch: pytest.
         assert list(_classes(plain, [card, cpu], source(""))) == [PLAIN, "cpu-float32"]
 
 
-def source(encoding: str) -> WeightSource:
+def source(encoding: str, *, has_codes: bool = False) -> WeightSource:
     """One of weights in a format."""
-    return SafetensorsSource(Path(), "", {}, encoding=encoding)
+    return SafetensorsSource(Path(), "", {}, encoding=encoding, has_codes=has_codes)
+
+
+def test_a_cpu_computes_with_the_promise_or_without_it_whatever_it_prefers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_format, "computes_bfloat16", lambda _: True)
+    cpu: Compute = (torch.device("cpu"), torch.bfloat16, "auto")
+    gguf = source("gguf", has_codes=True)
+    promised, fast = "cpu-bfloat16-k2+gguf", "cpu-bfloat16-k1+gguf"
+    assert list(_classes(ServeConfig(), [cpu], gguf, codes=ORDERED))[:2] == [promised, fast]
+    assert list(_classes(ServeConfig(no_promise=True), [cpu], gguf, codes=ORDERED))[:2] == [fast, promised]
+    assert promised not in _classes(ServeConfig(), [cpu], gguf), "of another family"
 
 
 def test_a_quantised_checkpoint_stays_as_it_is_or_is_rounded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
