@@ -153,7 +153,7 @@ class SessionTable:
         self.pool = KvPool(context.model.layout.bytes_per_token, weight_of)
         self._awaited: dict[SessionId, asyncio.Event] = {}
         self._ended = asyncio.Event()
-        scope.spawn(self._forget_old(), "blocks that nobody uses")
+        self._forgetting = scope.spawn(self._forget_old(), "blocks that nobody uses")
 
     def __len__(self) -> int:
         return len(self._open)
@@ -298,6 +298,11 @@ class SessionTable:
         """End every session."""
         for hop in list(self._open.values()):
             hop.leave(reason)
+
+    def end(self) -> None:
+        """Keep nothing any more: the layers are others from now on, or none."""
+        self._forgetting.cancel()
+        self.pool.clear()
 
     def _reserve(self, attach: Attach, owner: str) -> HopSession:
         asked = attach.open
