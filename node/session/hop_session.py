@@ -499,12 +499,14 @@ class HopSession:
         if longer and (running := self._shelf.running(scope, longer)) is not None:
             await running.file()
             blocks, names = pool.find(scope, prefix)
+        if not blocks:
+            return
         self._shelf.need(self, len(blocks) * BLOCK_TOKENS)  # whatever its client said that it would take
         for start in range(0, len(blocks), FILED_TOGETHER):
             if self.is_closed:
                 return
             await self._context.engine.on_thread(partial(_adopt, kv, blocks[start : start + FILED_TOGETHER]))
-        if self.is_closed or not blocks:
+        if self.is_closed:
             return
         tokens = [token for block in blocks for token in block.tokens]
         self.log.begin(tokens, names)

@@ -21,6 +21,7 @@ from client.base.options import GenerateOptions, make_options
 from client.base.stats import Result
 from client.library.session import Beginning, Session
 from swarm.base.tasks import TaskScope
+from swarm.compute.kv_pool import NamedText
 from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Codec
 from tests.net.killable_nodes import CHAIN, KillableNodes
@@ -229,3 +230,21 @@ async def test_of_eight_requests_with_one_opening_the_first_computes_it(
             assert count - before[name] < 2 * SHARED + 8 * (SHARED - HELD + 12 + 12 * 9), (
                 "the opening was computed once"
             )
+
+
+async def test_a_machine_files_no_old_rows_under_the_names_of_a_snapshot(nodes: KillableNodes) -> None:
+    new = (b"new name number 0"[:16], b"new name number 1"[:16])
+    async with opened(nodes, (*IDS, *OTHER)) as session:
+        await run(nodes, session, (*IDS, *OTHER))
+        (before,), (tail,) = (nodes[name].sessions._open.values() for name in ("a1", "a2"))
+        arrived = nodes.stall_replay("a2")
+        snapshot = before.journal.snapshot()
+        (upstream,) = tail._upstreams._by_sender.values()
+        tail.restore(upstream, replace(snapshot, tokens=snapshot.tokens[::-1], names=new))
+        await arrived.wait()
+        assert tail.names == [*new]
+        await tail.file()
+        nodes["a2"].sessions.pool.check_integrity()
+        scope = tail.scope
+        assert scope is not None
+        assert len(nodes["a2"].sessions.pool.lacks(NamedText(scope, new))) == 2
