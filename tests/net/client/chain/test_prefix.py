@@ -233,7 +233,7 @@ async def test_of_eight_requests_with_one_opening_the_first_computes_it(
 
 
 async def test_a_machine_files_no_old_rows_under_the_names_of_a_snapshot(nodes: KillableNodes) -> None:
-    new = (b"new name number 0"[:16], b"new name number 1"[:16])
+    new = (b"1" * 16, b"2" * 16)
     async with opened(nodes, (*IDS, *OTHER)) as session:
         await run(nodes, session, (*IDS, *OTHER))
         (before,), (tail,) = (nodes[name].sessions._open.values() for name in ("a1", "a2"))
