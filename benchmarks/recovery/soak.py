@@ -55,7 +55,7 @@ COLUMNS = ("a", "b")
 KEYS = ("one-key", "another-key")
 SYSTEM_TOKENS, CHAT_TOKENS, LONG_TOKENS = 200, 800, 1_000
 ATTEMPTS = 3
-"""A text that is interrupted is asked for again, as its user would."""
+"""A text that is interrupted is asked for again, as its user would; a program that does not start is started again."""
 STRIKE_S = (8.0, 20.0)
 """Between a machine's return and the next strike."""
 THINK_S = (0.5, 3.0)
@@ -148,9 +148,15 @@ class Machines:
         serve = ["benchmarks.recovery.soak_node", "serve", str(TARGET), "--layers", machine.span, "--join", self._peer]
         serve += ["--host", "127.0.0.1", "--threads", "1", "--device", "cpu", "--kv-tokens", str(self._kv_tokens)]
         serve += ["--identity", str(self._folder / f"{machine.name}.key"), "--drain", "10"]
-        name = f"{machine.name} {machine.starts}"
-        machine.program = await machine.stack.enter_async_context(start_program(name, serve, self._folder))
-        await machine.program.wait_for("serving at")
+        for attempt in range(ATTEMPTS):  # where gRPC's threads run in this process, a fork fails now and then
+            name = f"{machine.name} {machine.starts}.{attempt}"
+            machine.program = await machine.stack.enter_async_context(start_program(name, serve, self._folder))
+            try:
+                await machine.program.wait_for("serving at")
+                return
+            except RegistryError:
+                if attempt + 1 == ATTEMPTS:
+                    raise
 
     async def strike(self, machine: Machine, number: signal.Signals) -> None:
         """Kill a machine, or let it leave, and start it again."""

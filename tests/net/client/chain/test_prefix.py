@@ -20,6 +20,7 @@ from client.api.swarm_link import SwarmSource
 from client.base.options import GenerateOptions, make_options
 from client.base.stats import Result
 from client.library.session import Beginning, Session
+from node.session.hop_session import HopSession
 from swarm.base.tasks import TaskScope
 from swarm.compute.kv_pool import NamedText
 from swarm.protocol.limits import BLOCK_TOKENS
@@ -49,6 +50,12 @@ async def run(nodes: KillableNodes, session: Session, ids: Sequence[int], **opti
 def rows(nodes: KillableNodes) -> dict[str, int]:
     """Rows that went into each node's forwards so far."""
     return {name: nodes[name].sessions.info().counters.rows_in_forwards for name in CHAIN}
+
+
+def only(nodes: KillableNodes, name: str) -> HopSession:
+    """The one session of a node."""
+    (found,) = nodes[name].sessions._open.values()
+    return found
 
 
 def opened(nodes: KillableNodes, ids: Sequence[int], secret: bytes = SECRET) -> AbstractAsyncContextManager[Session]:
@@ -236,7 +243,7 @@ async def test_a_machine_files_no_old_rows_under_the_names_of_a_snapshot(nodes: 
     new = (b"1" * 16, b"2" * 16)
     async with opened(nodes, (*IDS, *OTHER)) as session:
         await run(nodes, session, (*IDS, *OTHER))
-        (before,), (tail,) = (nodes[name].sessions._open.values() for name in ("a1", "a2"))
+        before, tail = only(nodes, "a1"), only(nodes, "a2")
         arrived = nodes.stall_replay("a2")
         snapshot = before.journal.snapshot()
         (upstream,) = tail._upstreams._by_sender.values()
@@ -248,3 +255,73 @@ async def test_a_machine_files_no_old_rows_under_the_names_of_a_snapshot(nodes: 
         scope = tail.scope
         assert scope is not None
         assert len(nodes["a2"].sessions.pool.lacks(NamedText(scope, new))) == 2
+
+
+async def test_a_machine_that_holds_nothing_makes_all_begin_at_the_first_token(nodes: KillableNodes) -> None:
+    """As one of an older release does, which does not say what it holds."""
+    ids = (*IDS[:SHARED], *OTHER)
+    plain = await nodes.undisturbed(ids, **SAMPLED)
+    await hold(nodes)
+    nodes["a1"].sessions.pool.clear()
+    async with opened(nodes, ids) as session:
+        assert [len(only(nodes, name).log.executed.committed) for name in CHAIN] == [HELD, 0, HELD]
+        assert session.held == ()
+        result = await run(nodes, session, ids)
+    assert result.tokens == plain
+    assert result.stats.reused_tokens == 0
+
+
+async def test_who_begin_at_once_while_another_ends_are_right(nodes: KillableNodes) -> None:
+    texts = [(*IDS[:SHARED], *OTHER[: 5 + number]) for number in range(3)]
+    plain = [await nodes.undisturbed(ids, **SAMPLED) for ids in texts]
+    async with AsyncExitStack() as parent, AsyncExitStack() as stack:
+        first = await parent.enter_async_context(opened(nodes, IDS))
+        await run(nodes, first, IDS)
+        entering = [stack.enter_async_context(opened(nodes, ids)) for ids in texts]
+        _, *sessions = await asyncio.gather(parent.aclose(), *entering)
+        found = await asyncio.gather(*(run(nodes, *pair) for pair in zip(sessions, texts, strict=True)))
+        assert [result.tokens for result in found] == plain
+    await until_freed([nodes[name] for name in CHAIN])
+    for name in CHAIN:
+        nodes[name].sessions.pool.check_integrity()
+
+
+@pytest.mark.parametrize("victim", ["a0", "a1", "a2"])
+async def test_rows_of_further_layers_are_kept_too(
+    nodes: KillableNodes, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = (*IDS[:SHARED], *OTHER)
+    plain = await nodes.undisturbed(ids, **SAMPLED)
+    await hold(nodes)
+    monkeypatch.setattr(nodes.client, "_opener", replace(nodes.client._opener, aux_layers=(2, 6, 9)))
+    async with opened(nodes, ids) as session:
+        assert session.held == (), "what is held has narrower rows"
+    await hold(nodes)
+    async with opened(nodes, ids) as session:
+        assert len(session.held) == HELD
+        arrived = nodes.stall(victim, 2)
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(run(nodes, session, ids))
+            await arrived.wait()
+            await nodes.announce("b0", "b1", "b2")
+            await nodes.kill(victim)
+        result = telling.result()
+    assert result.tokens == plain
+    assert len(result.stats.repairs) == 1
+
+
+async def test_a_hedged_session_neither_asks_nor_leaves_anything(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = (*IDS[:SHARED], *OTHER)
+    plain = await nodes.undisturbed(ids, **SAMPLED)
+    await hold(nodes)
+    before = {name: len(nodes[name].sessions.pool) for name in CHAIN}
+    await nodes.announce("b0", "b1", "b2")
+    monkeypatch.setattr(nodes.client, "_opener", replace(nodes.client._opener, hedge=True))
+    async with opened(nodes, ids) as session:
+        assert session.held == ()
+        assert (await run(nodes, session, ids)).tokens == plain
+    await until_freed(nodes.nodes.values())
+    assert {name: len(nodes[name].sessions.pool) for name in CHAIN} == before
+    assert not any(len(nodes[name].sessions.pool) for name in ("b0", "b1", "b2"))
