@@ -274,13 +274,16 @@ async def test_a_machine_that_holds_nothing_makes_all_begin_at_the_first_token(n
 async def test_who_begin_at_once_while_another_ends_are_right(nodes: KillableNodes) -> None:
     texts = [(*IDS[:SHARED], *OTHER[: 5 + number]) for number in range(3)]
     plain = [await nodes.undisturbed(ids, **SAMPLED) for ids in texts]
-    async with AsyncExitStack() as parent, AsyncExitStack() as stack:
-        first = await parent.enter_async_context(opened(nodes, IDS))
-        await run(nodes, first, IDS)
-        entering = [stack.enter_async_context(opened(nodes, ids)) for ids in texts]
-        _, *sessions = await asyncio.gather(parent.aclose(), *entering)
-        found = await asyncio.gather(*(run(nodes, *pair) for pair in zip(sessions, texts, strict=True)))
-        assert [result.tokens for result in found] == plain
+
+    async def told(ids: Sequence[int]) -> tuple[int, ...]:
+        async with opened(nodes, ids) as session:
+            return (await run(nodes, session, ids)).tokens
+
+    async with asyncio.TaskGroup() as group:
+        async with opened(nodes, IDS) as first:
+            await run(nodes, first, IDS)
+            found = [group.create_task(told(ids)) for ids in texts]
+    assert [task.result() for task in found] == plain
     await until_freed([nodes[name] for name in CHAIN])
     for name in CHAIN:
         nodes[name].sessions.pool.check_integrity()
