@@ -279,10 +279,9 @@ async def test_who_begin_at_once_while_another_ends_are_right(nodes: KillableNod
         async with opened(nodes, ids) as session:
             return (await run(nodes, session, ids)).tokens
 
-    async with asyncio.TaskGroup() as group:
-        async with opened(nodes, IDS) as first:
-            await run(nodes, first, IDS)
-            found = [group.create_task(told(ids)) for ids in texts]
+    async with asyncio.TaskGroup() as group, opened(nodes, IDS) as first:
+        await run(nodes, first, IDS)
+        found = [group.create_task(told(ids)) for ids in texts]
     assert [task.result() for task in found] == plain
     await until_freed([nodes[name] for name in CHAIN])
     for name in CHAIN:
