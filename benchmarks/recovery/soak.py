@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
@@ -452,7 +452,9 @@ def make_sheet(seen: Seen, options: Options) -> Sheet:
         f"{options.minutes:g} minutes of load and churn, two machines a span, KV for {options.kv_tokens:,} tokens each",
         ("who asks", "texts", "the same", "prompt tokens", "reused", "with repairs"),
         measured={
-            "options": asdict(options),
+            "minutes": options.minutes,
+            "kv_tokens": options.kv_tokens,
+            "seed": options.seed,
             "faults": seen.faults,
             "again": seen.load.again,
             "strikes": seen.strikes,
