@@ -22,7 +22,7 @@ PROGRAMS: Final = {
     "emulation": ("homes", "network"),
     "models": ("families",),
     "operations": ("agents", "api_overhead", "page_server"),
-    "recovery": ("faults",),
+    "recovery": ("faults", "soak"),
     "redteam": ("costs", "redteam"),
     "routing": ("placement",),
     "simulation": ("acceptance",),

@@ -286,6 +286,7 @@ class SpanHost:
         """Stop the server and the engine of sessions that were drained."""
         await self.stop_server()
         if self.service is not None:
+            self.service.sessions.end()
             self.service.computing.cancel()
             await asyncio.wait([self.service.computing])
         self.service = None

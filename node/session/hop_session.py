@@ -235,6 +235,7 @@ class HopSession:
         self._tail = Tail(self.log, partial(context.compile, self.span, account) if self._is_tail else None)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
+        self._is_restoring = False  # a snapshot came, and not all of it is computed
         self._closed, self._is_dismissed, self._reason = asyncio.Event(), False, "closed"
         self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
@@ -390,6 +391,7 @@ class HopSession:
         except SwarmError as error:
             raise self._refused(error) from error
         self.used_at = time.monotonic()
+        self._is_restoring = True
         self._shelf.need(self, self._kv_tokens)
         self._running = None  # what runs now is of no use any more
         self._arrived.clear()
@@ -500,9 +502,14 @@ class HopSession:
         if longer and (running := self._shelf.running(scope, longer)) is not None:
             await running.file()
             blocks, names = pool.find(scope, prefix)
+        if not blocks:
+            return
+        self._shelf.need(self, len(blocks) * BLOCK_TOKENS)  # whatever its client said that it would take
         for start in range(0, len(blocks), FILED_TOGETHER):
+            if self.is_closed:
+                return
             await self._context.engine.on_thread(partial(_adopt, kv, blocks[start : start + FILED_TOGETHER]))
-        if self.is_closed or not blocks:
+        if self.is_closed:
             return
         tokens = [token for block in blocks for token in block.tokens]
         self.log.begin(tokens, names)
@@ -519,8 +526,8 @@ class HopSession:
         text, crowd = NamedText(scope, tuple(self.names)), standing_of(self.account).network or self.account
         lacking = pool.lacks(text)
         for first in lacking[::FILED_TOGETHER]:
-            if self.names[: len(text.names)] != [*text.names]:
-                return  # it was cut back meanwhile
+            if self._is_restoring or self.names[: len(text.names)] != [*text.names]:
+                return  # its KV is of another text, or it was cut back meanwhile
             places = range(first, min(first + FILED_TOGETHER, lacking.stop))
             spans = [(place * BLOCK_TOKENS, (place + 1) * BLOCK_TOKENS) for place in places]
             tokens = [tuple(token.token for token in self.log.executed.committed[slice(*span)]) for span in spans]
@@ -591,6 +598,7 @@ class HopSession:
             self._tail.replayed(run)
         if self.log.is_replaying:
             return
+        self._is_restoring = False
         if self._next is not None:
             self._next.sync()
             return
@@ -655,7 +663,7 @@ class HopSession:
         """How far the session is here, for its client, who looks for the hop that does not move (R17)."""
         running, log = self._running, self.log
         received, done = log.received.sequence, log.executed.sequence
-        if log.is_replaying or (running is not None and running.work.is_replay) or self._kv_cache is None:
+        if self._is_restoring or self._kv_cache is None:
             done, working = 0, max(received, 1)
         else:
             done -= running is not None

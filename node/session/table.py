@@ -275,7 +275,7 @@ class SessionTable:
         self._host_tokens = _host_tokens(context.model.layout)
         self._awaited: dict[SessionId, asyncio.Event] = {}
         self._ended = asyncio.Event()
-        scope.spawn(self._forget_old(), "blocks that nobody uses")
+        self._forgetting = scope.spawn(self._forget_old(), "blocks that nobody uses")
         self._waiting = WaitingList(standing_of, time.monotonic)
 
     def __len__(self) -> int:
@@ -430,6 +430,11 @@ class SessionTable:
         """End every session."""
         for hop in list(self._open.values()):
             hop.leave(reason)
+
+    def end(self) -> None:
+        """Keep nothing any more: the layers are others from now on, or none."""
+        self._forgetting.cancel()
+        self.pool.clear()
 
     def _reserve(self, attach: Attach, owner: str) -> HopSession:
         asked = attach.open

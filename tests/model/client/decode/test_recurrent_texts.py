@@ -135,3 +135,20 @@ async def test_a_death_in_mid_text_changes_no_token(running: Running) -> None:
     assert result is not None
     assert result.tokens == plain.tokens
     assert len(result.stats.repairs) == 1
+
+
+async def test_a_prompt_goes_on_before_what_some_machines_keep(running: Running) -> None:
+    """They go back to a state within what they took over, and compute the rest again."""
+    long = (*prompt(0, 90), *prompt(1, 90))
+    nodes, options = running.here.nodes, {"max_new_tokens": NEW, "temperature": 1.0, "seed": 4, "nodes": 8}
+    await until_freed(nodes)
+    for node in nodes:
+        node.sessions.pool.clear()
+    alone = await running.client.generate(long, **options)  # type: ignore[arg-type]
+    await until_freed(nodes)
+    tail = nodes[2].sessions.pool
+    while len(tail) > 1:
+        tail.shrink(tail.tokens - 1)
+    again = await running.client.generate(long, **options)  # type: ignore[arg-type]
+    assert again.stats.reused_tokens == 64
+    assert again.tokens == alone.tokens

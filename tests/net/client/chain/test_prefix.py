@@ -20,7 +20,9 @@ from client.api.swarm_link import SwarmSource
 from client.base.options import GenerateOptions, make_options
 from client.base.stats import Result
 from client.library.session import Beginning, Session
+from node.session.hop_session import HopSession
 from swarm.base.tasks import TaskScope
+from swarm.compute.kv_pool import NamedText
 from swarm.protocol.limits import BLOCK_TOKENS
 from swarm.protocol.messages import Codec
 from tests.net.killable_nodes import CHAIN, KillableNodes
@@ -48,6 +50,12 @@ async def run(nodes: KillableNodes, session: Session, ids: Sequence[int], **opti
 def rows(nodes: KillableNodes) -> dict[str, int]:
     """Rows that went into each node's forwards so far."""
     return {name: nodes[name].sessions.info().counters.rows_in_forwards for name in CHAIN}
+
+
+def only(nodes: KillableNodes, name: str) -> HopSession:
+    """The one session of a node."""
+    (found,) = nodes[name].sessions._open.values()
+    return found
 
 
 def opened(nodes: KillableNodes, ids: Sequence[int], secret: bytes = SECRET) -> AbstractAsyncContextManager[Session]:
@@ -229,3 +237,93 @@ async def test_of_eight_requests_with_one_opening_the_first_computes_it(
             assert count - before[name] < 2 * SHARED + 8 * (SHARED - HELD + 12 + 12 * 9), (
                 "the opening was computed once"
             )
+
+
+async def test_a_machine_files_no_old_rows_under_the_names_of_a_snapshot(nodes: KillableNodes) -> None:
+    new = (b"1" * 16, b"2" * 16)
+    async with opened(nodes, (*IDS, *OTHER)) as session:
+        await run(nodes, session, (*IDS, *OTHER))
+        before, tail = only(nodes, "a1"), only(nodes, "a2")
+        arrived = nodes.stall_replay("a2")
+        snapshot = before.journal.snapshot()
+        (upstream,) = tail._upstreams._by_sender.values()
+        tail.restore(upstream, replace(snapshot, tokens=snapshot.tokens[::-1], names=new))
+        await arrived.wait()
+        assert tail.names == [*new]
+        await tail.file()
+        nodes["a2"].sessions.pool.check_integrity()
+        scope = tail.scope
+        assert scope is not None
+        assert len(nodes["a2"].sessions.pool.lacks(NamedText(scope, new))) == 2
+
+
+async def test_a_machine_that_holds_nothing_makes_all_begin_at_the_first_token(nodes: KillableNodes) -> None:
+    """As one of an older release does, which does not say what it holds."""
+    ids = (*IDS[:SHARED], *OTHER)
+    plain = await nodes.undisturbed(ids, **SAMPLED)
+    await hold(nodes)
+    nodes["a1"].sessions.pool.clear()
+    async with opened(nodes, ids) as session:
+        assert [len(only(nodes, name).log.executed.committed) for name in CHAIN] == [HELD, 0, HELD]
+        assert session.held == ()
+        result = await run(nodes, session, ids)
+    assert result.tokens == plain
+    assert result.stats.reused_tokens == 0
+
+
+async def test_who_begin_at_once_while_another_ends_are_right(nodes: KillableNodes) -> None:
+    texts = [(*IDS[:SHARED], *OTHER[: 5 + number]) for number in range(3)]
+    plain = [await nodes.undisturbed(ids, **SAMPLED) for ids in texts]
+
+    async def told(ids: Sequence[int]) -> tuple[int, ...]:
+        async with opened(nodes, ids) as session:
+            return (await run(nodes, session, ids)).tokens
+
+    async with asyncio.TaskGroup() as group, opened(nodes, IDS) as first:
+        await run(nodes, first, IDS)
+        found = [group.create_task(told(ids)) for ids in texts]
+    assert [task.result() for task in found] == plain
+    await until_freed([nodes[name] for name in CHAIN])
+    for name in CHAIN:
+        nodes[name].sessions.pool.check_integrity()
+
+
+@pytest.mark.parametrize("victim", ["a0", "a1", "a2"])
+async def test_rows_of_further_layers_are_kept_too(
+    nodes: KillableNodes, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = (*IDS[:SHARED], *OTHER)
+    plain = await nodes.undisturbed(ids, **SAMPLED)
+    await hold(nodes)
+    monkeypatch.setattr(nodes.client, "_opener", replace(nodes.client._opener, aux_layers=(2, 6, 9)))
+    async with opened(nodes, ids) as session:
+        assert session.held == (), "what is held has narrower rows"
+    await hold(nodes)
+    async with opened(nodes, ids) as session:
+        assert len(session.held) == HELD
+        arrived = nodes.stall(victim, 2)
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(run(nodes, session, ids))
+            await arrived.wait()
+            await nodes.announce("b0", "b1", "b2")
+            await nodes.kill(victim)
+        result = telling.result()
+    assert result.tokens == plain
+    assert len(result.stats.repairs) == 1
+
+
+async def test_a_hedged_session_neither_asks_nor_leaves_anything(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = (*IDS[:SHARED], *OTHER)
+    plain = await nodes.undisturbed(ids, **SAMPLED)
+    await hold(nodes)
+    before = {name: len(nodes[name].sessions.pool) for name in CHAIN}
+    await nodes.announce("b0", "b1", "b2")
+    monkeypatch.setattr(nodes.client, "_opener", replace(nodes.client._opener, hedge=True))
+    async with opened(nodes, ids) as session:
+        assert session.held == ()
+        assert (await run(nodes, session, ids)).tokens == plain
+    await until_freed(nodes.nodes.values())
+    assert {name: len(nodes[name].sessions.pool) for name in CHAIN} == before
+    assert not any(len(nodes[name].sessions.pool) for name in ("b0", "b1", "b2"))

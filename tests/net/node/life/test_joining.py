@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import node.life.announcer
 import node.life.joining
@@ -24,12 +25,14 @@ from node.model.loading import load
 from node.model.span import SpanModel
 from swarm.base.errors import NotEnoughSpace
 from swarm.base.layers import Span
+from swarm.compute.kv_pool import KvBlock, NamedText
 from swarm.demo import DRAFT, TARGET
 from swarm.directory.coverage import cover
 from swarm.directory.dht.registry import DhtConfig, DhtRegistry
 from swarm.directory.identity import Identity
 from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.directory.registry import RECORD_TTL_S, Registry, block_keys
+from swarm.protocol.limits import BLOCK_TOKENS
 from tests.in_process_swarm import InProcessSwarm
 from tests.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.net.raw_client import info
@@ -128,6 +131,19 @@ async def test_an_auto_node_fills_the_gap_moves_when_needed_and_reads_only_what_
         InProcessSwarm(TARGET, network, (whole,)).client(draft=DRAFT) as swarm,
     ):
         assert moved.tokens == (await swarm.generate("It was a dark night", max_new_tokens=8, seed=3)).tokens
+
+
+async def test_a_node_that_moved_keeps_nothing_of_its_old_layers() -> None:
+    network = MemoryNetwork()
+    async with auto_node(network, "0-6"), auto_node(network, "6-12") as mover:
+        old = mover.sessions
+        kv = torch.zeros(1, BLOCK_TOKENS, 1)
+        assert old.pool.add(NamedText(b"", (b"name",)), 0, KvBlock((0,) * BLOCK_TOKENS, (kv,)), "me", old.room())
+        await mover.move(Span(4, 12))
+        assert mover.sessions is not old
+        assert len(old.pool) == len(mover.sessions.pool) == 0
+        await asyncio.wait([old._forgetting], timeout=1)
+        assert old._forgetting.cancelled()
 
 
 async def test_a_reservation_is_renewed_while_a_node_loads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from client.base.stats import Result
 from client.library.session import Beginning, Session
 from node.session.table import REST_S
 from swarm.demo import TARGET
+from swarm.protocol.messages import Open
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.memory_links import MemoryLinks
 from tests.net.three_nodes import prompt, until_freed
@@ -90,3 +91,21 @@ async def test_beside_a_device_blocks_take_host_memory_and_no_kv() -> None:
         for node in here.nodes:
             assert node.sessions.pool.tokens >= 3 * 576
             node.sessions.pool.check_integrity()
+
+
+async def test_who_begins_with_blocks_reserves_them_whatever_it_says(
+    links: MemoryLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = (prompt(1, 150) * 5)[:700]
+    async with in_process_swarm(TARGET, SPANS, kv_tokens=KV_TOKENS) as here, here.client() as swarm:
+        opener = swarm._opener
+        async with opener.open(1_024, 8, Beginning(ids, 12)) as first:
+            expected = (await run(swarm, first, ids)).tokens
+        await until_freed(here.nodes)
+        monkeypatch.setattr("client.library.session.Open", lambda **asked: Open(**{**asked, "expected_tokens": 1}))
+        async with opener.open(1_024, 8, Beginning(ids, 12)) as second:
+            assert len(second.held) == 640
+            assert max(free(here)) <= KV_TOKENS - 640
+            assert (await run(swarm, second, ids)).tokens == expected
+        await until_freed(here.nodes)
+        assert free(here) == [KV_TOKENS] * 2

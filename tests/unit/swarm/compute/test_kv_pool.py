@@ -52,7 +52,7 @@ def test_the_longest_beginning_is_found_and_what_is_there_is_not_kept_twice() ->
     pool = KvPool(4)
     assert filed(pool, "abcd") == 4
     assert filed(pool, "abxy") == 2
-    assert [held(pool, name) for name in ("abcd", "abcz", "abxyz", "ba", "")] == [4, 3, 4, 0, 0]
+    assert [held(pool, name) for name in ("abcd", "abcz", "abxyz", "xa", "")] == [4, 3, 4, 0, 0]
     assert held(pool, "abcd", b"other machines in front") == 0
     assert pool.tokens == 6 * COST
 
@@ -124,6 +124,30 @@ def test_a_name_stands_for_one_block_alone() -> None:
     assert not pool.add(twice, 1, block(1), "me", 10**6)
     pool.check_integrity()
     assert held(pool, "abc") == 3
+
+
+def test_blocks_behind_another_owners_are_found_again_with_those() -> None:
+    pool = KvPool(4, {"many": 1, "few": 10}.__getitem__)
+    filed(pool, "abpqrs", "many")
+    filed(pool, "abxy", "few")
+    pool.shrink(2 * COST)
+    pool.check_integrity()
+    assert held(pool, "abxy") == 0, "what they stand behind is gone"
+    assert filed(pool, "ab", "few") == 2
+    assert held(pool, "abxy") == 4
+
+
+def test_names_that_stand_for_anything_lead_nowhere_twice() -> None:
+    """Whoever knows names may send them in any order, also those of blocks whose parents were given up."""
+    rng, pool = random.Random(3), KvPool(4)
+    for _ in range(500):
+        names = NamedText(b"scope", tuple(rng.choice("abcdef").encode() for _ in range(rng.randint(1, 5))))
+        for place in pool.lacks(names):
+            pool.add(names, place, block(place), rng.choice("xyz"), rng.randint(1, 6) * COST)
+        tokens = rng.randint(1, 6) * BLOCK_TOKENS
+        blocks, found = pool.find(b"scope", [Border(tokens, rng.choice("abcdef").encode())])
+        assert len(found) == len(set(found)) == len(blocks) in {0, tokens // BLOCK_TOKENS}
+        pool.check_integrity()
 
 
 def test_whatever_happens_every_block_is_accounted_for() -> None:
