@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 import grpc.aio
@@ -533,11 +534,10 @@ class HopSession:
             tokens = [tuple(token.token for token in self.log.executed.committed[slice(*span)]) for span in spans]
             rows = [None if self._is_tail else self.journal.block(*span) for span in spans]
             cuts = await self._context.engine.on_thread(partial(_cut, kv, spans))
-            for place, ids, row, (tensors, states) in zip(places, tokens, rows, cuts, strict=False):
-                block, is_whole = KvBlock(ids, tensors, row, states), self._is_tail or row is not None
-                if not is_whole or not pool.add(text, place, block, crowd, self._shelf.room()):
-                    return
-            if len(cuts) < len(spans):
+            found = zip(tokens, rows, cuts, strict=False)
+            whole = takewhile(lambda one: self._is_tail or one[1] is not None, found)
+            blocks = [KvBlock(ids, tensors, row, states) for ids, row, (tensors, states) in whole]
+            if pool.add(text, first, blocks, crowd, self._shelf.room()) < len(spans):
                 return
 
     def pending(self) -> PendingWork | None:

@@ -14,6 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, count, islice
 
 import torch
 
@@ -130,33 +131,41 @@ class KvPool:
         self._use([text.key(place) for place in range(held)])
         return range(held, len(text.names))
 
-    def add(self, text: NamedText, place: int, block: KvBlock, owner: str, room: int) -> bool:
-        """Keep one more block of a text, if that leaves the pool within its room.
+    def add(self, text: NamedText, first: int, blocks: Sequence[KvBlock], owner: str, room: int) -> int:
+        """Keep further blocks of a text, as many as leave the pool within its room beside those before them.
 
         Args:
-            place: which of its blocks it is; those before it are held.
-            owner: who pays for it.
+            first: which of its blocks the first one is; those before it are held.
+            blocks: in order.
+            owner: who pays for them.
             room: KV tokens that blocks may take now.
 
         Returns:
-            whether it was kept; then the next one may be.
+            how many of them are held now; behind fewer than all, none can be.
         """
-        key, parent = text.key(place), text.key(place - 1)
-        cost = -(-block.size_bytes // self._bytes_per_token)
-        if (known := self._blocks.get(key)) is not None:
-            return known.parent == parent
-        chain = self._chain(parent)
-        if len(chain) != place or cost > room:
-            return False
+        chain = self._chain(text.key(first - 1))
+        if len(chain) != first:
+            return 0
         self._use(chain)
-        self.shrink(room - cost, MAX_BLOCKS - 1, spared=frozenset(chain))
-        if self.tokens + cost > room or len(self._blocks) >= MAX_BLOCKS:
-            return False
-        self._blocks[key] = _Entry(block, parent, place, owner, cost)
-        self.tokens += cost
-        self._costs[owner] += cost
-        self._use([*chain, key])
-        return True
+        costs = [-(-block.size_bytes // self._bytes_per_token) for block in blocks]
+        sums = accumulate(costs, initial=sum(self._blocks[key].cost for key in chain))
+        fitting = sum(taken <= room for taken in islice(sums, 1, None))
+        if fitting:
+            self.shrink(room - sum(costs[:fitting]), MAX_BLOCKS - fitting, spared=frozenset(chain))
+        for place, block, cost in zip(count(first), blocks[:fitting], costs, strict=False):
+            key, parent = text.key(place), text.key(place - 1)
+            known = self._blocks.get(key)
+            if known is None and (self.tokens + cost > room or len(self._blocks) >= MAX_BLOCKS):
+                break
+            if known is not None and known.parent != parent:
+                break
+            if known is None:
+                self._blocks[key] = _Entry(block, parent, place, owner, cost)
+                self.tokens += cost
+                self._costs[owner] += cost
+            chain.append(key)
+        self._use(chain)
+        return len(chain) - first
 
     def shrink(self, room: int, blocks: int = MAX_BLOCKS, spared: Collection[bytes] = ()) -> None:
         """Give blocks up until they cost no more than so many KV tokens, or the next one is to be spared."""

@@ -33,7 +33,7 @@ def filed(pool: KvPool, name: str, owner: str = "me", room: int = 10**6, scope: 
     """File a text as sessions do; how many blocks were new."""
     added = 0
     for place in pool.lacks(text(name, scope)):
-        if not pool.add(text(name, scope), place, block(place), owner, room):
+        if not pool.add(text(name, scope), place, [block(place)], owner, room):
             break
         added += 1
     pool.check_integrity()
@@ -60,7 +60,7 @@ def test_the_longest_beginning_is_found_and_what_is_there_is_not_kept_twice() ->
 def test_rows_are_part_of_what_a_block_costs() -> None:
     pool = KvPool(4)
     rows = Rows(Codec.FP32, BLOCK_TOKENS, 3, bytes(BLOCK_TOKENS * 12))
-    assert pool.add(text("a"), 0, block(rows=rows), "me", 4 * COST)
+    assert pool.add(text("a"), 0, [block(rows=rows)], "me", 4 * COST)
     assert pool.tokens == 4 * COST
 
 
@@ -94,7 +94,7 @@ def test_a_block_that_finds_no_room_is_not_kept() -> None:
     pool = KvPool(4)
     assert filed(pool, "abc", room=2 * COST) == 2
     assert pool.tokens == 2 * COST
-    assert not pool.add(text("z"), 0, block(), "me", COST - 1)
+    assert not pool.add(text("z"), 0, [block()], "me", COST - 1)
     assert held(pool, "ab") == 2, "what would not fit drives nothing out"
 
 
@@ -113,15 +113,29 @@ def test_what_nobody_used_for_half_an_hour_is_given_up() -> None:
     assert len(pool) == 0
 
 
+def test_of_blocks_that_come_together_those_are_kept_that_fit() -> None:
+    pool = KvPool(4)
+    filed(pool, "xy", "other")
+    filed(pool, "a")
+    assert pool.add(text("abcdef"), 1, [block(place) for place in range(1, 6)], "me", 4 * COST) == 3
+    pool.check_integrity()
+    assert (held(pool, "abcdef"), held(pool, "xy")) == (4, 0)
+    assert pool.add(text("abcdef"), 1, [block(place) for place in range(1, 4)], "me", 9 * COST) == 3, (
+        "are there already"
+    )
+    assert pool.add(text("pqr"), 1, [block(1)], "me", 9 * COST) == 0, "nothing is held before it"
+    assert len(pool) == 4
+
+
 def test_a_name_stands_for_one_block_alone() -> None:
     pool = KvPool(4)
     filed(pool, "abc")
     again = NamedText(b"scope", (b"abc",))
     assert list(pool.lacks(again)) == []
-    assert not pool.add(again, 0, block(9), "thief", 10**6)
+    assert not pool.add(again, 0, [block(9)], "thief", 10**6)
     twice = NamedText(b"scope", (b"t", b"t", b"t"))
-    assert pool.add(twice, 0, block(), "me", 10**6)
-    assert not pool.add(twice, 1, block(1), "me", 10**6)
+    assert pool.add(twice, 0, [block()], "me", 10**6)
+    assert not pool.add(twice, 1, [block(1)], "me", 10**6)
     pool.check_integrity()
     assert held(pool, "abc") == 3
 
@@ -143,7 +157,7 @@ def test_names_that_stand_for_anything_lead_nowhere_twice() -> None:
     for _ in range(500):
         names = NamedText(b"scope", tuple(rng.choice("abcdef").encode() for _ in range(rng.randint(1, 5))))
         for place in pool.lacks(names):
-            pool.add(names, place, block(place), rng.choice("xyz"), rng.randint(1, 6) * COST)
+            pool.add(names, place, [block(place)], rng.choice("xyz"), rng.randint(1, 6) * COST)
         tokens = rng.randint(1, 6) * BLOCK_TOKENS
         blocks, found = pool.find(b"scope", [Border(tokens, rng.choice("abcdef").encode())])
         assert len(found) == len(set(found)) == len(blocks) in {0, tokens // BLOCK_TOKENS}
