@@ -121,8 +121,8 @@ MUTATIONS = (
     ),
     Mutation(
         "engine",
-        "time.virtual_ms = max(time.virtual_ms, self._least_ms)",
-        "time.virtual_ms = max(time.virtual_ms, 0.0)",
+        "used.virtual_ms = max(used.virtual_ms, self._least_ms)",
+        "used.virtual_ms = max(used.virtual_ms, 0.0)",
         "tests/unit/node/session/test_scheduler.py",
         "who was idle has saved time, and holds up all others",
     ),

@@ -131,7 +131,7 @@ class NodeContext:
         except MemoryError as error:
             raise Busy(self.peer, str(span), str(error)) from error
 
-    def kv_tokens(self, credits: Credits, tokens: int) -> int:
+    def kv_tokens(self, credits: Credits, tokens: int = 0) -> int:
         """What a session costs of the KV budget; ancestors and states are counted by their bytes.
 
         Args:

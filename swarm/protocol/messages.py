@@ -17,7 +17,6 @@ from swarm.base.layers import Span
 from swarm.protocol.limits import (
     MAX_AUX_LAYERS,
     MAX_BORDERS,
-    MAX_COUNT,
     MAX_HOLD_S,
     MAX_HOPS,
     MAX_LAYERS,
@@ -557,7 +556,7 @@ class Fault:
     signature: Annotated[bytes, Size(MAX_SIGNATURE_BYTES)] = b""
     retry_after_s: WaitS | None = None
     expected_s: WaitS | None = None
-    position: Annotated[int, Within(1, MAX_COUNT)] | None = None
+    position: Annotated[int, Within(1, WORD_END - 1)] | None = None
 
 
 Upstream = Attached | Ready | Ack | Pong | Fault

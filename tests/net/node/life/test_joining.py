@@ -138,7 +138,7 @@ async def test_a_node_that_moved_keeps_nothing_of_its_old_layers() -> None:
     async with auto_node(network, "0-6"), auto_node(network, "6-12") as mover:
         old = mover.sessions
         kv = torch.zeros(1, BLOCK_TOKENS, 1)
-        assert old.pool.add(NamedText(b"", (b"name",)), 0, KvBlock((0,) * BLOCK_TOKENS, (kv,)), "me", old.room())
+        assert old.pool.add(NamedText(b"", (b"name",)), 0, [KvBlock((0,) * BLOCK_TOKENS, (kv,))], "me", old.room())
         await mover.move(Span(4, 12))
         assert mover.sessions is not old
         assert len(old.pool) == len(mover.sessions.pool) == 0
