@@ -30,6 +30,7 @@ from benchmarks.sheet import Recording, Sheet
 from benchmarks.speed.grown import SHAPES, grow
 from client.tools.demo.swarm import demo_swarm
 from swarm.base.cli import make_console
+from swarm.base.errors import ConfigError
 from swarm.base.library_logging import quiet_libraries
 from swarm.demo import PASSAGES
 
@@ -116,7 +117,8 @@ async def ask(
     body["stream_options"] = {"include_usage": True}
     started, first, text, usage = time.perf_counter(), 0.0, "", dict[str, Any]()
     async with http.stream("POST", "/v1/chat/completions", json=body) as sent:
-        sent.raise_for_status()
+        if sent.is_error:
+            raise ConfigError((await sent.aread()).decode())
         async for line in sent.aiter_lines():
             if not line.startswith("data: {"):
                 continue

@@ -158,7 +158,7 @@ def check_parts(sampling: Sampling | None, rows: Rows | None, model: SpanModel, 
 
 MAX_FAULTS = 64
 """Faults of the hops behind that are passed on in one generation."""
-FILED_TOGETHER = 16
+FILED_TOGETHER = 64
 """Blocks that are copied at a time: so many leave other sessions their turns."""
 GRANTS_TOO_LITTLE = "grants less than the session needs"
 NOBODY_SIGNED = "passed on a fault that its reporter did not sign"
@@ -231,6 +231,7 @@ class HopSession:
         self._upstreams = UpstreamSet(context.peer, context.counters, self._receipt, self._sign, row_parts=parts)
         self._passed_faults_in, self._passed_faults = -1, 0
         self._next: SessionLink | None = None
+        self._ready_behind: Ready | None = None
         self._running: SweepRun | None = None
         self._shelf = shelf
         self._tail = Tail(self.log, partial(context.compile, self.span, account) if self._is_tail else None)
@@ -329,7 +330,7 @@ class HopSession:
 
     def _go_on(self, attach: Attach) -> None:
         self._attach, self.scope = attach, _scope_of(attach, self._role)
-        if self._is_tail and self._kv_cache is not None:
+        if self._is_tail and self._kv_cache is not None and self._attaching is None:
             self._upstreams.be_ready(self.credits)
         elif self._next is not None:
             self._next = follow(self._next, replace(attach, index=attach.index + 1))
@@ -471,9 +472,6 @@ class HopSession:
         self._attaching = asyncio.current_task()
         try:
             self._kv_cache = await self._context.kv_cache(self.span, self.credits, self._attach.open.expected_tokens)
-            await self._begin()
-            self._attaching = None
-            self._context.engine.submit(self)  # a replay may have come before there was room for it
             await (self._serve_tail() if self._is_tail else self._serve_linked())
             self._upstreams.end()
             await self.file()
@@ -493,6 +491,12 @@ class HopSession:
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
     async def _begin(self) -> None:
+        """Take what this node holds of the text; only then anything is computed, and said to be ready."""
+        await self._take_beginning()
+        self._attaching = None
+        self._context.engine.submit(self)  # a replay may have come meanwhile
+
+    async def _take_beginning(self) -> None:
         """Begin with the longest beginning of its text that this node holds (P15)."""
         prefix = [border for border in self._attach.open.prefix if border.tokens < self.credits.window_tokens]
         kv, scope, pool = self._kv_cache, self.scope, self._shelf.pool
@@ -510,7 +514,7 @@ class HopSession:
             if self.is_closed:
                 return
             await self._context.engine.on_thread(partial(_adopt, kv, blocks[start : start + FILED_TOGETHER]))
-        if self.is_closed:
+        if self.is_closed or self._is_restoring:  # what comes with a snapshot takes the place of all that is here
             return
         tokens = [token for block in blocks for token in block.tokens]
         self.log.begin(tokens, names)
@@ -542,14 +546,14 @@ class HopSession:
 
     def pending(self) -> PendingWork | None:
         """For the engine: what `next_run` would return."""
-        if self.is_closed or self._kv_cache is None or not self._tail.is_ready:
+        if self.is_closed or self._attaching is not None or self._kv_cache is None or not self._tail.is_ready:
             return None
         rows = self.log.next_rows if self._running is None else self._running.remaining
         return None if rows is None else PendingWork(self.span, rows, self._kv_cache.slots.used)
 
     def next_run(self) -> SweepRun | None:
         """For the engine: the sweep to work on."""
-        if self.is_closed or self._kv_cache is None or not self._tail.is_ready:
+        if self.is_closed or self._attaching is not None or self._kv_cache is None or not self._tail.is_ready:
             return None
         if self._running is None:
             work = self.log.next_work()
@@ -636,7 +640,9 @@ class HopSession:
 
     def on_ready(self, ready: Ready) -> None:
         """The hops behind are attached; one that grants less than a session needs is refused."""
-        if ready.generation == self._attach.generation:
+        if self._attaching is not None:
+            self._ready_behind = ready
+        elif ready.generation == self._attach.generation:
             if not ready.credits.suffice(self._attach.open, in_use=ready.generation > 0):
                 behind = self._attach.route[self._attach.index + 1]
                 self.on_trouble(HopMisbehaved(behind.peer, str(behind.span), GRANTS_TOO_LITTLE))
@@ -663,7 +669,7 @@ class HopSession:
         """How far the session is here, for its client, who looks for the hop that does not move (R17)."""
         running, log = self._running, self.log
         received, done = log.received.sequence, log.executed.sequence
-        if self._is_restoring or self._kv_cache is None:
+        if self._is_restoring or self._attaching is not None or self._kv_cache is None:
             done, working = 0, max(received, 1)
         else:
             done -= running is not None
@@ -700,6 +706,9 @@ class HopSession:
             link = SuccessorLink(scope, self._dial, self._context.signer, self, self._context.uplink)
             self._next = follow(link, replace(self._attach, index=self._attach.index + 1))
             try:
+                await self._begin()
+                if self._ready_behind is not None:
+                    self.on_ready(self._ready_behind)
                 await self._closed.wait()
             finally:
                 self._upstreams.end()  # the hop before waits for this hop only, not for all behind it
@@ -710,6 +719,7 @@ class HopSession:
         return await self._connect(hop, self._attach.records, stuck)
 
     async def _serve_tail(self) -> None:
+        await self._begin()
         self._upstreams.be_ready(self.credits)
         async with TaskScope() as scope:
             scope.spawn(self._tail.follow_grammars(lambda: self._context.engine.submit(self)))

@@ -177,6 +177,28 @@ async def test_a_machine_that_came_later_holds_what_it_was_replayed(nodes: Killa
         assert (await run(nodes, again, ids)).tokens == plain
 
 
+async def test_a_machine_that_copies_a_beginning_is_at_work(
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = (*IDS[:SHARED], *OTHER)
+    plain = await nodes.undisturbed(ids, **SAMPLED)
+    await hold(nodes)
+    begin, seen = HopSession._take_beginning, list[int]()
+
+    async def slowly(hop: HopSession) -> None:
+        if hop.span.start == 4:
+            await asyncio.sleep(12.0)
+            seen.append(hop.standing().working)
+        await begin(hop)
+
+    monkeypatch.setattr(HopSession, "_take_beginning", slowly)
+    await nodes.announce("b0", "b1", "b2")
+    async with opened(nodes, ids) as session:
+        assert nodes.route() == list(CHAIN), "it is waited for"
+        assert (await run(nodes, session, ids)).tokens == plain
+    assert seen == [1]
+
+
 async def test_a_text_goes_where_its_beginning_is(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     opener = nodes.client._opener
     await hold(nodes)
