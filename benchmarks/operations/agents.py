@@ -210,10 +210,10 @@ def make_sheet(seen: Seen, options: Options) -> Sheet:
     sheet.notes.append(f"First token, last turn over the second: {slower}.")
     cold, after = seen.in_turn[0], seen.in_turn[1:]
     for what, others in (("one after the other", after), ("at once", seen.at_once)):
-        share = sum(one.reused for one in others) / sum(one.prompt for one in others)
+        reused = sum(one.reused for one in others) / sum(one.prompt for one in others)
         first_s = median(one.first_s for one in others)
         sheet.notes.append(
-            f"{len(others)} requests with an opening of {options.common:,} tokens, {what}: {share:.3f} of all prompt "
+            f"{len(others)} requests with an opening of {options.common:,} tokens, {what}: {reused:.3f} of all prompt "
             f"tokens reused; first token after {first_s:.2f} s in the median, {first_s / cold.first_s:.2f} of the "
             f"{cold.first_s:.2f} s of a first request."
         )

@@ -198,6 +198,10 @@ class SharedChain:
         self._sent_s = 0.0
 
     @property
+    def hops(self) -> int:
+        return len(self._hops)
+
+    @property
     def route_key(self) -> Hashable:
         return "shared"
 
