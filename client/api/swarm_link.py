@@ -234,7 +234,7 @@ class SwarmLink:
         self.tried.clear()
 
     def refuse(self, why: Exception) -> None:
-        """Nobody tries any more; requests are told why."""
+        """Stop trying to reach the swarm; requests that wait fail with the reason."""
         self._why = why
         self.tried.set()
 

@@ -269,7 +269,7 @@ class ServeConfig:
 
     @property
     def preferred(self) -> Preferred:
-        """Whom `prefer` names.
+        """The addresses, networks and machines that `--prefer` names.
 
         Raises:
             ConfigError: it names nobody.

@@ -193,7 +193,7 @@ def owner_of(address: str, attach: Attach, caller: Caller, preferred: Preferred 
 
 
 def payer_of(account: str, attach: Attach) -> str:
-    """Whose turns a session has: who pays for it or, where a machine carries it for others, whoever pays there."""
+    """The owner whose turns a session takes: who pays for it here, or at the machine that carries it for others."""
     return f"{account} {PAID_BY}{attach.payer.hex()}" if attach.index and attach.payer else account
 
 

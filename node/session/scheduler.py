@@ -255,7 +255,7 @@ class _FairTimes:
         used.virtual_ms = max(used.virtual_ms, self._least_ms)
 
     def next_of(self, waiting: Collection[str]) -> str:
-        """Whose turn it is; of equals the first."""
+        """The name that has used the least time and has work; of equals the first."""
         used = {name: self._used.get(name) or _Used(self._least_ms) for name in waiting}
         self._least_ms = max(self._least_ms, min(one.virtual_ms for one in used.values()))
         return min(waiting, key=lambda name: used[name].virtual_ms + used[name].last_ms)

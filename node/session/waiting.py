@@ -34,7 +34,7 @@ _NEWEST: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class WaitingPlace:
-    """Whose place it is.
+    """A session's place in the waiting list.
 
     Attributes:
         owner: who pays for the session.
@@ -71,7 +71,7 @@ class WaitingList:
     """The places of one node."""
 
     def __init__(self, standing: Callable[[str], OwnerStanding], clock: Callable[[], float]) -> None:
-        """Nobody waits.
+        """Begin with an empty list.
 
         Args:
             standing: what an owner counts for.

@@ -69,7 +69,6 @@ async def test_trees_splits_and_threads_leave_a_cpus_texts_as_they_are(tmp_path:
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
-@pytest.mark.skipif(not computes_bfloat16(torch.device("cpu")), reason="this CPU multiplies in float32")
 async def test_a_node_follows_the_swarm_with_the_promise_or_without_it(tmp_path: Path, *, is_fast: bool) -> None:
     model = save_quantised(TARGET, compressed(GROUPS), tmp_path / "model")
     network, kind = MemoryNetwork(), f"cpu-bfloat16-{'k1' if is_fast else 'k2'}+ct4"
@@ -79,7 +78,10 @@ async def test_a_node_follows_the_swarm_with_the_promise_or_without_it(tmp_path:
         second.client() as client,
     ):
         made = await client.generate(PROMPT, max_new_tokens=2)
-        assert (made.stats.numeric_class, made.stats.reproducible) == (kind, not is_fast)
+        if computes_bfloat16(torch.device("cpu")):
+            assert (made.stats.numeric_class, made.stats.reproducible) == (kind, not is_fast)
+        else:
+            assert made.stats.reproducible, "float32 promises texts"
 
 
 async def test_by_default_a_cpu_multiplies_with_the_integers_on_one_thread(
