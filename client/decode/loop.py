@@ -164,7 +164,7 @@ class DraftWorker:
 
         self._hand_over()
         joins = isinstance(drafter, TreeDrafter) and type(drafter).grow is TreeDrafter.grow
-        work = Searching(growing) if joins else grown
+        work = Searching(drafter, growing) if joins else grown
         future = asyncio.get_running_loop().run_in_executor(state.drafting, work)
         if not await self._is_in_time(future, request.patience_ms, is_awaited):
             self._pending = PendingDraft(future, request.plan)

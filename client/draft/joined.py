@@ -3,7 +3,8 @@
     submit ──▶ a text's search runs until it needs a pass ──▶ passes of one model, joined ──▶ each search goes on
 
 One thread serves all texts, however many. A search is a generator of passes (`client.draft.search.source.Passes`), so
-while one waits for its pass the others come to theirs. Nobody's text depends on what was joined: only trees may.
+while one waits for its pass the others come to theirs. What concerns one drafter runs in order: a text that ended may
+have left it with a search. Nobody's text depends on what was joined: only trees may.
 """
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ JOINED_ROWS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Searching(Generic[T]):
-    """Work for the drafting thread whose passes may be joined; called, it runs them by themselves."""
+    """Work for the drafting thread whose passes may be joined; called, it runs them by themselves.
 
+    Attributes:
+        drafter: whose state the passes change.
+        passes: starts them.
+    """
+
+    drafter: object
     passes: Callable[[], Passes[T]]
 
     def __call__(self) -> T:
@@ -41,8 +48,9 @@ class Searching(Generic[T]):
 
 @dataclass(slots=True)
 class _WaitingSearch:
-    """A search that waits for a pass."""
+    """A search of a drafter that waits for a pass."""
 
+    drafter: object
     passes: Generator[DraftPass, HeadOutput, Any]
     future: Future[Any]
     wanted: DraftPass
@@ -53,17 +61,20 @@ class JoinedDrafting(Executor):
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
-        self._waiting: deque[tuple[Future[Any], Callable[[], Any], bool]] = deque()
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any] | Searching[Any], object]] = deque()
         self._searches: deque[_WaitingSearch] = deque()
         self._is_over = False
 
     def submit(self, call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Run a call behind those that were given before; a `Searching` one beside those that run."""
+        """Run a call behind those that were given before; a `Searching` one beside those of other drafters.
+
+        A drafter's method waits for its search, any other function for nobody's.
+        """
         future: Future[T] = Future()
         if isinstance(call, Searching):
-            self._waiting.append((future, call.passes, True))
+            self._waiting.append((future, call, call.drafter))
         else:
-            self._waiting.append((future, partial(call, *args, **options), False))
+            self._waiting.append((future, partial(call, *args, **options), getattr(call, "__self__", None)))
         self._thread.submit(self._work)
         return future
 
@@ -75,8 +86,7 @@ class JoinedDrafting(Executor):
     def _work(self) -> None:
         """Run what waits, and what comes meanwhile."""
         while self._waiting or self._searches:
-            while self._waiting:
-                self._start(*self._waiting.popleft())
+            self._start_waiting()
             if self._is_over:
                 while self._searches:
                     search = self._searches.popleft()
@@ -85,13 +95,25 @@ class JoinedDrafting(Executor):
             elif self._searches:
                 self._round()
 
-    def _start(self, future: Future[Any], call: Callable[[], Any], is_search: bool) -> None:
+    def _start_waiting(self) -> None:
+        """Start what waits, in order, but what concerns a drafter whose search still runs."""
+        kept: list[tuple[Future[Any], Callable[[], Any] | Searching[Any], object]] = []
+        for _ in range(len(self._waiting)):
+            future, call, drafter = self._waiting.popleft()
+            busy = [*(search.drafter for search in self._searches), *(earlier[2] for earlier in kept)]
+            if drafter is None or self._is_over or not any(drafter is one for one in busy):
+                self._start(future, call)
+            else:
+                kept.append((future, call, drafter))
+        self._waiting.extendleft(reversed(kept))
+
+    def _start(self, future: Future[Any], call: Callable[[], Any] | Searching[Any]) -> None:
         if self._is_over:
             future.cancel()
         elif future.set_running_or_notify_cancel():
-            if is_search:
-                passes = call()
-                self._step(future, passes, partial(next, passes))
+            if isinstance(call, Searching):
+                passes = call.passes()
+                self._step(call.drafter, future, passes, partial(next, passes))
                 return
             try:
                 future.set_result(call())
@@ -99,12 +121,16 @@ class JoinedDrafting(Executor):
                 future.set_exception(error)
 
     def _step(
-        self, future: Future[Any], passes: Generator[DraftPass, HeadOutput, Any], go_on: Callable[[], DraftPass]
+        self,
+        drafter: object,
+        future: Future[Any],
+        passes: Generator[DraftPass, HeadOutput, Any],
+        go_on: Callable[[], DraftPass],
     ) -> None:
         """Let a search go on to its next pass, or to its end."""
         try:
             with torch.inference_mode():
-                self._searches.append(_WaitingSearch(passes, future, go_on()))
+                self._searches.append(_WaitingSearch(drafter, passes, future, go_on()))
         except StopIteration as end:
             future.set_result(end.value)
         except BaseException as error:  # noqa: BLE001 - raised again where the result is read
@@ -121,7 +147,7 @@ class JoinedDrafting(Executor):
         for search, output in zip(chosen, _outputs([one.wanted for one in chosen]), strict=True):
             throws = isinstance(output, BaseException)
             go_on = search.passes.throw if throws else search.passes.send
-            self._step(search.future, search.passes, partial(go_on, output))  # type: ignore[arg-type]
+            self._step(search.drafter, search.future, search.passes, partial(go_on, output))  # type: ignore[arg-type]
 
 
 def _outputs(passes: Sequence[DraftPass]) -> list[HeadOutput | BaseException]:

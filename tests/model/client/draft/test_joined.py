@@ -44,7 +44,7 @@ class Together:
         go_on = Event()
         self.drafting.submit(go_on.wait)
         futures = [
-            self.drafting.submit(Searching(lambda one=one, text=text: one.growing(text, 24, 6, GREEDY)))  # type: ignore[misc]
+            self.drafting.submit(Searching(one, lambda one=one, text=text: one.growing(text, 24, 6, GREEDY)))  # type: ignore[misc]
             for one, text in zip(drafters, texts, strict=True)
         ]
         go_on.set()
@@ -72,6 +72,27 @@ def test_trees_are_those_of_each_text_alone_in_fewer_forwards(model: RaggedModel
     assert [shape(tree) for tree in again] == [shape(drafter_of(model).grow(text, 24, 6, GREEDY)) for text in longer], (
         "what the first trees left in the caches is each text's own"
     )
+
+
+def test_a_drafters_next_text_waits_for_the_search_of_the_last(model: RaggedModel) -> None:
+    """A text that was given up leaves its search behind; the next one began in the midst of it."""
+    expected = [drafter_of(model).grow(text, 24, 6, GREEDY) for text in TEXTS]
+    with closing(Together()) as together:
+        shared = drafter_of(model)
+        futures = together.trees([shared] * len(TEXTS), TEXTS)
+        assert [shape(one.result()) for one in futures] == [shape(tree) for tree in expected]
+        together.trees([shared, drafter_of(model)], TEXTS[:2])
+        order = []
+        go_on = Event()
+        together.drafting.submit(go_on.wait)
+        grown = together.drafting.submit(Searching(shared, lambda: shared.growing(LONG, 24, 6, GREEDY)))
+        grown.add_done_callback(lambda _: order.append("grown"))
+        together.drafting.submit(shared.forget).add_done_callback(lambda _: order.append("forgotten"))
+        go_on.set()
+        last = together.drafting.submit(shared.forget)
+        assert last.result(20) is None
+        assert order == ["grown", "forgotten"]
+        assert shape(grown.result()) == shape(drafter_of(model).grow(LONG, 24, 6, GREEDY))
 
 
 def test_a_pass_that_fails_fails_its_own_search(model: RaggedModel, monkeypatch: pytest.MonkeyPatch) -> None:
