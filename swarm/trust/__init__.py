@@ -1,0 +1,1 @@
+"""How a machine that computes something else than it says is found: commitments, evidence, bounds, replay."""
