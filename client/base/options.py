@@ -22,6 +22,8 @@ from swarm.base.cli_types import (
     Found,
     Insecure,
     Number,
+    OwnParts,
+    Peer,
     Probability,
     Revision,
     Seconds,
@@ -250,6 +252,10 @@ class ConnectionOptions(DraftOptions):
             and trees are laid out; an error says what the swarm computes in otherwise.
         hedge: send every sweep to a second machine with one span of layers too, mostly the slowest, now and then
             any; the first answer counts and the other is compared.
+        trusted: peer id of a machine that you trust; may be repeated. Only these, and a node of this machine, compute
+            (default: any).
+        own: layers that only trusted machines compute, others any: first:4, last:2 or first:4,last:2 (default: all
+            layers, where `trusted` is given).
         membership: what joining takes beside an address; an invite to a private swarm brings it along.
         calibration: folder that keeps what is learned about drafts (default: one in the user's cache); None keeps
             nothing after this connection.
@@ -266,6 +272,8 @@ class ConnectionOptions(DraftOptions):
     wait: Seconds = 60.0
     reproducible: bool = False
     hedge: bool = False
+    trusted: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    own: OwnParts | None = None
     insecure: Insecure = False
     membership: Found[Membership] = OPEN_SWARM
     calibration: Found[Path | None] = field(default_factory=default_calibration_folder)
@@ -291,6 +299,8 @@ class ConnectOptions(TypedDict, total=False):
     wait: float
     reproducible: bool
     hedge: bool
+    trusted: Sequence[str]
+    own: str | None
     insecure: bool
     membership: Membership
 
@@ -306,6 +316,7 @@ def make_connection(arguments: ConnectOptions) -> ConnectionOptions:
     drafts = given.get("draft")
     given["draft"] = () if drafts is None else (drafts,) if isinstance(drafts, str | Path) else tuple(drafts)
     given["peers"] = tuple(given.get("peers", ()))
+    given["trusted"] = tuple(given.get("trusted", ()))
     return ConnectionOptions(**given)
 
 

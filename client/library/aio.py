@@ -38,7 +38,7 @@ from client.library.jobs import GenerationFactory
 from client.library.known_prefixes import fresh_secret, user_secret
 from client.library.session import Beginning, Piece, SessionOpener
 from swarm.base.errors import ConfigError, GenerationInterrupted
-from swarm.base.ids import ModelIdentity
+from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.library_logging import bars_hidden
 from swarm.base.process_limits import check_threads
 from swarm.base.tasks import TaskScope, relay
@@ -46,10 +46,12 @@ from swarm.directory.coverage import Coverage, cover
 from swarm.directory.dht.addresses import Membership
 from swarm.directory.dht.registry import DhtConfig, DhtRegistry
 from swarm.directory.joining.resolve import expand
+from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import Registry
 from swarm.link.dial import Dialer
 from swarm.reach.paths.local_dialler import open_ways
 from swarm.routing.latency import measure_delays
+from swarm.routing.own_layers import OwnLayers
 from swarm.routing.route import Route
 
 __all__ = ["AsyncSwarm", "Piece"]
@@ -116,13 +118,14 @@ class AsyncSwarm:
         """
         wanted = make_connection(options)
         peers, membership, fingerprint = _check(wanted)
+        own = OwnLayers.read(wanted.own, wanted.trusted)
         target = await asyncio.to_thread(load_target, model, wanted.revision)
         with drafting_thread() as drafting:
             with bars_hidden():  # on the thread that drafts, so that no other one has a team of OpenMP's
                 loading = partial(load_drafter, model, target, wanted, wanted.revision)
                 loaded = await asyncio.get_running_loop().run_in_executor(drafting, loading)
             opened = wanted.registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True, membership=membership))
-            async with opened, _links(membership, opened, insecure=wanted.insecure) as (dialer, nearby, scope):
+            async with opened, _links(membership, opened, own, insecure=wanted.insecure) as (dialer, nearby, scope):
                 identity = await find_in_swarm(target, opened, ModelSearch(peers, fingerprint, nearby.probe))
                 if membership.note_model is not None:
                     membership.note_model(identity.fingerprint)
@@ -131,6 +134,7 @@ class AsyncSwarm:
                     *(target, identity, opened, dialer, peers, expected),
                     *(wanted.codec, wanted.wait, wanted.hedge, nearby),
                     reproducible=wanted.reproducible,
+                    own=own,
                     aux_layers=aux_layers_of(loaded.drafter),
                     secret=await asyncio.to_thread(user_secret if wanted.calibration is not None else fresh_secret),
                 )
@@ -274,7 +278,7 @@ def _swarm(options: ConnectionOptions) -> tuple[tuple[str, ...], Membership]:
 
 @asynccontextmanager
 async def _links(
-    membership: Membership, registry: Registry, *, insecure: bool
+    membership: Membership, registry: Registry, own: OwnLayers | None, *, insecure: bool
 ) -> AsyncIterator[tuple[Dialer, PeerLatency, TaskScope]]:
     """What dials machines, what knows how far they are, and who owns the tasks; all end in order."""
     network = membership.network
@@ -283,8 +287,12 @@ async def _links(
         Dialer(insecure=insecure, ways=ways, network=network) as dialer,
         TaskScope() as scope,
     ):
-        probe = partial(measure_delays, insecure=insecure, ways=ways, network=network)
-        yield dialer, PeerLatency(probe=probe), scope
+        measure = partial(measure_delays, insecure=insecure, ways=ways, network=network)
+
+        async def measure_own(records: Sequence[NodeRecord]) -> dict[PeerId, float]:
+            return await measure(records if own is None else own.keep_to(records))
+
+        yield dialer, PeerLatency(probe=measure_own), scope
 
 
 def _defaults(target: Target, options: ConnectionOptions) -> GenerateOptions:

@@ -52,6 +52,7 @@ from swarm.protocol.messages import Border, Codec, Open, RouteHop, Rows, Samplin
 from swarm.protocol.numeric_class import NumericClass, promises_texts
 from swarm.protocol.prefix import BlockNames, borders
 from swarm.protocol.session import Limits
+from swarm.routing.own_layers import OwnLayers
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, hedged
 
@@ -258,6 +259,7 @@ class SessionOpener:
         hedge: whether one hop gets a second machine: mostly the slowest, at times any.
         nearby: measured delays to machines.
         reproducible: use only machines whose numeric class promises the same text.
+        own: layers that only machines of the user's choice compute; None for none.
         aux_layers: what enters these comes beside the hidden rows of replies (P14).
         secret: names what its sessions have machines compute (P15), where they are not given another one.
         known: which chain holds which beginnings.
@@ -274,6 +276,7 @@ class SessionOpener:
     hedge: bool = False
     nearby: PeerLatency = field(default_factory=PeerLatency)
     reproducible: bool = False
+    own: OwnLayers | None = None
     aux_layers: tuple[int, ...] = ()
     secret: bytes = field(default_factory=fresh_secret, repr=False)
     known: KnownPrefixes = field(default_factory=KnownPrefixes)
@@ -302,11 +305,12 @@ class SessionOpener:
         return self._best(records, self.nearby.query(self._query(avoid), may_explore=True))
 
     def _readable(self, records: Sequence[NodeRecord]) -> list[NodeRecord]:
-        """The machines whose numeric class this client can read; says once that there are others.
+        """The machines that may be used and whose numeric class this client can read; says once that others compute.
 
         Raises:
             UnsupportedModel: there are only others.
         """
+        records = records if self.own is None else self.own.keep_to(records)
         readable = [record for record in records if _dtype(record.numeric_class) is not None]
         odd = sorted({record.numeric_class for record in records} - {record.numeric_class for record in readable})
         if odd and not readable:
@@ -333,6 +337,8 @@ class SessionOpener:
         try:
             route = best_route(records, query)
         except RouteError as error:
+            if self.own is not None and error.missing:
+                raise RouteError(f"{error}; only machines that you trust count here", error.missing) from error
             if not left_out or query.numeric_class is not None:
                 raise
             raise _no_promise(query.name, left_out, error) from error

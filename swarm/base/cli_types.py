@@ -43,6 +43,7 @@ Layers = Annotated[str, Word("START-END")]
 DeviceName = Annotated[str, Word("DEVICE")]
 Peer = Annotated[str, Word("PEER")]
 """A multiaddress, an invite or a peer id, as the option says."""
+OwnParts = Annotated[str, Word("first:N,last:N")]
 Host = Annotated[str, Word("HOST")]
 HostPort = Annotated[str, Word("HOST:PORT")]
 Relay = Annotated[str, Word("auto|off|HOST:PORT")]

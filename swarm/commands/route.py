@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.base.cli import fit
-from swarm.base.cli_types import Count, Fingerprint, Found, Insecure, Model, NetworkKeyFile, Peer
+from swarm.base.cli_types import Count, Fingerprint, Found, Insecure, Model, NetworkKeyFile, OwnParts, Peer
 from swarm.base.errors import ConfigError, UnknownModel
 from swarm.base.ids import ModelIdentity, PeerId
 from swarm.directory.coverage import shown_address
@@ -23,6 +23,7 @@ from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import Registry, name_models
 from swarm.reach.paths.local_dialler import open_ways
 from swarm.routing.latency import measure_delays, worth_measuring
+from swarm.routing.own_layers import OwnLayers
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.routing.served import ServedModels
@@ -46,6 +47,10 @@ class ShowRoute:
             swarm joined last).
         nodes: tree nodes per sweep (K); 0 is plain decoding.
         avoid: a peer to do without, its id or how that ends; may be repeated (default: none).
+        trusted: peer id of a machine that you trust; may be repeated. Only these, and a node of this machine, compute
+            (default: any).
+        own: layers that only trusted machines compute, others any: first:4, last:2 or first:4,last:2 (default: all
+            layers, where `trusted` is given).
         membership: of the swarm; not an option.
     """
 
@@ -54,6 +59,8 @@ class ShowRoute:
     fingerprint: Fingerprint | None = None
     nodes: Count = 16
     avoid: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    trusted: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    own: OwnParts | None = None
     insecure: Insecure = False
     network_key: NetworkKeyFile = None
     membership: Found[Membership] = OPEN_SWARM
@@ -86,6 +93,8 @@ async def _show(command: ShowRoute, registry: Registry, console: Console, measur
     served = ServedModels(registry, measure)
     model = await select_model(served, command.model, command.fingerprint)
     records = plausible(await registry.records(model.fingerprint, model.num_layers, within_s=0.0))
+    if (own := OwnLayers.read(command.own, command.trusted)) is not None:
+        records = own.keep_to(records)
     avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
     candidates = [one for one in records if one.peer not in avoid]
     measured = worth_measuring(candidates, model.num_layers, random.SystemRandom())
