@@ -23,7 +23,7 @@ PROGRAMS: Final = {
     "models": ("families",),
     "operations": ("agents", "api_overhead", "page_server"),
     "recovery": ("faults", "soak"),
-    "redteam": ("costs", "redteam"),
+    "redteam": ("costs", "leakage", "redteam"),
     "routing": ("placement",),
     "simulation": ("acceptance",),
     "speed": (
@@ -98,6 +98,7 @@ def main() -> None:
         hint = f"; did you mean {near[0]}?" if near else ""
         sys.exit(f"benchmarks: no benchmark is called {name}{hint} (python -m benchmarks lists them)")
     os.environ["CANOPY_SWARMS"] = "none"  # a benchmark's swarm is not the one that its user joined last
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # its handlers end programs that start while others speak gRPC
     sys.argv = [f"python -m benchmarks {name}", *options]
     import_module(module).main()
 

@@ -72,6 +72,8 @@ class NodeShown(_StateModel):
     busy: float | None = None
     kv_free: int | None = None
     kv_total: int | None = None
+    sessions: int | None = None
+    preferred_sessions: int | None = None
     probed_ms: float | None = None
     agrees: bool | None = None
 

@@ -387,6 +387,8 @@ def _node(peer: PeerId, model: ServedModel, evidence: _NodeEvidence, now: float)
         is_silent=status is not None and evidence.gone_at is None and not evidence.has_telemetry(now),
         reach=None if record is None else record.reach,
         path=None if status is None else status.path,
+        sessions=load.sessions if isinstance(load, Metrics) else None,
+        preferred_sessions=load.preferred_sessions if isinstance(load, Metrics) else None,
     )
 
 

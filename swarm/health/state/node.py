@@ -50,6 +50,8 @@ class NodeView:
         busy: part of the time in which it computes, 0 to 1.
         kv_tokens_free: KV tokens that no session has reserved.
         kv_tokens_total: KV tokens for all sessions together.
+        sessions: open ones; None where it does not say.
+        preferred_sessions: those of them whose owners its operator prefers.
         sweeps_per_s: between its last two metrics messages.
         layer_tokens: committed tokens times layers, in this run.
         sweep_ms: (tree nodes, ms per sweep), as it reports them.
@@ -84,6 +86,8 @@ class NodeView:
     is_silent: bool = False
     reach: Reach | None = None
     path: str | None = None
+    sessions: int | None = None
+    preferred_sessions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

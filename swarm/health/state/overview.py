@@ -211,6 +211,8 @@ def _node(node: NodeView) -> dict[str, Any]:
         "busy": round(node.busy, 3),
         "kv_free": node.kv_tokens_free,
         "kv_total": node.kv_tokens_total,
+        "sessions": node.sessions,
+        "preferred_sessions": node.preferred_sessions,
         "sweeps_per_s": None if node.sweeps_per_s is None else round(node.sweeps_per_s, 2),
         "layer_tokens": node.layer_tokens,
         "claimed_ms": [[nodes, round(ms, 2)] for nodes, ms in node.sweep_ms],

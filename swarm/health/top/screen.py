@@ -228,12 +228,18 @@ def _free(node: NodeShown) -> str | None:
     return f"{compact(node.kv_free)}/{compact(node.kv_total)}" if node.kv_total else None
 
 
+def _sessions(node: NodeShown) -> str | None:
+    preferred = f" ({node.preferred_sessions} preferred)" if node.preferred_sessions else ""
+    return None if node.sessions is None else f"{node.sessions}{preferred}"
+
+
 COLUMNS: Final[Sequence[tuple[str, int, Cell]]] = (
     ("state", 10, lambda node, _: f"{STATES.get(node.state, NONE).glyph} {node.state}"),
     ("node", 14, lambda node, _: node.label),
     ("layers", 9, lambda node, _: short_layers(node.span)),
     ("load", 6, lambda node, _: percent(node.busy)),
     ("KV free", 13, lambda node, _: _free(node)),
+    ("sessions", 18, lambda node, _: _sessions(node)),
     ("probed", 9, lambda node, _: None if node.probed_ms is None else f"{number(node.probed_ms)} ms"),
     ("uptime", 11, lambda node, now: duration(None if node.started_at is None else now - node.started_at)),
     ("version", 20, lambda node, _: node.version),

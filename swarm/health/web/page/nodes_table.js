@@ -11,6 +11,9 @@ const load = (node) => (node.state === "offline" ? null : (node.busy ?? null));
 const free = (node) => (node.state !== "offline" && node.kv_total > 0 && node.kv_free !== null ? node.kv_free / node.kv_total : null);
 const uptime = (node, now) => (node.state === "offline" || !node.started_at ? null : now - node.started_at);
 
+const sessions = (node) => (node.state === "offline" ? null : (node.sessions ?? null));
+const preferred = (node) => (node.preferred_sessions ? ` (${node.preferred_sessions} preferred)` : "");
+
 // A card's name and how its layers run: the plain path is several times as slow as the card.
 const device = (node) => [node.device, node.path].filter(Boolean).join(" · ");
 
@@ -26,6 +29,7 @@ const COLUMNS = [
   { id: "uptime", label: "Uptime", key: uptime, text: (node, now) => format.duration(uptime(node, now)) },
   { id: "load", label: "Load", key: load, text: (node) => format.percent(load(node)), meter: load },
   { id: "kv", label: "KV free", key: free, text: (node) => (free(node) === null ? "–" : `${format.compact(node.kv_free)} of ${format.compact(node.kv_total)}`), meter: free },
+  { id: "sessions", label: "Sessions", key: sessions, text: (node) => (sessions(node) === null ? "–" : `${sessions(node)}${preferred(node)}`) },
 ];
 
 // Unknown values go last whichever the direction.
