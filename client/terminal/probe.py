@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -30,16 +31,19 @@ from swarm.link.network_key import KEY_BYTES, NetworkKey
 
 if TYPE_CHECKING:
     from client.base.stats import Stats
-    from client.decode.text_stream import FinishReason
+    from client.decode.state import GenerationState
+    from client.decode.text_stream import FinishReason, TextStream
     from swarm.base.ids import ModelIdentity
     from swarm.directory.node_record import NodeRecord
     from swarm.directory.registry import Registry
     from swarm.routing.route import Route
 
-PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
-"""Small token ids that every vocabulary has; they repeat, so that there is something to speculate on."""
-SEED = 7
-NODES = 4
+SMALL_IDS = 256
+"""Token ids below it are in every vocabulary."""
+PROMPT_TOKENS, FEWEST_TOKENS = 16, 8
+"""A canary's prompt has so many tokens on average, and so many at least."""
+TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
+SIZES = (0, 4, 8, 16)
 """Tree nodes per sweep."""
 WAIT_S = 5.0
 """How long to wait for a machine where nobody serves some layers."""
@@ -85,16 +89,44 @@ class ProbeSwarm:
 
 
 @dataclass(frozen=True, slots=True)
+class CanaryText:
+    """What a canary generates; drawn anew for each, so that no machine can answer canaries alone honestly.
+
+    Attributes:
+        prompt: token ids that repeat, so that there is something to speculate on.
+        seed: of its picks.
+        temperature: of its picks.
+        nodes: tree nodes per sweep.
+    """
+
+    prompt: tuple[int, ...]
+    seed: int
+    temperature: float
+    nodes: int
+
+    @classmethod
+    def draw(cls) -> CanaryText:
+        """Another one."""
+        rng = random.SystemRandom()
+        tokens = rng.randint(FEWEST_TOKENS, 2 * PROMPT_TOKENS - FEWEST_TOKENS)
+        ids = [rng.randrange(SMALL_IDS) for _ in range(rng.randint(FEWEST_TOKENS // 2, tokens))]
+        prompt = tuple(ids[place % len(ids)] for place in range(tokens))
+        return cls(prompt, rng.getrandbits(63), rng.choice(TEMPERATURES), rng.choice(SIZES))
+
+
+@dataclass(frozen=True, slots=True)
 class Canary:
     """A generation that came to its end.
 
     Attributes:
+        text: what was asked for.
         tokens: generated ids.
         stats: of the generation.
         route: its chain.
         opened_s: what it took to find and attach the chain.
     """
 
+    text: CanaryText
     tokens: tuple[int, ...]
     stats: Stats
     route: Route
@@ -116,24 +148,18 @@ class FilteredRegistry:
         return [record for record in found if record.peer not in self._hidden]
 
 
-async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> Canary:
-    """Generate `command.tokens` tokens greedily, as a client would.
+async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm, text: CanaryText) -> Canary:
+    """Generate `command.tokens` tokens, as a client would.
 
     Raises:
         SwarmError: nobody serves some layers, a machine failed …
     """
-    from client.base.options import Options
     from client.base.target import Target
     from client.chain.opening import PeerLatency
-    from client.decode.policy import FixedPolicy
-    from client.draft.drafter import LookupDrafter
-    from client.draft.sources.lookup import Lookup
-    from client.library.jobs import PREFILL_CHUNK
     from client.library.session import SessionOpener
     from swarm.link.dial import Dialer
     from swarm.routing.latency import measure_delays
 
-    options = Options(max_new_tokens=command.tokens, seed=SEED, nodes=NODES)
     target = Target(
         name=model.name,
         config_digest=model.config_digest,
@@ -146,16 +172,18 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     )
     started = time.perf_counter()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft") as drafting:
-        state = _generation_state(options, LookupDrafter(Lookup()), drafting, FixedPolicy(NODES), PREFILL_CHUNK)
+        state = _generation_state(text, command.tokens, drafting)
         insecure, network = command.insecure, command.membership.network
         nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, network=network))
         async with Dialer(insecure=insecure, network=network) as dialer:
-            opener = SessionOpener(target, model, registry, dialer, command.join, NODES, wait_s=WAIT_S, nearby=nearby)
-            async with opener.open(len(PROMPT) + command.tokens, state.nodes) as session:
+            opener = SessionOpener(
+                target, model, registry, dialer, command.join, text.nodes, wait_s=WAIT_S, nearby=nearby
+            )
+            async with opener.open(len(text.prompt) + command.tokens, state.nodes) as session:
                 opened_s = time.perf_counter() - started
                 async for piece in session.run(state):
                     if piece.result is not None:
-                        return Canary(piece.result.tokens, piece.result.stats, session.chain.route, opened_s)
+                        return Canary(text, piece.result.tokens, piece.result.stats, session.chain.route, opened_s)
     raise AssertionError("a generation ends with a result or an error")
 
 
@@ -189,17 +217,23 @@ class IdStream:
         return ""
 
 
-def _generation_state(options: Any, drafter: Any, drafting: ThreadPoolExecutor, policy: Any, chunk: int) -> Any:  # noqa: ANN401
+def _generation_state(text: CanaryText, tokens: int, drafting: ThreadPoolExecutor) -> GenerationState:
+    from client.base.options import Options
+    from client.decode.policy import FixedPolicy
     from client.decode.state import GenerationState
+    from client.draft.drafter import LookupDrafter
+    from client.draft.sources.lookup import Lookup
+    from client.library.jobs import PREFILL_CHUNK
 
+    options = Options(max_new_tokens=tokens, seed=text.seed, temperature=text.temperature, nodes=text.nodes)
     return GenerationState(
-        prompt=PROMPT,
+        prompt=text.prompt,
         sampling=options.sampling(),
-        policy=policy,
-        chunk=chunk,
-        max_new_tokens=options.max_new_tokens,
-        text=IdStream(options.max_new_tokens),
-        drafter=drafter,
+        policy=FixedPolicy(text.nodes),
+        chunk=PREFILL_CHUNK,
+        max_new_tokens=tokens,
+        text=cast("TextStream", IdStream(tokens)),
+        drafter=LookupDrafter(Lookup()),
         drafting=drafting,
         options=asdict(options),
     )
@@ -224,7 +258,7 @@ def described(canary: Canary) -> dict[str, Any]:
     return {
         "ok": True,
         "error": None,
-        "tokens": len(PROMPT) + len(canary.tokens),
+        "tokens": len(canary.text.prompt) + len(canary.tokens),
         "ttft_ms": round((canary.opened_s + stats.time_to_first_token_s) * 1e3, 1),
         "tokens_per_s": round(stats.tokens_per_s, 2),
         "acceptance_length": round(stats.acceptance_length, 2),
@@ -249,7 +283,8 @@ async def compare(registry: Registry, model: ModelIdentity, command: ProbeSwarm)
             cast("Registry", FilteredRegistry(registry, frozenset(hidden)))
             for hidden in (other_classes | same_layers, {*other_classes, peer})
         )
-        over, around = await generate(only, model, command), await generate(without, model, command)
+        text = CanaryText.draw()
+        over, around = await generate(only, model, command, text), await generate(without, model, command, text)
     except SwarmError as error:
         return _uncompared(peer, str(error))
     used, stand_ins = ({hop.peer for hop in canary.route.hops} for canary in (over, around))
@@ -259,7 +294,7 @@ async def compare(registry: Registry, model: ModelIdentity, command: ProbeSwarm)
         "peer": peer,
         "others": sorted(stand_ins - used),
         "agrees": over.tokens == around.tokens,
-        "tokens": 2 * len(PROMPT) + len(over.tokens) + len(around.tokens),
+        "tokens": 2 * len(text.prompt) + len(over.tokens) + len(around.tokens),
         "error": None,
     }
 
@@ -292,7 +327,7 @@ async def probed(registry: Registry, model: ModelIdentity, command: ProbeSwarm) 
     if command.compare is not None:
         return await compare(registry, model, command)
     try:
-        return described(await generate(registry, model, command))
+        return described(await generate(registry, model, command, CanaryText.draw()))
     except (RegistryError, ConfigError, Busy) as error:
         return _without(command, None, error)
     except GenerationInterrupted as error:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from client.terminal.probe import PROMPT, ProbeSwarm, generate, probed
+from client.terminal.probe import FEWEST_TOKENS, PROMPT_TOKENS, CanaryText, ProbeSwarm, generate, probed
 from node.session.hop_session import HopSession
 from node.session.sweep_run import SweepRun
 from swarm.base.ids import ModelIdentity
@@ -33,7 +33,7 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
         first, tail, replica = (node.peer_id for node in here.nodes)
         probe = read_probe(await line(here))
         assert probe.ok, probe.error
-        assert probe.tokens == len(PROMPT) + 12
+        assert FEWEST_TOKENS <= probe.tokens - 12 <= 2 * PROMPT_TOKENS - FEWEST_TOKENS
         assert [hop.span for hop in probe.hops] == [(0, 6), (6, 12)]
         assert probe.hops[0].peer == first
         assert all(hop.compute_ms > 0 for hop in probe.hops)
@@ -41,9 +41,10 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
             assert number is not None
             assert number > 0
         async with here.client() as plain:
-            wanted = await plain.generate(PROMPT, max_new_tokens=12, nodes=0)
+            text = CanaryText((11, 7, 23, 42, 5, 11, 7, 23), 7, 0.7, 4)
+            wanted = await plain.generate(text.prompt, max_new_tokens=12, nodes=0, seed=7, temperature=0.7)
         model = await select_model(here)
-        canary = await generate(MemoryRegistry(here.network), model, ProbeSwarm((), model.fingerprint, tokens=12))
+        canary = await generate(MemoryRegistry(here.network), model, ProbeSwarm((), model.fingerprint, tokens=12), text)
         assert canary.tokens == wanted.tokens
 
         for peer, other in ((tail, replica), (replica, tail)):
@@ -76,3 +77,11 @@ async def test_a_probe_of_a_model_with_a_gap_failed() -> None:
     assert probe.ok is False
     assert probe.error is not None
     assert "nobody serves layers 6…11" in probe.error
+
+
+def test_no_two_canaries_are_alike() -> None:
+    """A machine that knew their prompt could answer them alone honestly."""
+    drawn = [CanaryText.draw() for _ in range(64)]
+    assert len({text.prompt for text in drawn}) == len({text.seed for text in drawn}) == 64
+    assert len({len(text.prompt) for text in drawn}) > 4
+    assert len({(text.temperature, text.nodes) for text in drawn}) > 4
