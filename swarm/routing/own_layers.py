@@ -49,7 +49,7 @@ class OwnLayers:
             return None
         peers = [peer.rpartition("/")[2] for peer in trusted]
         if wrong := next((peer for peer in peers if not is_peer_id(peer)), None):
-            raise ConfigError(f"trusted: {wrong!r} is no peer id; `node status` and `swarm route` show them")
+            raise ConfigError(f"trusted: {wrong!r} is no peer id; give the address that this node prints, or its end")
         if (here := Identity.load(default_identity_path())) is not None:
             peers.append(here.peer_id)
         parts: dict[str, int | None] = {"first": None}
