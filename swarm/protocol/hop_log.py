@@ -84,31 +84,38 @@ class HopLog:
 
     @property
     def untold(self) -> int | None:
-        """The sweep that waits for the client to say its tokens (P17); None: none does."""
+        """The first sweep that waits for the client to say what it holds (P17); None: none does."""
         if self._restored is not None:
             return self._restored.sequence
-        if self.told is None or self._replay or not self._queue:
-            return None
-        sequence = self._queue[0].sweep.sequence
-        return None if self.told.covers(sequence) else sequence
+        told = self.told
+        waiting = (frame.sweep.sequence for frame in self._queue if told is not None)
+        return next((sequence for sequence in waiting if told is not None and not told.covers(sequence)), None)
+
+    @property
+    def _is_next_told(self) -> bool:
+        """Whether the first sweep of the queue can be handed out."""
+        if self._restored is not None or not self._queue:
+            return False
+        return self.told is None or self.told.covers(self._queue[0].sweep.sequence)
 
     @property
     def next_rows(self) -> int | None:
         """Upper bound on the nodes that the next work runs; None when nothing waits, or its tokens were not told."""
         if self._replay:
             return len(self._replay[0].run)
-        return self._queue[0].sweep.count if self._queue and self.untold is None else None
+        return self._queue[0].sweep.count if self._is_next_told else None
 
-    def hear(self, tell: Tell) -> None:
-        """The client says what a sweep's tokens are (P17).
+    def hear(self, tell: Tell) -> bool:
+        """The client says what a sweep holds (P17); whether that is news, and all of it.
 
         Raises:
             RemoteProtocolError: it says more than the session may hold, or what no sweep may have.
         """
         if self.told is None:
             raise RemoteProtocolError("tell", "comes to a machine that has its tokens from the chain")
-        self.told.take(tell, self.received.limits)
+        is_news = self.told.take(tell, self.received.limits)
         self._begin_replay()
+        return is_news
 
     def limit(self, limits: Limits) -> None:
         """Tighten the limits once those of the hops behind are known (F1)."""
@@ -203,7 +210,7 @@ class HopLog:
         """
         if self._replay:
             return self._replay.popleft()
-        if not self._queue or self.untold is not None:
+        if not self._is_next_told:
             return None
         frame = self._queue.popleft()
         if self.told is not None:

@@ -172,6 +172,11 @@ class Sweep:
         """The id after that of its last node."""
         return TreeNodeId(self.first_id + len(self.parents))
 
+    @property
+    def nodes(self) -> tuple[TreeNodeId, ...]:
+        """[n] ids of its new nodes."""
+        return tuple(map(TreeNodeId, range(self.first_id, self.end_id)))
+
     def without_settings(self) -> Sweep:
         """What hop 0 needs of it where the tail hears the client itself (P17)."""
         return replace(self, sampling=None, want=None, guesses=())
@@ -202,6 +207,10 @@ class SweepFrame:
     kept: tuple[bool, ...] | None = None
     rows: Rows | None = None
     times: tuple[HopTime, ...] = ()
+
+    def without_settings(self) -> SweepFrame:
+        """What hop 0 needs of it where the tail hears the client itself (P17)."""
+        return replace(self, sweep=self.sweep.without_settings())
 
 
 @dataclass(frozen=True, slots=True)

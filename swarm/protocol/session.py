@@ -193,6 +193,15 @@ class SessionState:
             if self._children.setdefault(one.parent, {}).setdefault(one.token, node) != node:
                 raise RemoteProtocolError(field, f"a token stands twice under node {one.parent}")
 
+    def copied(self) -> SessionState:
+        """The same state, which goes its own way from here on."""
+        copy = SessionState(self.limits)
+        copy.sequence, copy.acked, copy.next_id, copy.sampling = self.sequence, self.acked, self.next_id, self.sampling
+        copy.committed, copy.live, copy.names = [*self.committed], {**self.live}, [*self.names]
+        copy._children = {parent: {**children} for parent, children in self._children.items()}
+        copy._unanswered = {**self._unanswered}
+        return copy
+
     def apply(self, sweep: Sweep) -> Applied:
         """Advance by the next sweep, or leave the state as it is and raise.
 

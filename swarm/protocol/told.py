@@ -47,14 +47,14 @@ class Told:
         self._part_of: int | None = None
         self._sampling = Sampling()
 
-    def take(self, tell: Tell, limits: Limits) -> None:
-        """Keep what the client says; what it said before is dropped.
+    def take(self, tell: Tell, limits: Limits) -> bool:
+        """Keep what the client says; what it said before is dropped. Whether all of a sweep is known by it.
 
         Raises:
             RemoteProtocolError: it says more than the session may hold, or of what the model has not.
         """
         if self.sequence is not None and tell.sequence <= self.sequence:
-            return
+            return False
         _check(tell, limits)
         if self._part_of != tell.sequence:
             self._part_of, self._guesses = tell.sequence, {}
@@ -66,6 +66,7 @@ class Told:
             self.sequence, self._part_of, self._guesses = tell.sequence, None, {}
         if len(self._tokens) > limits.window_tokens + 3 * limits.nodes or len(self._asked) > 2 * limits.sweeps + 1:
             raise RemoteProtocolError("tell", "the client says more than the session may hold")
+        return not tell.has_more
 
     def covers(self, sequence: int) -> bool:
         """Whether all was said of the sweeps up to this one."""
@@ -81,14 +82,13 @@ class Told:
         Raises:
             RemoteProtocolError: what the client said of it is of other nodes.
         """
-        nodes = [TreeNodeId(node) for node in range(sweep.first_id, sweep.end_id)]
-        if any(node not in self._tokens for node in nodes):
+        if any(node not in self._tokens for node in sweep.nodes):
             raise RemoteProtocolError("tell", f"names other nodes than sweep {sweep.sequence} has")
         asked = self._asked.pop(sweep.sequence, _Asked())
         if any(guess.offset >= sweep.count for guess in asked.guesses):
             raise RemoteProtocolError("guesses", "are of nodes that the sweep has not")
         self._sampling = asked.sampling or self._sampling
-        tokens = tuple(self._tokens.pop(node) for node in nodes)
+        tokens = tuple(self._tokens.pop(node) for node in sweep.nodes)
         return replace(sweep, tokens=tokens, sampling=asked.sampling, want=asked.want, guesses=asked.guesses)
 
     def remember(self, state: SessionState) -> None:
