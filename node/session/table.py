@@ -547,7 +547,9 @@ class SessionTable:
             if not 0 < layer < model.num_layers or layer not in model.borders.starts:
                 raise RemoteProtocolError("aux_layers", f"no span of the model's {model.num_layers} begins at {layer}")
         if attach.open.ends_only and model.needs_ids and hop.span.start > 0:
-            raise RemoteProtocolError("ends_only", "this model's layers read token ids, so they must come with the rows")
+            raise RemoteProtocolError(
+                "ends_only", "this model's layers read token ids, so they must come with the rows"
+            )
         window_tokens = attach.open.window_tokens
         if model.max_positions is not None and window_tokens > model.max_positions:
             raise ContextFull(f"{window_tokens} tokens; the model's context is {model.max_positions}")

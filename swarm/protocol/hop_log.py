@@ -266,10 +266,7 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
     kept = snapshot.kept or (True,) * len(snapshot.ids)
     rows = list(accumulate(kept, initial=0))
     unanswered = [
-        node
-        for header in snapshot.headers
-        for node in snapshot.ids
-        if header.picks_from <= node < header.end_id
+        node for header in snapshot.headers for node in snapshot.ids if header.picks_from <= node < header.end_id
     ]
     picks_from = min(unanswered, default=snapshot.next_id)
     want = _union(snapshot.headers, picks_from)

@@ -305,8 +305,7 @@ class SessionState:
                 unanswered == list(range(snapshot.acked + 1, snapshot.sequence + 1))
             ),
             "more unanswered sweeps than credits": (
-                len(unanswered) <= limits.sweeps
-                and sum(header.count for header in snapshot.headers) <= limits.nodes
+                len(unanswered) <= limits.sweeps and sum(header.count for header in snapshot.headers) <= limits.nodes
             ),
         }
         for what, holds in rules.items():
