@@ -28,6 +28,7 @@ from swarm.base.errors import (
     HopError,
     HopMisbehaved,
     HopTimeout,
+    LocalProtocolError,
     RemoteProtocolError,
     ReplicasDiffer,
     SwarmError,
@@ -250,7 +251,7 @@ class ReplyStream:
                 error = HopClosed(self.tail.peer, span, "no longer holds this session")
         except RemoteProtocolError as failure:
             error = HopMisbehaved(self.tail.peer, span, f"sent what breaks the protocol ({failure})")
-        except HopError as failure:
+        except (HopError, LocalProtocolError) as failure:  # the latter: what the tail is to be told cannot be said
             error = failure
         finally:
             call.cancel()

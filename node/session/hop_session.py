@@ -804,7 +804,7 @@ class HopSession:
         self.dismiss(f"failed: {error}")
 
     def _discreet(self, error: Exception) -> Exception:
-        """The error for the hops before: where these hear nothing of a grammar, what is wrong with it tells too much."""
+        """The error for the hops before; where these hear nothing of a grammar, not what is wrong with it."""
         if self._brings.hears_client and type(error) is RemoteProtocolError and error.field == "grammar":
             return RemoteProtocolError("grammar", "was refused")
         return error

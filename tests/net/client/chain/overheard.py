@@ -1,12 +1,11 @@
-"""All that machines behind the first one of a chain are sent over their links, and what middle ones hold (PROTOCOL P17)."""
+"""All that machines behind a chain's first one are sent over their links, and what middle ones hold (PROTOCOL P17)."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from node.session.service import NodeService
 from node.session.upstreams import UpstreamStream
 from swarm.protocol import wire
 from swarm.protocol.frames import FrameAssembler
-from swarm.protocol.messages import Frame, Sampling, Snapshot, Sweep, SweepFrame, Tell, Upstream
+from swarm.protocol.messages import Attach, Frame, Sampling, Snapshot, Sweep, SweepFrame, Tell, Upstream
 from swarm.protocol.wire import decode_part
 
 SEED = 0xC0FFEE_5EED_1DEA
@@ -102,15 +101,15 @@ def _codings(run: Sequence[int]) -> list[bytes]:
     return [b"".join(map(_varint, run)), *words, ", ".join(map(str, run)).encode(), ",".join(map(str, run)).encode()]
 
 
-def _reachable(roots: list[Any]) -> list[Any]:
+def _reachable(roots: list[object]) -> list[object]:
     """All objects that can be reached from some; not through classes, modules or functions."""
-    found: dict[int, Any] = {}
+    found: dict[int, object] = {}
     while roots:
         one = roots.pop()
-        if id(one) not in found and type(one).__module__.split(".")[0] in ("builtins", "collections", "swarm"):
-            if not isinstance(one, type) and not callable(one):
-                found[id(one)] = one
-                roots += gc.get_referents(one)
+        is_data = type(one).__module__.split(".")[0] in ("builtins", "collections", "swarm")
+        if id(one) not in found and is_data and not isinstance(one, type) and not callable(one):
+            found[id(one)] = one
+            roots += gc.get_referents(one)
     return list(found.values())
 
 
@@ -122,7 +121,9 @@ def overheard(monkeypatch: pytest.MonkeyPatch) -> Overheard:
     read = NodeService._read_session
     behind: dict[int, bool] = {}
 
-    async def reading(service: NodeService, requests: Any, hop: HopSession, upstream: UpstreamStream) -> None:
+    async def reading(
+        service: NodeService, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream
+    ) -> None:
         behind[id(asyncio.current_task())] = hop._attach.index > 0
         await read(service, requests, hop, upstream)
 
@@ -141,10 +142,10 @@ def overheard(monkeypatch: pytest.MonkeyPatch) -> Overheard:
         made.tells.append(message)
         tell(hop, message)
 
-    def attaching(hop: HopSession, *rest: Any) -> None:
+    def attaching(hop: HopSession, upstream: UpstreamStream, attach: Attach, sender: str) -> None:
         if 0 < hop._attach.index < len(hop._attach.route) - 1:
             made.middle[id(hop)] = hop
-        receive(hop, *rest)
+        receive(hop, upstream, attach, sender)
 
     monkeypatch.setattr(NodeService, "_read_session", reading)
     monkeypatch.setattr(NodeService, "_decode", decoding)
