@@ -77,7 +77,8 @@ class Overheard:
         assert self.middle
         for hop in self.middle.values():
             for state in (hop.log.received, hop.log.executed):
-                assert all(one.told is None for one in (*state.committed, *state.live.values()))
+                assert all(one.told is None for one in state.committed)
+                assert all(one.told is None for one in state.live.values())
                 assert state.sampling == Sampling()
             held = [one for one in _reachable([hop.log, hop.journal]) if isinstance(one, Sweep | Snapshot)]
             for one in held:
