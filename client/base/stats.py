@@ -192,6 +192,7 @@ class Stats:
         replicas: second machines of hops (hedging), likewise.
         repairs: changes of route meanwhile.
         differences: reports of two machines of a hop that did not compute the same.
+        ids_travel: whether machines between the ends of the chain were sent token ids (P17).
         paths: how the client reaches the first machine and the last at the end, such as `direct`, `punched` or
             `relayed`; empty where it is not known.
     """
@@ -210,6 +211,7 @@ class Stats:
     replicas: tuple[str, ...] = ()
     repairs: tuple[Repair, ...] = ()
     differences: tuple[str, ...] = ()
+    ids_travel: bool = False
     paths: tuple[str, ...] = ()
 
     @property

@@ -17,7 +17,7 @@ from swarm.base.ids import ModelIdentity, PeerId
 from swarm.base.plain_text import plain_line
 from swarm.directory.node_record import NodeRecord
 from swarm.directory.registry import Registry
-from swarm.files.families import max_positions, why_shorter
+from swarm.files.families import max_positions, needs_ids, why_shorter
 from swarm.files.fingerprint import client_identity, known_identity
 from swarm.files.hub import find_model
 from swarm.files.model_config import read_config
@@ -66,6 +66,7 @@ class Target:
         num_layers: layers that the swarm serves.
         max_positions: its context in tokens; None when nothing limits it.
         hidden_size: values of a hidden row.
+        needs_ids: whether layers behind the first read token ids, so that these travel through the chain (P17).
         fingerprint: of the model with its weights; None where only the weights themselves could tell.
         generation: its generation config, as it was read.
     """
@@ -79,6 +80,7 @@ class Target:
     num_layers: int
     max_positions: int | None
     hidden_size: int = 0
+    needs_ids: bool = False
     fingerprint: str | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
 
@@ -117,6 +119,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         num_layers=text.num_hidden_layers,
         max_positions=max_positions(config),
         hidden_size=text.hidden_size,
+        needs_ids=needs_ids(text),
         fingerprint=None if known is None else known.fingerprint,
         generation=generation,
     )

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import grpc
@@ -28,6 +28,7 @@ from swarm.base.errors import (
     HopError,
     HopMisbehaved,
     HopTimeout,
+    LocalProtocolError,
     RemoteProtocolError,
     ReplicasDiffer,
     SwarmError,
@@ -42,7 +43,7 @@ from swarm.link.link import ROUND_TRIPS, SILENCE_S, Stream, introduce, pause, un
 from swarm.protocol import wire
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.frames import FrameAssembler, FrameLimits
-from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop, Sweep
+from swarm.protocol.messages import Ping, Pong, RepliesRequest, RepliesUp, Reply, RouteHop, Sweep, Tell
 from swarm.protocol.session import SessionState
 
 
@@ -68,7 +69,7 @@ class PickCheck:
         """
         if self._place is None:
             return
-        nodes = [TreeNodeId(node) for node in range(sweep.picks_from, sweep.first_id + len(sweep.tokens))]
+        nodes = [node for node in sweep.nodes if node >= sweep.picks_from]
         if nodes:
             masks = self._place.masks(nodes, state)
             self._masks[sweep.sequence] = scope.spawn(self._find(sweep.sequence, masks))
@@ -118,7 +119,7 @@ def check_reply(reply: Reply, sweep: Sweep, state: SessionState) -> None:
             twice, or is missing for a node that lives; or rows were not asked for, or are of nodes that nobody sent; or
             log-probabilities are not those that were asked for.
     """
-    asked = range(sweep.picks_from, sweep.first_id + len(sweep.tokens))
+    asked = range(sweep.picks_from, sweep.end_id)
     for node, token in reply.picks:
         if node not in asked:
             raise RemoteProtocolError("picks", f"one after node {node}, for which nobody asked")
@@ -188,6 +189,7 @@ class ReplyStream:
         key: SessionKey,
         listener: Callable[[ReplyStream, Reply | SwarmError], None],
         rows_bytes: int = 0,
+        tells: Iterable[Tell] = (),
     ) -> None:
         """Ask for nothing yet.
 
@@ -196,6 +198,7 @@ class ReplyStream:
             key: of the session.
             listener: called with this stream and every reply, and once with the error that ended it.
             rows_bytes: of the hidden rows that one reply may bring.
+            tells: what the tail has to know first (P17).
         """
         self.tail = tail
         self.is_broken = False
@@ -207,6 +210,15 @@ class ReplyStream:
         self._rows_bytes = rows_bytes
         self._rtt_s = 0.5
         self._patient_until = 0.0
+        self._unsent: deque[RepliesUp] = deque(tells)
+        self._is_unsent = asyncio.Event()
+        self._is_unsent.set()
+
+    def say(self, message: RepliesUp) -> None:
+        """Send a message to the tail; never waits. As many wait as sweeps may be unanswered, and one per ping."""
+        if not self.is_broken:
+            self._unsent.append(message)
+            self._is_unsent.set()
 
     async def run(self, dial: Callable[[], Connection], request: RepliesRequest) -> None:
         """Ask for the replies and give each to the listener, and at the end the error that ended them.
@@ -239,7 +251,7 @@ class ReplyStream:
                 error = HopClosed(self.tail.peer, span, "no longer holds this session")
         except RemoteProtocolError as failure:
             error = HopMisbehaved(self.tail.peer, span, f"sent what breaks the protocol ({failure})")
-        except HopError as failure:
+        except (HopError, LocalProtocolError) as failure:  # the latter: what the tail is to be told cannot be said
             error = failure
         finally:
             call.cancel()
@@ -255,6 +267,7 @@ class ReplyStream:
             self._patient_until = time.monotonic() + OPEN_S
             scope.spawn(self._watch())
             await call.write(request)
+            scope.spawn(self._send(call))
             while isinstance(part := await call.read(), bytes):
                 self._patient_until = time.monotonic() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s
                 self.opened.set()
@@ -269,9 +282,17 @@ class ReplyStream:
                             self._rtt_s = min(2e-3 * reply.times[-1].link_ms, MAX_RTT_S)
                         self._listener(self, reply)
                     case Ping(nonce=nonce):
-                        await call.write(wire.encode_replies_up(Pong(nonce)))
+                        self.say(Pong(nonce))
                     case _:
                         pass
+
+    async def _send(self, call: Stream) -> None:
+        """Write what is said, one message after the other, until the stream breaks, which its reader notices."""
+        with suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
+            while await self._is_unsent.wait():
+                self._is_unsent.clear()
+                while self._unsent:
+                    await call.write(wire.encode_replies_up(self._unsent.popleft()))
 
     async def _watch(self) -> None:
         """Raise TimeoutError when nothing came for too long; time in which this program did not run is excused."""
@@ -444,14 +465,21 @@ class Answers:
                 raise item
             return item
 
-    def follow(self, scope: TaskScope, tails: Sequence[TailDial], generation: int, acked: int) -> ReplyStream:
+    def tell(self, tell: Tell) -> None:
+        """Say to every tail what a sweep holds (P17)."""
+        for stream, _ in self._streams:
+            stream.say(tell)
+
+    def follow(
+        self, scope: TaskScope, tails: Sequence[TailDial], request: RepliesRequest, tells: Callable[[], Iterable[Tell]]
+    ) -> ReplyStream:
         """Hear these tails and no others; a stream that runs is kept. Returns the first one's.
 
         Args:
             scope: owns the streams.
             tails: the tail of the route, and its replica if it has one.
-            generation: of the route.
-            acked: the last sequence whose reply is not needed again.
+            request: for the replies of the first of them.
+            tells: what a tail has to know that is heard anew.
         """
         hops = {hop for hop, _ in tails}
         for stream, task in self._streams:
@@ -462,10 +490,9 @@ class Answers:
         self._streams = []
         for index, (hop, dial) in enumerate(tails):
             if hop not in known:
-                stream = ReplyStream(hop, self._key, self._hear, self.rows_bytes)
-                may_wait = generation > 0 or index > 0
-                request = RepliesRequest(self._key.session, generation, acked, may_wait, reads_packed=True)
-                known[hop] = stream, scope.spawn(stream.run(dial, request))
+                stream = ReplyStream(hop, self._key, self._hear, self.rows_bytes, tells())
+                asked = replace(request, may_wait=request.generation > 0 or index > 0)
+                known[hop] = stream, scope.spawn(stream.run(dial, asked))
             self._streams.append(known[hop])
         return self._streams[0][0]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
+from client.chain.tells import TellLog, parts_of, tell_of
 from swarm.base.errors import (
     HopClosed,
     HopError,
@@ -73,12 +74,14 @@ from swarm.protocol.messages import (
     Hold,
     Open,
     Ready,
+    RepliesRequest,
     Reply,
     RouteHop,
     Rows,
     Snapshot,
     Sweep,
     SweepFrame,
+    Tell,
 )
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
@@ -156,6 +159,7 @@ class Chain:
         self._key = SessionKey.fresh()
         self._prefix: tuple[Border, ...] = ()
         self._journal: Journal | None = None
+        self._tells: TellLog | None = None
         self._next: SessionLink | None = None
         self._owner = owner
         self._picks = PickCheck()
@@ -220,6 +224,25 @@ class Chain:
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""
         self._journal = Journal(state)
+        if self._want.ends_only:
+            self._tells = TellLog(state)
+        if self.generation:  # a tail that came since the session was opened does not know what it begins with
+            for tell in self._told():
+                self._answers.tell(tell)
+
+    @property
+    def ends_only(self) -> bool:
+        """Whether token ids go to the ends alone (P17)."""
+        return self._want.ends_only
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether hop 0 embeds tokens, and another machine, which the client tells itself, picks them (P17)."""
+        return self._want.ends_only and self.hops > 1
+
+    def _told(self) -> Iterator[Tell]:
+        """What a tail has to know that knows nothing."""
+        return self._tells.all() if self._tells is not None and self._is_split else iter(())
 
     def follow(self, place: GrammarPlace | None) -> None:
         """The picks of what is sent from now on must follow this grammar; one that does not is its tail's fault."""
@@ -238,7 +261,13 @@ class Chain:
         self._answers.expect(sweep)
         self._picks.expect(sweep, self._journal.state, self._scope)
         self._journal.note(sweep)
-        self._next.push(SweepFrame(sweep))
+        if self._tells is not None:
+            self._tells.note(sweep)
+        if self._is_split:
+            for tell in parts_of(tell_of(sweep)):
+                self._answers.tell(tell)
+        frame = SweepFrame(sweep)
+        self._next.push(frame.without_settings() if self._is_split else frame)
         if self._plan.lost:  # while nobody needed it: now somebody does
             self._news.set()
 
@@ -258,7 +287,8 @@ class Chain:
 
     def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot]:
         """What hop 0 lacks: ids are all that it needs."""
-        return () if self._journal is None else self._journal.replay(received)
+        messages = [] if self._journal is None else self._journal.replay(received)
+        return [one.without_settings() for one in messages] if self._is_split else messages
 
     def on_ready(self, ready: Ready) -> None:
         """Every hop of a route is attached, and each was content with what the others grant."""
@@ -430,7 +460,7 @@ class Chain:
 
     def _on_answer(self, total_ms: float, sweep: Sweep) -> None:
         self._picks.answered(sweep.sequence)
-        self._progress.answered(total_ms, len(sweep.tokens), self.route.forecast)
+        self._progress.answered(total_ms, sweep.count, self.route.forecast)
 
     async def _watch_progress(self, scope: TaskScope) -> None:
         """Find the hop that lives and does not move, or is too slow (R17)."""
@@ -471,7 +501,7 @@ class Chain:
         if oldest is None or self._next is None or self._journal is None:
             return None
         sweep, left_s = oldest
-        rows, newest_s = len(sweep.tokens), self._answers.newest_s
+        rows, newest_s = sweep.count, self._answers.newest_s
         is_first = newest_s < self._taken_s
         if self.generation and is_first:  # a new hop runs all of the text again
             rows += len(self._journal.state.committed)
@@ -501,7 +531,8 @@ class Chain:
         tails = [last, *(hop for hop in route.replicas if hop.span == last.span)]
         acked = self._journal.state.acked if self._journal is not None else 0
         dials = [partial(self._connection, hop, self._answers.stuck(hop)) for hop in tails]
-        return self._answers.follow(scope, list(zip(tails, dials, strict=True)), self.generation, acked)
+        request = RepliesRequest(self._key.session, self.generation, acked, reads_packed=True)
+        return self._answers.follow(scope, list(zip(tails, dials, strict=True)), request, self._told)
 
     async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
         return self._connection(hop, stuck)

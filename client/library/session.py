@@ -66,6 +66,10 @@ MOST_SLOWER = 2.0
 RANDOM_HEDGE = 0.1
 """Probability that any hop of a route has the replica, and not the slowest."""
 
+MIDDLE_HOPS = 3
+"""A chain of so many machines has one between its ends."""
+_IDS_TRAVEL = "ids travel"
+
 logger = logging.getLogger(__name__)
 
 
@@ -239,6 +243,7 @@ class Session:
             replicas=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.replicas),
             repairs=tuple(self.chain.repairs[repaired:]),
             differences=tuple(self.chain.differences),
+            ids_travel=len(route.hops) >= MIDDLE_HOPS and not self.chain.ends_only,
             paths=tuple("" if path is None else path.value for path in self.chain.paths),
         )
 
@@ -315,20 +320,30 @@ class SessionOpener:
         odd = sorted({record.numeric_class for record in records} - {record.numeric_class for record in readable})
         if odd and not readable:
             raise _unreadable(odd[0])
-        if odd and not self._notes:
+        if odd and odd[0] not in self._notes:
             self._notes.append(odd[0])
             logger.warning("nodes that compute in %s are passed over: this client cannot read their rows", odd[0])
         return readable
 
-    def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
+    def _best(self, records: Sequence[NodeRecord], query: RouteQuery, *, ends_only: bool = False) -> Route:
         able = [one for one in records if one.aux_rows or not self.aux_layers]
         try:
-            return self._best_of(able, query)
+            return self._best_discreet(able, query, must=ends_only)
         except RouteError as error:
             if len(able) == len(records):
                 raise
             older = f"{len(records) - len(able)} machines of an older release do not send rows of several layers"
             raise RouteError(f"{error}; {older}, which this draft reads", error.missing) from error
+
+    def _best_discreet(self, records: Sequence[NodeRecord], query: RouteQuery, *, must: bool) -> Route:
+        """A route on which token ids go to the ends alone (P17), or any where there is none and none must be."""
+        discreet = [one for one in records if one.ends_only]
+        if must:
+            return self._best_of(discreet, query)
+        if not self.target.needs_ids and 0 < len(discreet) < len(records):
+            with suppress(RouteError):
+                return self._best_of(discreet, query)
+        return self._best_of(records, query)
 
     def _best_of(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
         usable = [one for one in records if not self.reproducible or promises_texts(one.numeric_class)]
@@ -394,15 +409,24 @@ class SessionOpener:
             codec=_codec(route.numeric_class, self.codec),
             aux_layers=self.aux_layers,
             expected_tokens=room.expected_tokens,
+            ends_only=route.ends_only and not self.target.needs_ids,
         )
+        self._warn_of_ids(route, want)
+        detour = partial(self._detour, route.numeric_class, ends_only=want.ends_only)
         width = self.target.hidden_size * want.row_parts(self.target.num_layers)
-        owner = ChainOwner(
-            partial(self._detour, route.numeric_class), self.nearby.blame, partial(_check_rows, width), is_signed
-        )
+        owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, width), is_signed)
         chain = Chain(self.dialer, route, want, owner, self.wait_s)
         chain.accept_rows(_reply_rows_bytes(width, route))
         chain.ask_for(room.prefix)
         return chain
+
+    def _warn_of_ids(self, route: Route, want: Open) -> None:
+        """Say once that machines between the ends are sent token ids, and why."""
+        if want.ends_only or len(route.hops) < MIDDLE_HOPS or _IDS_TRAVEL in self._notes:
+            return
+        self._notes.append(_IDS_TRAVEL)
+        why = "this model's layers read them" if self.target.needs_ids else "some are of an older release"
+        logger.warning("token ids are sent through all machines of the chain: %s", why)
 
     async def _opened(self, scope: TaskScope, room: _SessionNeeds) -> ChainOpening:
         """The first opening that stands, on whichever route; what kept others from it is remembered.
@@ -475,9 +499,23 @@ class SessionOpener:
                 await self.registry.records(self.identity.fingerprint, self.identity.num_layers)
 
     async def _detour(
-        self, numeric_class: str, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float = KNOWN_S
+        self,
+        numeric_class: str,
+        avoid: Collection[str],
+        keep: Sequence[RouteHop],
+        *,
+        within_s: float = KNOWN_S,
+        ends_only: bool = False,
     ) -> Route:
-        """A route of the same numeric class without some machines; the others stay where they are."""
+        """A route of the same numeric class without some machines; the others stay where they are.
+
+        Args:
+            numeric_class: of the session.
+            avoid: machines to go around.
+            keep: hops that have the session.
+            within_s: how old what is known of machines may be.
+            ends_only: whether its machines must do without token ids between the ends (P17), as the session does.
+        """
         identity = self.identity
         records = await self.registry.records(identity.fingerprint, identity.num_layers, within_s=within_s)
         records = self._readable(records)
@@ -488,7 +526,7 @@ class SessionOpener:
             replay_layer_ms=REPLAY_LAYER_MS,
             numeric_class=numeric_class,
         )
-        return self._best(records, query)
+        return self._best(records, query, ends_only=ends_only)
 
     async def _route_beside(self, refusals: Refusals) -> Route:
         """A route without the machines that refused; where there is none, those that went or stand in are waited for.

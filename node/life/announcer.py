@@ -166,6 +166,7 @@ class Announcer:
             sweep_ms=tuple((nodes, min(max(ms, SWEEP_MS[0]), SWEEP_MS[1])) for nodes, ms in host.sweep_ms),
             bucketed=host.bucketed,
             aux_rows=True,
+            ends_only=True,
             kv_tokens_free=0,
             kv_tokens_total=0,
             sequence=machine.sequence,

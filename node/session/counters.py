@@ -105,7 +105,7 @@ class NodeCounters:
         self.sweeps += 1
         self.frames_out += 1
         self.tree_nodes += len(work.run)
-        self.pruned_nodes += len(work.frame.sweep.tokens) - len(work.run)
+        self.pruned_nodes += work.frame.sweep.count - len(work.run)
         self.tokens += len(work.applied.path)
         self.layer_tokens += len(work.applied.path) * layers
         self.queue_ms += queue_ms

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from typing import Protocol
@@ -72,8 +72,12 @@ from swarm.protocol.messages import (
     Rows,
     Sampling,
     Snapshot,
+    Sweep,
     SweepFrame,
+    Tell,
 )
+from swarm.protocol.session import CommittedToken
+from swarm.protocol.told import Told
 
 logger = logging.getLogger(__name__)
 
@@ -129,12 +133,56 @@ class FrameRefused(SwarmError):
     """A frame that the session did not take; its neighbours know already."""
 
 
-def check_sweep(frame: SweepFrame, model: SpanModel, role: HopRole) -> None:
-    """Refuse a sweep whose rows or sampling this hop cannot serve.
+@dataclass(frozen=True, slots=True)
+class HopKnowledge:
+    """What the chain brings a hop beside structure and rows (P17).
+
+    Attributes:
+        tokens: whether it brings token ids.
+        settings: whether it brings how to pick: sampling, guesses, what is wanted beside picks.
+        hears_client: whether the session's client says both itself.
+    """
+
+    tokens: bool = True
+    settings: bool = True
+    hears_client: bool = False
+
+    @classmethod
+    def of(cls, attach: Attach) -> HopKnowledge:
+        """What it brings this hop; a chain of one machine has both ends in one."""
+        if not attach.open.ends_only or len(attach.route) == 1:
+            return cls()
+        return cls(attach.index == 0, settings=False, hears_client=attach.index == len(attach.route) - 1)
+
+    def check(self, headers: Iterable[Sweep]) -> None:
+        """Refuse sweeps that bring other things than were agreed on when the session was opened.
+
+        Raises:
+            RemoteProtocolError: names the field.
+        """
+        for sweep in headers:
+            self.check_tokens(sweep.tokens, sweep.count)
+            has_settings = sweep.sampling is not None or sweep.want is not None or bool(sweep.guesses)
+            if has_settings and not self.settings:
+                raise RemoteProtocolError("sampling", "goes to the tail alone in this session")
+
+    def check_tokens(self, tokens: Sequence[int], nodes: int) -> None:
+        """Refuse tokens where none are to be, and nodes without any where there must be some.
+
+        Raises:
+            RemoteProtocolError: names the field.
+        """
+        if nodes and bool(tokens) != self.tokens:
+            raise RemoteProtocolError("tokens", "are missing" if self.tokens else "go to the ends of this chain alone")
+
+
+def check_sweep(frame: SweepFrame, model: SpanModel, role: HopRole, brings: HopKnowledge) -> None:
+    """Refuse a sweep whose rows or sampling this hop cannot serve, or that brings what it must not have.
 
     Raises:
         RemoteProtocolError: names the field.
     """
+    brings.check([frame.sweep])
     check_parts(frame.sweep.sampling, frame.rows, model, role)
     if any(max(guess.tokens) >= model.vocab_size for guess in frame.sweep.guesses):  # the wire saw to all else
         raise RemoteProtocolError("guesses", f"token ids must be below {model.vocab_size}")
@@ -156,6 +204,8 @@ def check_parts(sampling: Sampling | None, rows: Rows | None, model: SpanModel, 
             raise RemoteProtocolError("codec", f"{rows.codec.value} rows in a session of {role.codec.value}")
 
 
+TELL_S = 10.0
+"""How long a tail waits for what the client has to say of a sweep: it leaves the client together with the sweep."""
 MAX_FAULTS = 64
 """Faults of the hops behind that are passed on in one generation."""
 FILED_TOGETHER = 64
@@ -169,7 +219,7 @@ def _scope_of(attach: Attach, role: HopRole) -> bytes | None:
     if attach.hedge is not None:
         return None
     front = [(hop.peer, hop.span.start, hop.span.end) for hop in attach.route[: attach.index]]
-    own = [front, role.span.start, role.span.end, role.codec.value, role.aux_layers]
+    own = [front, role.span.start, role.span.end, role.codec.value, role.aux_layers, attach.open.ends_only]
     return hashlib.sha256(msgpack.packb(own)).digest()
 
 
@@ -220,8 +270,11 @@ class HopSession:
         self.owner = payer_of(account, attach)
         self.used_at = time.monotonic()
         self.replies = ReplyBuffer()
-        self.log = HopLog(context.limits(credits))
-        self.journal = Journal(self.log.executed)
+        self._brings = HopKnowledge.of(attach)
+        told = Told(is_new=attach.generation == 0) if self._brings.hears_client else None
+        self.log = HopLog(context.limits(credits), told)
+        self.journal = Journal(self.log.executed, is_bare=attach.open.ends_only)
+        self._untold: asyncio.TimerHandle | None = None
         self._context, self._attach = context, attach
         self._kv_cache: KvCache | None = None
         opened, span = attach.open, attach.route[attach.index].span
@@ -251,7 +304,8 @@ class HopSession:
 
     def serves(self, attach: Attach) -> bool:
         """Whether what a client asks of this hop is what it does already."""
-        return (attach.route[attach.index].span, attach.open.aux_layers) == (self.span, self._role.aux_layers)
+        asked = attach.route[attach.index].span, attach.open.aux_layers, HopKnowledge.of(attach)
+        return asked == (self.span, self._role.aux_layers, self._brings)
 
     @property
     def _is_replica(self) -> bool:
@@ -323,6 +377,8 @@ class HopSession:
         check_command(session, reroute)
         if reroute.open.aux_layers != self._role.aux_layers:
             raise RemoteProtocolError("aux_layers", "are others than those that the session was opened with")
+        if reroute.open.ends_only != self._attach.open.ends_only:
+            raise RemoteProtocolError("ends_only", "is another than the session was opened with")
         if self._upstreams.reroute(upstream, reroute, index, self.credits):
             old, new = self._attach, Attach(session, reroute.generation, reroute.route, index, reroute.open)
             new = replace(new, ticket=old.ticket, payer=old.payer)
@@ -358,7 +414,7 @@ class HopSession:
         try:
             if self._upstreams.ready_for < 0 and self._attach.generation == 0 and self._attach.hedge is None:
                 raise RemoteProtocolError("sequence", f"sweep {frame.sweep.sequence} came before Ready")
-            check_sweep(frame, self._context.model, self._role)
+            check_sweep(frame, self._context.model, self._role, self._brings)
             self._check_grammar(frame.sweep.sampling)
             is_new = self.log.receive(frame)
         except SwarmError as error:
@@ -371,7 +427,7 @@ class HopSession:
             self._tail.expect(frame.sweep.sampling)
             self._upstreams.note(frame)
             self._arrived[frame.sweep.sequence] = time.perf_counter()
-            self._context.engine.submit(self)
+            self._go_on_if_told()
         elif not self._upstreams.is_duplicate(upstream, frame) and self._is_tail:
             self.replies.resend(frame.sweep.sequence)
 
@@ -387,6 +443,10 @@ class HopSession:
         if is_duplicate and self._asked_in < self._attach.generation:
             return
         try:
+            self._brings.check(snapshot.headers)
+            self._brings.check_tokens(snapshot.tokens, len(snapshot.ids))
+            if snapshot.sampling != Sampling() and not self._brings.settings:
+                raise RemoteProtocolError("sampling", "goes to the tail alone in this session")
             check_parts(snapshot.sampling, snapshot.rows, self._context.model, self._role)
             self._check_grammar(snapshot.sampling)
             self.log.restore(snapshot)
@@ -405,7 +465,47 @@ class HopSession:
         self._account()
         self._context.counters.restores += 1
         self._context.counters.restored_nodes += len(snapshot.ids)
+        self._go_on_if_told()
+
+    def tell(self, tell: Tell) -> None:
+        """The session's client says what a sweep holds, which the chain does not bring (P17).
+
+        Raises:
+            RemoteProtocolError: this hop does not ask it.
+        """
+        if not self._brings.hears_client:
+            raise RemoteProtocolError("tell", "comes to a machine that has its tokens from the chain")
+        if self.is_closed:
+            return
+        try:
+            self._check_grammar(tell.sampling)
+            is_news = self.log.hear(tell)
+        except SwarmError as error:
+            self.fail(error)
+            return
+        self._lease.renew()
+        if is_news:
+            self._tail.expect(tell.sampling)
+        self._stop_waiting()
+        self._go_on_if_told()
+
+    def _go_on_if_told(self) -> None:
+        """Run what has come; for what the client has to say of it there is a time."""
+        if self.log.untold is None:
+            self._stop_waiting()
+        elif self._untold is None:
+            self._untold = asyncio.get_running_loop().call_later(TELL_S, self._give_up_untold)
         self._context.engine.submit(self)
+
+    def _stop_waiting(self) -> None:
+        if self._untold is not None:
+            self._untold.cancel()
+            self._untold = None
+
+    def _give_up_untold(self) -> None:
+        if not self.is_closed and (sequence := self.log.untold) is not None:
+            reason = f"the session's client did not say within {TELL_S:.0f} s what sweep {sequence} holds"
+            self.fail(RemoteProtocolError("tell", reason))
 
     def _check_grammar(self, sampling: Sampling | None) -> None:
         if sampling is not None and sampling.rules is not None and sampling.rules.grammar is not None:
@@ -462,6 +562,7 @@ class HopSession:
             self._reason = reason
             self._running = None
             self._closed.set()
+            self._stop_waiting()
             self._shelf.over(self)
             self.replies.close()
             if self._attaching is not None:
@@ -478,7 +579,7 @@ class HopSession:
         except SwarmError as error:
             if isinstance(error, LeaseExceeded):
                 self._context.admission.grammar_exceeded(self.account)
-            self._upstreams.report(error)
+            self._upstreams.report(self._discreet(error))
             self.close(str(error))
         finally:
             self._attaching = None
@@ -516,7 +617,7 @@ class HopSession:
             await self._context.engine.on_thread(partial(_adopt, kv, blocks[start : start + FILED_TOGETHER]))
         if self.is_closed or self._is_restoring:  # what comes with a snapshot takes the place of all that is here
             return
-        tokens = [token for block in blocks for token in block.tokens]
+        tokens = [token for block in blocks for token in block.tokens or (None,) * BLOCK_TOKENS]
         self.log.begin(tokens, names)
         self.journal.begin(self.log.executed, [block.rows for block in blocks if block.rows is not None])
         self._account()
@@ -535,7 +636,7 @@ class HopSession:
                 return  # its KV is of another text, or it was cut back meanwhile
             places = range(first, min(first + FILED_TOGETHER, lacking.stop))
             spans = [(place * BLOCK_TOKENS, (place + 1) * BLOCK_TOKENS) for place in places]
-            tokens = [tuple(token.token for token in self.log.executed.committed[slice(*span)]) for span in spans]
+            tokens = [_ids(self.log.executed.committed[slice(*span)]) for span in spans]
             rows = [None if self._is_tail else self.journal.block(*span) for span in spans]
             cuts = await self._context.engine.on_thread(partial(_cut, kv, spans))
             found = zip(tokens, rows, cuts, strict=False)
@@ -585,7 +686,8 @@ class HopSession:
             return
         kept = None if len(run.work.run) == len(sweep.tokens) else run.kept
         if self._next is not None:
-            self._next.push(SweepFrame(sweep, kept, run.rows, times))
+            passed = sweep.structure() if self._attach.open.ends_only else sweep
+            self._next.push(SweepFrame(passed, kept, run.rows, times))
 
     def _note(self, run: SweepRun) -> None:
         """Into the journal before anything is sent (R5)."""
@@ -698,8 +800,14 @@ class HopSession:
         self._context.counters.failed(error)
         if not isinstance(error, SwarmError) or isinstance(error, LocalProtocolError):
             logger.error("a forward failed", exc_info=error)
-        self._upstreams.report(error)
+        self._upstreams.report(self._discreet(error))
         self.dismiss(f"failed: {error}")
+
+    def _discreet(self, error: Exception) -> Exception:
+        """The error for the hops before; where these hear nothing of a grammar, not what is wrong with it."""
+        if self._brings.hears_client and type(error) is RemoteProtocolError and error.field == "grammar":
+            return RemoteProtocolError("grammar", "was refused")
+        return error
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
@@ -738,7 +846,14 @@ class HopSession:
 
 def _adopt(kv: KvCache, blocks: Sequence[KvBlock]) -> None:
     for block in blocks:
-        kv.adopt(block.kv, block.states, len(block.tokens))
+        kv.adopt(block.kv, block.states, BLOCK_TOKENS)
+
+
+def _ids(committed: Iterable[CommittedToken]) -> tuple[int, ...] | None:
+    """Token ids; None where only structure is known."""
+    found = [one.told for one in committed]
+    known = tuple(token for token in found if token is not None)
+    return known if len(known) == len(found) else None
 
 
 def _cut(kv: KvCache, spans: Iterable[tuple[int, int]]) -> list[tuple[tuple[torch.Tensor, ...], States]]:

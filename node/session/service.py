@@ -41,6 +41,7 @@ from swarm.protocol.messages import (
     Reroute,
     Snapshot,
     SweepFrame,
+    Tell,
 )
 
 FIRST_MESSAGE_S = 2.0
@@ -186,7 +187,7 @@ class NodeService:
         waiting.close()
         try:
             async with TaskScope() as scope:
-                scope.spawn(self._measure(requests, hop.replies))
+                scope.spawn(self._hear(requests, hop))
                 scope.spawn(_send_pings(hop.replies))
                 out = TimedWriter(context, self._context.uplink)
                 async for message in hop.replies.stream(request.acked):
@@ -207,13 +208,17 @@ class NodeService:
             refusal = str(error)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
-    async def _measure(self, requests: AsyncIterator[bytes], replies: ReplyBuffer) -> None:
-        """The client answers each ping with its nonce, which is the time when it was sent."""
+    async def _hear(self, requests: AsyncIterator[bytes], hop: HopSession) -> None:
+        """What the client says on a reply stream (P17); each ping comes back with its nonce: when it was sent."""
         try:
             async for data in requests:
-                answer = wire.decode_replies_up(data)
-                if isinstance(answer, Pong):
-                    replies.measured(max(time.perf_counter_ns() - answer.nonce, 0) / 1e6)
+                match wire.decode_replies_up(data):
+                    case Pong(nonce=nonce):
+                        hop.replies.measured(max(time.perf_counter_ns() - nonce, 0) / 1e6)
+                    case Tell() as tell:
+                        hop.tell(tell)
+                    case _:
+                        pass
         except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
             self._admission.refused("reply streams", error)
 

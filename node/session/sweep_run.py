@@ -158,7 +158,7 @@ class SweepRun:
     def kept(self) -> tuple[bool, ...]:
         """One flag per node of the sweep: whether it was run here."""
         run = set(self.work.run)
-        return tuple(offset in run for offset in range(len(self.work.frame.sweep.tokens)))
+        return tuple(offset in run for offset in range(self.work.frame.sweep.count))
 
     @property
     def final(self) -> Mapping[TreeNodeId, Rows]:
@@ -179,7 +179,9 @@ class SweepRun:
         chosen = self.work.run[start : start + count]
         self._done += len(chosen)
         sweep, applied = self.work.frame.sweep, self.work.applied
-        ids = torch.tensor([sweep.tokens[offset] for offset in chosen])  # which layers behind the first may need too
+        ids = None
+        if self.span.start == 0 or self.model.needs_ids:
+            ids = torch.tensor([sweep.tokens[offset] for offset in chosen])
         rows, beside = self._columns(start, start + len(chosen))
         work = SessionRows(
             kv_cache=self._kv_cache,

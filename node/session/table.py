@@ -27,6 +27,7 @@ from node.session.upstreams import UpstreamStream, sender_of
 from node.session.waiting import MOST_RETRY_S, WaitingList, WaitingPlace
 from swarm.base.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.base.ids import ModelIdentity, SessionId
+from swarm.base.layers import Span
 from swarm.base.process_limits import main_memory
 from swarm.base.tasks import TaskScope
 from swarm.base.version import VERSION
@@ -34,7 +35,7 @@ from swarm.compute.kv_cache import KvLayout
 from swarm.compute.kv_pool import KEPT_S, KvPool
 from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.limits import BLOCK_TOKENS
-from swarm.protocol.messages import Attach, Border, Credits, NodeInfo
+from swarm.protocol.messages import Attach, Border, Credits, NodeInfo, Open
 
 logger = logging.getLogger(__name__)
 
@@ -523,6 +524,17 @@ class SessionTable:
             self._ended.set()
             self._ended.clear()
 
+    def _check_what_travels(self, opened: Open, span: Span) -> None:
+        """Refuse rows beside a node's own that there cannot be, and to keep token ids from layers that read them."""
+        model = self._context.model
+        for layer in opened.aux_layers:
+            if not 0 < layer < model.num_layers or layer not in model.borders.starts:
+                raise RemoteProtocolError("aux_layers", f"no span of the model's {model.num_layers} begins at {layer}")
+        if opened.ends_only and model.needs_ids and span.start > 0:
+            raise RemoteProtocolError(
+                "ends_only", "this model's layers read token ids, so they must come with the rows"
+            )
+
     def _check(self, attach: Attach) -> None:
         """Refuse what cannot be this node's part of a chain, before anything is allocated."""
         route, hop, model = attach.route, attach.route[attach.index], self._context.model
@@ -543,9 +555,7 @@ class SessionTable:
             or ends[-1] != model.num_layers
         ):
             raise RemoteProtocolError("route", f"its spans do not cover layers 0-{model.num_layers} one after another")
-        for layer in attach.open.aux_layers:
-            if not 0 < layer < model.num_layers or layer not in model.borders.starts:
-                raise RemoteProtocolError("aux_layers", f"no span of the model's {model.num_layers} begins at {layer}")
+        self._check_what_travels(attach.open, hop.span)
         window_tokens = attach.open.window_tokens
         if model.max_positions is not None and window_tokens > model.max_positions:
             raise ContextFull(f"{window_tokens} tokens; the model's context is {model.max_positions}")

@@ -53,8 +53,9 @@ class AcceptedPath:
         path: list[TreeNodeId] = []
         at: Parent = None
         tip = _tip(state)
-        if tip not in self._picks and last.parents and last.parents[0] is None:
-            self._picks[tip] = last.tokens[0]
+        first = state.live.get(last.first_id)
+        if tip not in self._picks and first is not None and first.parent is None:
+            self._picks[tip] = first.token
         pick = self._picks.get(tip)
         while pick is not None and (child := state.child(at, pick)) is not None:
             path.append(child)
@@ -70,8 +71,7 @@ def requested_rows(sweep: Sweep, path: Iterable[TreeNodeId]) -> tuple[TreeNodeId
     """The nodes whose hidden rows answer a sweep: its own on the path whose picks are asked for, the deepest ones."""
     if sweep.want is None or not sweep.want.hidden_rows:
         return ()
-    end = sweep.first_id + len(sweep.tokens)
-    return tuple(node for node in path if sweep.picks_from <= node < end)[-MAX_REPLY_ROWS:]
+    return tuple(node for node in path if sweep.picks_from <= node < sweep.end_id)[-MAX_REPLY_ROWS:]
 
 
 # How many hidden rows of a prompt one session's tail sends (P10).

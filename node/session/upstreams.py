@@ -158,7 +158,7 @@ class HedgeRows:
 
 def _places(frame: SweepFrame) -> dict[TreeNodeId, int]:
     """The rows of a sweep, by node."""
-    ids = range(frame.sweep.first_id, frame.sweep.first_id + len(frame.sweep.tokens))
+    ids = range(frame.sweep.first_id, frame.sweep.end_id)
     nodes = [TreeNodeId(node) for offset, node in enumerate(ids) if frame.kept is None or frame.kept[offset]]
     return {node: place for place, node in enumerate(nodes)}
 

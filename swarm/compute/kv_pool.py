@@ -1,7 +1,8 @@
 """What a machine keeps of texts whose sessions are over: blocks of 64 committed tokens, found by name (P15).
 
     scope   what the numbers depend on beside the tokens: the hops in front, the layers, the codec
-    block   token ids, KV of every layer, the rows that left this hop, states of mixers within it; child of a block
+    block   KV of every layer, the rows that left this hop, states of mixers within it; child of a block. At an end of a
+            chain its token ids too
 
 A session that adopts blocks copies them, so nothing here is in use by anybody, and any block can be given up at any
 time. Of the owner who holds most, the block goes that was not used for the longest: never a parent before its child,
@@ -33,13 +34,13 @@ class KvBlock:
     """What one hop holds of `BLOCK_TOKENS` committed tokens.
 
     Attributes:
-        tokens: their ids.
+        tokens: their ids; None where only structure came by (P17).
         kv: as `KvCache.cut` gives them: each [heads, BLOCK_TOKENS, width].
         rows: what left this hop for them; None at the tail, and where the journal was given up.
         states: of mixers, by committed length within this block.
     """
 
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] | None
     kv: tuple[torch.Tensor, ...]
     rows: Rows | None = None
     states: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
@@ -197,7 +198,7 @@ class KvPool:
             costs == self._costs
             and self.tokens == sum(one.cost for one in held) == sum(costs.values())
             and sorted(key for keys in self._used.values() for key in keys) == sorted(self._blocks)
-            and all(len(one.block.tokens) == BLOCK_TOKENS for one in held)
+            and all(one.block.tokens is None or len(one.block.tokens) == BLOCK_TOKENS for one in held)
         )
         if not sound:
             raise LocalProtocolError("blocks", f"bookkeeping is inconsistent at {len(self._blocks)} blocks")

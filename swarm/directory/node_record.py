@@ -84,6 +84,7 @@ class NodeRecord:
             those times do not fall. A release that does not know this field interpolates them.
         aux_rows: whether it sends rows of further layers beside those of the last one (P14).
         swarm: the open swarm that it is of, which the directory fills in; None in a private one, or one without an id.
+        ends_only: whether it does without token ids between the ends of a chain, and as a tail hears the client (P17).
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
@@ -115,6 +116,7 @@ class NodeRecord:
     bucketed: bool = False
     aux_rows: bool = False
     swarm: Annotated[SwarmId, exactly(SWARM_ID_BYTES)] | None = field(default=None, compare=False)
+    ends_only: bool = False
     sealed: Annotated[bytes, Written(not_sent=True)] = field(default=b"", compare=False, repr=False)
 
     def check(self) -> None:

@@ -115,6 +115,8 @@ def _signed(session: SessionId, message: Attach | Reroute) -> bytes:
     reserved += [opened.codec.value, opened.session_key]
     if opened.aux_layers:
         reserved.append(opened.aux_layers)
+    if opened.ends_only:
+        reserved.append("ends")
     parts = [
         session,
         message.generation,

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from swarm.base.errors import RemoteProtocolError
 from swarm.base.ids import TreeNodeId
 from swarm.protocol.limits import MAX_PROMPT_ROWS
-from swarm.protocol.messages import Reply, Rows, Snapshot, Sweep, SweepFrame, Want
+from swarm.protocol.messages import Reply, Rows, Snapshot, Sweep, SweepFrame, Tell, Want
 from swarm.protocol.session import Applied, Limits, Parent, SessionState
+from swarm.protocol.told import Told
 
 REPLAY_NODES = 512
 """Nodes of a snapshot that are run at a time, each time below what is committed by then."""
@@ -57,9 +58,13 @@ class HopLog:
         executed: the rules' state after every sweep that was handed out.
         pruned: nodes that were not run because a later sweep had killed them, so far.
         unanswered: headers of the sweeps that a snapshot left without a reply.
+        told: what the client says itself, at a tail that gets structure alone (P17); None elsewhere. Then `executed`
+            has tokens, and `received` may have none.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, told: Told | None = None) -> None:
+        self.told = told
+        self._restored: Snapshot | None = None  # whose tokens were not told yet
         self.received = SessionState(limits)
         self.executed = SessionState(limits)
         self.pruned = 0
@@ -70,26 +75,54 @@ class HopLog:
         self._skipped: set[TreeNodeId] = set()
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._replay)
+        return len(self._queue) + len(self._replay) + (self._restored is not None)
 
     @property
     def is_replaying(self) -> bool:
         """Whether parts of a snapshot still wait to be run."""
-        return bool(self._replay)
+        return bool(self._replay) or self._restored is not None
+
+    @property
+    def untold(self) -> int | None:
+        """The first sweep that waits for the client to say what it holds (P17); None: none does."""
+        if self._restored is not None:
+            return self._restored.sequence
+        told = self.told
+        waiting = (frame.sweep.sequence for frame in self._queue if told is not None)
+        return next((sequence for sequence in waiting if told is not None and not told.covers(sequence)), None)
+
+    @property
+    def _is_next_told(self) -> bool:
+        """Whether the first sweep of the queue can be handed out."""
+        if self._restored is not None or not self._queue:
+            return False
+        return self.told is None or self.told.covers(self._queue[0].sweep.sequence)
 
     @property
     def next_rows(self) -> int | None:
-        """Upper bound on the nodes that the next work runs; None when nothing waits."""
+        """Upper bound on the nodes that the next work runs; None when nothing waits, or its tokens were not told."""
         if self._replay:
             return len(self._replay[0].run)
-        return len(self._queue[0].sweep.tokens) if self._queue else None
+        return self._queue[0].sweep.count if self._is_next_told else None
+
+    def hear(self, tell: Tell) -> bool:
+        """The client says what a sweep holds (P17); whether that is news, and all of it.
+
+        Raises:
+            RemoteProtocolError: it says more than the session may hold, or what no sweep may have.
+        """
+        if self.told is None:
+            raise RemoteProtocolError("tell", "comes to a machine that has its tokens from the chain")
+        is_news = self.told.take(tell, self.received.limits)
+        self._begin_replay()
+        return is_news
 
     def limit(self, limits: Limits) -> None:
         """Tighten the limits once those of the hops behind are known (F1)."""
         self.received.limits = limits
         self.executed.limits = limits
 
-    def begin(self, tokens: Sequence[int], names: Sequence[bytes]) -> None:
+    def begin(self, tokens: Sequence[int | None], names: Sequence[bytes]) -> None:
         """Begin with committed tokens that this machine holds (P15), before any sweep."""
         limits = self.received.limits
         self.received = SessionState.begun(limits, tokens, names)
@@ -105,9 +138,10 @@ class HopLog:
         if frame.sweep.sequence <= self.received.sequence:
             return False
         self._check_room(frame.sweep)
-        kept = len(frame.sweep.tokens) if frame.kept is None else sum(frame.kept)
-        if frame.kept is not None and len(frame.kept) != len(frame.sweep.tokens):
-            raise RemoteProtocolError("kept", f"{len(frame.kept)} flags for {len(frame.sweep.tokens)} nodes")
+        count = frame.sweep.count
+        kept = count if frame.kept is None else sum(frame.kept)
+        if frame.kept is not None and len(frame.kept) != count:
+            raise RemoteProtocolError("kept", f"{len(frame.kept)} flags for {count} nodes")
         if frame.rows is not None and frame.rows.count != kept:
             raise RemoteProtocolError("rows", f"{frame.rows.count} rows for {kept} kept nodes")
         before = self.received.live
@@ -126,12 +160,26 @@ class HopLog:
         """
         limits = self.received.limits
         executed = SessionState.restored(limits, snapshot)
+        if self.told is not None:
+            self.told.remember(self.executed)
         self.received, self.executed = SessionState.restored(limits, snapshot), executed
         kept = snapshot.kept or (True,) * len(snapshot.ids)
         self._skipped = {node for node, flag in zip(snapshot.ids, kept, strict=True) if not flag}
         self._dead = set()
         self._queue.clear()
-        self._replay = deque(_replay_of(snapshot, executed))
+        self._replay.clear()
+        self._restored = snapshot
+        self._begin_replay()
+
+    def _begin_replay(self) -> None:
+        """Replay a snapshot, as soon as its tokens are known."""
+        snapshot, told = self._restored, self.told
+        if snapshot is None or (told is not None and not told.covers_all(snapshot)):
+            return
+        self._restored = None
+        if told is not None:
+            snapshot = replace(snapshot, headers=told.fill(snapshot, self.executed))
+        self._replay = deque(_replay_of(snapshot, self.executed))
         self.unanswered = snapshot.headers
 
     def replies(self, picks: Mapping[TreeNodeId, int], generation: int) -> list[Reply]:
@@ -147,7 +195,7 @@ class HopLog:
                 generation,
                 tuple(
                     (node, picks[node])
-                    for node in map(TreeNodeId, range(header.picks_from, header.first_id + len(header.tokens)))
+                    for node in map(TreeNodeId, range(header.picks_from, header.end_id))
                     if node in picks
                 ),
             )
@@ -155,16 +203,18 @@ class HopLog:
         ]
 
     def next_work(self) -> SweepWork | None:
-        """The next sweep in order, without the nodes that are dead already; None when nothing waits.
+        """The next sweep in order, without the nodes that are dead already; None when nothing waits, or is untold.
 
         Raises:
-            RemoteProtocolError: a node is committed that the hop before left out.
+            RemoteProtocolError: a node is committed that the hop before left out, or the client told what cannot be.
         """
         if self._replay:
             return self._replay.popleft()
-        if not self._queue:
+        if not self._is_next_told:
             return None
         frame = self._queue.popleft()
+        if self.told is not None:
+            frame = replace(frame, sweep=self.told.join(frame.sweep))
         applied = self.executed.apply(frame.sweep)
         for node in self._skipped.intersection(applied.path):
             raise RemoteProtocolError("kept", f"node {node} was left out, but sweep {frame.sweep.sequence} commits it")
@@ -200,7 +250,7 @@ class HopLog:
         max_sweeps, max_nodes = 2 * self.received.limits.sweeps, 2 * self.received.limits.nodes
         if len(self._queue) >= max_sweeps:
             raise RemoteProtocolError("sequence", f"more than {max_sweeps} sweeps wait here")
-        if sum(len(frame.sweep.tokens) for frame in self._queue) + len(sweep.tokens) > max_nodes:
+        if sum(frame.sweep.count for frame in self._queue) + sweep.count > max_nodes:
             raise RemoteProtocolError("tokens", f"more than {max_nodes} nodes wait here")
 
     def _must_run(self, node: TreeNodeId) -> bool:
@@ -216,10 +266,7 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
     kept = snapshot.kept or (True,) * len(snapshot.ids)
     rows = list(accumulate(kept, initial=0))
     unanswered = [
-        node
-        for header in snapshot.headers
-        for node in snapshot.ids
-        if header.picks_from <= node < header.first_id + len(header.tokens)
+        node for header in snapshot.headers for node in snapshot.ids if header.picks_from <= node < header.end_id
     ]
     picks_from = min(unanswered, default=snapshot.next_id)
     want = _union(snapshot.headers, picks_from)
@@ -240,7 +287,7 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
             sequence=0,
             committed=start,
             first_id=ids[0] if ids else snapshot.next_id,
-            tokens=tuple(snapshot.tokens[place] for place in places),
+            tokens=tuple(snapshot.tokens[place] for place in places) if snapshot.tokens else (),
             parents=parents,
             picks_from=picks_from,
             want=want,

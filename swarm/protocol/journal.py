@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 
 from swarm.base.ids import TreeNodeId
-from swarm.protocol.messages import Codec, Rows, Snapshot, Sweep, SweepFrame
+from swarm.protocol.messages import Codec, Rows, Sampling, Snapshot, Sweep, SweepFrame
 from swarm.protocol.session import Applied, SessionState
 
 
@@ -27,8 +27,15 @@ class Journal:
         row_bytes: size of one kept row.
     """
 
-    def __init__(self, state: SessionState) -> None:
+    def __init__(self, state: SessionState, *, is_bare: bool = False) -> None:
+        """Keep nothing yet.
+
+        Args:
+            state: the rules' state, which goes on.
+            is_bare: what is replayed is structure alone (P17).
+        """
         self.state = state
+        self._is_bare = is_bare
         self.is_dropped = False
         self.row_bytes = 0
         self._headers: dict[int, Sweep] = {}
@@ -48,7 +55,7 @@ class Journal:
 
     def note(self, sweep: Sweep) -> None:
         """Keep a header; `state` has applied it already."""
-        self._headers[sweep.sequence] = sweep
+        self._headers[sweep.sequence] = self._kept_header(sweep)
         self._headers = {number: kept for number, kept in self._headers.items() if number > self.state.acked}
 
     def keep(self, applied: Applied, nodes: Sequence[TreeNodeId], rows: Rows) -> None:
@@ -70,7 +77,7 @@ class Journal:
     def restored(self, state: SessionState, headers: Iterable[Sweep]) -> None:
         """Begin again from a snapshot; its rows come with `keep`."""
         self.state, self.is_dropped = state, False
-        self._headers = {header.sequence: header for header in headers}
+        self._headers = {header.sequence: self._kept_header(header) for header in headers}
         self._committed, self._live = {}, {}
 
     def begin(self, state: SessionState, rows: Iterable[Rows]) -> None:
@@ -125,14 +132,15 @@ class Journal:
             flags = tuple(node in self._committed or node in self._live for node in ids)
             kept = None if all(flags) else flags
             rows = self._rows(node for node, flag in zip(ids, flags, strict=True) if flag)
+        tokens = () if self._is_bare else (*(one.token for one in committed), *(node.token for node in live))
         return Snapshot(
             committed=len(committed),
             sequence=state.sequence,
             acked=state.acked,
             next_id=state.next_id,
-            sampling=state.sampling,
+            sampling=Sampling() if self._is_bare else state.sampling,
             ids=ids,
-            tokens=(*(token.token for token in committed), *(node.token for node in live)),
+            tokens=tokens,
             sequences=(*(token.sequence for token in committed), *(node.sequence for node in live)),
             parents=(*above, *(node.parent for node in live)),
             headers=_with_last_sampling(
@@ -146,10 +154,13 @@ class Journal:
     def _catch_up(self, header: Sweep) -> SweepFrame:
         if self._form is None:
             return SweepFrame(header)
-        nodes = [TreeNodeId(header.first_id + offset) for offset in range(len(header.tokens))]
+        nodes = [TreeNodeId(header.first_id + offset) for offset in range(header.count)]
         kept = tuple(node in self._committed or node in self._live for node in nodes)
         rows = self._rows(node for node, flag in zip(nodes, kept, strict=True) if flag)
         return SweepFrame(header, None if all(kept) else kept, rows)
+
+    def _kept_header(self, sweep: Sweep) -> Sweep:
+        return sweep.structure() if self._is_bare else sweep
 
     def _rows(self, nodes: Iterable[TreeNodeId]) -> Rows:
         assert self._form is not None, "the client has no rows"

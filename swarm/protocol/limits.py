@@ -23,6 +23,8 @@ MAX_HOPS = 256
 """Machines of a route."""
 MAX_RECORD_BYTES = 6_144
 """One node's signed record: the largest one, of an identity with 4,096 bits and with a certificate, has 4.7 KB."""
+MAX_TELL_NODES = 1_024
+"""Tree nodes of which the client tells a tail in one message."""
 MAX_HEADERS = 4_096
 """Unanswered sweeps of a snapshot."""
 MAX_WIDTH = 1 << 20

@@ -8,7 +8,7 @@ A parent of None is the tip: the last committed node after the sweep's own commi
 from __future__ import annotations
 
 import enum
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Annotated
 
 from swarm.base.declared import RISING, Broken, Printable, Rule, Size, Within, Written, below, exactly
@@ -134,7 +134,7 @@ class Sweep:
         sequence: 1, 2, 3 … per session, without gaps.
         committed: committed length in tokens after truncation and commit: a check.
         first_id: node `i` of the sweep has id `first_id + i`.
-        tokens: [n] token ids of the new nodes.
+        tokens: [n] token ids of the new nodes; () on links that carry structure alone (P17).
         parents: [n] their parents.
         picks_from: first id whose pick the client asks for.
         generation: of the session's route; only the client raises it (R1).
@@ -163,6 +163,29 @@ class Sweep:
     names: tuple[bytes, ...] = ()
 
     @property
+    def count(self) -> int:
+        """How many new nodes it has."""
+        return len(self.parents)
+
+    @property
+    def end_id(self) -> TreeNodeId:
+        """The id after that of its last node."""
+        return TreeNodeId(self.first_id + len(self.parents))
+
+    @property
+    def nodes(self) -> tuple[TreeNodeId, ...]:
+        """[n] ids of its new nodes."""
+        return tuple(map(TreeNodeId, range(self.first_id, self.end_id)))
+
+    def without_settings(self) -> Sweep:
+        """What hop 0 needs of it where the tail hears the client itself (P17)."""
+        return replace(self, sampling=None, want=None, guesses=())
+
+    def structure(self) -> Sweep:
+        """What the hops between the ends need of it (P17)."""
+        return replace(self, tokens=(), sampling=None, want=None, guesses=())
+
+    @property
     def prompt_nodes(self) -> range:
         """Ids of the forced tokens whose hidden rows are asked for: the last ones before `picks_from` (P10)."""
         count = 0 if self.want is None else self.want.prompt_rows
@@ -184,6 +207,10 @@ class SweepFrame:
     kept: tuple[bool, ...] | None = None
     rows: Rows | None = None
     times: tuple[HopTime, ...] = ()
+
+    def without_settings(self) -> SweepFrame:
+        """What hop 0 needs of it where the tail hears the client itself (P17)."""
+        return replace(self, sweep=self.sweep.without_settings())
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +278,7 @@ class Open:
         aux_layers: at most `MAX_AUX_LAYERS`, rising, none of them the first: what enters these travels beside each row
             from there on (P14).
         expected_tokens: KV tokens that it is expected to take, tree nodes too; 0: its whole window and all nodes.
+        ends_only: token ids go to the first hop and the tail alone, and how to pick to the tail (P17).
         prefix: beginnings of the text, the longest first: a hop begins with the longest that it holds, in generation 0.
     """
 
@@ -263,6 +291,7 @@ class Open:
     aux_layers: Annotated[tuple[Annotated[int, Within(1, MAX_LAYERS - 1)], ...], Size(MAX_AUX_LAYERS), RISING] = ()
     prefix: Annotated[tuple[Border, ...], Size(MAX_BORDERS)] = ()
     expected_tokens: Annotated[int, below(WORD_END)] = 0
+    ends_only: bool = False
 
     def row_parts(self, layer: int) -> int:
         """How many rows of the model's width stand side by side where rows enter a layer: its own and earlier ones."""
@@ -367,9 +396,9 @@ class Snapshot:
         sequence: the last sweep that they include.
         acked: the client holds every reply up to this sequence.
         next_id: the id that the next sweep begins with.
-        sampling: how to pick.
+        sampling: how to pick; the default where the tail hears the client itself (P17).
         ids: [n] rising.
-        tokens: [n] token ids.
+        tokens: [n] token ids; () on links that carry structure alone (P17).
         sequences: [n] the sweep that appended each node.
         parents: [n] their parents.
         headers: of every sweep beyond `acked`.
@@ -391,6 +420,11 @@ class Snapshot:
     kept: tuple[bool, ...] | None = None
     rows: Rows | None = None
     names: tuple[bytes, ...] = ()
+
+    def without_settings(self) -> Snapshot:
+        """What a new hop 0 needs of it where the tail hears the client itself (P17)."""
+        headers = tuple(header.without_settings() for header in self.headers)
+        return replace(self, sampling=Sampling(), headers=headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,7 +619,33 @@ class RepliesRequest:
     reads_packed: bool = False
 
 
-RepliesUp = RepliesRequest | Pong
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """What the tail alone has to know of a sweep, from the client itself (P17).
+
+    One that is larger than `MAX_TELL_NODES` comes in parts. A new tail is told first what came before the sweeps that
+    are unanswered, in the same form: all nodes that were alive then, and how to pick.
+
+    Attributes:
+        sequence: the sweep's; of what came before, the last one's.
+        ids: [n] its nodes, rising.
+        tokens: [n] their token ids.
+        sampling: as in `Sweep`, in the last part.
+        want: likewise.
+        guesses: as in `Sweep`, in whichever part.
+        has_more: another part of it follows.
+    """
+
+    sequence: int
+    ids: tuple[TreeNodeId, ...]
+    tokens: tuple[int, ...]
+    sampling: Sampling | None = None
+    want: Want | None = None
+    guesses: tuple[DraftDistribution, ...] = ()
+    has_more: bool = False
+
+
+RepliesUp = RepliesRequest | Pong | Tell
 """What the client sends on a reply stream."""
 
 

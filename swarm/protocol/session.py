@@ -1,7 +1,8 @@
 """The session's rules (P1–P9): what one sweep does to a sequence and its tree of live nodes. Pure.
 
 `SessionState` is a function of the client's log alone (P1): every hop and the client apply the same sweeps and reach
-the same state, and all give the same verdict on a bad header (P8). It knows nothing of KV, pruning or the network.
+the same state, and all give the same verdict on a bad header (P8): on structure at every hop, on tokens where they are
+known (P17). It knows nothing of KV, pruning or the network.
 
     committed[0 … n)   ids, tokens and sequences of committed tokens; ids rise
     live               uncommitted nodes in id order; a parent of None is the tip
@@ -11,8 +12,8 @@ the same state, and all give the same verdict on a bad header (P8). It knows not
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from swarm.base.errors import ContextFull, RemoteProtocolError
@@ -46,16 +47,22 @@ class LiveNode:
     """An uncommitted tree node.
 
     Attributes:
-        token: its token id.
+        told: its token id; None where only structure is known (P17).
         parent: the node above it, None for the tip.
         sequence: of the sweep that appended it.
         position: committed tokens when it was appended, plus its depth below them.
     """
 
-    token: int
+    told: int | None
     parent: Parent
     sequence: int
     position: int
+
+    @property
+    def token(self) -> int:
+        """Its token id, at an end of the chain."""
+        assert self.told is not None, "only the ends of a chain know tokens"
+        return self.told
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +71,19 @@ class CommittedToken:
 
     Attributes:
         id: of the tree node that it was.
-        token: its token id.
+        told: its token id; None where only structure is known (P17).
         sequence: of the sweep that appended the node.
     """
 
     id: TreeNodeId
-    token: int
+    told: int | None
     sequence: int
+
+    @property
+    def token(self) -> int:
+        """Its token id, at an end of the chain."""
+        assert self.told is not None, "only the ends of a chain know tokens"
+        return self.told
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +132,7 @@ class SessionState:
         self._unanswered: dict[int, int] = {}  # sequence → number of its nodes
 
     @classmethod
-    def begun(cls, limits: Limits, tokens: Sequence[int], names: Sequence[bytes]) -> SessionState:
+    def begun(cls, limits: Limits, tokens: Sequence[int | None], names: Sequence[bytes]) -> SessionState:
         """The state of a session that begins with committed tokens (P15): ids 0, 1, 2 … of no sweep."""
         assert len(tokens) < limits.window_tokens, "there is room for a token more"
         state = cls(limits)
@@ -139,21 +152,55 @@ class SessionState:
         state.sequence, state.acked, state.next_id = snapshot.sequence, snapshot.acked, snapshot.next_id
         state.sampling = snapshot.sampling
         state._check_snapshot(snapshot)
-        nodes = list(zip(snapshot.ids, snapshot.tokens, snapshot.sequences, snapshot.parents, strict=True))
+        tokens = snapshot.tokens or (None,) * len(snapshot.ids)
+        nodes = list(zip(snapshot.ids, tokens, snapshot.sequences, snapshot.parents, strict=True))
         state.committed = [CommittedToken(node[0], node[1], node[2]) for node in nodes[: snapshot.committed]]
         for node, token, sequence, parent in nodes[snapshot.committed :]:
             if parent is not None and parent not in state.live:
                 raise RemoteProtocolError("snapshot", f"live node {node} has no live parent {parent}")
-            if state.child(parent, token) is not None:
-                raise RemoteProtocolError("snapshot", f"token {token} stands twice under node {parent}")
             position = snapshot.committed if parent is None else state.live[parent].position + 1
             if position >= limits.window_tokens:
                 raise RemoteProtocolError("snapshot", f"more than the window of {limits.window_tokens} tokens")
             state.live[node] = LiveNode(token, parent, sequence, position)
-            state._children.setdefault(parent, {})[token] = node
-        state._unanswered = {header.sequence: len(header.tokens) for header in snapshot.headers}
+        state._unanswered = {header.sequence: header.count for header in snapshot.headers}
         state.names = list(snapshot.names)
+        if snapshot.tokens:
+            state._index_children("snapshot")
         return state
+
+    def tell(self, tokens: Mapping[TreeNodeId, int], sampling: Sampling) -> None:
+        """Learn what a snapshot of structure left out (P17).
+
+        Args:
+            tokens: of all nodes, by id.
+            sampling: how the tail picks.
+
+        Raises:
+            RemoteProtocolError: a token is missing, is none of the vocabulary, or stands twice under a node.
+        """
+        known = [tokens.get(node) for node in (*(one.id for one in self.committed), *self.live)]
+        if any(token is None or not 0 <= token < self.limits.vocab_size for token in known):
+            raise RemoteProtocolError("tokens", "one is missing, or outside the vocabulary")
+        self.sampling = sampling
+        self.committed = [replace(one, told=tokens[one.id]) for one in self.committed]
+        self.live = {node: replace(one, told=tokens[node]) for node, one in self.live.items()}
+        self._index_children("tokens")
+
+    def _index_children(self, field: str) -> None:
+        """Find live nodes by their tokens from now on."""
+        self._children = {}
+        for node, one in self.live.items():
+            if self._children.setdefault(one.parent, {}).setdefault(one.token, node) != node:
+                raise RemoteProtocolError(field, f"a token stands twice under node {one.parent}")
+
+    def copied(self) -> SessionState:
+        """The same state, which goes its own way from here on."""
+        copy = SessionState(self.limits)
+        copy.sequence, copy.acked, copy.next_id, copy.sampling = self.sequence, self.acked, self.next_id, self.sampling
+        copy.committed, copy.live, copy.names = [*self.committed], {**self.live}, [*self.names]
+        copy._children = {parent: {**children} for parent, children in self._children.items()}
+        copy._unanswered = {**self._unanswered}
+        return copy
 
     def apply(self, sweep: Sweep) -> Applied:
         """Advance by the next sweep, or leave the state as it is and raise.
@@ -174,7 +221,7 @@ class SessionState:
         self.acked = max(self.acked, sweep.acked)
         self.sampling = sweep.sampling or self.sampling
         self._unanswered = {number: count for number, count in self._unanswered.items() if number > self.acked}
-        self._unanswered[sweep.sequence] = len(sweep.tokens)
+        self._unanswered[sweep.sequence] = sweep.count
         return applied
 
     def check(self, sweep: Sweep) -> Applied:
@@ -193,7 +240,7 @@ class SessionState:
         named = len(self.names) if sweep.truncate_to is None else min(len(self.names), length // BLOCK_TOKENS)
         if sweep.names and named + len(sweep.names) > sweep.committed // BLOCK_TOKENS:
             raise RemoteProtocolError("names", f"of {named + len(sweep.names)} blocks in {sweep.committed} tokens")
-        appended = tuple(TreeNodeId(sweep.first_id + offset) for offset in range(len(sweep.tokens)))
+        appended = tuple(TreeNodeId(sweep.first_id + offset) for offset in range(sweep.count))
         return Applied(sweep.truncate_to, path, survivors, appended, positions)
 
     def room(self, survivors: int, acked: int) -> int:
@@ -258,8 +305,7 @@ class SessionState:
                 unanswered == list(range(snapshot.acked + 1, snapshot.sequence + 1))
             ),
             "more unanswered sweeps than credits": (
-                len(unanswered) <= limits.sweeps
-                and sum(len(header.tokens) for header in snapshot.headers) <= limits.nodes
+                len(unanswered) <= limits.sweeps and sum(header.count for header in snapshot.headers) <= limits.nodes
             ),
         }
         for what, holds in rules.items():
@@ -273,14 +319,14 @@ class SessionState:
             raise RemoteProtocolError("acked", f"{sweep.acked} of {self.sequence} sweeps")
         if sweep.first_id != self.next_id and not self._may_begin_at(sweep):
             raise RemoteProtocolError("first_id", f"{sweep.first_id}, but the next node is {self.next_id}")
-        if len(sweep.tokens) != len(sweep.parents):
-            raise RemoteProtocolError("parents", f"{len(sweep.parents)} for {len(sweep.tokens)} tokens")
-        if not 0 <= sweep.picks_from - sweep.first_id <= len(sweep.tokens):
+        if sweep.tokens and len(sweep.tokens) != sweep.count:
+            raise RemoteProtocolError("parents", f"{sweep.count} for {len(sweep.tokens)} tokens")
+        if not 0 <= sweep.picks_from - sweep.first_id <= sweep.count:
             raise RemoteProtocolError("picks_from", f"{sweep.picks_from} is not one of this sweep's nodes")
         unanswered = self._counts_after(sweep.acked)
         if len(unanswered) >= self.limits.sweeps:
             raise RemoteProtocolError("sequence", f"more than {self.limits.sweeps} unanswered sweeps")
-        if sum(unanswered) + len(sweep.tokens) > self.limits.nodes:
+        if sum(unanswered) + sweep.count > self.limits.nodes:
             raise RemoteProtocolError("tokens", f"more than {self.limits.nodes} unanswered nodes")
 
     def _may_begin_at(self, sweep: Sweep) -> bool:
@@ -311,25 +357,27 @@ class SessionState:
         return [count for number, count in self._unanswered.items() if number > acked]
 
     def _check_nodes(self, sweep: Sweep, survivors: tuple[TreeNodeId, ...], length: int) -> tuple[int, ...]:
-        if len(survivors) + len(sweep.tokens) > self.limits.nodes:
+        if len(survivors) + sweep.count > self.limits.nodes:
             raise RemoteProtocolError("tokens", f"more than {self.limits.nodes} live nodes")
         alive = set(survivors)
         placed: dict[Parent, int] = {None: length - 1}
         siblings: set[tuple[Parent, int]] = set()
-        for offset, (token, parent) in enumerate(zip(sweep.tokens, sweep.parents, strict=True)):
-            if not 0 <= token < self.limits.vocab_size:
-                raise RemoteProtocolError("tokens", f"{token} is outside the vocabulary of {self.limits.vocab_size}")
+        tokens = sweep.tokens or (None,) * sweep.count
+        if not all(0 <= token < self.limits.vocab_size for token in sweep.tokens):
+            raise RemoteProtocolError("tokens", f"one is outside the vocabulary of {self.limits.vocab_size}")
+        for offset, (token, parent) in enumerate(zip(tokens, sweep.parents, strict=True)):
             if parent not in placed:
                 if parent not in alive:
                     raise RemoteProtocolError("parents", f"node {sweep.first_id + offset} has no live parent {parent}")
                 placed[parent] = self.live[parent].position
-            if (parent, token) in siblings or self._sibling_after(sweep, parent, token) is not None:
-                raise RemoteProtocolError("tokens", f"token {token} stands twice under node {parent}")
-            siblings.add((parent, token))
+            if token is not None:
+                if (parent, token) in siblings or self._sibling_after(sweep, parent, token) is not None:
+                    raise RemoteProtocolError("tokens", f"one stands twice under node {parent}")
+                siblings.add((parent, token))
             placed[TreeNodeId(sweep.first_id + offset)] = placed[parent] + 1
             if placed[parent] + 1 >= self.limits.window_tokens:
                 raise ContextFull(f"the session's window of {self.limits.window_tokens} tokens is full")
-        return tuple(placed[TreeNodeId(sweep.first_id + offset)] for offset in range(len(sweep.tokens)))
+        return tuple(placed[TreeNodeId(sweep.first_id + offset)] for offset in range(sweep.count))
 
     def _sibling_after(self, sweep: Sweep, parent: Parent, token: int) -> TreeNodeId | None:
         """The surviving child of `parent` with this token, where None is the tip after the sweep's commit."""
@@ -342,20 +390,23 @@ class SessionState:
             return
         tip = applied.path[-1]
         for node in applied.path:
-            self.committed.append(CommittedToken(node, self.live[node].token, self.live[node].sequence))
+            self.committed.append(CommittedToken(node, self.live[node].told, self.live[node].sequence))
         kept: dict[TreeNodeId, LiveNode] = {}
         self._children = {None: {}}
         for node in applied.survivors:
             old = self.live[node]
             parent = None if old.parent == tip else old.parent
-            kept[node] = LiveNode(old.token, parent, old.sequence, old.position)
-            self._children.setdefault(parent, {})[old.token] = node
+            kept[node] = LiveNode(old.told, parent, old.sequence, old.position)
+            if old.told is not None:
+                self._children.setdefault(parent, {})[old.told] = node
         self.live = kept
 
     def _append(self, sweep: Sweep, applied: Applied) -> None:
+        tokens = sweep.tokens or (None,) * sweep.count
         for node, token, parent, position in zip(
-            applied.appended, sweep.tokens, sweep.parents, applied.positions, strict=True
+            applied.appended, tokens, sweep.parents, applied.positions, strict=True
         ):
             self.live[node] = LiveNode(token, parent, sweep.sequence, position)
-            self._children.setdefault(parent, {})[token] = node
-        self.next_id = TreeNodeId(sweep.first_id + len(sweep.tokens))
+            if token is not None:
+                self._children.setdefault(parent, {})[token] = node
+        self.next_id = sweep.end_id

@@ -27,6 +27,7 @@ from swarm.protocol.limits import (
     MAX_HOP_MS,
     MAX_HOPS,
     MAX_NODES,
+    MAX_TELL_NODES,
     MAX_WIDTH,
     NAME_BYTES,
     TOKEN_END,
@@ -58,6 +59,7 @@ from swarm.protocol.messages import (
     Snapshot,
     Sweep,
     SweepFrame,
+    Tell,
     Upstream,
     Want,
 )
@@ -149,7 +151,7 @@ def encode_upstream(message: Upstream) -> bytes:
 
 def encode_replies_up(message: RepliesUp) -> bytes:
     """One message of the client on a reply stream."""
-    return _bytes(lambda one: pb.RepliesUp(**_by_kind(REPLIES_UP_FORMS, one)), message)
+    return _bytes(_replies_up, message)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -194,7 +196,7 @@ def decode_frame(data: bytes | bytearray, limits: HeadLimits | None = None) -> F
     kind = str(frame.WhichOneof("kind"))
     if limits is not None:
         _check_counts(frame, kind, limits)
-    match kind.removeprefix("ruled_").removeprefix("wide_"):
+    match kind.removeprefix("ruled_").removeprefix("wide_").removeprefix("ends_"):
         case "sweep":
             return _sweep_frame(getattr(frame, kind))
         case "reply":
@@ -216,7 +218,10 @@ def decode_upstream(data: bytes) -> Upstream:
 
 def decode_replies_up(data: bytes) -> RepliesUp:
     """One message of the client on a reply stream."""
-    found: RepliesUp = _of_kind(REPLIES_UP_FORMS, _parsed(pb.RepliesUp(), data))
+    message = _parsed(pb.RepliesUp(), data)
+    if message.WhichOneof("kind") == "tell":
+        return _tell(message.tell)
+    found: RepliesUp = _of_kind(REPLIES_UP_FORMS, message)
     return found
 
 
@@ -264,10 +269,17 @@ def _frame(message: Frame) -> pb.Frame:
         case Snapshot():
             snapshot = _put_snapshot(message)
             return pb.Frame(ruled_snapshot=snapshot) if _has_rules(message) else pb.Frame(snapshot=snapshot)
-        case Attach() | Reroute() if message.open.aux_layers:
-            return pb.Frame(**{f"wide_{kind}": body for kind, body in _by_kind(FRAME_FORMS, message).items()})
+        case Attach() | Reroute() if message.open.ends_only or message.open.aux_layers:
+            prefix = "ends" if message.open.ends_only else "wide"
+            return pb.Frame(**{f"{prefix}_{kind}": body for kind, body in _by_kind(FRAME_FORMS, message).items()})
         case _:
             return pb.Frame(**_by_kind(FRAME_FORMS, message))
+
+
+def _replies_up(message: RepliesUp) -> pb.RepliesUp:
+    if isinstance(message, Tell):
+        return pb.RepliesUp(tell=_put_tell(message))
+    return pb.RepliesUp(**_by_kind(REPLIES_UP_FORMS, message))
 
 
 def _has_rules(message: Sweep | Snapshot) -> bool:
@@ -331,11 +343,27 @@ def _put_sweep(sweep: Sweep) -> pb.Sweep:
         parents=_put_parents(sweep.parents),
         picks_from=sweep.picks_from,
         want=None if sweep.want is None else WANT.encode(sweep.want),
-        guesses=[
-            pb.Guess(offset=guess.offset, tokens=guess.tokens, weights=guess.weights, draws=guess.draws)
-            for guess in sweep.guesses
-        ],
+        guesses=_put_guesses(sweep.guesses),
         names=sweep.names,
+    )
+
+
+def _put_guesses(guesses: Iterable[DraftDistribution]) -> list[pb.Guess]:
+    return [
+        pb.Guess(offset=guess.offset, tokens=guess.tokens, weights=guess.weights, draws=guess.draws)
+        for guess in guesses
+    ]
+
+
+def _put_tell(tell: Tell) -> pb.Tell:
+    return pb.Tell(
+        sequence=tell.sequence,
+        ids=tell.ids,
+        tokens=tell.tokens,
+        sampling=None if tell.sampling is None else SAMPLING.encode(tell.sampling),
+        want=None if tell.want is None else WANT.encode(tell.want),
+        guesses=_put_guesses(tell.guesses),
+        has_more=tell.has_more,
     )
 
 
@@ -416,18 +444,33 @@ def _check_counts(frame: pb.Frame, kind: str, limits: HeadLimits) -> None:
         snapshot: pb.Snapshot = getattr(frame, kind)
         _at_most(snapshot.headers, limits.sweeps, "headers")
         _at_most(snapshot.ids, limits.window_tokens + limits.nodes, "ids")
-        for field in ("tokens", "sequences", "parents"):
-            _same_length(len(getattr(snapshot, field)), len(snapshot.ids), field, "ids")
+        _same_columns(snapshot)
         for header in snapshot.headers:
             _check_sweep_counts(header, limits)
-        _number(sum(len(header.tokens) for header in snapshot.headers), "headers", limits.nodes + 1)
+        _number(sum(len(header.parents) for header in snapshot.headers), "headers", limits.nodes + 1)
 
 
 def _check_sweep_counts(sweep: pb.Sweep, limits: HeadLimits) -> None:
-    _at_most(sweep.tokens, limits.nodes, "tokens")
+    _at_most(sweep.tokens or sweep.parents, limits.nodes, "tokens")
     _at_most(sweep.names, limits.window_tokens // BLOCK_TOKENS, "names")
-    _same_length(len(sweep.parents), len(sweep.tokens), "parents", "tokens")
-    for guess in _at_most(sweep.guesses, len(sweep.tokens), "guesses"):
+    _same_nodes(sweep)
+    _check_guess_counts(sweep.guesses, len(sweep.parents))
+
+
+def _same_nodes(sweep: pb.Sweep) -> None:
+    """One parent per token, where there are tokens."""
+    if sweep.tokens:
+        _same_length(len(sweep.parents), len(sweep.tokens), "parents", "tokens")
+
+
+def _same_columns(snapshot: pb.Snapshot) -> None:
+    """One entry per id; of tokens none, where only structure travels."""
+    for field in ("tokens", "sequences", "parents") if snapshot.tokens else ("sequences", "parents"):
+        _same_length(len(getattr(snapshot, field)), len(snapshot.ids), field, "ids")
+
+
+def _check_guess_counts(guesses: Collection[pb.Guess], nodes: int) -> None:
+    for guess in _at_most(guesses, nodes, "guesses"):
         _at_most(guess.tokens, MAX_CANDIDATES, "guesses")
         _at_most(guess.weights, MAX_CANDIDATES, "guesses")
         _at_most(guess.draws, MAX_DRAWS, "guesses")
@@ -438,8 +481,8 @@ def _check_sweep_counts(sweep: pb.Sweep, limits: HeadLimits) -> None:
 
 def _sweep(sweep: pb.Sweep) -> Sweep:
     tokens = _numbers(sweep.tokens, "tokens", TOKEN_END)
-    _same_length(len(sweep.parents), len(tokens), "parents", "tokens")
-    _number(sweep.first_id + len(tokens), "first_id")
+    _same_nodes(sweep)
+    _number(sweep.first_id + len(sweep.parents), "first_id")
     return Sweep(
         sequence=_number(sweep.sequence, "sequence"),
         committed=_number(sweep.committed, "committed"),
@@ -453,8 +496,23 @@ def _sweep(sweep: pb.Sweep) -> Sweep:
         commit_to=_node_id(sweep.commit_to, "commit_to") if sweep.HasField("commit_to") else None,
         sampling=SAMPLING.decode(sweep.sampling) if sweep.HasField("sampling") else None,
         want=WANT.decode(sweep.want) if sweep.HasField("want") else None,
-        guesses=_guesses(sweep.guesses, len(tokens)) if sweep.guesses else (),
+        guesses=_guesses(sweep.guesses, len(sweep.parents)) if sweep.guesses else (),
         names=_names(sweep.names, sweep.committed) if sweep.names else (),
+    )
+
+
+def _tell(tell: pb.Tell) -> Tell:
+    ids = cast("tuple[TreeNodeId, ...]", _numbers(tell.ids, "ids", most=MAX_TELL_NODES))
+    _same_length(len(tell.tokens), len(ids), "tokens", "ids")
+    _check_guess_counts(tell.guesses, MAX_TELL_NODES)
+    return Tell(
+        sequence=_number(tell.sequence, "sequence"),
+        ids=ids,
+        tokens=_numbers(tell.tokens, "tokens", TOKEN_END),
+        sampling=SAMPLING.decode(tell.sampling) if tell.HasField("sampling") else None,
+        want=WANT.decode(tell.want) if tell.HasField("want") else None,
+        guesses=_guesses(tell.guesses, MAX_NODES),
+        has_more=tell.has_more,
     )
 
 
@@ -511,8 +569,8 @@ def _times(times: Collection[pb.HopTime]) -> tuple[HopTime, ...]:
 def _sweep_frame(frame: pb.SweepFrame) -> SweepFrame:
     _present(frame, "sweep")
     sweep = _sweep(frame.sweep)
-    kept = _kept(frame.kept, len(sweep.tokens)) if frame.HasField("kept") else None
-    count = len(sweep.tokens) if kept is None else sum(kept)
+    kept = _kept(frame.kept, sweep.count) if frame.HasField("kept") else None
+    count = sweep.count if kept is None else sum(kept)
     rows = _rows(frame.rows, count, "kept nodes") if frame.HasField("rows") else None
     return SweepFrame(sweep, kept, rows, _times(frame.times))
 
@@ -560,8 +618,7 @@ def _log_probs(log_probs: pb.LogProbs, picks: int) -> tuple[tuple[float, ...], T
 def _snapshot(snapshot: pb.Snapshot) -> Snapshot:
     _present(snapshot, "sampling")
     ids = _node_ids(snapshot.ids, "ids")
-    for field in ("tokens", "sequences", "parents"):
-        _same_length(len(getattr(snapshot, field)), len(ids), field, "ids")
+    _same_columns(snapshot)
     kept = _kept(snapshot.kept, len(ids)) if snapshot.HasField("kept") else None
     count = len(ids) if kept is None else sum(kept)
     return Snapshot(

@@ -81,6 +81,11 @@ class Route:
         sizes = accumulate(len(blob) for blob in blobs)
         return tuple(blob for blob, size in zip(blobs, sizes, strict=True) if size <= RECORDS_BYTES)
 
+    @property
+    def ends_only(self) -> bool:
+        """Whether all its machines do without token ids between its ends (P17)."""
+        return all(record.ends_only for record in self._all_records)
+
     def endpoint(self, peer: PeerId) -> Endpoint:
         """How to reach a machine of the chain, or the replica, from its signed record.
 

@@ -14,7 +14,15 @@ from typing import Any, Final
 from swarm.base.ids import PeerId, SessionId, TreeNodeId
 from swarm.base.layers import Span
 from swarm.protocol import wire
-from swarm.protocol.limits import MAX_COUNT, MAX_HOLD_S, MAX_HOP_MS, MAX_LAYERS, MAX_TEMPERATURE, MAX_WIDTH
+from swarm.protocol.limits import (
+    MAX_COUNT,
+    MAX_HOLD_S,
+    MAX_HOP_MS,
+    MAX_LAYERS,
+    MAX_TELL_NODES,
+    MAX_TEMPERATURE,
+    MAX_WIDTH,
+)
 from swarm.protocol.manifest import MAX_FILE_BYTES, Manifest, WeightFile
 from swarm.protocol.messages import (
     Ack,
@@ -45,6 +53,7 @@ from swarm.protocol.messages import (
     Snapshot,
     Sweep,
     SweepFrame,
+    Tell,
     Want,
 )
 from swarm.protocol.pick_rules import GRAMMAR_KINDS, MAX_CANDIDATES, MAX_DRAWS, DraftDistribution, Grammar, PickRules
@@ -79,6 +88,8 @@ def samples() -> dict[str, tuple[Codecs, Any]]:
         *((HELD, message) for message in (Held(False), Held(True, BIG, True, 1, 2, 3), Held(True, 7, False, 4, 0, 0))),
         *((INFO, message) for message in _infos()),
         *((MANIFEST, message) for message in _manifests()),
+        *((REPLIES_UP, message) for message in _tells()),
+        *((FRAME, message) for message in _structure()),
     )
     return {f"{place:03} {type(message).__name__}": (codecs, message) for place, (codecs, message) in enumerate(kinds)}
 
@@ -216,6 +227,27 @@ def _manifests() -> Iterator[Manifest]:
     files = (WeightFile(f"ü{number:03}", MAX_FILE_BYTES, f"{number:064x}") for number in range(4))
     yield Manifest.of([*files, WeightFile("y" * 255, 7, "ab" * 32)], "c0" * 20)
     yield Manifest.of([WeightFile("b", 1, "ff" * 32)], "c0" * 32)
+
+
+def _tells() -> Iterator[Tell]:
+    for sweep in _sweep_values():
+        yield Tell(sweep.sequence, sweep.nodes, sweep.tokens, sweep.sampling, sweep.want, sweep.guesses)
+    yield Tell(0, (), (), has_more=True)
+    nodes = tuple(map(TreeNodeId, range(0, 3 * MAX_TELL_NODES, 3)))
+    yield Tell(BIG, nodes, tuple(range(MAX_TELL_NODES)), Sampling(), has_more=True)
+
+
+def _structure() -> Iterator[Attach | Reroute | SweepFrame | Snapshot]:
+    """Of a session whose token ids go to the ends alone."""
+    for wanted in _opens():
+        yield Attach(SESSION, 1, ROUTE, 1, replace(wanted, ends_only=True), signature=b"\x01" * 64)
+        yield Reroute(2, ROUTE, replace(wanted, ends_only=True), signature=b"\x02" * 64)
+    three = next(_sweep_values()).structure()
+    yield SweepFrame(three, (True, False, True), Rows(Codec.BF16, 2, 4, b""), TIMES)
+    for snapshot in _snapshots():
+        yield replace(
+            snapshot, tokens=(), sampling=Sampling(), headers=tuple(one.structure() for one in snapshot.headers)
+        )
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ async def wrong_kept(fight: Fight) -> None:
     """A middle hop says of other nodes than the truth that they were pruned."""
 
     def lie(frame: SweepFrame) -> Iterable[SweepFrame]:
-        count = len(frame.sweep.tokens)
+        count = frame.sweep.count
         if frame.rows is None or count < 2:
             return (frame,)
         width = frame.rows.codec.row_bytes(frame.rows.width)
@@ -153,11 +153,11 @@ async def double_sweeps(fight: Fight) -> None:
 
 @attack("forked-sweeps", Kind.HOPS, limit=SEEN_LATER)
 async def forked_sweeps(fight: Fight) -> None:
-    """A middle hop tells the hops behind it of other tokens than the client sent."""
+    """A middle hop tells the hops behind it of tokens, which only the client may say there."""
 
     def lie(frame: SweepFrame) -> Iterable[SweepFrame]:
         sweep = frame.sweep
-        return (replace(frame, sweep=replace(sweep, tokens=tuple((token + 1) % 4_000 for token in sweep.tokens))),)
+        return (replace(frame, sweep=replace(sweep, tokens=tuple(range(sweep.count)))),)
 
     await lying_hop(fight, MIDDLE, Lie(sweeps=lie))
 

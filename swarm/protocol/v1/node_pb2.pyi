@@ -202,6 +202,8 @@ class Frame(_message.Message):
     RULED_SNAPSHOT_FIELD_NUMBER: _builtins.int
     WIDE_ATTACH_FIELD_NUMBER: _builtins.int
     WIDE_REROUTE_FIELD_NUMBER: _builtins.int
+    ENDS_ATTACH_FIELD_NUMBER: _builtins.int
+    ENDS_REROUTE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach:
         """First frame of a link."""
@@ -250,6 +252,16 @@ class Frame(_message.Message):
     def wide_reroute(self) -> Global___Reroute:
         """A `reroute` likewise."""
 
+    @_builtins.property
+    def ends_attach(self) -> Global___Attach:
+        """An `attach` of a session whose token ids go to the ends alone (P17), with or without auxiliary layers: releases that
+        would wait for them in the chain do not know this kind.
+        """
+
+    @_builtins.property
+    def ends_reroute(self) -> Global___Reroute:
+        """A `reroute` likewise."""
+
     def __init__(
         self,
         *,
@@ -265,12 +277,14 @@ class Frame(_message.Message):
         ruled_snapshot: Global___Snapshot | None = ...,
         wide_attach: Global___Attach | None = ...,
         wide_reroute: Global___Reroute | None = ...,
+        ends_attach: Global___Attach | None = ...,
+        ends_reroute: Global___Reroute | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep", "wide_attach", b"wide_attach", "wide_reroute", b"wide_reroute"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "ends_attach", b"ends_attach", "ends_reroute", b"ends_reroute", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep", "wide_attach", b"wide_attach", "wide_reroute", b"wide_reroute"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep", "wide_attach", b"wide_attach", "wide_reroute", b"wide_reroute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "close", b"close", "ends_attach", b"ends_attach", "ends_reroute", b"ends_reroute", "fault", b"fault", "kind", b"kind", "ping", b"ping", "reply", b"reply", "reroute", b"reroute", "ruled_snapshot", b"ruled_snapshot", "ruled_sweep", b"ruled_sweep", "snapshot", b"snapshot", "sweep", b"sweep", "wide_attach", b"wide_attach", "wide_reroute", b"wide_reroute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "sweep", "reroute", "snapshot", "close", "ping", "reply", "fault", "ruled_sweep", "ruled_snapshot", "wide_attach", "wide_reroute"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "sweep", "reroute", "snapshot", "close", "ping", "reply", "fault", "ruled_sweep", "ruled_snapshot", "wide_attach", "wide_reroute", "ends_attach", "ends_reroute"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -577,7 +591,7 @@ class Sweep(_message.Message):
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """[n], n <= 65,536: token ids."""
+        """[n], n <= 65,536: token ids. Empty, as `sampling`, `want` and `guesses` are, on links that carry structure (P17)."""
 
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -876,6 +890,7 @@ class Open(_message.Message):
     AUX_LAYERS_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     EXPECTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ENDS_ONLY_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """The model's fingerprint, at most 256 characters."""
     window_tokens: _builtins.int
@@ -890,6 +905,10 @@ class Open(_message.Message):
     """The public key that commands the session (R14): ed25519, 32 bytes."""
     expected_tokens: _builtins.int
     """KV tokens that the session is expected to take, tree nodes too; 0: its whole window and all nodes."""
+    ends_only: _builtins.bool
+    """Token ids go to hop 0 and the tail alone, and how to pick to the tail (P17); in an `ends_attach` or `ends_reroute`
+    only.
+    """
     @_builtins.property
     def aux_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """At most 4, rising, in 1 … layers - 1: what enters these layers travels beside each row from there on (P14); in a
@@ -912,10 +931,11 @@ class Open(_message.Message):
         aux_layers: _abc.Iterable[_builtins.int] | None = ...,
         prefix: _abc.Iterable[Global___Border] | None = ...,
         expected_tokens: _builtins.int = ...,
+        ends_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aux_layers", b"aux_layers", "codec", b"codec", "expected_tokens", b"expected_tokens", "fingerprint", b"fingerprint", "nodes", b"nodes", "prefix", b"prefix", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aux_layers", b"aux_layers", "codec", b"codec", "ends_only", b"ends_only", "expected_tokens", b"expected_tokens", "fingerprint", b"fingerprint", "nodes", b"nodes", "prefix", b"prefix", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -971,8 +991,8 @@ class Attach(_message.Message):
     """The place in the route of the receiver, or of the hop whose replica it is; below hops."""
     signature: _builtins.bytes
     """Of the session's key (R14), 64 bytes: over "canopy-route\\n" and the msgpack of [session, generation,
-    [[peer, start, end] …], [hedge's index, replica] or nil, [open's fields 1 … 4, codec's name, session_key, and
-    aux_layers unless empty], SHA-256 of the joined SHA-256 of each record]. The index is not signed.
+    [[peer, start, end] …], [hedge's index, replica] or nil, [open's fields 1 … 4, codec's name, session_key, then
+    aux_layers unless empty, and "ends" with ends_only], SHA-256 of the joined SHA-256 of each record]. The index is not signed.
     """
     ticket: _builtins.bytes
     """By which a full machine knows again who asks it anew for this session (P16): at most 16 bytes, the client's choice;
@@ -1135,7 +1155,7 @@ class Snapshot(_message.Message):
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """[n] token ids."""
+        """[n] token ids; empty on links that carry structure (P17)."""
 
     @_builtins.property
     def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1515,6 +1535,7 @@ class RepliesUp(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
+    TELL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request(self) -> Global___RepliesRequest:
         """The first message."""
@@ -1523,21 +1544,82 @@ class RepliesUp(_message.Message):
     def pong(self) -> Global___Pong:
         """Answer to a Ping of the tail."""
 
+    @_builtins.property
+    def tell(self) -> Global___Tell:
+        """What the tail alone has to know of a sweep (P17)."""
+
     def __init__(
         self,
         *,
         request: Global___RepliesRequest | None = ...,
         pong: Global___Pong | None = ...,
+        tell: Global___Tell | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "pong", b"pong", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "pong", b"pong", "request", b"request", "tell", b"tell"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "pong", b"pong", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "pong", b"pong", "request", b"request", "tell", b"tell"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["request", "pong"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["request", "pong", "tell"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___RepliesUp: _TypeAlias = RepliesUp  # noqa: Y015
+
+@_typing.final
+class Tell(_message.Message):
+    """Tokens of a sweep's nodes, and how to pick after them, from the client to the tail itself (P17)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    WANT_FIELD_NUMBER: _builtins.int
+    GUESSES_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """The sweep's; of what came before the unanswered sweeps, the last one's."""
+    has_more: _builtins.bool
+    """Another part of it follows, with more nodes or guesses."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[n], n <= 1,024: node ids, rising."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[n] their token ids."""
+
+    @_builtins.property
+    def sampling(self) -> Global___Sampling:
+        """How to pick from now on; absent: as before."""
+
+    @_builtins.property
+    def want(self) -> Global___Want:
+        """What to send beside picks; absent: nothing."""
+
+    @_builtins.property
+    def guesses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Guess]:
+        """[m], m <= 1,024: what a draft drew, by rising offsets in the sweep."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        sampling: Global___Sampling | None = ...,
+        want: Global___Want | None = ...,
+        guesses: _abc.Iterable[Global___Guess] | None = ...,
+        has_more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "want", b"want"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guesses", b"guesses", "has_more", b"has_more", "ids", b"ids", "sampling", b"sampling", "sequence", b"sequence", "tokens", b"tokens", "want", b"want"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tell: _TypeAlias = Tell  # noqa: Y015
 
 @_typing.final
 class RepliesRequest(_message.Message):

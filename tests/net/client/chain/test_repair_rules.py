@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from client.base.options import Grammar
+from node.life.announcer import Announcer
 from node.session.hop_session import HopSession
 from node.session.service import NodeService
 from node.session.upstreams import UpstreamStream
 from swarm.base.errors import GenerationInterrupted, RemoteProtocolError
 from swarm.base.version import unknown_here
 from swarm.protocol.messages import Frame, Snapshot, SweepFrame
-from tests.net.killable_nodes import KillableNodes
+from tests.net.client.chain.overheard import SEED, WORDS, Overheard, overheard
+from tests.net.killable_nodes import CHAIN, KillableNodes
 from tests.net.three_nodes import prompt
+
+__all__ = ["overheard"]
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90), pytest.mark.over_grpc]
 
@@ -56,11 +62,16 @@ async def test_a_death_in_mid_text_leaves_the_rules(name: str, victim: str, node
         assert set(json.loads(result.text)) == {"who", "years"}
 
 
-@pytest.fixture
-def old(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of nodes of an older release: they do not know the kinds of frames that bring rules."""
+@pytest_asyncio.fixture(loop_scope="module")
+async def old(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of nodes of an older release: they do not know the kinds of frames that bring rules.
+
+    No machine of their swarm hears of rules from the client itself (P17).
+    """
     names: set[str] = set()
-    dispatch = NodeService._dispatch
+    dispatch, record = NodeService._dispatch, Announcer.record
+    monkeypatch.setattr(Announcer, "record", lambda *asked: replace(record(*asked), ends_only=False))
+    await nodes.announce(*CHAIN)
 
     def older(service: NodeService, message: Frame, hop: HopSession, upstream: UpstreamStream) -> None:
         is_old = service._context.peer in {nodes[name].peer_id for name in names}
@@ -93,3 +104,23 @@ async def test_where_nobody_else_has_its_layers_it_is_named(nodes: KillableNodes
         await nodes.client.generate(IDS, max_new_tokens=12, nodes=8, **PENALTIES)
     assert caught.value.tokens == ()
     assert len((await nodes.client.generate(IDS, max_new_tokens=4, nodes=8)).tokens) == 4, "it serves others"
+
+
+@pytest.mark.parametrize("victim", [None, *CHAIN])
+async def test_no_grammar_passes_between_the_ends(
+    victim: str | None, nodes: KillableNodes, overheard: Overheard
+) -> None:
+    """As in `test_ends_only.py`."""
+    grammar = Grammar("regex", WORDS)
+    options: dict[str, Any] = {"max_new_tokens": 24, "nodes": 8, "grammar": grammar, "temperature": 0.9, "seed": SEED}
+    plain = await nodes.client.generate(IDS, **options)
+    if victim is not None:
+        arrived = nodes.stall(victim, 4)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            telling = group.create_task(nodes.client.generate(IDS, **options))
+            await arrived.wait()
+            await nodes.announce("b0", "b1", "b2")
+            await nodes.kill(victim)
+        assert telling.result().tokens == plain.tokens
+    assert any(tell.sampling is not None and tell.sampling.rules is not None for tell in overheard.tells)
+    overheard.check((*IDS, *plain.tokens))

@@ -13,7 +13,7 @@ from swarm.base.layers import Span
 from swarm.base.tasks import TaskScope
 from swarm.link.dial import Connection
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.messages import Reply, RouteHop, Sweep
+from swarm.protocol.messages import RepliesRequest, Reply, RouteHop, Sweep
 
 TAIL = RouteHop(PeerId("QmTail"), Span(4, 12))
 SWEEP = Sweep(1, 0, TreeNodeId(0), (7, 8), (None, TreeNodeId(0)), TreeNodeId(0), 3, 0)
@@ -53,9 +53,10 @@ def nobody() -> Connection:
 )
 async def test_a_tail_that_takes_a_pick_back_is_left_and_its_first_word_counts(again: Reply, is_blamed: bool) -> None:
     troubles: list[SwarmError] = []
-    answers = Answers(SessionKey.fresh(), troubles.append)
+    key = SessionKey.fresh()
+    answers = Answers(key, troubles.append)
     async with TaskScope() as scope:
-        stream = answers.follow(scope, [(TAIL, nobody)], 3, 0)
+        stream = answers.follow(scope, [(TAIL, nobody)], RepliesRequest(key.session, 3), list)
         answers.expect(SWEEP)
         answers._hear(stream, FIRST)
         answers._hear(stream, again)

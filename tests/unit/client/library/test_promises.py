@@ -48,7 +48,7 @@ def opener(*records: NodeRecord, reproducible: bool = True) -> SessionOpener:
     async def unmeasured(_: Collection[NodeRecord]) -> dict[PeerId, float]:
         return {record.peer: 1.0 for record in records}
 
-    target = cast("Target", type("Named", (), {"name": "demo", "hidden_size": 8})())
+    target = cast("Target", type("Named", (), {"name": "demo", "hidden_size": 8, "needs_ids": False})())
     near = PeerLatency(probe=unmeasured)
     directory, dialer = cast("Registry", Listing(*records)), cast("Dialer", None)
     return SessionOpener(target, MODEL, directory, dialer, (), 4, nearby=near, reproducible=reproducible)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from node.session.hop_session import check_sweep
+from node.session.hop_session import HopKnowledge, check_sweep
 from node.session.sweep_run import HopRole
 from swarm.base.declared import Form
 from swarm.base.errors import RemoteProtocolError
@@ -33,7 +33,7 @@ def test_a_hop_holds_a_sampling_to_its_declaration_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(Form, "read", counted)
     frame, role = decode_frame(data), HopRole(Span(0, 1), Codec.FP32, 9, None)
     assert isinstance(frame, SweepFrame)
-    check_sweep(frame, cast("Any", SimpleNamespace(vocab_size=10)), role)
+    check_sweep(frame, cast("Any", SimpleNamespace(vocab_size=10)), role, HopKnowledge())
     assert (held.count(Sampling), held.count(PickRules)) == (1, 1)
     with pytest.raises(RemoteProtocolError, match="end_tokens must name token ids below 9"):
-        check_sweep(frame, cast("Any", SimpleNamespace(vocab_size=9)), role)
+        check_sweep(frame, cast("Any", SimpleNamespace(vocab_size=9)), role, HopKnowledge())

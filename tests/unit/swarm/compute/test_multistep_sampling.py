@@ -24,7 +24,7 @@ from client.draft.search.ranking import DRAWS, PRIOR, SampledChildren
 from client.draft.search.source import Search, Source
 from client.draft.search.tree import DraftTree
 from node.model.span import SpanModel
-from node.session.hop_session import check_sweep
+from node.session.hop_session import HopKnowledge, check_sweep
 from node.session.sweep_run import HopRole
 from swarm.base.errors import ConfigError, RemoteProtocolError
 from swarm.base.ids import TreeNodeId
@@ -311,5 +311,5 @@ def test_a_hop_refuses_tokens_that_its_model_does_not_have() -> None:
         HopRole(Span(0, 1), Codec.FP32, 9, None),
     )
     with pytest.raises(RemoteProtocolError, match="token ids must be below 9"):
-        check_sweep(SweepFrame(SWEEP), model, role)
-    check_sweep(SweepFrame(SWEEP), cast("SpanModel", SimpleNamespace(vocab_size=10)), role)
+        check_sweep(SweepFrame(SWEEP), model, role, HopKnowledge())
+    check_sweep(SweepFrame(SWEEP), cast("SpanModel", SimpleNamespace(vocab_size=10)), role, HopKnowledge())

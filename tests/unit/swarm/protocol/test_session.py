@@ -307,7 +307,7 @@ SENSELESS: list[tuple[str, dict[str, object]]] = [
     ("other headers than those of the unanswered sweeps", {"headers": snapshot().headers[::-1]}),
     ("live node 4 has no live parent 1", {"parents": (None, *ids(0), None, *ids(1), None)}),
     ("live node 4 has no live parent 6", {"parents": (None, *ids(0), None, *ids(6), None)}),
-    ("token 13 stands twice under node None", {"tokens": (10, 11, 13, 14, 13)}),
+    ("a token stands twice under node None", {"tokens": (10, 11, 13, 14, 13)}),
 ]
 
 
