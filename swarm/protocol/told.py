@@ -19,7 +19,7 @@ from swarm.protocol.session import Limits, SessionState
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Settings:
     """What a sweep says beside its nodes."""
 
     sampling: Sampling | None = None
@@ -42,7 +42,7 @@ class Told:
         """
         self.sequence: int | None = 0 if is_new else None
         self._tokens: dict[TreeNodeId, int] = {}
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _Settings] = {}
         self._guesses: dict[int, DraftDistribution] = {}
         self._part_of: int | None = None
         self._sampling = Sampling()
@@ -62,7 +62,7 @@ class Told:
         self._guesses |= {guess.offset: guess for guess in tell.guesses}
         if not tell.has_more:
             guesses = tuple(guess for _, guess in sorted(self._guesses.items()))
-            self._asked[tell.sequence] = _Asked(tell.sampling, tell.want, guesses)
+            self._asked[tell.sequence] = _Settings(tell.sampling, tell.want, guesses)
             self.sequence, self._part_of, self._guesses = tell.sequence, None, {}
         if len(self._tokens) > limits.window_tokens + 3 * limits.nodes or len(self._asked) > 2 * limits.sweeps + 1:
             raise RemoteProtocolError("tell", "the client says more than the session may hold")
@@ -84,7 +84,7 @@ class Told:
         """
         if any(node not in self._tokens for node in sweep.nodes):
             raise RemoteProtocolError("tell", f"names other nodes than sweep {sweep.sequence} has")
-        asked = self._asked.pop(sweep.sequence, _Asked())
+        asked = self._asked.pop(sweep.sequence, _Settings())
         if any(guess.offset >= sweep.count for guess in asked.guesses):
             raise RemoteProtocolError("guesses", "are of nodes that the sweep has not")
         self._sampling = asked.sampling or self._sampling

@@ -23,11 +23,13 @@ from swarm.base.errors import GenerationInterrupted, HopError
 from swarm.demo import TARGET
 from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.protocol.messages import RepliesUp, Snapshot, Tell
+from tests.memory_links import MemoryLinks
 from tests.model.published_eagle3 import publish_eagle3
 from tests.net.client.chain.overheard import BIASED, SEED, Overheard, overheard
 from tests.net.client.chain.test_hedge import hedge
 from tests.net.client.chain.test_prefix import HELD, hold, opened, run
 from tests.net.client.chain.test_prefix import IDS as HELD_IDS
+from tests.net.client.chain.test_silence import machine
 from tests.net.client.decode.test_aux_rows import drafting_client
 from tests.net.killable_nodes import CHAIN, KillableNodes
 from tests.net.three_nodes import prompt
@@ -135,9 +137,33 @@ async def test_rows_of_several_layers(nodes: KillableNodes, overheard: Overheard
     overheard.check((*IDS, *result.tokens))
 
 
-async def test_where_an_older_machine_is_needed_ids_travel_and_somebody_says_so(
-    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("tree", [0, 8])
+async def test_nobody_waits_for_what_is_told(
+    tree: int, nodes: KillableNodes, links: MemoryLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Over links of 25 ms, on a clock that computing does not move, a text takes what it takes where ids travel."""
+    for name in CHAIN:
+        machine(nodes, name).delay_s = 0.025
+    took: dict[bool, float] = {}
+    record = Announcer.record
+    for travel in (True, False, True):
+        monkeypatch.setattr(
+            Announcer, "record", lambda *asked, told=not travel: replace(record(*asked), ends_only=told)
+        )
+        await nodes.announce(*CHAIN)
+        result = await nodes.client.generate(IDS, **{**SAMPLED, "nodes": tree})
+        assert result.stats.ids_travel == travel
+        took[travel] = sum(sweep.total_ms for sweep in result.stats.sweeps) / len(result.stats.sweeps)
+    for name in CHAIN:
+        machine(nodes, name).delay_s = links.delay_s
+    assert took[False] == pytest.approx(took[True], rel=0.02)
+    assert took[False] > 100, "four links"
+
+
+async def test_where_an_older_machine_is_needed_ids_travel_and_somebody_says_so(
+    nodes: KillableNodes, overheard: Overheard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And then they are found, as they would be if they slipped through."""
     plain, record = await nodes.undisturbed(IDS, **SAMPLED), Announcer.record
 
     def older(announcer: Announcer, state: NodeState) -> NodeRecord:
@@ -146,9 +172,11 @@ async def test_where_an_older_machine_is_needed_ids_travel_and_somebody_says_so(
 
     monkeypatch.setattr(Announcer, "record", older)
     await nodes.announce("a1")
+    overheard.parts.clear()
     with caplog.at_level(logging.WARNING):
         result = await nodes.client.generate(IDS, **SAMPLED)
     assert (result.tokens, result.stats.ids_travel) == (plain, True)
+    assert overheard.found((*IDS, *plain)) == {"seed", "ids"}
     assert "token ids are sent through all machines of the chain: some are of an older release" in caplog.text
     await nodes.announce("b1")
     result = await nodes.client.generate(IDS, **SAMPLED)

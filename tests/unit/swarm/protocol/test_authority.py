@@ -42,6 +42,7 @@ def test_who_stands_where_is_signed() -> None:
         replace(signed, hedge=Hedge(0, X)),
         replace(signed, records=(b"",)),
         replace(signed, open=replace(signed.open, aux_layers=(2,))),
+        replace(signed, open=replace(signed.open, ends_only=True)),
     ):
         with pytest.raises(RemoteProtocolError) as refused:
             check_command(key.session, changed)
