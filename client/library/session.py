@@ -336,14 +336,15 @@ class SessionOpener:
             raise RouteError(f"{error}; {older}, which this draft reads", error.missing) from error
 
     def _best_discreet(self, records: Sequence[NodeRecord], query: RouteQuery, *, must: bool) -> Route:
-        """A route on which token ids go to the ends alone (P17), or any where there is none and none must be."""
+        """The best route on which token ids go to the ends alone (P17), or any where there is none and none must be."""
         discreet = [one for one in records if one.ends_only]
         if must:
             return self._best_of(discreet, query)
-        if not self.target.needs_ids and 0 < len(discreet) < len(records):
+        best = self._best_of(records, query)
+        if not self.target.needs_ids and not best.ends_only and len(best.hops) >= MIDDLE_HOPS:
             with suppress(RouteError):
                 return self._best_of(discreet, query)
-        return self._best_of(records, query)
+        return best
 
     def _best_of(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
         usable = [one for one in records if not self.reproducible or promises_texts(one.numeric_class)]

@@ -54,6 +54,7 @@ from swarm.protocol.messages import (
     Snapshot,
     Sweep,
     SweepFrame,
+    Tell,
     Want,
 )
 from swarm.protocol.pick_rules import DraftDistribution
@@ -148,7 +149,7 @@ def all_subjects() -> list[Subject]:
         ),
         Subject(
             "reply request",
-            [wire.encode_replies_up(one) for one in (RepliesRequest(SessionId(bytes(16)), 3, 4, True), Pong(7))],
+            [wire.encode_replies_up(one) for one in REPLIES_UP],
             mutate_wire,
             wire.decode_replies_up,
             protocol,
@@ -170,6 +171,14 @@ def all_subjects() -> list[Subject]:
 
 NOW_S = 1_800_000_000.0
 MANIFEST = Manifest.of([WeightFile(f"model-{shard}.safetensors", shard, "ab" * 32) for shard in range(3)], "c" * 40)
+REPLIES_UP = (
+    RepliesRequest(SessionId(bytes(16)), 3, 4, True),
+    Pong(7),
+    Tell(
+        *(3, (TreeNodeId(1), TreeNodeId(300)), (5, 600), Sampling(3, 0.7), Want(True)),
+        (DraftDistribution(1, (5, 6), (0.5, 0.25), (0, 1)),),
+    ),
+)
 UPSTREAM = (
     Attached(3, 5),
     Ready(1, Credits(64, 4, 16)),

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from client.base.options import GenerateOptions
+from client.base.options import GenerateOptions, make_options
+from client.base.stats import Result
 from client.chain.answers import ReplyStream
 from client.chain.opening import PeerLatency
+from client.library.session import Session
 from node.life.announcer import Announcer
 from node.session.hop_session import TELL_S
 from swarm.base.errors import GenerationInterrupted, HopError
@@ -99,6 +102,35 @@ async def test_other_cuts_and_all_machines_anew(nodes: KillableNodes, overheard:
     overheard.check((*IDS, *plain))
 
 
+async def spoken(nodes: KillableNodes, session: Session, ids: Sequence[int]) -> Result:
+    """The next text of a session."""
+    state = nodes.client.factory.make(ids, make_options(SAMPLED))
+    result = [piece.result async for piece in session.run(state)][-1]
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize("victims", [("a2",), ("a1", "a2")], ids="+".join)
+async def test_a_tail_dies_where_a_text_is_cut_back(
+    victims: tuple[str, ...], nodes: KillableNodes, overheard: Overheard
+) -> None:
+    """The next prompt of a session begins like the last one; who gives the new tail rows may not have cut yet."""
+    other = (*IDS[:18], *prompt(5, 12))
+    plain = [(await nodes.client.generate(ids, **SAMPLED)).tokens for ids in (IDS, other)]
+    async with nodes.client._opener.open(200, 16) as session:
+        first = await spoken(nodes, session, IDS)
+        arrived = nodes.stall("a2", nodes.chains[-1]._answers._last_sent + 1)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            text = group.create_task(spoken(nodes, session, other))
+            await arrived.wait()
+            await nodes.announce("b0", "b1", "b2")
+            await nodes.kill(*victims)
+        assert [first.tokens, text.result().tokens] == plain
+    assert text.result().stats.reused_tokens > 10
+    assert len(text.result().stats.repairs) == 1
+    overheard.check((*other, *plain[1]))
+
+
 @pytest.mark.parametrize("place", range(3), ids=CHAIN)
 async def test_a_hedged_hop(
     place: int, nodes: KillableNodes, overheard: Overheard, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +205,7 @@ async def test_where_an_older_machine_is_needed_ids_travel_and_somebody_says_so(
     monkeypatch.setattr(Announcer, "record", older)
     await nodes.announce("a1")
     overheard.parts.clear()
+    nodes.client._opener._notes.clear()  # of what it has said already
     with caplog.at_level(logging.WARNING):
         result = await nodes.client.generate(IDS, **SAMPLED)
     assert (result.tokens, result.stats.ids_travel) == (plain, True)
