@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,8 +19,8 @@ from swarm.protocol.messages import Attach, Frame, Sampling, Snapshot, Sweep, Sw
 from swarm.protocol.wire import decode_part
 
 SEED = 0xC0FFEE_5EED_1DEA
-BIASED = 3_977
-"""A token of which texts think better, and which stands in no prompt."""
+BIASED, BIAS = 3_977, 0.5 + 1 / 3
+"""A token of which texts think better, and by how much."""
 WORDS = r"( [a-z]{2,9}){30}"
 """A grammar."""
 
@@ -65,7 +66,7 @@ class Overheard:
         seeds = [_varint(SEED), SEED.to_bytes(8, "little"), SEED.to_bytes(8, "big"), str(SEED).encode()]
         found = {"seed"} if any(seed in sent for seed in seeds) else set()
         found |= {"grammar"} if WORDS.encode() in sent else set()
-        found |= {"bias"} if _varint(BIASED) in heads else set()
+        found |= {"bias"} if struct.pack("<d", BIAS) in sent else set()
         for place in range(len(tokens) - 3):
             run = tokens[place : place + 4]
             is_telling = min(run) >= 128 and len(set(run)) == len(run)  # else it could stand there by chance

@@ -28,7 +28,7 @@ from swarm.directory.node_record import NodeRecord, NodeState
 from swarm.protocol.messages import RepliesUp, Snapshot, Tell
 from tests.memory_links import MemoryLinks
 from tests.model.published_eagle3 import publish_eagle3
-from tests.net.client.chain.overheard import BIASED, SEED, Overheard, overheard
+from tests.net.client.chain.overheard import BIAS, BIASED, SEED, Overheard, overheard
 from tests.net.client.chain.test_hedge import hedge
 from tests.net.client.chain.test_prefix import HELD, hold, opened, run
 from tests.net.client.chain.test_prefix import IDS as HELD_IDS
@@ -49,7 +49,7 @@ RULED: GenerateOptions = {
     **SAMPLED,
     "frequency_penalty": 0.3,
     "repetition_penalty": 1.1,
-    "logit_bias": {BIASED: 0.5},
+    "logit_bias": {BIASED: BIAS},
     "log_probs": 2,
 }
 DRAWN: GenerateOptions = {**SAMPLED, "multistep": True}
