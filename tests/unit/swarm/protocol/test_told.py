@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -28,7 +29,10 @@ def tail() -> HopLog:
 
 @pytest.mark.parametrize("is_told_first", [True, False])
 def test_a_sweep_runs_when_both_halves_are_there(tail: HopLog, is_told_first: bool) -> None:
-    halves = [lambda: tail.hear(TELL), lambda: tail.receive(SweepFrame(SWEEP.structure()))]
+    halves: list[Callable[[], bool]] = [
+        lambda: tail.hear(TELL),
+        lambda: tail.receive(SweepFrame(SWEEP.structure())),
+    ]
     first, second = halves if is_told_first else reversed(halves)
     first()
     assert (tail.next_work(), tail.next_rows) == (None, None)
